@@ -1,0 +1,29 @@
+# `make demo` and `make test` need nothing but Debian and Python 3.11: both make .venv and install into it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint bench clean
+
+demo: $(INSTALLED)
+	$(BIN)/hpc-det experiment create conf/experiment/digits.yaml docs/examples/digits --cluster local --follow
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/python -m tests.bench
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV)

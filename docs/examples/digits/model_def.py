@@ -1,0 +1,60 @@
+"""A small convolutional network on real handwritten digits: 1797 images of 8 x 8, shipped inside scikit-learn."""
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchTrial, PyTorchTrialContext
+
+
+def digits(*, training: bool) -> Dataset:
+    """(image 1 x 8 x 8 in 0..1, digit): every fifth image is for validation."""
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.tensor(data.target)
+    chosen = (torch.arange(len(labels)) % 5 != 0) == training
+    return TensorDataset(images[chosen], labels[chosen])
+
+
+class DigitsTrial(PyTorchTrial):
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        self.context = context
+        model = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Dropout(context.get_hparam("dropout")),
+            nn.Linear(32 * 4 * 4, 10),
+        )
+        self.model = context.wrap_model(model)
+        self.optimizer = context.wrap_optimizer(
+            torch.optim.SGD(model.parameters(), lr=context.get_hparam("learning_rate"), momentum=0.9)
+        )
+        context.wrap_lr_scheduler(
+            torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=1, gamma=0.95),
+            LRScheduler.StepMode.STEP_EVERY_EPOCH,
+        )
+        self.criterion = nn.CrossEntropyLoss()
+
+    def build_training_data_loader(self) -> DataLoader:
+        return DataLoader(digits(training=True), batch_size=self.context.get_per_slot_batch_size(), shuffle=True)
+
+    def build_validation_data_loader(self) -> DataLoader:
+        return DataLoader(digits(training=False), batch_size=self.context.get_per_slot_batch_size())
+
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        images, labels = batch
+        loss = self.criterion(self.model(images), labels)
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss}
+
+    def evaluate_batch(self, batch):
+        images, labels = batch
+        output = self.model(images)
+        accuracy = (output.argmax(dim=1) == labels).float().mean()
+        return {"validation_loss": self.criterion(output, labels), "accuracy": accuracy}

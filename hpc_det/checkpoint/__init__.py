@@ -1,0 +1,1 @@
+"""What survives: stage, commit, verify, prune. Folders and manifests only; what the files hold is the caller's."""

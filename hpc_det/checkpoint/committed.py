@@ -1,0 +1,97 @@
+"""Checkpoints on disk: a folder each, committed by one rename, with a manifest of every file's size and checksum.
+
+    checkpoints/UUID/manifest.json   {"uuid", "steps_completed", "time", "files": {name: {"size", "crc32"}}}
+
+Anything without that exact shape is not a checkpoint: a torn one is never chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+_CHUNK = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    size: int
+    crc32: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Committed:
+    """A checkpoint whose rename has happened."""
+
+    path: Path
+    steps: int
+    """Batches trained."""
+    time: float
+    files: dict[str, FileEntry]
+
+    @property
+    def uuid(self) -> str:
+        return self.path.name
+
+    def damage(self) -> list[str]:
+        """What differs from the manifest, a sentence each; reads every byte (crc32 is free next to a disk)."""
+        return [problem for name, entry in self.files.items() if (problem := _compare(self.path / name, entry))]
+
+
+def committed(checkpoints: Path) -> list[Committed]:
+    """All committed checkpoints, the newest first."""
+    try:
+        folders = [entry for entry in checkpoints.iterdir() if not entry.name.startswith(".")]
+    except FileNotFoundError:
+        return []
+    found = [checkpoint for checkpoint in map(_read, folders) if checkpoint]
+    return sorted(found, key=lambda checkpoint: (checkpoint.steps, checkpoint.time), reverse=True)
+
+
+def newest_steps(checkpoints: Path) -> int:
+    """Batches in the newest committed checkpoint; 0 with none."""
+    return max((checkpoint.steps for checkpoint in committed(checkpoints)), default=0)
+
+
+def newest_good(checkpoints: Path) -> tuple[Committed | None, list[str]]:
+    """The newest checkpoint that is whole, and what was wrong with each newer one that was skipped."""
+    skipped: list[str] = []
+    for checkpoint in committed(checkpoints):
+        damage = checkpoint.damage()
+        if not damage:
+            return checkpoint, skipped
+        skipped.append(f"checkpoint {checkpoint.uuid} at {checkpoint.steps} batches is damaged: {'; '.join(damage)}")
+    return None, skipped
+
+
+def checksum(path: Path) -> FileEntry:
+    crc, size = 0, 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            crc = zlib.crc32(chunk, crc)
+            size += len(chunk)
+    return FileEntry(size=size, crc32=crc)
+
+
+def _read(folder: Path) -> Committed | None:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files = {name: FileEntry(**entry) for name, entry in manifest["files"].items()}
+        return Committed(path=folder, steps=manifest["steps_completed"], time=manifest["time"], files=files)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _compare(path: Path, expected: FileEntry) -> str | None:
+    try:
+        found = checksum(path)
+    except OSError as error:
+        return f"{path.name}: {error.strerror}"
+    if found.size != expected.size:
+        return f"{path.name}: {found.size} bytes, the manifest says {expected.size}"
+    if found.crc32 != expected.crc32:
+        return f"{path.name}: crc32 {found.crc32:08x}, the manifest says {expected.crc32:08x}"
+    return None

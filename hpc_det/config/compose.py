@@ -1,0 +1,106 @@
+"""Hydra's part: `conf/config.yaml` and its groups composed into one plain tree. Imported only by `from_hydra`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+import yaml
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hpc_det.config.merge import Tree, leaves
+from hpc_det.config.plain_yaml import load_yaml, yaml_problem
+from hpc_det.config.problems import unknown_key
+from hpc_det.config.request import unknown_choice
+from hpc_det.config.schema import Cluster, Experiment, keys_at
+from hpc_det.errors import UsageError
+from hpc_det.resources import data_path
+
+_GROUPS = ("cluster", "template", "experiment")
+
+
+def compose(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[Tree, str | None]:
+    """The composed tree, interpolations resolved, and the name of the chosen template.
+
+    Groups are searched in `folders`, first wins; the last is the project's own, which holds `config.yaml`.
+    """
+    OmegaConf.register_new_resolver("hpc_det", lambda name: str(data_path(name)), replace=True)
+    try:
+        composed = _compose(overrides, folders)
+        choices = composed.hydra.runtime.choices
+        _refuse_base_60({group: choices[group] for group in _GROUPS if choices.get(group)}, folders)
+        visible = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+        return dict(_plain(visible)), choices.get("template")
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _usage_error(error) from None
+    except yaml.MarkedYAMLError as error:
+        raise UsageError(yaml_problem(error, error.problem_mark.name if error.problem_mark else "conf")) from None
+    except (yaml.YAMLError, ValueError) as error:  # a file that is no text; some overrides fail inside Hydra
+        raise UsageError(f"{' '.join(overrides)}: {' '.join(str(error).split())}") from None
+
+
+def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> DictConfig:
+    *own, project = folders
+    with hydra.initialize_config_dir(str(project), job_name="hpc_det", version_base="1.3"):
+        search_path = GlobalHydra.instance().config_loader().get_search_path()
+        for folder in own:
+            search_path.prepend(provider="user", path=f"file://{folder}", anchor="main")
+        # Hydra reads the search path again only if this override is given.
+        return hydra.compose("config", [*overrides, "hydra.searchpath=[]"], return_hydra_config=True)
+
+
+def _plain(config: Any) -> Any:
+    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+
+
+def _refuse_base_60(choices: Tree, folders: Sequence[Path]) -> None:
+    """Hydra reads an unquoted 1:30:00 as the number 5400, which a time limit would take for minutes."""
+    problems = [problem for group, name in choices.items() for problem in _misread(group, str(name), folders)]
+    if problems:
+        raise UsageError(problems)
+
+
+def _misread(group: str, name: str, folders: Sequence[Path]) -> Iterator[str]:
+    files = [folder / group / f"{name}.yaml" for folder in folders]
+    for file in [file for file in files if file.is_file()][:1]:
+        read = dict(leaves(OmegaConf.to_container(OmegaConf.load(file))))
+        for path, value in leaves(load_yaml(file)):
+            if isinstance(value, str) and isinstance(read.get(path), int | float):
+                yield f"{file}: {path}: Hydra reads {value} as the number {read[path]}; write '{value}' in quotes"
+
+
+def _usage_error(error: Exception) -> UsageError:
+    first, *_rest = str(error).splitlines() or [type(error).__name__]
+    if isinstance(error, MissingConfigException) and error.options is not None:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        return unknown_choice(group, name, error.options)
+    if isinstance(error, OverrideParseException):
+        return UsageError(f"{error.override!r} is no override: expected KEY=VALUE; text with blanks or signs in quotes")
+    if match := re.match(r"Could not override '(.+)'", first):
+        return UsageError(_not_overridable(match[1]))
+    if first.startswith("Ambiguous"):
+        return UsageError(f"{first}; a list is KEY=[a,b], a text is KEY='\"a,b\"'")
+    if error.__cause__ is not None:
+        first += f": {str(error.__cause__).splitlines()[0]}"
+    full_key = getattr(error, "full_key", None)
+    return UsageError(f"{full_key}: {first}" if full_key else first)
+
+
+def _not_overridable(path: str) -> str:
+    *parents, key = path.split(".")
+    model, above = (Cluster, tuple(parents[1:])) if parents[:1] == ["cluster"] else (Experiment, tuple(parents))
+    known = keys_at(model, above)
+    if known is not None and not parents:
+        known = [*known, "context_dir", *_GROUPS]
+    if known is None:
+        return f"{path}: no such key in what the files compose; to add it write +{path}=VALUE"
+    if key in known:
+        return f"{path}: Hydra merges maps; add the new key with +{path}.KEY=VALUE and remove the old with ~{path}.KEY"
+    problem = unknown_key(path, key, known)
+    return f"{problem.path}: {problem.what}; {problem.remedy}"

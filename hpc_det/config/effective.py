@@ -1,0 +1,112 @@
+"""The effective configuration: schema defaults < cluster profile < template < config, and who wrote each value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from hpc_det.config.checks import FREE_FORM, cross_problems, hyperparameter_problems, text_problems
+from hpc_det.config.entrypoint import check_entrypoint
+from hpc_det.config.merge import Merged, Tree, leaves, merge_layers
+from hpc_det.config.problems import Problem, render, schema_problems, shown
+from hpc_det.config.request import Request
+from hpc_det.config.schema import Cluster, Experiment
+from hpc_det.errors import UsageError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effective:
+    """A valid experiment on a valid cluster; `origins` has the layer of every leaf of `tree`."""
+
+    experiment: Experiment
+    cluster: Cluster
+    tree: Tree
+    origins: dict[str, str]
+    context_dir: Path
+
+
+def effective(request: Request) -> Effective:
+    """Merge and validate; UsageError with every problem at once.
+
+    A cluster profile's `experiment` holds the site's defaults, merged as the layer "cluster".
+    """
+    profile = {key: value for key, value in request.cluster.items() if key != "experiment"}
+    site = request.cluster.get("experiment") or {}
+    problems: list[Problem] = []
+    if not isinstance(site, dict):
+        problems.append(Problem("cluster.experiment", f"got {shown(site)}", "expected a map of experiment settings"))
+        site = {}
+    merged = merge_layers([("cluster", site), ("template", request.template or {}), ("config", request.config)])
+    cluster = _validated(Cluster, profile, "cluster", problems)
+    experiment = _validated(Experiment, merged.tree, "", problems)
+    problems += text_problems(profile, "cluster")
+    problems += text_problems(merged.tree)
+    if isinstance(merged.tree.get("hyperparameters"), dict):
+        problems += hyperparameter_problems(merged.tree["hyperparameters"])
+    problems += cross_problems(merged.tree, profile)
+    written = _written(merged)
+    profile_written = {f"cluster.{path}": "cluster" for path, value in leaves(profile) if value is not None}
+    lines = render(problems, _source(request, {**profile_written, **written})) + _code_problems(
+        merged.tree, request.context_dir
+    )
+    if lines or cluster is None or experiment is None:
+        raise UsageError(lines)
+    tree = experiment.model_dump(mode="json")
+    return Effective(
+        experiment=experiment,
+        cluster=cluster,
+        tree=tree,
+        origins={path: _origin(path, written) for path, _value in leaves(tree)},
+        context_dir=request.context_dir,
+    )
+
+
+def _validated(model: type[Model], tree: Tree, prefix: str, problems: list[Problem]) -> Model | None:
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        problems += schema_problems(model, error, prefix)
+        return None
+
+
+def _code_problems(tree: Tree, context_dir: Path) -> list[str]:
+    if not context_dir.is_dir():
+        hint = "; only `hpc-det run` resolves interpolations" if "${" in str(context_dir) else ""
+        return [f"context_dir: {str(context_dir)!r} is not a folder; give the folder of the trial's code{hint}"]
+    return check_entrypoint(tree.get("entrypoint"), context_dir)
+
+
+def _source(request: Request, written: dict[str, str]) -> Callable[[str], str | None]:
+    """Who wrote what stands at a path, as a message names it."""
+    names = {
+        "cluster": f"cluster {request.cluster.get('name')!r}",
+        "template": f"template {request.template_name!r}",
+        "config": "config",
+    }
+
+    def source(path: str) -> str | None:
+        below = (f"{path}.", f"{path}[")
+        layers = {written.get(path)} - {None} or {written[leaf] for leaf in written if leaf.startswith(below)}
+        return " and ".join(names[layer] for layer in names if layer in layers) or None
+
+    return source
+
+
+def _written(merged: Merged) -> dict[str, str]:
+    """Null means unset outside the free-form sections: nobody wrote it, whatever layer it stands in."""
+    return {
+        path: merged.origins[path]
+        for path, value in leaves(merged.tree)
+        if path in merged.origins and (value is not None or path.split(".")[0] in FREE_FORM)
+    }
+
+
+def _origin(path: str, written: dict[str, str]) -> str:
+    # A length written as 100 is {batches: 100} in the tree: the writer of the one wrote the other.
+    return written.get(path) or written.get(path.rpartition(".")[0]) or "default"

@@ -1,0 +1,175 @@
+"""Does the entrypoint name a trial that can train? Answered by reading the code, never by importing it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from itertools import pairwise
+from pathlib import Path
+
+_TRIAL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
+_REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data_loader")
+_EVALUATE = ("evaluate_batch", "evaluate_full_dataset")
+_ROOT = "PyTorchTrial"
+
+
+def check_entrypoint(entrypoint: object, context_dir: Path) -> list[str]:
+    """Problems of the trial that `entrypoint` names with `--trial module:Class`, or as `module:Class` alone.
+
+    What cannot be known without running the code (a computed class, a base class from elsewhere) is no problem.
+    """
+    try:
+        trial = _trial(entrypoint)
+    except ValueError as error:
+        return [f"entrypoint: {error}"]
+    if trial is None:
+        return []
+    module, class_name = trial
+    file = _module_file(context_dir, module)
+    if file is None:
+        return [] if _is_installed(module) else [_missing_module(module, context_dir)]
+    try:
+        tree = _parse(file)
+    except SyntaxError as error:
+        return [f"entrypoint: {file}:{error.lineno or 1}: {error.msg}"]
+    except (OSError, ValueError) as error:
+        return [f"entrypoint: {file}: cannot be read: {error}"]
+    return _class_problems(tree, class_name, file)
+
+
+def _trial(entrypoint: object) -> tuple[str, str] | None:
+    """(module, class), or None where the entrypoint names no trial in the context directory."""
+    words = _shell_words(entrypoint) if isinstance(entrypoint, str) else entrypoint
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return None
+    if any("PYTHONPATH" in word for word in words) or "cd" in words:
+        return None
+    name = _argument(words)
+    if name is None or "$" in name:
+        return None
+    match = _TRIAL.fullmatch(name)
+    if not match:
+        raise ValueError(f"--trial got {name!r}; expected module:Class, such as model_def:MyTrial")
+    return match[1], match[2]
+
+
+def _shell_words(command: str) -> list[str]:
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)  # `T;` is T and the end of a command
+    lexer.whitespace_split, lexer.commenters = True, ""
+    return list(lexer)
+
+
+def _argument(words: list[str]) -> str | None:
+    if len(words) == 1 and _TRIAL.fullmatch(words[0]):
+        return words[0]
+    for word, following in pairwise([*words, ""]):
+        if word == "--trial":
+            return following
+        if word.startswith("--trial="):
+            return word.partition("=")[2]
+    return None
+
+
+def _module_file(context_dir: Path, module: str) -> Path | None:
+    base = context_dir.joinpath(*module.split("."))
+    candidates = (base / "__init__.py", base.with_name(f"{base.name}.py"))
+    return next((file for file in candidates if file.is_file()), None)
+
+
+def _is_installed(module: str) -> bool:
+    site = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    return PathFinder.find_spec(module.split(".")[0], site) is not None
+
+
+def _missing_module(module: str, context_dir: Path) -> str:
+    files = ", ".join(sorted(file.name for file in context_dir.glob("*.py"))) or "no Python file"
+    return f"entrypoint: no module {module!r} in context_dir {context_dir}, which holds {files}"
+
+
+def _parse(file: Path) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a doubtful escape in the user's code is not our message to give
+        return ast.parse(file.read_bytes(), filename=str(file))
+
+
+def _class_problems(tree: ast.Module, class_name: str, file: Path) -> list[str]:
+    names = set(_bound_names(tree))
+    if class_name not in names:
+        classes = ", ".join(node.name for node in tree.body if isinstance(node, ast.ClassDef)) or "no class"
+        hidden = names & {"*", "__getattr__"} or _is_dynamic(tree)
+        return [] if hidden else [f"entrypoint: {file} does not define {class_name!r}; it defines {classes}"]
+    methods = None if _is_dynamic(tree) else _methods(class_name, _classes(tree))
+    if methods is None:
+        return []
+    lacking = [name for name in _REQUIRED if name not in methods]
+    evaluates = [name for name in _EVALUATE if name in methods]
+    where = f"entrypoint: {class_name} in {file}"
+    problems = [f"{where} lacks {', '.join(lacking)}; a {_ROOT} needs them"] if lacking else []
+    if not evaluates:
+        problems.append(f"{where} defines neither {' nor '.join(_EVALUATE)}; define one of them")
+    elif len(evaluates) > 1:
+        problems.append(f"{where} defines both {' and '.join(_EVALUATE)}; keep one of them")
+    return problems
+
+
+def _scope(body: ast.Module | ast.ClassDef) -> Iterator[ast.AST]:
+    """The nodes of this scope, with those under if, try and with, without those of inner scopes."""
+    pending: list[ast.AST] = list(body.body)
+    while pending:
+        node = pending.pop(0)
+        yield node
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            pending.extend(ast.iter_child_nodes(node))
+
+
+def _bound_names(body: ast.Module | ast.ClassDef) -> Iterator[str]:
+    for node in _scope(body):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.alias(name=name, asname=asname):
+                yield asname or name
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield name
+
+
+def _is_dynamic(tree: ast.Module) -> bool:
+    """Names or methods may come from calls, or from assignments to a class, that only running the code shows."""
+    used = {node.id for node in _scope(tree) if isinstance(node, ast.Name)}
+    patched = {
+        getattr(node.value, "id", "")
+        for node in _scope(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    return bool(used & {"setattr", "globals", "exec"} or patched & set(_classes(tree)))
+
+
+def _classes(tree: ast.Module) -> dict[str, list[ast.ClassDef]]:
+    classes: dict[str, list[ast.ClassDef]] = {}
+    for node in _scope(tree):
+        if isinstance(node, ast.ClassDef):
+            classes.setdefault(node.name, []).append(node)
+    return classes
+
+
+def _methods(name: str, classes: dict[str, list[ast.ClassDef]]) -> set[str] | None:
+    """All that a PyTorchTrial of this file defines, itself or through classes of this file; None if that is unknown."""
+    if len(classes.get(name, [])) != 1:
+        return None
+    (node,) = classes[name]
+    if node.decorator_list or node.keywords or not node.bases:
+        return None
+    others = {known: nodes for known, nodes in classes.items() if known != name}
+    methods = set(_bound_names(node))
+    for base in node.bases:
+        last = base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
+        inherited = _methods(last, others) if last in classes else set() if last == _ROOT else None
+        if inherited is None:
+            return None
+        methods |= inherited
+    return methods

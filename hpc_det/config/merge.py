@@ -1,0 +1,217 @@
+"""Template merge: how the layers of a configuration become one tree, and which layer wrote each value.
+
+Scalar: the config's. Map: key by key. List: the template's, then the config's. A null or absent key of the config keeps
+the template's value. Where the kinds differ, the config's value stands. `RULES` holds every exception, by path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Tree: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The merged tree and the layer of each leaf: a scalar by its dotted path, an element of a list by `path[i]`."""
+
+    tree: Tree
+    origins: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A value that nothing merges into, and the layer that wrote it."""
+
+    value: Any
+    layer: str
+
+
+Node: TypeAlias = "dict[str, Node] | list[Leaf] | Leaf"
+Rule: TypeAlias = Callable[[Node, Node, str], Node]
+
+
+def merge(template: Tree, config: Tree) -> Tree:
+    """`config` over `template`; the result shares nothing with either."""
+    return merge_layers([("template", template), ("config", config)]).tree
+
+
+def merge_layers(layers: Sequence[tuple[str, Tree]]) -> Merged:
+    """Merge (name, tree) pairs, lowest layer first."""
+    merged: Node = {}
+    for name, tree in layers:
+        merged = _by_kind(merged, _mark(tree, name), "")
+    return Merged(_plain(merged), {path: leaf.layer for path, leaf in _marked_leaves(merged, "")})
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every (path, value) that is a scalar, an element of a list, or an empty map or list."""
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from leaves(value, join(path, key))
+    elif isinstance(tree, list) and tree:
+        yield from ((f"{path}[{i}]", value) for i, value in enumerate(tree))
+    elif path:
+        yield path, tree
+
+
+def join(path: str, key: object) -> str:
+    """The dotted path of `key` under `path`."""
+    return f"{path}.{key}" if path else str(key)
+
+
+def _mark(value: Any, layer: str) -> Node:
+    if isinstance(value, dict):
+        return {key: _mark(child, layer) for key, child in value.items()}
+    if isinstance(value, list):
+        return [Leaf(element, layer) for element in value]
+    return Leaf(value, layer)
+
+
+def _plain(node: Node) -> Any:
+    if isinstance(node, dict):
+        return {key: _plain(child) for key, child in node.items()}
+    if isinstance(node, list):
+        return [deepcopy(leaf.value) for leaf in node]
+    return deepcopy(node.value)
+
+
+def _marked_leaves(node: Node, path: str) -> Iterator[tuple[str, Leaf]]:
+    if isinstance(node, dict):
+        for key, child in node.items():
+            yield from _marked_leaves(child, join(path, key))
+    elif isinstance(node, list):
+        yield from ((f"{path}[{i}]", leaf) for i, leaf in enumerate(node))
+    else:
+        yield path, node
+
+
+def _merge(template: Node, config: Node, path: str) -> Node:
+    if _is_null(config):
+        return template
+    if _is_null(template):
+        return config
+    return RULES.get(path, _by_kind)(template, config, path)
+
+
+def _is_null(node: Node) -> bool:
+    return isinstance(node, Leaf) and node.value is None
+
+
+def _by_kind(template: Node, config: Node, path: str) -> Node:
+    if isinstance(template, dict) and isinstance(config, dict):
+        shared = {key: _merge(template[key], config[key], join(path, key)) for key in template if key in config}
+        return {**template, **config, **shared}
+    if isinstance(template, list) and isinstance(config, list):
+        return template + config
+    return config
+
+
+def _atomic(_template: Node, config: Node, _path: str) -> Node:
+    """One value, whatever it is written as."""
+    return config
+
+
+def _hyperparameters(template: Node, config: Node, _path: str) -> Node:
+    """Maps of hyperparameters recurse; one hyperparameter is atomic, and null is a value of it."""
+    if not (isinstance(template, dict) and isinstance(config, dict)):
+        return config
+    shared = {key: _hyperparameter(template[key], config[key]) for key in template if key in config}
+    return {**template, **config, **shared}
+
+
+def _hyperparameter(template: Node, config: Node) -> Node:
+    nested = all(isinstance(node, dict) and "type" not in node for node in (template, config))
+    return _hyperparameters(template, config, "") if nested else config
+
+
+def _union(kind_key: str, common: frozenset[str]) -> Rule:
+    """A map whose other keys belong to its kind: only `common` survives where the config names another kind."""
+
+    def rule(template: Node, config: Node, path: str) -> Node:
+        if isinstance(template, dict) and isinstance(config, dict):
+            kinds = {node.value for node in (template.get(kind_key), config.get(kind_key)) if isinstance(node, Leaf)}
+            if len(kinds - {None}) > 1:
+                template = {key: value for key, value in template.items() if key in common}
+        return _by_kind(template, config, path)
+
+    return rule
+
+
+def _keyed(key: Callable[[Any], object], expand: Callable[[Leaf], Leaf] = lambda leaf: leaf) -> Rule:
+    """The config's elements, then those of the template whose key the config does not have."""
+
+    def rule(template: Node, config: Node, _path: str) -> Node:
+        if not (isinstance(template, list) and isinstance(config, list)):
+            return config
+        first = [expand(leaf) for leaf in config]
+        taken = [key(leaf.value) for leaf in first]
+        return first + [leaf for leaf in map(expand, template) if key(leaf.value) not in taken]
+
+    return rule
+
+
+def _field(name: str) -> Callable[[Any], object]:
+    # An element without the field is its own key: it is kept, and validation names it.
+    return lambda element: element.get(name, element) if isinstance(element, dict) else element
+
+
+def _policy(element: Any) -> object:
+    """A log policy goes by its name, an unnamed one by what it does."""
+    if not isinstance(element, dict):
+        return element
+    return element.get("name") or (element.get("action"), element.get("pattern"))
+
+
+def _expand_device(leaf: Leaf) -> Leaf:
+    parts = leaf.value.split(":") if isinstance(leaf.value, str) else []
+    if len(parts) not in (2, 3):
+        return leaf
+    return Leaf(dict(zip(("host_path", "container_path", "mode"), parts, strict=False)), leaf.layer)
+
+
+def _set_union(template: Node, config: Node, _path: str) -> Node:
+    if not (isinstance(template, list) and isinstance(config, list)):
+        return config
+    distinct: list[Leaf] = []
+    for leaf in template + config:
+        if leaf.value not in [seen.value for seen in distinct]:
+            distinct.append(leaf)
+    return distinct
+
+
+def _per_device(template: Node, config: Node, path: str) -> Node:
+    """A value that names no device holds for all of them."""
+    if isinstance(template, dict) is not isinstance(config, dict):
+        template, config = _for_every_device(template), _for_every_device(config)
+    return _by_kind(template, config, path)
+
+
+def _for_every_device(node: Node) -> Node:
+    return node if isinstance(node, dict) else dict.fromkeys(("cpu", "cuda", "rocm"), node)
+
+
+_SEARCHER_COMMON = frozenset({"metric", "smaller_is_better", "source_trial_id", "source_checkpoint_uuid"})
+_STORAGE_COMMON = frozenset({"save_experiment_best", "save_trial_best", "save_trial_latest"})
+
+RULES: dict[str, Rule] = {
+    "bind_mounts": _keyed(_field("container_path")),
+    "checkpoint_storage": _union("type", _STORAGE_COMMON),
+    "entrypoint": _atomic,
+    "environment.environment_variables": _per_device,
+    "environment.image": _per_device,
+    "environment.proxy_ports": _keyed(_field("proxy_port")),
+    "environment.registry_auth": _atomic,
+    "hyperparameters": _hyperparameters,
+    "labels": _set_union,
+    "log_policies": _keyed(_policy),
+    "min_checkpoint_period": _atomic,
+    "min_validation_period": _atomic,
+    "resources.devices": _keyed(_field("container_path"), _expand_device),
+    "searcher": _union("name", _SEARCHER_COMMON),
+    "searcher.bracket_rungs": _atomic,
+    "searcher.max_length": _atomic,
+}

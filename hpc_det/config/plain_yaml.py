@@ -1,0 +1,86 @@
+"""YAML as plain data: strict where YAML 1.1 surprises, and every mistake with its line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.composer import ComposerError
+
+from hpc_det.config.merge import Tree
+from hpc_det.errors import UsageError
+
+_TAG = "tag:yaml.org,2002:"
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses duplicate keys, and reads numbers as YAML 1.2 does.
+
+    In YAML 1.1 `1e-3` is a string, `12:30:00` the number 45000 and `010` the number 8.
+    """
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        first_lines: dict[tuple[str, str], int] = {}
+        for key, _value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if first_line := first_lines.get((key.tag, key.value)):
+                raise ComposerError(
+                    None, None, f"duplicate key {key.value!r}, first on line {first_line}", key.start_mark
+                )
+            first_lines[key.tag, key.value] = key.start_mark.line + 1
+        return node
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag[len(_TAG) :] not in ("int", "float", "timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    _TAG + "int", re.compile(r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+)\Z"), list("-+0123456789")
+)
+_Loader.add_implicit_resolver(
+    _TAG + "float",
+    re.compile(
+        r"(?:[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
+    ),
+    list("-+0123456789."),
+)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The data in `text`; UsageError with `where` and the line if it is not YAML, or not what JSON can hold."""
+    try:
+        data = yaml.load(text, Loader=_Loader)
+        json.dumps(data)  # a cycle, a binary or a set would fail much later
+    except yaml.MarkedYAMLError as error:
+        raise UsageError(yaml_problem(error, where)) from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise UsageError(f"{where}: not plain YAML data: {str(error).splitlines()[0]}") from None
+    return data
+
+
+def yaml_problem(error: yaml.MarkedYAMLError, where: str) -> str:
+    """What the parser says, with `where` and the line."""
+    line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+    return f"{where}{line}: {error.problem or 'not YAML'}"
+
+
+def load_yaml(path: Path) -> Tree:
+    """The map in the file `path`; an empty file is an empty map."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(f"{path}: cannot be read: {reason}") from None
+    data = parse_yaml(text, str(path))
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise UsageError(f"{path}: holds a {type(data).__name__}, expected a map of settings such as `name: digits`")
+    return data

@@ -1,0 +1,124 @@
+"""What was asked for, before any merge: from a YAML file with overrides, or from a Hydra command line.
+
+Cluster profiles and templates are files `conf/cluster/NAME.yaml` and `conf/template/NAME.yaml`; the user's own
+`$HPC_DET_ROOT/conf` comes before the project's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_det.config.merge import Tree, join
+from hpc_det.config.plain_yaml import load_yaml, parse_yaml
+from hpc_det.config.problems import nearest
+from hpc_det.errors import UsageError
+from hpc_det.resources import data_path
+from hpc_det.store.root import state_root
+
+DEFAULT_CLUSTER = "local"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The layers as they were written; the trial's code lies in `context_dir`."""
+
+    cluster: Tree
+    template: Tree | None
+    template_name: str | None
+    config: Tree
+    context_dir: Path
+
+
+def from_file(
+    path: Path,
+    context_dir: Path | None,
+    overrides: Sequence[str],
+    template: str | None,
+    cluster: str | None,
+    env: Mapping[str, str],
+) -> Request:
+    """The request in the YAML file `path`, with `--config a.b=value` overrides.
+
+    The context directory is the argument, else the file's `context_dir`, else the current directory. Interpolations
+    are left as they are; only Hydra resolves them.
+    """
+    config = load_yaml(path)
+    for override in overrides:
+        apply_override(config, override)
+    written = config.pop("context_dir", None)
+    return Request(
+        cluster=load_yaml(find("cluster", cluster or DEFAULT_CLUSTER, env)),
+        template=_template(load_yaml(find("template", template, env)), template) if template else None,
+        template_name=template,
+        config=config,
+        context_dir=_context_dir(context_dir or written),
+    )
+
+
+def from_hydra(overrides: Sequence[str], env: Mapping[str, str]) -> Request:
+    """The request that `conf/config.yaml` and Hydra's `overrides` compose."""
+    from hpc_det.config.compose import compose  # no other command needs hydra
+
+    config, template_name = compose(overrides, conf_folders(env))
+    cluster, template = config.pop("cluster", None) or {}, config.pop("template", None)
+    return Request(
+        cluster=cluster,
+        template=_template(template, template_name or "") if template else None,
+        template_name=template_name,
+        context_dir=_context_dir(config.pop("context_dir", None)),
+        config=config,
+    )
+
+
+def apply_override(config: Tree, override: str) -> None:
+    """Set one `a.b=value` in place; the value is YAML, and maps on the way are made."""
+    dotted, equals, text = override.partition("=")
+    *parents, last = dotted.split(".")
+    if not equals or not all([*parents, last]):
+        raise UsageError(f"--config {override}: expected KEY=VALUE, such as resources.slots_per_trial=2")
+    node, walked = config, ""
+    for key in parents:
+        walked = join(walked, key)
+        if node.get(key) is None:
+            node[key] = {}
+        if not isinstance(node[key], dict):
+            raise UsageError(f"--config {override}: {walked} is {node[key]!r}, not a map")
+        node = node[key]
+    node[last] = parse_yaml(text, f"--config {dotted}")
+
+
+def conf_folders(env: Mapping[str, str]) -> list[Path]:
+    """Where groups of configuration files lie, the first found wins."""
+    return [folder for folder in (state_root(env) / "conf", data_path("conf")) if folder.is_dir()]
+
+
+def find(group: str, name: str, env: Mapping[str, str]) -> Path:
+    """The file of `name` in the group "cluster" or "template"; UsageError naming the known ones if there is none."""
+    found = {file.stem: file for folder in reversed(conf_folders(env)) for file in (folder / group).glob("*.yaml")}
+    if name not in found:
+        raise unknown_choice(group, name, found)
+    return found[name]
+
+
+def unknown_choice(group: str, name: str, known: Iterable[str]) -> UsageError:
+    """A group has no file of that name."""
+    names = sorted(known)
+    hint = nearest(name, names)
+    return UsageError(f"{group}: no {group} is called {name!r}; {hint + ' ' if hint else ''}known: {', '.join(names)}")
+
+
+def _template(tree: Tree, name: str) -> Tree:
+    if "template" in tree:
+        raise UsageError(
+            f"template: template {name!r} names the template {tree['template']!r}, and a template cannot use another "
+            "template; copy what it needs"
+        )
+    return tree
+
+
+def _context_dir(written: object) -> Path:
+    if written is not None and not isinstance(written, str | Path):
+        raise UsageError(f"context_dir: got {written!r}; expected a folder")
+    return Path(written or ".").expanduser().absolute()

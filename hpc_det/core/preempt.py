@@ -1,0 +1,131 @@
+"""The agreement to stop: all ranks leave their loops at the same tick, without a collective in the step.
+
+A tick is one call of `should_stop`; every rank makes the same calls. A notice (from the agent, or a signal) reaches
+rank 0 through a store that threads wait in. Rank 0 proposes a tick a little ahead; each rank answers whether it is past
+it already; the last to answer writes the verdict, "stop" only if nobody was late. Otherwise rank 0 proposes again, twice
+as far ahead. A rank that comes to a proposed tick waits there for the verdict, so no rank can run on alone. Between
+notices the cost is one comparison.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from hpc_det.launch.doorbell import Line
+from hpc_det.launch.signals import SignalPipe
+
+_FOREVER = timedelta(days=365)
+
+
+class StopAgreement:
+    """`store` must be this rank's own connection, since a thread of it waits in there."""
+
+    def __init__(self, rank: int, size: int, store: Store, prefix: str) -> None:
+        self._rank = rank
+        self._size = size
+        self._store = PrefixStore(prefix, store)
+        self._tick = 0
+        self._stop_at: float = math.inf
+        self._stopped = False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._agree, name="stop-agreement", daemon=True).start()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `should_stop` has said so."""
+        return self._stopped
+
+    def should_stop(self) -> bool:
+        """Called at the same points by every rank; all get the same answer at the same call."""
+        self._tick += 1
+        return self._tick >= self._stop_at and self._verdict()
+
+    def skip(self, ticks: int) -> bool:
+        """As `ticks` calls of `should_stop`: for a rank that has fewer batches than its peers."""
+        self._tick += ticks
+        return self._tick >= self._stop_at and self._verdict()
+
+    def _verdict(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or self._tick < self._stop_at)
+        return self._stopped
+
+    def _agree(self) -> None:
+        try:
+            if self._rank == 0:
+                self._store.wait(["notice"], _FOREVER)
+            round_ = 0
+            while not self._propose(round_):
+                round_ += 1
+        except RuntimeError:  # the store ends with its server, at the end of the run
+            return
+
+    def _propose(self, round_: int) -> bool:
+        """One round; True when it settled the tick."""
+        store = self._store
+        if self._rank == 0:
+            store.set(f"proposal/{round_}", str(self._tick + 2**round_))
+        store.wait([f"proposal/{round_}"], _FOREVER)
+        tick = int(store.get(f"proposal/{round_}"))
+        self._stop_at = tick
+        # The main thread counts first and compares then, we compare in the other order: one of us sees the other.
+        if self._tick >= tick:
+            store.add(f"late/{round_}", 1)
+        if store.add(f"answers/{round_}", 1) == self._size:
+            store.set(f"verdict/{round_}", "again" if store.add(f"late/{round_}", 0) else "stop")
+        store.wait([f"verdict/{round_}"], _FOREVER)
+        settled: bool = store.get(f"verdict/{round_}") == b"stop"
+        with self._changed:
+            self._stopped = settled
+            self._stop_at = tick if settled else math.inf
+            self._changed.notify_all()
+        return settled
+
+
+def give_notice(store: Store, prefix: str) -> None:
+    """Ask for a stop; any rank may, and more than once."""
+    PrefixStore(prefix, store).set("notice", "1")
+
+
+class Listener:
+    """Waits, in a thread, for a signal to this rank or the bell of its agent, and gives notice."""
+
+    def __init__(self, signals: SignalPipe, line: Line | None, give_notice: Callable[[], None]) -> None:
+        self._signals = signals
+        self._line = line
+        self._give_notice = give_notice
+        threading.Thread(target=self._listen, name="stop-listener", daemon=True).start()
+
+    def _listen(self) -> None:
+        sources: list[int] = [self._signals.fd, *([self._line.connection.fileno()] if self._line else [])]
+        while True:
+            ready = select.select(sources, [], [])[0]
+            if self._signals.fd in ready:
+                self._on_signals(self._signals.received())
+            if self._line and self._line.connection.fileno() in ready:
+                self._on_line(self._line)
+
+    def _on_signals(self, received: list[signal.Signals]) -> None:
+        """The agent rings for all ranks; without one the gang was started by hand, and this rank speaks for it."""
+        for number in received:
+            if self._line:
+                self._line.send({"heard": number.name})
+            else:
+                self._give_notice()
+
+    def _on_line(self, line: Line) -> None:
+        messages = line.receive()
+        if messages is None:
+            print("hpc-det: the node agent is gone; this rank leaves", file=sys.stderr, flush=True)
+            os._exit(1)
+        if any("stop" in message for message in messages):
+            self._give_notice()

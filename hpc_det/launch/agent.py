@@ -1,0 +1,164 @@
+"""The node agent: one per node, started by srun, pbsdsh or as a child of the job, for one attempt.
+
+    python3 -m hpc_det.launch.agent TRIAL_FOLDER ATTEMPT
+
+It starts the entrypoint on its node and is the one listener: a signal, or a stop request in the run folder, rings the
+ranks, which save and leave by themselves. A rank that is lost ends the node at once; the gang's launcher (srun) then
+ends the other nodes. Exit code 0 only after the entrypoint's 0. What the attempt achieved stands in the outcome file.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from hpc_det.errors import HpcDetError
+from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.doorbell import Doorbell
+from hpc_det.launch.failure import failure_now, first_failure, note_failure
+from hpc_det.launch.network import own_address
+from hpc_det.launch.process import adopt_orphans, end_descendants
+from hpc_det.launch.rendezvous import await_rendezvous, publish
+from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe, shielded
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.store.folders import TrialFolder
+from hpc_det.store.stop import read_stop, request_stop
+from hpc_det.submit.scheduler import scheduler
+
+POLL_S = 1.0
+"""How often the run folder is asked for a stop request that came by no signal."""
+
+
+class Agent:
+    def __init__(self, plan: JobPlan, number: int, node_rank: int, private: str) -> None:
+        self._plan = plan
+        self._number = number
+        self._node_rank = node_rank
+        self._trial = TrialFolder(Path(plan.folder))
+        self._socket = f"{private}/agent"
+        self._selector = selectors.DefaultSelector()
+        self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
+        self._selector.register(self._signals.fd, selectors.EVENT_READ, self._on_signals)
+        self._doorbell = Doorbell(self._socket, self._selector)
+        self._doorbell.on_lost = self._on_lost
+        self._doorbell.on_failed = self._end
+        self._doorbell.on_heard = self._on_stop_signal
+        self._parent = os.getppid()
+        self._ended = False
+        self._next_poll = 0.0
+
+    def run(self) -> int:
+        """The entrypoint's exit code; 1 where a rank was lost or the attempt was killed."""
+        entrypoint = self._start()
+        while not self._ended and entrypoint.poll() is None:
+            for key, _ in self._selector.select(timeout=POLL_S):
+                key.data()
+            self._poll_run_folder()
+        code = 1 if self._ended else entrypoint.returncode
+        if code and not self._ended:
+            self._note_entrypoint(code)
+        end_descendants()
+        self._doorbell.close()
+        return 1 if code else 0
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        attempt, interface = self._meet()
+        environment = {**os.environ, **dict(item.split("=", 1) for item in self._plan.environment), **attempt.to_env()}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [self._plan.code, environment.get("PYTHONPATH")]))
+        environment.setdefault("OMP_NUM_THREADS", str(self._plan.cpus_per_rank))
+        # Every store connection looks its peer's name up; without an answer that costs 5 s each (pytorch #159007).
+        environment.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+        if interface:
+            environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+        return subprocess.Popen(
+            self._plan.entrypoint,
+            cwd=self._plan.code,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=shielded(),
+        )
+
+    def _meet(self) -> tuple[Attempt, str | None]:
+        address, interface = own_address(self._plan.nodes)
+        path = self._trial.rendezvous(self._number)
+        meeting = publish(path, address) if self._node_rank == 0 else await_rendezvous(path)
+        attempt = Attempt(
+            folder=self._plan.folder,
+            number=self._number,
+            node_rank=self._node_rank,
+            nodes=self._plan.nodes,
+            ranks_per_node=self._plan.ranks_per_node,
+            master_addr=meeting.host,
+            master_port=meeting.port,
+            secret=meeting.secret,
+            socket=self._socket,
+        )
+        return attempt, interface
+
+    def _on_signals(self) -> None:
+        for number in self._signals.received():
+            if number in STOP_SIGNALS:
+                self._on_stop_signal(number.name)
+
+    def _on_stop_signal(self, name: str) -> None:
+        self._doorbell.ring("signal")
+        source = f"{name} on {socket.gethostname()}"
+        request = request_stop(self._trial.stop, attempt=self._number, reason="signal", source=source)
+        self._obey(request.reason)
+
+    def _poll_run_folder(self) -> None:
+        if time.monotonic() < self._next_poll:
+            return
+        self._next_poll = time.monotonic() + POLL_S
+        request = read_stop(self._trial.stop, self._number)
+        if request:
+            self._obey(request.reason)
+        if os.getppid() != self._parent:  # whoever started this agent is gone, and nobody waits for the ranks
+            self._end()
+
+    def _obey(self, reason: str) -> None:
+        if reason == "kill":
+            self._end()
+        else:
+            self._doorbell.ring(reason)
+
+    def _on_lost(self, rank: int) -> None:
+        """A rank's process is gone without a bye: no collective of its peers can end well."""
+        message = f"process {self._doorbell.ranks[rank]} was gone without a word (killed, or crashed)"
+        note_failure(self._trial, self._number, failure_now(rank, message, lost=True))
+        self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+
+    def _note_entrypoint(self, code: int) -> None:
+        if first_failure(self._trial, self._number) is None:
+            how = f"ended by signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            message = f"{how}; its output stands in {self._trial.job_log}"
+            note_failure(self._trial, self._number, failure_now(None, message))
+
+
+def main(argv: list[str]) -> int:
+    trial = TrialFolder(Path(argv[0]))
+    number = int(argv[1])
+    plan = JobPlan.from_json(trial.plan.read_text(encoding="utf-8"))
+    adopt_orphans()
+    with tempfile.TemporaryDirectory(prefix="hpc-det-") as private:
+        try:
+            return Agent(plan, number, scheduler(plan.scheduler).node_rank(os.environ), private).run()
+        except HpcDetError as error:
+            note_failure(trial, number, failure_now(None, str(error)))
+            print(f"hpc-det: {error}", file=sys.stderr, flush=True)
+            return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,110 @@
+"""The line between a node agent and its ranks: a Unix socket in a private folder of the node.
+
+rank -> agent: {"hello": RANK, "pid": PID}, then {"heard": SIGNAL} when a signal reaches the rank itself, and before it
+leaves {"bye": CODE}; agent -> rank: {"stop": REASON}. The end of the line says the rest at once: a rank that is gone
+without a bye was lost, and a rank whose agent is gone is an orphan.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+
+class Line:
+    """One end of a connection that carries JSON lines."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._partial = b""
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Nothing is raised when the other end is gone: `receive` tells."""
+        with suppress(OSError):
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """The messages that have arrived, waiting for some; None at the end of the line."""
+        try:
+            data = self.connection.recv(65536)
+        except OSError:
+            return None
+        if not data:
+            return None
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    @classmethod
+    def connect(cls, path: str) -> Line:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(path)
+        return cls(connection)
+
+
+class Doorbell:
+    """The agent's end: all ranks of the node."""
+
+    def __init__(self, path: str, selector: selectors.BaseSelector) -> None:
+        self.on_lost: Callable[[int], None] = lambda rank: None
+        self.on_failed: Callable[[], None] = lambda: None
+        self.on_heard: Callable[[str], None] = lambda signal: None
+        self.ranks: dict[int, int] = {}
+        """Rank -> process id, of all that ever said hello."""
+        self._rung: str | None = None
+        self._lines: list[Line] = []
+        self._selector = selector
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(path)
+        os.chmod(path, 0o600)
+        self._server.listen(1024)
+        selector.register(self._server, selectors.EVENT_READ, self._accept)
+
+    def ring(self, reason: str) -> None:
+        """Tell every rank to stop, also those that are still starting."""
+        if self._rung is None:
+            self._rung = reason
+            for line in self._lines:
+                line.send({"stop": reason})
+
+    def close(self) -> None:
+        for line in list(self._lines):
+            self._drop(line)
+        self._selector.unregister(self._server)
+        self._server.close()
+
+    def _accept(self) -> None:
+        line = Line(self._server.accept()[0])
+        self._lines.append(line)
+        on_board: list[int] = []
+        self._selector.register(line.connection, selectors.EVENT_READ, lambda: self._listen(line, on_board))
+        if self._rung is not None:
+            line.send({"stop": self._rung})
+
+    def _listen(self, line: Line, on_board: list[int]) -> None:
+        """`on_board` holds the rank at the other end from its hello to its bye."""
+        messages = line.receive()
+        if messages is None:
+            self._drop(line)
+            for rank in on_board:
+                self.on_lost(rank)
+            return
+        for message in messages:
+            if "hello" in message:
+                self.ranks[message["hello"]] = message["pid"]
+                on_board.append(message["hello"])
+            elif "heard" in message:
+                self.on_heard(message["heard"])
+            elif "bye" in message:
+                on_board.clear()
+                if message["bye"]:
+                    self.on_failed()
+
+    def _drop(self, line: Line) -> None:
+        self._lines.remove(line)
+        self._selector.unregister(line.connection)
+        line.connection.close()

@@ -1,0 +1,64 @@
+"""Which rank failed first, and of what: a small file for each failure, the first one named first."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hpc_det.store.files import read_json, write_json
+from hpc_det.store.folders import TrialFolder
+
+COLLATERAL_S = 2.0
+"""When a rank dies without a word, its peers' collectives fail within this time, and may be noted before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    rank: int | None
+    """None: the entrypoint itself, before any rank said hello."""
+    host: str
+    time: float
+    message: str
+    traceback: str = ""
+    user_error: bool = False
+    """The same would happen again: nothing to restart for."""
+    lost: bool = False
+    """The process was gone without a word: killed from outside, or crashed."""
+
+    def sentence(self) -> str:
+        who = f"rank {self.rank}" if self.rank is not None else "the entrypoint"
+        return f"{who} on {self.host}: {self.message}"
+
+
+def note_failure(trial: TrialFolder, attempt: int, failure: Failure) -> None:
+    """Keep the first failure of each rank."""
+    folder = trial.failures(attempt)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    name = f"rank-{failure.rank}" if failure.rank is not None else f"entrypoint-{failure.host}-{os.getpid()}"
+    path = folder / f"{name}.json"
+    if not path.exists():
+        write_json(path, asdict(failure))
+
+
+def failure_now(rank: int | None, message: str, **details: object) -> Failure:
+    return Failure(rank=rank, host=socket.gethostname(), time=time.time(), message=message, **details)  # type: ignore[arg-type]
+
+
+def first_failure(trial: TrialFolder, attempt: int) -> Failure | None:
+    """The root cause: the earliest, but a rank lost without a word goes before the peers that complain of it."""
+    failures = sorted(_failures(trial.failures(attempt)), key=lambda failure: failure.time)
+    if not failures:
+        return None
+    together = [failure for failure in failures if failure.time <= failures[0].time + COLLATERAL_S]
+    return next((failure for failure in together if failure.lost), failures[0])
+
+
+def _failures(folder: Path) -> list[Failure]:
+    try:
+        paths = sorted(folder.glob("*.json"))
+    except FileNotFoundError:
+        return []
+    return [Failure(**data) for data in map(read_json, paths) if data]

@@ -1,0 +1,146 @@
+"""The job: runs attempt after attempt of one trial until the trial is done or the scheduler has to bring it back.
+
+    python3 -m hpc_det.launch.job TRIAL_FOLDER -- COMMAND THAT STARTS ONE AGENT PER NODE
+
+It is the batch script's process on the first node and the journal's one writer. It runs no rank itself, so it is still
+there when everything else is dead, and decides from facts: the ranks' outcome, the failures, the stop request, the
+scheduler.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from hpc_det.checkpoint.committed import newest_steps
+from hpc_det.launch.failure import Failure, first_failure
+from hpc_det.launch.process import adopt_orphans, end_descendants
+from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide
+from hpc_det.store.files import read_json
+from hpc_det.store.folders import TrialFolder
+from hpc_det.store.journal import Journal
+from hpc_det.store.stop import StopRequest, read_stop, request_stop, withdraw_stop
+from hpc_det.submit.command import CommandError, run_command
+from hpc_det.submit.scheduler import scheduler
+
+
+class Job:
+    def __init__(self, trial: TrialFolder, start_agents: list[str]) -> None:
+        self._trial = trial
+        self._start_agents = start_agents
+        self._plan = JobPlan.from_json(trial.plan.read_text(encoding="utf-8"))
+        self._journal = Journal(trial.journal)
+        self._scheduler = scheduler(self._plan.scheduler)
+        self._job_id = self._scheduler.job_id(os.environ)
+        self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._signals.fd, selectors.EVENT_READ)
+
+    def run(self) -> int:
+        """0 when the trial is done or back in the queue, 1 when it is given up."""
+        self._close_interrupted_attempt()
+        while not self._is_over():
+            decision = self._attempt(self._journal.last_attempt() + 1)
+            self._say(f"{decision.action.value}: {decision.why}")
+            if decision.action is Action.REQUEUE and self._scheduler.has_queue:
+                return self._requeue()
+        verdict = self._journal.verdict()
+        return 0 if verdict is None or verdict[1] is Action.DONE else 1
+
+    def _is_over(self) -> bool:
+        """The done-marker: any further start of the job ends here."""
+        verdict = self._journal.verdict()
+        return verdict is not None and verdict[1] in (Action.DONE, Action.GIVE_UP)
+
+    def _close_interrupted_attempt(self) -> None:
+        """An earlier start of this job could not write its end: a lost node, or a KILL at the end of a grace time."""
+        attempt = self._journal.open_attempt()
+        if attempt is None:
+            return
+        stop = read_stop(self._trial.stop, attempt)
+        cause = Cause.NODE_LOST if stop is None else Cause.CANCELLED if stop.reason != "signal" else Cause.PREEMPTED
+        self._end(attempt, cause, None)
+
+    def _attempt(self, number: int) -> Decision:
+        self._journal.started(number, self._job_id)
+        if read_stop(self._trial.stop, number) is None:
+            withdraw_stop(self._trial.stop)
+            self._say(f"attempt {number} begins")
+            code = self._run_agents(number)
+        else:
+            code = 0
+        failure = first_failure(self._trial, number)
+        return self._end(number, self._cause(number, code, failure), failure)
+
+    def _run_agents(self, number: int) -> int:
+        process = subprocess.Popen([*self._start_agents, str(number)], stdin=subprocess.DEVNULL)
+        while process.poll() is None:
+            self._selector.select()
+            if any(received in STOP_SIGNALS for received in self._signals.received()):
+                self._on_stop_signal(number)
+        end_descendants()
+        return process.returncode
+
+    def _on_stop_signal(self, number: int) -> None:
+        """The agents read the request from the run folder, where no signal of their own has come before."""
+        reason = "signal" if self._scheduler.has_queue else "cancel"
+        stop = request_stop(self._trial.stop, attempt=number, reason=reason, source="a signal to the job")  # type: ignore[arg-type]
+        if stop.reason == "kill":
+            end_descendants()
+
+    def _cause(self, number: int, code: int, failure: Failure | None) -> Cause:
+        outcome = read_json(self._trial.outcome)
+        stop = read_stop(self._trial.stop, number)
+        if outcome and outcome["attempt"] == number:
+            return Cause.FINISHED if outcome["kind"] == "finished" or stop is None else self._stop_cause(stop)
+        if failure and (stop is None or failure.time < stop.time):
+            return Cause.FAILED
+        if stop:
+            return self._stop_cause(stop)
+        return Cause.FAILED if code else Cause.FINISHED
+
+    def _stop_cause(self, stop: StopRequest) -> Cause:
+        if stop.reason != "signal":
+            return Cause.CANCELLED
+        return self._scheduler.stop_cause(self._plan, self._job_id, stop.time, run_command)
+
+    def _end(self, number: int, cause: Cause, failure: Failure | None) -> Decision:
+        user_error = failure is not None and failure.user_error
+        end = AttemptEnd(cause=cause, steps=newest_steps(self._trial.checkpoints), user_error=user_error)
+        decision = decide([*self._journal.history(), end], self._plan.max_restarts)
+        blamed = failure if cause is Cause.FAILED else None
+        self._journal.ended(number, end, decision, blamed.sentence() if blamed else None)
+        self._say(f"attempt {number} ended: {cause.value}, {end.steps} batches in the newest checkpoint")
+        if blamed:
+            self._say("\n".join(filter(None, [f"first failure: {blamed.sentence()}", blamed.traceback.rstrip()])))
+        return decision
+
+    def _requeue(self) -> int:
+        try:
+            self._scheduler.requeue(self._job_id, run_command)
+        except CommandError as error:
+            self._journal.problem(self._journal.last_attempt(), str(error))
+            self._say(f"could not go back into the queue: {error}")
+            return 1
+        return 0
+
+    def _say(self, text: str) -> None:
+        print(f"hpc-det: {time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def main(argv: list[str]) -> int:
+    folder, separator, *start_agents = argv
+    assert separator == "--"
+    adopt_orphans()
+    return Job(TrialFolder(Path(folder)), start_agents).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

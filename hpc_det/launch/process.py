@@ -1,0 +1,75 @@
+"""Processes as Linux shows them in /proc (proc(5)): who descends from whom, and the end of all of them.
+
+Launchers put ranks into sessions of their own and may die before them, so neither a process group nor a launcher's exit
+says that the ranks are gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+
+
+def adopt_orphans() -> None:
+    """From now on, descendants whose parent dies become children of this process instead of init's."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def start_ticks(pid: int) -> int | None:
+    """When `pid` started, in clock ticks since boot; None where it is gone or only a zombie."""
+    fields = _stat(pid)
+    return None if fields is None or fields[0] == "Z" else int(fields[19])
+
+
+def descendants(pid: int) -> list[int]:
+    """All living processes below `pid`, children before grandchildren."""
+    children: dict[int, list[int]] = {}
+    for child, parent in _parents():
+        children.setdefault(parent, []).append(child)
+    found = [pid]
+    for process in found:
+        found += children.get(process, [])
+    return found[1:]
+
+
+def end_descendants(deadline_s: float = 10.0) -> None:
+    """KILL every descendant of this process and reap it. Needs `adopt_orphans` to miss none."""
+    end = time.monotonic() + deadline_s
+    while left := descendants(os.getpid()):
+        for process in left:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        reap()
+        if time.monotonic() > end:  # a process in uninterruptible sleep: the scheduler's own clean-up takes over
+            return
+        time.sleep(0.005)
+
+
+def reap() -> None:
+    """Collect the exit codes of all children that have ended."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and (fields := _stat(int(name))) is not None and fields[0] != "Z":
+            yield int(name), int(fields[1])
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat after the command's name, which may hold blanks and brackets: state, parent, ..."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None

@@ -1,0 +1,66 @@
+"""Where the ranks of an attempt meet: node 0 takes a free port and publishes it by an atomic rename.
+
+Ranks are numbered by the plan. c10d's dynamic rendezvous is not used: it unpickles what anybody on the network sends.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hpc_det.errors import HpcDetError
+from hpc_det.store.files import read_json, write_json
+
+WAIT_S = 300.0
+"""Nodes of one job may start minutes apart: prologs, cold file systems."""
+_LOWEST_PORT = 15000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    host: str
+    port: int
+    secret: str
+
+
+def publish(path: Path, host: str) -> Rendezvous:
+    """Node 0: choose and publish."""
+    meeting = Rendezvous(host=host, port=free_port(), secret=secrets.token_hex(16))
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_json(path, asdict(meeting))
+    return meeting
+
+
+def await_rendezvous(path: Path, deadline_s: float = WAIT_S) -> Rendezvous:
+    """The other nodes: read what node 0 published. Raises HpcDetError after `deadline_s`."""
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        data = read_json(path)
+        if data is not None:
+            return Rendezvous(**data)
+        time.sleep(0.05)
+    raise HpcDetError(f"{path}: node 0 published no rendezvous in {deadline_s:.0f} s; do all nodes see this folder?")
+
+
+def free_port() -> int:
+    """A TCP port that nothing is bound to, outside the range from which the kernel serves outgoing connections."""
+    for port in _candidates():
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise HpcDetError("no free TCP port outside the ephemeral range on this node")
+
+
+def _candidates() -> Iterable[int]:
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = [port for port in range(_LOWEST_PORT, 65536) if not first <= port <= last]
+    random.shuffle(ports)
+    return ports

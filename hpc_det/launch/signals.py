@@ -1,0 +1,48 @@
+"""Signals as events: the handler sets a flag and does nothing else; a pipe wakes whoever waits."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable
+from types import FrameType
+
+# Slurm sends TERM (preemption) or the `--signal` of the script (USR2); PBS sends TERM; sites may choose USR1.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class SignalPipe:
+    """Turns signals into bytes that make `fd` readable, even while the main thread is inside a C call (signal(7))."""
+
+    def __init__(self, signals: Iterable[signal.Signals]) -> None:
+        self.fd, self._write = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self._write, False)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in signals:
+            signal.signal(number, _nothing)
+
+    def received(self) -> list[signal.Signals]:
+        """The signals since the last call."""
+        try:
+            return [signal.Signals(number) for number in os.read(self.fd, 4096)]
+        except BlockingIOError:
+            return []
+
+
+def _nothing(signum: int, frame: FrameType | None) -> None:
+    """The wake-up pipe carries the news; this only keeps the default action away."""
+
+
+def shielded() -> Callable[[], None]:
+    """For Popen's `preexec_fn`: the child and its launcher ignore the stop signals, which the agent answers.
+
+    torchrun dies of USR1 and USR2 and leaves its ranks behind; mpirun kills them a second after TERM (measured). With
+    proctrack/linuxproc Slurm signals every descendant, so a session of its own is not shelter enough.
+    """
+
+    def ignore() -> None:
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    return ignore

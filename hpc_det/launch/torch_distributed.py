@@ -1,0 +1,48 @@
+"""PyTorch's own launcher on every node of the gang.
+
+    python3 -m hpc_det.launch.torch_distributed [[TORCH_OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...)
+
+Rendezvous is static: rank numbers follow from the plan. Overrides come after our defaults, so torchrun takes theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from hpc_det.errors import HpcDetError
+from hpc_det.launch.arguments import Launch, parse
+from hpc_det.launch.attempt import Attempt
+
+
+def torchrun_command(launch: Launch, attempt: Attempt) -> list[str]:
+    """torchrun(1)'s flags, as torch.distributed.run documents them."""
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={attempt.nodes}",
+        f"--nproc-per-node={attempt.ranks_per_node}",
+        f"--node-rank={attempt.node_rank}",
+        f"--master-addr={attempt.master_addr}",
+        f"--master-port={attempt.master_port}",
+        "--max-restarts=0",
+        # torchrun must not answer the scheduler's signals, the agent does: see hpc_det.launch.signals.shielded
+        "--signals-to-handle=SIGQUIT",
+        *launch.overrides,
+        *launch.command,
+    ]
+
+
+def main(argv: list[str]) -> NoReturn:
+    try:
+        command = torchrun_command(parse(argv, "torch_distributed"), Attempt.from_env(os.environ))
+    except HpcDetError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,66 @@
+"""One gang job, fully decided. Everything downstream reads this and nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPlan:
+    """Round-trips through JSON: `JobPlan.from_json(plan.to_json()) == plan`."""
+
+    experiment_id: int
+    trial_id: int
+    name: str
+    scheduler: str
+    """Which command builders and which script template: slurm or local."""
+    folder: str
+    """The trial's folder, absolute, on a file system that every node sees."""
+    code: str
+    """The snapshot of the context directory; ranks run and import there."""
+    python: str
+    entrypoint: tuple[str, ...]
+    """What each node agent executes, without a shell."""
+    environment: tuple[str, ...]
+    """NAME=value for the ranks. They travel in plan.json (0600) and never through the script."""
+
+    nodes: int
+    ranks_per_node: int
+    slot_type: str
+    """gpu or cpu."""
+    cpus_per_rank: int
+    max_restarts: int
+
+    partition: str | None
+    account: str | None
+    qos: str | None
+    time_limit_min: int | None
+    signal_lead_s: int
+    """How long before the time limit the scheduler warns."""
+    gpu_flag: str
+    """The site's dialect for GPUs: gpus-per-node or gres."""
+    gpu_type: str | None
+    mem_per_node: str | None
+    sbatch_args: tuple[str, ...]
+    srun_args: tuple[str, ...]
+    modules: tuple[str, ...]
+    setup: tuple[str, ...]
+    """The site's own shell lines, the one place where a config holds shell text."""
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> JobPlan:
+        data: dict[str, Any] = json.loads(text)
+        return cls(**{field.name: _tupled(data[field.name]) for field in fields(cls)})
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,60 @@
+"""Experiment + Cluster -> JobPlan. Pure: the same input gives the same plan on every host."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from hpc_det.plan.gang import gang
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.store.folders import ExperimentFolder
+
+if TYPE_CHECKING:
+    from hpc_det.config.schema import Cluster, Experiment
+
+LEGACY_ENTRYPOINT = re.compile(r"[\w.]+:\w+")
+
+
+def plan_trial(
+    experiment: Experiment, cluster: Cluster, folder: ExperimentFolder, *, python: str, trial_id: int = 1
+) -> JobPlan:
+    """Raises UsageError when the slots fit the cluster in no way."""
+    resources = experiment.resources
+    shape = gang(resources.slots_per_trial, cluster)
+    return JobPlan(
+        experiment_id=folder.id,
+        trial_id=trial_id,
+        name=experiment.name,
+        scheduler=cluster.scheduler,
+        folder=str(folder.trial(trial_id).path),
+        code=str(folder.code),
+        python=python,
+        entrypoint=_argv(experiment.entrypoint, python),
+        environment=(*cluster.environment_variables, *experiment.environment.variables(cluster.slot_type)),
+        nodes=shape.nodes,
+        ranks_per_node=shape.ranks_per_node,
+        slot_type=cluster.slot_type,
+        cpus_per_rank=cluster.cpus_per_slot,
+        max_restarts=experiment.max_restarts,
+        partition=resources.resource_pool or cluster.resource_pool,
+        account=cluster.account,
+        qos=cluster.qos,
+        time_limit_min=resources.time_limit_min or cluster.time_limit_min,
+        signal_lead_s=cluster.signal_lead_s,
+        gpu_flag=cluster.gpu_flag,
+        gpu_type=cluster.gpu_type,
+        mem_per_node=cluster.mem_per_node,
+        sbatch_args=tuple(experiment.slurm.sbatch_args),
+        srun_args=tuple(cluster.srun_args),
+        modules=tuple(cluster.modules),
+        setup=tuple(cluster.setup),
+    )
+
+
+def _argv(entrypoint: str | list[str] | tuple[str, ...], python: str) -> tuple[str, ...]:
+    """Upstream's forms: a list is executed, a string goes to `sh -c`, `module:Class` is the legacy trial."""
+    if not isinstance(entrypoint, str):
+        return tuple(entrypoint)
+    if LEGACY_ENTRYPOINT.fullmatch(entrypoint):
+        return (python, "-m", "hpc_det.launch.torch_distributed", "--trial", entrypoint)
+    return ("/bin/sh", "-c", entrypoint)

@@ -1,0 +1,84 @@
+"""What happens next: how attempts ended, and the budgets, decide. Pure functions over the journal's facts.
+
+Only failures count against `max_restarts` (upstream's rule: preemption and lost nodes are not charged). A run that
+comes back again and again without a newer checkpoint is stopped, since it would go round for ever.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class Cause(str, enum.Enum):
+    """Why an attempt ended."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    PREEMPTED = "preempted"
+    TIME_LIMIT = "time limit"
+    NODE_LOST = "node lost"
+    CANCELLED = "cancelled"
+
+
+class Action(str, enum.Enum):
+    DONE = "done"
+    RESTART = "restart"
+    """Start again at once on the nodes that the job holds."""
+    REQUEUE = "requeue"
+    GIVE_UP = "give up"
+
+
+NO_PROGRESS_LIMIT = 5
+"""Attempts in a row without a newer checkpoint after which nothing is queued again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptEnd:
+    cause: Cause
+    steps: int
+    """Batches in the newest committed checkpoint when the attempt ended; 0 with none."""
+    user_error: bool = False
+    """The same error would come again: bad configuration or a trial class that cannot work."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    action: Action
+    why: str
+
+
+def decide(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:
+    """What follows the last of `history` (oldest first, never empty)."""
+    last = history[-1]
+    if last.cause in (Cause.FINISHED, Cause.CANCELLED):
+        return Decision(Action.DONE, last.cause.value)
+    if last.cause is Cause.FAILED:
+        return _after_failure(history, max_restarts)
+    stuck = _attempts_without_progress(history)
+    if stuck >= NO_PROGRESS_LIMIT:
+        return Decision(
+            Action.GIVE_UP,
+            f"{stuck} attempts in a row ended ({last.cause.value}) without a newer checkpoint than {last.steps} "
+            f"batches; set min_checkpoint_period, or ask for a longer grace or time limit",
+        )
+    return Decision(Action.REQUEUE, last.cause.value)
+
+
+def _after_failure(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:
+    if history[-1].user_error:
+        return Decision(Action.GIVE_UP, "the same error would come again")
+    failures = sum(end.cause is Cause.FAILED for end in history)
+    if failures > max_restarts:
+        return Decision(Action.GIVE_UP, f"{failures} failures, max_restarts is {max_restarts}")
+    return Decision(Action.RESTART, f"failure {failures} of {max_restarts} that max_restarts allows")
+
+
+def _attempts_without_progress(history: Sequence[AttemptEnd]) -> int:
+    """How many attempts at the end of `history` reached no newer checkpoint than the one before them."""
+    reached = [0, *(end.steps for end in history)]
+    count = 0
+    while count < len(history) and reached[-1 - count] <= reached[-2 - count]:
+        count += 1
+    return count

@@ -1,0 +1,1 @@
+"""Which trials to run: pure functions."""

@@ -1,0 +1,81 @@
+"""The two ways in which state reaches the disk: a whole file by atomic rename, and one appended line.
+
+Rename without a flush of the file and of its folder is the classic crash bug (Pillai et al., OSDI '14, ALICE), so both
+are flushed here. Nothing takes a lock: NFS breaks them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+
+def flush_folder(folder: Path) -> None:
+    """Make renames and new names in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace `path` by a file of mode 0600 with `text`: a reader sees the old content or the new, never a part."""
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    flush_folder(path.parent)
+
+
+def write_json(path: Path, data: Any) -> None:
+    write_atomic(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any | None:
+    """The content of `path`, or None where there is no such file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Append one JSON line to `path`, which has one writer. A line torn by a crash is ended first."""
+    line = json.dumps(record, allow_nan=False).encode() + b"\n"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        os.write(descriptor, line)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Every whole JSON line of `path`; torn ones are left out, and a missing file has none."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    return [record for record in map(_parsed, lines) if record is not None]
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None

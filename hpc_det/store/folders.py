@@ -1,0 +1,157 @@
+"""The names of all files of an experiment, and who writes each.
+
+experiments/12/experiment.yaml   the effective config           `hpc-det experiment create`
+               origin.json       the origin of each key         "
+               code/             what the job imports           "
+               submitit/         submitit's own files           "
+               trials/1/         one TrialFolder
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_det.errors import UsageError
+
+
+@dataclass(frozen=True)
+class TrialFolder:
+    """One trial's files. Every file has one writer; the journal's is the job, the metrics' is rank 0."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        """What will run, decided at submission."""
+        return self.path / "plan.json"
+
+    @property
+    def trial(self) -> Path:
+        """What the ranks need to know: ids, seed, hyperparameters, the effective config."""
+        return self.path / "trial.json"
+
+    @property
+    def script(self) -> Path:
+        return self.path / "job.sh"
+
+    @property
+    def job(self) -> Path:
+        """The scheduler's id of the job, written right after submission."""
+        return self.path / "job.json"
+
+    @property
+    def stop(self) -> Path:
+        """The stop request: a node agent, the job or the command line; the first one stands."""
+        return self.path / "stop.json"
+
+    @property
+    def outcome(self) -> Path:
+        """What the ranks achieved, written by rank 0 as its last act."""
+        return self.path / "outcome.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def job_log(self) -> Path:
+        return self.logs / "job.log"
+
+    def rendezvous(self, attempt: int) -> Path:
+        """Where the ranks of an attempt meet, published by the agent of node 0."""
+        return self.path / f"attempt-{attempt}" / "rendezvous.json"
+
+    def failures(self, attempt: int) -> Path:
+        """A file for each rank that failed, written by the rank, or by its agent when the rank could not."""
+        return self.path / f"attempt-{attempt}" / "failures"
+
+    def rank_log(self, attempt: int, rank: int) -> Path:
+        return self.logs / f"attempt-{attempt}" / f"rank-{rank}.log"
+
+
+@dataclass(frozen=True)
+class ExperimentFolder:
+    path: Path
+
+    @property
+    def id(self) -> int:
+        return int(self.path.name)
+
+    @property
+    def config(self) -> Path:
+        return self.path / "experiment.yaml"
+
+    @property
+    def origin(self) -> Path:
+        return self.path / "origin.json"
+
+    @property
+    def code(self) -> Path:
+        return self.path / "code"
+
+    @property
+    def submitit(self) -> Path:
+        return self.path / "submitit"
+
+    def trial(self, number: int = 1) -> TrialFolder:
+        return TrialFolder(self.path / "trials" / str(number))
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class ExperimentStore:
+    """All experiments below one state root."""
+
+    root: Path
+
+    def folder(self, number: int) -> ExperimentFolder:
+        return ExperimentFolder(self.root / "experiments" / str(number))
+
+    def existing(self, number: int) -> ExperimentFolder:
+        """The experiment `number`; UsageError where there is none."""
+        found = self.folder(number)
+        if not found.config.exists():
+            raise UsageError(f"experiment {number}: not found below {self.root}; `hpc-det experiment list` shows all")
+        return found
+
+    def all(self) -> Iterator[ExperimentFolder]:
+        """Every experiment that was created to the end, oldest first."""
+        return (found for found in map(self.folder, self._numbers()) if found.config.exists())
+
+    def next_id(self) -> int:
+        """The id that `create` would take now."""
+        return max(self._numbers(), default=0) + 1
+
+    def create(self) -> ExperimentFolder:
+        """Take the next id. `mkdir` is atomic on every file system, so two at once get two ids."""
+        (self.root / "experiments").mkdir(mode=0o700, parents=True, exist_ok=True)
+        while True:
+            folder = self.folder(self.next_id())
+            try:
+                folder.path.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            return folder
+
+    def _numbers(self) -> list[int]:
+        try:
+            return sorted(int(entry.name) for entry in (self.root / "experiments").iterdir() if entry.name.isdecimal())
+        except FileNotFoundError:
+            return []

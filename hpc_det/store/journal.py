@@ -1,0 +1,71 @@
+"""The journal of a trial: append-only lines, written by its job, one for the start and one for the end of each attempt.
+
+{"event": "started", "attempt": 1, "time": ..., "job_id": "7", "host": "node1"}
+{"event": "ended", "attempt": 1, "time": ..., "cause": "preempted", "steps": 120, "action": "requeue", "why": ...}
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
+from hpc_det.store.files import append_line, read_lines
+
+
+@dataclass(frozen=True)
+class Journal:
+    path: Path
+
+    def events(self) -> list[dict[str, Any]]:
+        return read_lines(self.path)
+
+    def started(self, attempt: int, job_id: str) -> None:
+        self._append("started", attempt, job_id=job_id, host=socket.gethostname())
+
+    def ended(self, attempt: int, end: AttemptEnd, decision: Decision, failure: str | None) -> None:
+        self._append(
+            "ended",
+            attempt,
+            cause=end.cause.value,
+            steps=end.steps,
+            user_error=end.user_error,
+            action=decision.action.value,
+            why=decision.why,
+            failure=failure,
+        )
+
+    def problem(self, attempt: int, problem: str) -> None:
+        self._append("problem", attempt, problem=problem)
+
+    def last_attempt(self) -> int:
+        """0 before the first one."""
+        return max((event["attempt"] for event in self.events()), default=0)
+
+    def open_attempt(self) -> int | None:
+        """The attempt that has started and not ended."""
+        last = self.last_attempt()
+        ended = any(event["event"] == "ended" and event["attempt"] == last for event in self.events())
+        return last if last and not ended else None
+
+    def history(self) -> list[AttemptEnd]:
+        return [
+            AttemptEnd(cause=Cause(event["cause"]), steps=event["steps"], user_error=event["user_error"])
+            for event in self._ends()
+        ]
+
+    def verdict(self) -> tuple[Cause, Action, str] | None:
+        """How the last ended attempt ended, what was decided, and why."""
+        ends = self._ends()
+        if not ends:
+            return None
+        return Cause(ends[-1]["cause"]), Action(ends[-1]["action"]), ends[-1]["why"]
+
+    def _ends(self) -> list[dict[str, Any]]:
+        return [event for event in self.events() if event["event"] == "ended"]
+
+    def _append(self, event: str, attempt: int, **details: Any) -> None:
+        append_line(self.path, {"event": event, "attempt": attempt, "time": time.time(), **details})

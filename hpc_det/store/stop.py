@@ -1,0 +1,51 @@
+"""The stop request: one small file that names the attempt it is meant for.
+
+A request left over from an earlier attempt must not fire in the next one, so readers compare the attempt.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from hpc_det.store.files import read_json, write_json
+
+# "signal" is what an agent knows: the scheduler's facts tell preemption and time limit apart afterwards.
+Reason = Literal["signal", "cancel", "kill"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRequest:
+    attempt: int | None
+    """None: whichever attempt runs or starts next."""
+    reason: Reason
+    source: str
+    """Who asks: a host and a signal, or a command."""
+    time: float
+
+    def concerns(self, attempt: int) -> bool:
+        return self.attempt is None or self.attempt == attempt
+
+
+def read_stop(path: Path, attempt: int) -> StopRequest | None:
+    """The request that stands for `attempt`."""
+    data = read_json(path)
+    request = StopRequest(**data) if data else None
+    return request if request and request.concerns(attempt) else None
+
+
+def request_stop(path: Path, *, attempt: int | None, reason: Reason, source: str) -> StopRequest:
+    """Write a request; where one stands already, that one is kept, but `kill` overrules everything."""
+    standing = read_stop(path, attempt) if attempt is not None else None
+    if standing and reason != "kill":
+        return standing
+    request = StopRequest(attempt=attempt, reason=reason, source=source, time=time.time())
+    write_json(path, asdict(request))
+    return request
+
+
+def withdraw_stop(path: Path) -> None:
+    """A new attempt begins: what was asked of an earlier one is over."""
+    path.unlink(missing_ok=True)

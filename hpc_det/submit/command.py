@@ -1,0 +1,33 @@
+"""Running a scheduler's commands: argument lists only, never a shell."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+
+from hpc_det.errors import HpcDetError
+
+Run = Callable[[Sequence[str]], str]
+"""Runs a command and returns its stdout; raises CommandError. Tests pass their own."""
+
+TIMEOUT_S = 60.0
+
+
+class CommandError(HpcDetError):
+    """A scheduler's command is absent, failed, or gave no answer in time."""
+
+
+def run_command(command: Sequence[str]) -> str:
+    """The stdout of `command`."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+        raise CommandError(
+            f"{command[0]}: not found on PATH; run this on a login node of the cluster, or choose --cluster local"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise CommandError(f"{command[0]}: no answer in {TIMEOUT_S:.0f} s; try again later") from None
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or "without a word").replace("\n", "; ")
+        raise CommandError(f"{command[0]}: refused with exit code {done.returncode}: {said}")
+    return done.stdout

@@ -1,0 +1,101 @@
+"""submitit carries the script to the scheduler: it is pickler, executor and plugin host.
+
+Its pickle holds one small class with a path. The job does not read it (the script starts our own agents, so that plain
+`sbatch job.sh` does the same job, and nothing on a compute node unpickles anything), and submitit's checkpointing in
+the signal handler stays out of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from submitit.core import core, utils
+
+from hpc_det.submit.command import CommandError
+from hpc_det.submit.scheduler import JobState, Scheduler, scheduler
+
+
+@dataclass(frozen=True)
+class RunScript:
+    """The job as a picklable call: runs the script, returns its exit code."""
+
+    script: str
+
+    def __call__(self) -> int:
+        return subprocess.call(["/bin/bash", self.script])
+
+
+class _Watcher(core.InfoWatcher):
+    """submitit's view of a job's state, asked of our scheduler."""
+
+    def __init__(self, chosen: Scheduler) -> None:
+        super().__init__()
+        self._scheduler = chosen
+
+    def get_state(self, job_id: str, mode: str = "standard") -> str:
+        from hpc_det.submit.command import run_command
+
+        state = self._scheduler.status([job_id], run_command)[job_id].state
+        return "COMPLETED" if state is JobState.ENDED else state.name
+
+
+class GangExecutor(core.PicklingExecutor):
+    """Submits one rendered script, on any of our schedulers."""
+
+    def __init__(self, folder: Path, scheduler_name: str, script: Path) -> None:
+        self._scheduler = scheduler(scheduler_name)
+        self._script = script
+        self.job_class = type("GangJob", (core.Job,), {"watcher": _Watcher(self._scheduler)})
+        super().__init__(folder)
+
+    def submit_script(self) -> str:
+        """The job id. Raises CommandError with what the scheduler said; nothing is queued then."""
+        said = io.StringIO()
+        try:
+            with _outside_any_job(), contextlib.redirect_stderr(said):
+                job = self.submit(RunScript(str(self._script)))
+        except FileNotFoundError as missing:
+            raise CommandError(
+                f"{missing.filename}: not found on PATH; run this on a login node of the cluster, or choose "
+                f"--cluster local"
+            ) from None
+        except (utils.FailedJobError, ValueError) as refused:
+            answer = str(refused).strip() or said.getvalue().strip()
+            raise CommandError(f"the scheduler refused the job: {answer}") from None
+        return str(job.job_id)
+
+    def _internal_update_parameters(self, **kwargs: Any) -> None:
+        raise NotImplementedError("the script is rendered already; change the plan")
+
+    def _num_tasks(self) -> int:
+        return 1
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        return self._script.read_text(encoding="utf-8")
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        return self._scheduler.submit_command(str(submission_file_path))
+
+    def _get_job_id_from_submission_command(self, string: bytes | str) -> str:  # type: ignore[override]
+        return self._scheduler.parse_submit(string if isinstance(string, str) else string.decode())
+
+
+@contextlib.contextmanager
+def _outside_any_job() -> Iterator[None]:
+    """Variables of a job that we run in would reach sbatch as options (sbatch(1), INPUT ENVIRONMENT VARIABLES)."""
+    inherited = {
+        name: value for name, value in os.environ.items() if name.startswith("SLURM_") and name != "SLURM_CONF"
+    }
+    for name in inherited:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(inherited)

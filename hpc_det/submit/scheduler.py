@@ -1,0 +1,95 @@
+"""What a scheduler is: command builders, output parsers and one state table.
+
+A third scheduler is one new file here and one template in slurm_templates/. Nothing here imports more than the standard
+library: node agents use it too.
+"""
+
+from __future__ import annotations
+
+import enum
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.requeue import Cause
+from hpc_det.submit.command import Run
+
+
+class JobState(enum.Enum):
+    QUEUED = "queued"
+    HELD = "held"
+    """Requeued and held back by the scheduler; `release` lifts it."""
+    RUNNING = "running"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+    """The scheduler could not be asked: no news, never a state to act on."""
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    state: JobState
+    reason: str = ""
+
+
+class Scheduler(Protocol):
+    """Stateless. `env` is the environment of the job, on its own nodes."""
+
+    template: str
+    """The script's template in slurm_templates/."""
+    has_queue: bool
+    """Whether a job can go back into a queue. Without one, its next attempt starts at once in the same job."""
+
+    def script_variables(self, plan: JobPlan) -> dict[str, object]:
+        """What the template is rendered with, all of it used there."""
+
+    def submit_command(self, script: str) -> list[str]: ...
+
+    def parse_submit(self, output: str) -> str:
+        """The job id; ValueError where there is none."""
+
+    def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
+        """One query for all jobs. A failed query is UNKNOWN for each."""
+
+    def cancel(self, job_id: str, run: Run) -> None: ...
+
+    def release(self, job_id: str, run: Run) -> None:
+        """Let a requeued job start now."""
+
+    def job_id(self, env: Mapping[str, str]) -> str: ...
+
+    def node_rank(self, env: Mapping[str, str]) -> int: ...
+
+    def stop_cause(self, plan: JobPlan, job_id: str, now: float, run: Run) -> Cause:
+        """Why the running job was signalled."""
+
+    def requeue(self, job_id: str, run: Run) -> None:
+        """Put the running job back. Once more is harmless."""
+
+
+_CLASSES = {"slurm": ("hpc_det.submit.slurm", "Slurm"), "local": ("hpc_det.submit.local", "Local")}
+
+
+def scheduler(name: str) -> Scheduler:
+    """The scheduler `name` of a plan, imported on use."""
+    module, class_name = _CLASSES[name]
+    instance: Scheduler = getattr(import_module(module), class_name)()
+    return instance
+
+
+def agent_command(plan: JobPlan) -> str:
+    """The node agent's command line; the job appends the attempt's number."""
+    return shlex.join([plan.python, "-m", "hpc_det.launch.agent", plan.folder])
+
+
+def common_variables(plan: JobPlan) -> dict[str, object]:
+    """What every template shows."""
+    return {
+        "title": f"experiment {plan.experiment_id}, trial {plan.trial_id}: {plan.name}",
+        "modules": [f"module load {shlex.quote(module)}" for module in plan.modules],
+        "setup": list(plan.setup),
+        "python_folder": shlex.quote(plan.python.rpartition("/")[0]),
+        "job": shlex.join([plan.python, "-m", "hpc_det.launch.job", plan.folder]),
+    }

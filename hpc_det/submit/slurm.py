@@ -1,0 +1,181 @@
+"""Slurm: flags, commands and what they answer, after sbatch(1), squeue(1), scontrol(1) and slurm.conf(5)."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.requeue import Cause
+from hpc_det.store.folders import TrialFolder
+from hpc_det.submit.command import CommandError, Run
+from hpc_det.submit.scheduler import JobState, JobStatus, agent_command, common_variables
+
+# squeue(1), JOB STATE CODES. A state that is not here is news from a newer Slurm: UNKNOWN, never a crash.
+STATES = {
+    "PENDING": JobState.QUEUED,
+    "CONFIGURING": JobState.QUEUED,
+    "REQUEUED": JobState.QUEUED,
+    "REQUEUE_FED": JobState.QUEUED,
+    "REQUEUE_HOLD": JobState.QUEUED,
+    "SPECIAL_EXIT": JobState.QUEUED,
+    "RESV_DEL_HOLD": JobState.QUEUED,
+    "RUNNING": JobState.RUNNING,
+    "SUSPENDED": JobState.RUNNING,
+    "STOPPED": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "STAGE_OUT": JobState.RUNNING,
+    "RESIZING": JobState.RUNNING,
+    "COMPLETING": JobState.RUNNING,  # its processes may still write; a requeued job passes through here too
+    "COMPLETED": JobState.ENDED,
+    "CANCELLED": JobState.ENDED,
+    "FAILED": JobState.ENDED,
+    "TIMEOUT": JobState.ENDED,
+    "NODE_FAIL": JobState.ENDED,
+    "OUT_OF_MEMORY": JobState.ENDED,
+    "BOOT_FAIL": JobState.ENDED,
+    "DEADLINE": JobState.ENDED,
+    "REVOKED": JobState.ENDED,
+    "PREEMPTED": JobState.ENDED,
+}
+SIGNAL_EARLY_S = 60.0
+"""`--signal` may come up to 60 s earlier than asked (sbatch(1))."""
+
+
+class Slurm:
+    template = "slurm.sh.j2"
+    has_queue = True
+
+    def script_variables(self, plan: JobPlan) -> dict[str, object]:
+        srun = ["srun", f"--nodes={plan.nodes}", f"--ntasks={plan.nodes}", "--ntasks-per-node=1"]
+        # srun takes no --cpus-per-task from the job since 22.05, and a dead agent must end the others.
+        srun += [f"--cpus-per-task={_cpus(plan)}", "--kill-on-bad-exit=1", "--wait=60", "--export=ALL", *plan.srun_args]
+        return {
+            **common_variables(plan),
+            "directives": [shlex.quote(flag) for flag in directives(plan)],
+            "start_agents": f"{shlex.join(srun)} {agent_command(plan)}",
+        }
+
+    def submit_command(self, script: str) -> list[str]:
+        return ["sbatch", "--parsable", script]
+
+    def parse_submit(self, output: str) -> str:
+        # "ID" or "ID;CLUSTER" (sbatch(1), --parsable)
+        found = re.fullmatch(r"(\d+)(;\S+)?", output.strip())
+        if not found:
+            raise ValueError(f"sbatch: no job id in its answer {output.strip()!r}")
+        return found[1]
+
+    def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
+        command = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(job_ids)}", "--format=%i|%T|%r"]
+        try:
+            known = parse_squeue(run(command))
+        except CommandError as error:
+            if "Invalid job id" not in str(error):
+                return dict.fromkeys(job_ids, JobStatus(JobState.UNKNOWN, str(error)))
+            known = {}
+        # A job that Slurm has forgotten ended more than MinJobAge ago.
+        return {job_id: known.get(job_id, JobStatus(JobState.ENDED, "forgotten by Slurm")) for job_id in job_ids}
+
+    def cancel(self, job_id: str, run: Run) -> None:
+        run(["scancel", job_id])
+
+    def release(self, job_id: str, run: Run) -> None:
+        run(["scontrol", "update", f"JobId={job_id}", "StartTime=now"])
+
+    def job_id(self, env: Mapping[str, str]) -> str:
+        """`A_a` for an array's element: its own number would requeue the whole array where it equals the parent's."""
+        if "SLURM_ARRAY_JOB_ID" in env:
+            return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
+        return env["SLURM_JOB_ID"]
+
+    def node_rank(self, env: Mapping[str, str]) -> int:
+        return int(env["SLURM_NODEID"])
+
+    def stop_cause(self, plan: JobPlan, job_id: str, now: float, run: Run) -> Cause:
+        try:
+            job = parse_scontrol(run(["scontrol", "show", "job", "--oneliner", job_id]))
+        except CommandError:
+            return Cause.PREEMPTED  # scontrol may be missing on compute nodes; both causes are requeued alike
+        if _time(job.get("PreemptTime")) is not None:
+            return Cause.PREEMPTED
+        end = _time(job.get("EndTime"))
+        warned_from = float("inf") if end is None else end - plan.signal_lead_s - SIGNAL_EARLY_S
+        return Cause.TIME_LIMIT if now >= warned_from else Cause.PREEMPTED
+
+    def requeue(self, job_id: str, run: Run) -> None:
+        """A job that exits 0 within its grace time is COMPLETED on Slurm 22.05, so it is put back by its own hand."""
+        run(["scontrol", "requeue", job_id])
+
+
+def directives(plan: JobPlan) -> list[str]:
+    """sbatch's flags, in the order in which the script shows them."""
+    flags = [
+        f"--job-name={plan.name}",
+        f"--nodes={plan.nodes}",
+        f"--ntasks={plan.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={_cpus(plan)}",
+        *_gpus(plan),
+    ]
+    optional = {
+        "mem": plan.mem_per_node,
+        "partition": plan.partition,
+        "account": plan.account,
+        "qos": plan.qos,
+        "time": plan.time_limit_min,
+    }
+    flags += [f"--{name}={value}" for name, value in optional.items() if value is not None]
+    return [
+        *flags,
+        f"--signal=USR2@{plan.signal_lead_s}",
+        "--requeue",
+        "--open-mode=append",
+        f"--output={_literal(TrialFolder(Path(plan.folder)).job_log)}",
+        f"--chdir={plan.folder}",
+        *plan.sbatch_args,
+    ]
+
+
+def parse_squeue(output: str) -> dict[str, JobStatus]:
+    """The lines of `--format=%i|%T|%r`."""
+    rows = (line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2)
+    return {job_id.strip(): _status(state.strip(), reason.strip()) for job_id, state, reason in rows}
+
+
+def parse_scontrol(output: str) -> dict[str, str]:
+    """`scontrol show job --oneliner`: KEY=VALUE, as far as values hold no blanks."""
+    return dict(item.split("=", 1) for item in output.split() if "=" in item)
+
+
+def _status(state: str, reason: str) -> JobStatus:
+    found = STATES.get(state, JobState.UNKNOWN)
+    # A requeued job waits for cred_expire + 1 = 121 s with this reason (slurmctld, batch_requeue_fini).
+    return JobStatus(JobState.HELD if found is JobState.QUEUED and reason == "BeginTime" else found, reason)
+
+
+def _cpus(plan: JobPlan) -> int:
+    return plan.cpus_per_rank * plan.ranks_per_node
+
+
+def _gpus(plan: JobPlan) -> list[str]:
+    if plan.slot_type != "gpu":
+        return []
+    count = f"{plan.gpu_type}:{plan.ranks_per_node}" if plan.gpu_type else str(plan.ranks_per_node)
+    return [f"--gres=gpu:{count}" if plan.gpu_flag == "gres" else f"--gpus-per-node={count}"]
+
+
+def _literal(path: Path) -> str:
+    """A path for --output: `%` begins a pattern there, and a backslash switches patterns off (sbatch(1))."""
+    return str(path).replace("%", "%%")
+
+
+def _time(text: str | None) -> float | None:
+    """Slurm's local time, "2026-11-20T10:42:00"; None for "None", "Unknown" and "N/A"."""
+    try:
+        return datetime.fromisoformat(text or "").timestamp()
+    except ValueError:
+        return None

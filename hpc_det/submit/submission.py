@@ -1,0 +1,91 @@
+"""plan -> script -> job id. A dry run is the same code without the last call."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.plan.planner import plan_trial
+from hpc_det.search.single import trial_seed
+from hpc_det.store.files import write_atomic, write_json
+from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.submit.render import render
+from hpc_det.submit.snapshot import copy_snapshot, snapshot_files
+
+if TYPE_CHECKING:
+    from hpc_det.config.effective import Effective
+
+
+@dataclass(frozen=True)
+class Submission:
+    """All that a job needs, not yet anywhere."""
+
+    plan: JobPlan
+    script: str
+    files: list[Path]
+    """The snapshot, relative to the context directory."""
+
+
+def prepare(effective: Effective, folder: ExperimentFolder) -> Submission:
+    """Touches neither scheduler nor disk. Raises UsageError with all that is wrong."""
+    plan = plan_trial(effective.experiment, effective.cluster, folder, python=sys.executable)
+    return Submission(plan=plan, script=render(plan), files=snapshot_files(effective.context_dir))
+
+
+def submit(effective: Effective, store: ExperimentStore) -> ExperimentFolder:
+    """The new experiment, queued. Where anything fails, nothing of it is left."""
+    prepare(effective, store.folder(store.next_id()))
+    os.umask(0o077)
+    folder = store.create()
+    try:
+        _write(effective, folder)
+        _queue(folder)
+        # The config comes last: a folder without it was never created.
+        write_atomic(folder.config, yaml.safe_dump(effective.tree, sort_keys=False, allow_unicode=True))
+    except BaseException:
+        folder.remove()
+        raise
+    return folder
+
+
+def _write(effective: Effective, folder: ExperimentFolder) -> None:
+    submission = prepare(effective, folder)
+    trial = folder.trial()
+    for needed in (trial.path, trial.logs, trial.checkpoints, folder.submitit):
+        needed.mkdir(parents=True)
+    copy_snapshot(effective.context_dir, submission.files, folder.code)
+    write_json(folder.origin, effective.origins)
+    write_json(trial.trial, _trial_spec(effective, submission.plan))
+    write_atomic(trial.plan, submission.plan.to_json())
+    write_atomic(trial.script, submission.script)
+
+
+def _trial_spec(effective: Effective, plan: JobPlan) -> dict[str, Any]:
+    """What the ranks need beside the plan. The seed defaults to the time of submission, as upstream's does."""
+    reproducibility = effective.tree["reproducibility"]
+    if reproducibility["experiment_seed"] is None:
+        reproducibility["experiment_seed"] = int(time.time())
+    return {
+        "experiment_id": plan.experiment_id,
+        "trial_id": plan.trial_id,
+        "trial_seed": trial_seed(reproducibility["experiment_seed"], plan.trial_id),
+        "hparams": effective.experiment.hparams,
+        "config": effective.tree,
+    }
+
+
+def _queue(folder: ExperimentFolder) -> None:
+    from hpc_det.submit.executor import GangExecutor
+
+    trial = folder.trial()
+    plan = JobPlan.from_json(trial.plan.read_text(encoding="utf-8"))
+    job_id = GangExecutor(folder.submitit, plan.scheduler, trial.script).submit_script()
+    trial.job.write_text(json.dumps({"job_id": job_id, "scheduler": plan.scheduler, "submitted": time.time()}))

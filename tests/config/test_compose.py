@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from hpc_det.config.effective import effective
+from hpc_det.config.request import from_hydra
+from hpc_det.config.schema import Experiment, Length
+from hpc_det.errors import UsageError
+from hpc_det.resources import data_path
+
+UserFile = Callable[[str, Any], Path]
+DIGITS = ["experiment=digits", "entrypoint=python3 train.py"]
+
+
+def skeleton(model: type[BaseModel]) -> dict[str, Any]:
+    def empty(annotation: Any, free_form: bool) -> Any:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            return skeleton(annotation)
+        return {} if free_form else None
+
+    return {key: empty(field.annotation, field.description == "a map") for key, field in model.model_fields.items()}
+
+
+def test_the_skeleton_has_every_key_of_an_experiment() -> None:
+    written = yaml.safe_load((data_path("conf") / "config.yaml").read_text())
+    del written["defaults"], written["context_dir"]
+    assert written == skeleton(Experiment)
+
+
+def test_the_command_of_the_readme_composes(env: dict[str, str]) -> None:
+    request = from_hydra(["experiment=digits", "cluster=slurm", "template=small", "resources.slots_per_trial=6"], env)
+    assert request.cluster["name"] == "slurm"
+    assert (request.template_name, request.template and request.template["max_restarts"]) == ("small", 2)
+    assert request.config["resources"]["slots_per_trial"] == 6
+    assert request.context_dir == data_path("docs/examples") / "digits"
+    assert not {"cluster", "template", "context_dir", "hydra"} & request.config.keys()
+
+
+def test_a_composed_experiment_is_valid_and_knows_its_origins(code: Path, env: dict[str, str]) -> None:
+    result = effective(from_hydra([*DIGITS, f"context_dir='{code}'", "template=small"], env))
+    assert (result.experiment.resources.slots_per_trial, result.experiment.max_restarts) == (2, 2)
+    origins = {key: result.origins[key] for key in ("scheduling_unit", "max_restarts", "description")}
+    assert origins == {"scheduling_unit": "config", "max_restarts": "template", "description": "default"}
+
+
+def test_without_choices_it_is_the_local_cluster_no_template_and_here(env: dict[str, str]) -> None:
+    request = from_hydra(["name=x"], env)
+    assert (request.cluster["name"], request.template, request.template_name) == ("local", None, None)
+    assert request.context_dir == Path.cwd()
+
+
+def test_the_users_own_file_comes_before_the_projects(env: dict[str, str], user_file: UserFile) -> None:
+    user_file("cluster/slurm.yaml", {"name": "mine"})
+    user_file("template/odd.yaml", {"max_restarts": 9})
+    user_file("experiment/own.yaml", "# @package _global_\nname: own\n")
+    request = from_hydra(["cluster=slurm", "template=odd", "experiment=own"], env)
+    assert (request.cluster, request.template, request.config["name"]) == ({"name": "mine"}, {"max_restarts": 9}, "own")
+    assert from_hydra(["cluster=local"], env).cluster["name"] == "local"
+
+
+def test_a_length_changes_its_unit(code: Path, env: dict[str, str]) -> None:
+    here = [*DIGITS, f"context_dir='{code}'"]
+    plain = effective(from_hydra([*here, "min_validation_period=30"], env))
+    assert plain.experiment.min_validation_period == Length(30)
+    changed = from_hydra([*here, "+min_validation_period.records=30", "~min_validation_period.epochs"], env)
+    assert effective(changed).experiment.min_validation_period == Length(30, "records")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["cluster=slrm"], "cluster: no cluster is called 'slrm'; did you mean 'slurm'? known: local, slurm"),
+        (["template=smal"], "template: no template is called 'smal'; did you mean 'small'? known: small"),
+        (["clustr=slurm"], "clustr: unknown key 'clustr'; did you mean 'cluster'?"),
+        (
+            ["resources.slots_per_trail=2"],
+            "resources.slots_per_trail: unknown key 'slots_per_trail'; did you mean 'slots_per_trial'?",
+        ),
+        (
+            ["cluster.signal_leed_s=2"],
+            "cluster.signal_leed_s: unknown key 'signal_leed_s'; did you mean 'signal_lead_s'?",
+        ),
+        (
+            ["hyperparameters.lr=2"],
+            "hyperparameters.lr: no such key in what the files compose; to add it write +hyperparameters.lr=VALUE",
+        ),
+        (
+            ["experiment=digits", "min_validation_period={batches: 3}"],
+            "min_validation_period: Hydra merges maps; add the new key with +min_validation_period.KEY=VALUE "
+            "and remove the old with ~min_validation_period.KEY",
+        ),
+        (["nonsense"], "'nonsense' is no override: expected KEY=VALUE; text with blanks or signs in quotes"),
+        (["name=a,b"], "Ambiguous value for argument 'name=a,b'; a list is KEY=[a,b], a text is KEY='\"a,b\"'"),
+        (["+data.x=${nope}"], "data.x: Interpolation key 'nope' not found"),
+        (["+data.x=???"], "data.x: Missing mandatory value: x"),
+        (["~nothing"], "Could not delete from config. 'nothing' does not exist."),
+    ],
+)
+def test_hydras_errors_are_one_sentence(overrides: list[str], problem: str, env: dict[str, str]) -> None:
+    with pytest.raises(UsageError) as error:
+        from_hydra(overrides, env)
+    assert error.value.problems == [problem]
+
+
+def test_a_broken_file_is_named_with_its_line(env: dict[str, str], user_file: UserFile) -> None:
+    file = user_file("template/broken.yaml", "a: 1\nb: [1\nc: 2\n")
+    with pytest.raises(UsageError, match=f"{file}:3: "):
+        from_hydra(["template=broken"], env)
+
+
+def test_a_time_that_hydra_reads_as_a_number_is_refused(env: dict[str, str], user_file: UserFile) -> None:
+    file = user_file("template/short.yaml", "resources:\n  time_limit: 1:30:00\n")
+    with pytest.raises(UsageError) as error:
+        from_hydra(["template=short"], env)
+    assert error.value.problems == [
+        f"{file}: resources.time_limit: Hydra reads 1:30:00 as the number 5400; write '1:30:00' in quotes"
+    ]
+    user_file("template/short.yaml", "resources:\n  time_limit: '1:30:00'\n")
+    assert from_hydra(["template=short"], env).template == {"resources": {"time_limit": "1:30:00"}}
+
+
+def test_a_template_of_a_template_is_refused(env: dict[str, str], user_file: UserFile) -> None:
+    user_file("template/big.yaml", {"template": "small"})
+    with pytest.raises(UsageError, match="template 'big' names the template 'small'"):
+        from_hydra(["template=big"], env)
+
+
+def test_a_request_from_a_file_needs_no_hydra() -> None:
+    code = "import sys, hpc_det.config.effective; print({'hydra', 'torch', 'numpy'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hpc_det.config.effective import Effective
+from hpc_det.config.merge import leaves
+
+Build = Callable[..., Effective]
+Problems = Callable[..., list[str]]
+
+
+def test_a_default_never_beats_a_template(build: Build) -> None:
+    result = build(template={"max_restarts": 1})
+    assert (result.experiment.max_restarts, result.origins["max_restarts"]) == (1, "template")
+
+
+def test_the_layers_lowest_first(build: Build) -> None:
+    result = build(
+        cluster={"experiment": {"max_restarts": 1, "scheduling_unit": 1, "description": "site"}},
+        template={"max_restarts": 2, "scheduling_unit": 2},
+        max_restarts=3,
+    )
+    assert (result.experiment.max_restarts, result.experiment.scheduling_unit) == (3, 2)
+    keys = ("max_restarts", "scheduling_unit", "description", "checkpoint_policy")
+    assert [result.origins[key] for key in keys] == ["config", "template", "cluster", "default"]
+
+
+def test_every_leaf_has_an_origin_and_the_tree_is_json(build: Build) -> None:
+    result = build(
+        template={"labels": ["x"]}, labels=["y"], hyperparameters={"a": {"b": [1, 2], "c": None}}, data={"d": 1}
+    )
+    assert result.origins.keys() == dict(leaves(result.tree)).keys()
+    assert json.loads(json.dumps(result.tree)) == result.tree
+    assert (result.origins["labels[0]"], result.origins["labels[1]"]) == ("template", "config")
+    assert result.origins["hyperparameters.a.c"] == "config"
+
+
+def test_who_wrote_a_length_wrote_its_unit(build: Build) -> None:
+    result = build(template={"min_validation_period": 5}, min_checkpoint_period={"epochs": 1})
+    assert result.origins["min_validation_period.batches"] == "template"
+    assert result.origins["min_checkpoint_period.epochs"] == "config"
+
+
+def test_a_problem_names_the_template_or_the_cluster_that_holds_it(problems: Problems) -> None:
+    assert problems(
+        template={"max_restart": 1, "scheduling_unit": "many"}, cluster={"experiment": {"checkpoint_policy": 3}}
+    ) == [
+        "scheduling_unit: got 'many' (from template 'site'); expected a whole number >= 1",
+        "checkpoint_policy: got 3 (from cluster 'lab'); expected best, all or none",
+        "max_restart: unknown key 'max_restart' (from template 'site'); did you mean 'max_restarts'?",
+    ]
+
+
+def test_a_cluster_without_its_keys_is_told(problems: Problems) -> None:
+    assert problems(cluster={"slot_type": None, "scheduler": None}) == [
+        "cluster.scheduler: required, but nobody set it; give slurm or local",
+        "cluster.slot_type: required, but nobody set it; give gpu or cpu",
+    ]
+
+
+def test_a_config_cannot_name_its_cluster(problems: Problems) -> None:
+    (problem,) = problems(template={"cluster": {"x": 1}})
+    assert problem.startswith("cluster: unknown key 'cluster' (from template 'site')") or "cluster" in problem
+
+
+def test_every_problem_is_told_at_once(problems: Problems) -> None:
+    found = problems(
+        name="a\nb",
+        max_restarts=-1,
+        labels="x",
+        slots=3,
+        resources={"slots_per_trial": 4, "time_limit": "00:01:00"},
+        hyperparameters={"global_batch_size": 2, "lr": {"type": "log", "minval": -4}},
+        searcher={"max_length": {"batches": 1}},
+        entrypoint="python3 x.py --trial model_def:NoTrial",
+        cluster={"scheduler": "lsf"},
+    )
+    assert [line.split(":")[0] for line in found] == [
+        "cluster.scheduler",
+        "labels",
+        "searcher.metric",
+        "max_restarts",
+        "slots",
+        "name",
+        "hyperparameters.lr.type",
+        "hyperparameters.global_batch_size",
+        "resources.time_limit",
+        "entrypoint",
+    ]
+
+
+def test_what_nobody_wrote_is_required(problems: Problems) -> None:
+    assert problems(name=None, searcher=None) == [
+        "name: required, but nobody set it; give a name for the experiment, not empty",
+        "searcher.metric: required, but nobody set it; give the name of a validation metric, such as accuracy",
+        "searcher.max_length: required, but nobody set it; give one of batches, records, epochs with a whole number "
+        ">= 1, such as {batches: 100} or 100",
+    ]
+
+
+@pytest.mark.parametrize("char", ["\n", "\t", "\x00", "\x1b", "\x85", "\u2028", "\u2029"])
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("name", lambda text: {"name": text}),
+        ("entrypoint", lambda text: {"entrypoint": text}),
+        ("entrypoint[1]", lambda text: {"entrypoint": ["python3", text]}),
+        ("labels[0]", lambda text: {"labels": [text]}),
+        ("slurm.sbatch_args[0]", lambda text: {"slurm": {"sbatch_args": [text]}}),
+        ("cluster.setup[0]", lambda text: {"cluster": {"setup": [text]}}),
+        ("cluster.account", lambda text: {"cluster": {"account": text}}),
+        ("cluster.environment_variables[0]", lambda text: {"cluster": {"environment_variables": [f"A={text}"]}}),
+    ],
+)
+def test_control_characters_are_refused(char: str, path: str, change: Callable[[str], Any], problems: Problems) -> None:
+    (problem,) = problems(**change(f"a{char}b"))
+    assert problem.startswith(f"{path}: control character U+{ord(char):04X} in ")
+    assert problem.isprintable()
+
+
+def test_free_form_values_may_have_several_lines(build: Build, problems: Problems) -> None:
+    build(data={"prompt": "a\nb", "separator": "\t"}, hyperparameters={"text": "a\nb"})
+    assert problems(data={"prompt": "a\x1b"}) == [
+        "data.prompt: control character U+001B in 'a\\x1b' (from config); remove it"
+    ]
+    assert problems(data={"a\nb": 1})[0].startswith("data.a\\nb: control character U+000A in 'a\\nb'")
+
+
+def test_a_key_is_a_text(problems: Problems) -> None:
+    assert problems(data={"x": {1: "a"}}) == ["data.x.1: the key 1 is not a text (from config); put it in quotes"]
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "problem"),
+    [
+        (
+            {"a": {"lr": {"type": "log", "minval": -4, "maxval": -2}}},
+            "hyperparameters.a.lr.type: 'log' is a range to search, and the single searcher needs constants "
+            "(from config); give `type: const` and `val`",
+        ),
+        ({"k": {"type": "const"}}, "hyperparameters.k.val: required, but nobody set it; give the constant's value"),
+        (
+            {"k": {"type": "const", "val": 1, "vall": 2}},
+            "hyperparameters.k.vall: unknown key 'vall' (from config); did you mean 'val'?",
+        ),
+        (
+            {"global_batch_size": 0},
+            "hyperparameters.global_batch_size: got 0 (from config); expected a whole number >= 1",
+        ),
+        (
+            {"global_batch_size": {"type": "const", "val": "64"}},
+            "hyperparameters.global_batch_size: got '64' (from config); expected a whole number >= 1",
+        ),
+        (
+            {"global_batch_size": 3},
+            "hyperparameters.global_batch_size: 3 is below resources.slots_per_trial 4 (from config); "
+            "every slot needs a record of each batch: use a batch of at least 4, or at most 3 slots",
+        ),
+    ],
+)
+def test_a_hyperparameter_that_one_trial_cannot_have(
+    hyperparameters: dict[str, Any], problem: str, problems: Problems
+) -> None:
+    assert problems(hyperparameters=hyperparameters, resources={"slots_per_trial": 4}) == [problem]
+
+
+def test_constants_pass(build: Build) -> None:
+    build(
+        hyperparameters={"a": 1, "b": {"c": [1], "d": {"type": "const", "val": 2}}, "global_batch_size": 8, "e": None}
+    )
+
+
+def test_a_length_in_records_needs_a_batch_size(build: Build, problems: Problems) -> None:
+    assert problems(min_validation_period={"records": 500}) == [
+        "min_validation_period: {records: 500} cannot be counted in batches (from config); "
+        "set hyperparameters.global_batch_size, or use batches or epochs"
+    ]
+    build(min_validation_period={"records": 500}, hyperparameters={"global_batch_size": 10})
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"resources": {"time_limit": "00:01:30"}, "cluster": {"signal_lead_s": 120}}, "resources.time_limit"),
+        ({"cluster": {"time_limit": 1}}, "cluster.time_limit"),
+    ],
+)
+def test_a_time_limit_leaves_time_before_the_signal(changes: dict[str, Any], path: str, problems: Problems) -> None:
+    (problem,) = problems(**changes)
+    assert problem.startswith(f"{path}: ")
+    assert "does not exceed cluster.signal_lead_s" in problem
+
+
+def test_the_experiments_time_limit_stands_for_the_clusters(build: Build) -> None:
+    build(resources={"time_limit": "00:10:00"}, cluster={"time_limit": 1})

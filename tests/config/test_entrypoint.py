@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_det.config.entrypoint import check_entrypoint
+
+LOADERS = "def build_training_data_loader(self): ...\n    def build_validation_data_loader(self): ...\n"
+WHOLE = f"def train_batch(self): ...\n    def evaluate_batch(self): ...\n    {LOADERS}"
+HEAD = "from hpc_det.pytorch import PyTorchTrial\nimport hpc_det.pytorch as pt\n"
+ENTRYPOINT = "python3 -m hpc_det.launch.torch_distributed --trial model_def:T"
+
+
+def check(tmp_path: Path, source: str, entrypoint: object = ENTRYPOINT) -> list[str]:
+    (tmp_path / "model_def.py").write_text(source)
+    return [problem.replace(f"{tmp_path}/", "") for problem in check_entrypoint(entrypoint, tmp_path)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"{HEAD}class T(PyTorchTrial):\n    {WHOLE}",
+        f"{HEAD}class T(pt.PyTorchTrial):\n    {WHOLE}",
+        f"{HEAD}class Base(PyTorchTrial):\n    {LOADERS}\nclass T(Base):\n"
+        "    def train_batch(self): ...\n    def evaluate_full_dataset(self): ...\n",
+        f"{HEAD}class T(PyTorchTrial):\n    {LOADERS}    train_batch = evaluate_batch = print\n",
+        f"{HEAD}import torch\ntorch.backends.x = 1\nclass T(PyTorchTrial):\n    {WHOLE}",
+        f"{HEAD}if True:\n    class T(PyTorchTrial):\n        def train_batch(self): ...\n    T.evaluate_batch = 1",
+        f"{HEAD}pattern = '\\d'\nclass T(PyTorchTrial):\n    {WHOLE}",
+    ],
+)
+def test_a_whole_trial_passes(tmp_path: Path, source: str) -> None:
+    assert check(tmp_path, source) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from other import T",
+        "from other import *",
+        "T = make_trial()",
+        "from other import Base\nclass T(Base): ...",
+        f"{HEAD}from other import Mixin\nclass T(Mixin, PyTorchTrial): ...",
+        f"{HEAD}@complete\nclass T(PyTorchTrial): ...",
+        f"{HEAD}class T(PyTorchTrial, metaclass=M): ...",
+        f"{HEAD}class T(PyTorchTrial): ...\nsetattr(T, 'train_batch', f)",
+        "class T: ...",
+        "globals()['T'] = 1",
+        "def __getattr__(name): ...",
+    ],
+)
+def test_what_only_running_the_code_shows_is_no_problem(tmp_path: Path, source: str) -> None:
+    assert check(tmp_path, source) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "problems"),
+    [
+        (
+            f"{HEAD}class T(PyTorchTrial):\n    def train_batch(self): ...\n    def evaluate_batch(self): ...\n",
+            [
+                "entrypoint: T in model_def.py lacks build_training_data_loader, build_validation_data_loader; "
+                "a PyTorchTrial needs them"
+            ],
+        ),
+        (
+            f"{HEAD}class T(PyTorchTrial):\n    def train_batch(self): ...\n    {LOADERS}",
+            [
+                "entrypoint: T in model_def.py defines neither evaluate_batch nor evaluate_full_dataset; "
+                "define one of them"
+            ],
+        ),
+        (
+            f"{HEAD}class T(PyTorchTrial):\n    {WHOLE}    def evaluate_full_dataset(self): ...\n",
+            ["entrypoint: T in model_def.py defines both evaluate_batch and evaluate_full_dataset; keep one of them"],
+        ),
+        (f"{HEAD}class Tee(PyTorchTrial): ...", ["entrypoint: model_def.py does not define 'T'; it defines Tee"]),
+        ("def f(:\n", ["entrypoint: model_def.py:1: invalid syntax"]),
+        ("x = 1\n\0", ["entrypoint: model_def.py:1: source code string cannot contain null bytes"]),
+    ],
+)
+def test_a_trial_that_cannot_train_is_told(tmp_path: Path, source: str, problems: list[str]) -> None:
+    assert check(tmp_path, source) == problems
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "python3 x.py --trial=model_def:Other",
+        "python3 x.py --trial model_def:Other; true|cat",
+        "model_def:Other",
+        ["python3", "-m", "x", "--trial", "model_def:Other"],
+    ],
+)
+def test_every_form_of_naming_a_trial_is_found(tmp_path: Path, entrypoint: object) -> None:
+    assert check(tmp_path, "class T: ...", entrypoint) == [
+        "entrypoint: model_def.py does not define 'Other'; it defines T"
+    ]
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "python3 train.py",
+        "cd src && python3 -m x --trial none:T",
+        "PYTHONPATH=src python3 -m x --trial none:T",
+        "python3 -m x --trial $TRIAL",
+        "python3 -m x --trial yaml.loader:Loader",
+        None,
+        5,
+    ],
+)
+def test_an_entrypoint_that_names_no_module_of_the_folder_is_left_alone(tmp_path: Path, entrypoint: object) -> None:
+    assert check_entrypoint(entrypoint, tmp_path) == []
+
+
+def test_a_missing_module_is_told_with_what_there_is(tmp_path: Path) -> None:
+    assert check(tmp_path, "", "python3 -m x --trial model:T") == [
+        f"entrypoint: no module 'model' in context_dir {tmp_path}, which holds model_def.py"
+    ]
+
+
+def test_a_module_may_be_a_package_or_lie_in_one(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/__init__.py").write_text("class T: ...")
+    (tmp_path / "pkg/inner.py").write_text("class U: ...")
+    assert check_entrypoint("pkg:T", tmp_path) == []
+    assert check_entrypoint("pkg.inner:U", tmp_path) == []
+    assert len(check_entrypoint("pkg.inner:T", tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "problem"),
+    [
+        ("python3 -m x --trial model_def", "entrypoint: --trial got 'model_def'; expected module:Class"),
+        ("python3 -m x --trial", "entrypoint: --trial got ''; expected module:Class"),
+        ("python3 'x.py", "entrypoint: No closing quotation"),
+    ],
+)
+def test_an_entrypoint_that_cannot_be_read_is_told(tmp_path: Path, entrypoint: str, problem: str) -> None:
+    assert [line.partition(", such as")[0] for line in check_entrypoint(entrypoint, tmp_path)] == [problem]
+
+
+def test_the_users_code_is_never_run(tmp_path: Path) -> None:
+    assert check(tmp_path, f"raise SystemExit(3)\n{HEAD}class T(PyTorchTrial):\n    {WHOLE}") == []

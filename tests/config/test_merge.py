@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_det.config.merge import merge, merge_layers
+
+
+def mount(host: str, container: str) -> dict[str, str]:
+    return {"host_path": host, "container_path": container}
+
+
+SAVE_10 = {"save_experiment_best": 10, "save_trial_best": 10, "save_trial_latest": 10}
+CASES = {
+    "1 scalars": ({"a": 1, "b": 2}, {"b": 3}, {"a": 1, "b": 3}),
+    "1 null": ({"a": 1, "b": 2}, {"b": None}, {"a": 1, "b": 2}),
+    "2 bind mounts": (
+        {"bind_mounts": [mount("z", "/z"), mount("n", "/a")]},
+        {"bind_mounts": [mount("a", "/a")]},
+        {"bind_mounts": [mount("a", "/a"), mount("z", "/z")]},
+    ),
+    "3 devices": (
+        {"resources": {"devices": ["/z:/z", "/n:/a"]}},
+        {"resources": {"devices": [mount("/a", "/a"), "/q:/q:r"]}},
+        {"resources": {"devices": [mount("/a", "/a"), {**mount("/q", "/q"), "mode": "r"}, mount("/z", "/z")]}},
+    ),
+    "4 storage of no kind": (
+        {"checkpoint_storage": SAVE_10},
+        {"checkpoint_storage": {"type": "gcs", "bucket": "w", "save_experiment_best": 3}},
+        {"checkpoint_storage": {**SAVE_10, "type": "gcs", "bucket": "w", "save_experiment_best": 3}},
+    ),
+    "5 storage of another kind": (
+        {"checkpoint_storage": {"type": "s3", "bucket": "x", **SAVE_10}},
+        {"checkpoint_storage": {"type": "shared_fs", "host_path": "/tmp", "storage_path": "d", "save_trial_best": 1}},
+        {
+            "checkpoint_storage": {
+                **SAVE_10,
+                "type": "shared_fs",
+                "host_path": "/tmp",
+                "storage_path": "d",
+                "save_trial_best": 1,
+            }
+        },
+    ),
+    "6 searcher common fields": (
+        {"searcher": {"metric": "sae", "smaller_is_better": True, "source_trial_id": 1}},
+        {"searcher": {"name": "random", "max_trials": 10}},
+        {
+            "searcher": {
+                "name": "random",
+                "max_trials": 10,
+                "metric": "sae",
+                "smaller_is_better": True,
+                "source_trial_id": 1,
+            }
+        },
+    ),
+    "7 searcher of another kind": (
+        {
+            "searcher": {
+                "name": "random",
+                "max_trials": 10000,
+                "max_length": {"batches": 10000},
+                "smaller_is_better": False,
+                "source_checkpoint_uuid": "u",
+            }
+        },
+        {"searcher": {"name": "single", "max_length": {"batches": 1000}, "smaller_is_better": True}},
+        {
+            "searcher": {
+                "name": "single",
+                "max_length": {"batches": 1000},
+                "smaller_is_better": True,
+                "source_checkpoint_uuid": "u",
+            }
+        },
+    ),
+    "8 leaf hyperparameter": (
+        {"hyperparameters": {"n": {"type": "int", "minval": 50, "maxval": 500, "count": 5}}},
+        {"hyperparameters": {"n": {"type": "int", "minval": 10, "maxval": 100}}},
+        {"hyperparameters": {"n": {"type": "int", "minval": 10, "maxval": 100}}},
+    ),
+    "9 nested hyperparameters": (
+        {"hyperparameters": {"transformer": {"task": "lm"}}},
+        {"hyperparameters": {"transformer": {"backbone": "bert"}}},
+        {"hyperparameters": {"transformer": {"task": "lm", "backbone": "bert"}}},
+    ),
+    "9 null hyperparameter": (
+        {"hyperparameters": {"transformer": {"task": "lm"}}},
+        {"hyperparameters": {"transformer": None}},
+        {"hyperparameters": {"transformer": None}},
+    ),
+    "10 azure": (
+        {"checkpoint_storage": {"connection_string": "s", "container": "c"}},
+        {"checkpoint_storage": {"type": "azure"}},
+        {"checkpoint_storage": {"type": "azure", "connection_string": "s", "container": "c"}},
+    ),
+    "11 variables": (
+        {"environment": {"environment_variables": ["A=1"]}},
+        {"environment": {"environment_variables": ["A=2", "B=3"]}},
+        {"environment": {"environment_variables": ["A=1", "A=2", "B=3"]}},
+    ),
+    "11 variables per device": (
+        {"environment": {"environment_variables": ["A=1"]}},
+        {"environment": {"environment_variables": {"cuda": ["A=2"]}}},
+        {"environment": {"environment_variables": {"cpu": ["A=1"], "cuda": ["A=1", "A=2"], "rocm": ["A=1"]}}},
+    ),
+    "12 labels": ({"labels": ["x"]}, {"labels": ["y", "x"]}, {"labels": ["x", "y"]}),
+    "13 image": (
+        {"environment": {"image": "i"}},
+        {"environment": {"image": {"cuda": "g"}}},
+        {"environment": {"image": {"cpu": "i", "cuda": "g", "rocm": "i"}}},
+    ),
+    "14 plain list": (
+        {"slurm": {"sbatch_args": ["-Aacct"]}},
+        {"slurm": {"sbatch_args": ["-t10"]}},
+        {"slurm": {"sbatch_args": ["-Aacct", "-t10"]}},
+    ),
+    "15 log policies": (
+        {"log_policies": [{"name": "CUDA OOM", "pattern": "p"}, {"action": "a", "pattern": "q"}]},
+        {"log_policies": [{"name": "CUDA OOM"}]},
+        {"log_policies": [{"name": "CUDA OOM"}, {"action": "a", "pattern": "q"}]},
+    ),
+    "16 length": (
+        {"min_validation_period": {"epochs": 1}},
+        {"min_validation_period": {"batches": 5}},
+        {"min_validation_period": {"batches": 5}},
+    ),
+    "17 maps": (
+        {"resources": {"slots_per_trial": 8}},
+        {"resources": {"priority": 3}},
+        {"resources": {"slots_per_trial": 8, "priority": 3}},
+    ),
+    "entrypoint is one value": ({"entrypoint": ["a", "b"]}, {"entrypoint": ["c"]}, {"entrypoint": ["c"]}),
+    "vals are one value": (
+        {"hyperparameters": {"o": {"type": "categorical", "vals": [1, 2]}}},
+        {"hyperparameters": {"o": {"type": "categorical", "vals": [3]}}},
+        {"hyperparameters": {"o": {"type": "categorical", "vals": [3]}}},
+    ),
+    "bracket rungs are one value": (
+        {"searcher": {"bracket_rungs": [1, 2]}},
+        {"searcher": {"bracket_rungs": [3]}},
+        {"searcher": {"bracket_rungs": [3]}},
+    ),
+    "registry auth is one value": (
+        {"environment": {"registry_auth": {"username": "u", "password": "p"}}},
+        {"environment": {"registry_auth": {"username": "v"}}},
+        {"environment": {"registry_auth": {"username": "v"}}},
+    ),
+    "proxy ports by port": (
+        {"environment": {"proxy_ports": [{"proxy_port": 1, "proxy_tcp": True}, {"proxy_port": 2}]}},
+        {"environment": {"proxy_ports": [{"proxy_port": 1}]}},
+        {"environment": {"proxy_ports": [{"proxy_port": 1}, {"proxy_port": 2}]}},
+    ),
+    "different kinds": ({"data": {"a": {"b": 1}, "c": 1}}, {"data": {"a": 2, "c": {"d": 3}}}, None),
+}
+
+
+@pytest.mark.parametrize(("template", "config", "expected"), CASES.values(), ids=CASES.keys())
+def test_merge_case(template: dict[str, Any], config: dict[str, Any], expected: dict[str, Any] | None) -> None:
+    assert merge(template, config) == (config if expected is None else expected)
+
+
+def test_the_layer_of_every_leaf_is_kept() -> None:
+    merged = merge_layers(
+        [
+            ("cluster", {"max_restarts": 1, "slurm": {"sbatch_args": ["-Aacct"]}}),
+            ("template", {"max_restarts": 2, "resources": {"slots_per_trial": 8}, "labels": ["x"]}),
+            ("config", {"slurm": {"sbatch_args": ["-v"]}, "max_restarts": None, "labels": ["y", "x"]}),
+        ]
+    )
+    assert merged.origins == {
+        "max_restarts": "template",
+        "slurm.sbatch_args[0]": "cluster",
+        "slurm.sbatch_args[1]": "config",
+        "resources.slots_per_trial": "template",
+        "labels[0]": "template",
+        "labels[1]": "config",
+    }
+
+
+def test_the_layer_of_a_mount_follows_it_to_its_new_place() -> None:
+    layers = [("template", {"bind_mounts": [mount("z", "/z")]}), ("config", {"bind_mounts": [mount("a", "/a")]})]
+    assert merge_layers(layers).origins == {"bind_mounts[0]": "config", "bind_mounts[1]": "template"}
+
+
+KEYS = st.sampled_from(["a", "b", "c", "name", "type", "searcher", "hyperparameters", "labels", "data", "environment"])
+SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
+
+
+def trees(*others: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    values = st.recursive(st.one_of(SCALARS, *others), lambda inner: st.dictionaries(KEYS, inner, max_size=4))
+    return st.dictionaries(KEYS, values, max_size=4)
+
+
+ANY_TREE = trees(st.lists(SCALARS | st.dictionaries(KEYS, SCALARS, max_size=2), max_size=3))
+
+
+@given(ANY_TREE)
+def test_an_empty_template_changes_nothing(config: dict[str, Any]) -> None:
+    assert merge({}, config) == config
+
+
+@given(ANY_TREE)
+def test_an_empty_config_changes_nothing(template: dict[str, Any]) -> None:
+    assert merge(template, {}) == template
+
+
+@given(trees())
+def test_a_tree_without_lists_merged_with_itself_is_itself(tree: dict[str, Any]) -> None:
+    assert merge(tree, tree) == tree
+
+
+def spoil(tree: Any) -> None:
+    for child in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(child, dict | list):
+            spoil(child)
+    tree.clear()
+
+
+@given(ANY_TREE, ANY_TREE)
+def test_the_result_shares_nothing_with_its_inputs(template: dict[str, Any], config: dict[str, Any]) -> None:
+    before = deepcopy((template, config))
+    result = merge(template, config)
+    assert (template, config) == before
+    spoil(result)
+    assert (template, config) == before
+
+
+def scalars(tree: dict[str, Any], *path: str) -> list[tuple[tuple[str, ...], Any]]:
+    found = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            found += scalars(value, *path, key)
+        elif value is not None:
+            found.append(((*path, key), value))
+    return found
+
+
+@given(trees(), trees())
+def test_every_scalar_of_the_config_wins(template: dict[str, Any], config: dict[str, Any]) -> None:
+    result = merge(template, config)
+    for path, value in scalars(config):
+        found: Any = result
+        for key in path:
+            found = found[key]
+        assert found == value

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_det.config.plain_yaml import load_yaml, parse_yaml
+from hpc_det.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        ("1.5", 1.5),
+        ("-2", -2),
+        ("1_000", 1000),
+        ("0x10", 16),
+        ("12:30:00", "12:30:00"),
+        ("010", "010"),
+        ("2020-01-01", "2020-01-01"),
+        ("true", True),
+        ("", None),
+        ("[1, a]", [1, "a"]),
+    ],
+)
+def test_numbers_are_what_they_look_like(text: str, value: Any) -> None:
+    assert parse_yaml(text, "here") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3", "file.yaml:3: duplicate key 'a', first on line 1"),
+        ("x:\n  {a: 1, a: 2}", "file.yaml:2: duplicate key 'a', first on line 2"),
+        ("a: [1\nb: 2", "file.yaml:2: expected ',' or ']', but got ':'"),
+        ("- a", "file.yaml: holds a list, expected a map of settings such as `name: digits`"),
+        ("a: !!binary aGk=", "file.yaml: not plain YAML data: Object of type bytes is not JSON serializable"),
+        ("a: &x [*x]", "file.yaml: not plain YAML data: Circular reference detected"),
+        ("a: !!python/name:os.system", "file.yaml:1: could not determine a constructor"),
+        ("a: \0", "file.yaml: not plain YAML data"),
+    ],
+)
+def test_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as error:
+        load_yaml(file)
+    assert str(error.value).startswith(f"{tmp_path}/{message}")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none.yaml: cannot be read: No such file or directory"):
+        load_yaml(tmp_path / "none.yaml")
+
+
+def test_an_empty_file_is_an_empty_map(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").touch()
+    assert load_yaml(tmp_path / "empty.yaml") == {}
+
+
+def test_a_merge_key_may_be_overridden() -> None:
+    assert parse_yaml("base: &b {x: 1, y: 2}\nown: {<<: *b, x: 3}", "here")["own"] == {"x": 3, "y": 2}

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_det.config.effective import effective
+from hpc_det.config.request import apply_override, conf_folders, find, from_file
+from hpc_det.errors import UsageError
+from hpc_det.resources import data_path
+
+UserFile = Callable[[str, Any], Path]
+CONFIG = """
+name: tiny
+entrypoint: python3 train.py
+searcher: {metric: loss, max_length: {batches: 10}}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(CONFIG)
+    return file
+
+
+def test_a_file_is_read_with_its_cluster_and_template(config: Path, code: Path, env: dict[str, str]) -> None:
+    request = from_file(config, code, ["resources.slots_per_trial=6"], "small", "slurm", env)
+    assert request.config["resources"] == {"slots_per_trial": 6}
+    assert request.cluster["slots_per_node"] == 4
+    assert (request.template_name, request.context_dir) == ("small", code)
+    result = effective(request)
+    assert (result.origins["max_restarts"], result.origins["resources.slots_per_trial"]) == ("template", "config")
+
+
+def test_without_choices_it_is_the_local_cluster_no_template_and_here(config: Path, env: dict[str, str]) -> None:
+    request = from_file(config, None, [], None, None, env)
+    assert (request.cluster["name"], request.template, request.context_dir) == ("local", None, Path.cwd())
+
+
+def test_the_argument_beats_the_files_context_dir(config: Path, code: Path, env: dict[str, str]) -> None:
+    config.write_text(f"{CONFIG}\ncontext_dir: {code}/inside\n")
+    assert from_file(config, None, [], None, None, env).context_dir == code / "inside"
+    request = from_file(config, code, [], None, None, env)
+    assert request.context_dir == code
+    assert "context_dir" not in request.config
+
+
+def test_a_context_dir_that_is_no_folder_is_a_problem(config: Path, tmp_path: Path, env: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"context_dir: '.*/none' is not a folder"):
+        effective(from_file(config, tmp_path / "none", [], None, None, env))
+
+
+def test_the_digits_example_is_a_plain_file_too(code: Path, env: dict[str, str]) -> None:
+    (code / "model_def.py").write_text((code / "model_def.py").read_text().replace("MyTrial", "DigitsTrial"))
+    result = effective(from_file(data_path("conf") / "experiment/digits.yaml", code, [], "small", "local", env))
+    assert (result.experiment.name, result.experiment.scheduling_unit, result.experiment.max_restarts) == (
+        "digits",
+        10,
+        2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "tree"),
+    [
+        ("a=1", {"a": 1, "b": {"c": 1}}),
+        ("b.c=x y", {"b": {"c": "x y"}}),
+        ("b.d.e=[1, 2]", {"b": {"c": 1, "d": {"e": [1, 2]}}}),
+        ("b=", {"b": None}),
+        ("b={d: 0.5}", {"b": {"d": 0.5}}),
+        ("a=b=c", {"a": "b=c", "b": {"c": 1}}),
+    ],
+)
+def test_an_override_sets_one_yaml_value(override: str, tree: dict[str, Any]) -> None:
+    config: dict[str, Any] = {"b": {"c": 1}}
+    apply_override(config, override)
+    assert config == tree
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("a", "--config a: expected KEY=VALUE"),
+        ("=1", "--config =1: expected KEY=VALUE"),
+        ("a..b=1", "--config a..b=1: expected KEY=VALUE"),
+        ("b.c.d=1", "--config b.c.d=1: b.c is 1, not a map"),
+        ("b=[1", "--config b:1: expected ',' or ']'"),
+    ],
+)
+def test_a_wrong_override_is_told(override: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        apply_override({"b": {"c": 1}}, override)
+    assert str(error.value).startswith(message)
+
+
+def test_the_users_own_file_comes_before_the_projects(env: dict[str, str], user_file: UserFile) -> None:
+    mine = user_file("cluster/slurm.yaml", {"name": "mine"})
+    assert find("cluster", "slurm", env) == mine
+    assert find("cluster", "local", env) == data_path("conf") / "cluster/local.yaml"
+
+
+def test_a_user_without_files_has_the_projects(env: dict[str, str]) -> None:
+    assert conf_folders(env) == [data_path("conf")]
+
+
+def test_an_unknown_name_names_the_nearest_and_the_known(
+    config: Path, env: dict[str, str], user_file: UserFile
+) -> None:
+    user_file("template/big.yaml", {})
+    with pytest.raises(UsageError) as error:
+        from_file(config, None, [], "smal", None, env)
+    assert error.value.problems == [
+        "template: no template is called 'smal'; did you mean 'small'? known: big, small",
+    ]
+
+
+@pytest.mark.parametrize("name", ["../cluster/local", "/etc/passwd", ""])
+def test_a_name_is_no_path(name: str, env: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="no template is called"):
+        find("template", name, env)
+
+
+def test_a_template_of_a_template_is_refused(config: Path, env: dict[str, str], user_file: UserFile) -> None:
+    user_file("template/big.yaml", {"template": "small"})
+    with pytest.raises(
+        UsageError, match="template 'big' names the template 'small', and a template cannot use another"
+    ):
+        from_file(config, None, [], "big", None, env)

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from hpc_det.config.effective import Effective
+from hpc_det.config.schema import Cluster, Experiment, Length, time_limit_min
+from tests.config.conftest import CONFIG
+
+
+def test_the_defaults_are_determineds() -> None:
+    tree = Experiment.model_validate(CONFIG).model_dump(mode="json")
+    assert tree == {
+        **CONFIG,
+        "searcher": {"name": "single", "metric": "accuracy", "smaller_is_better": True, "max_length": {"batches": 10}},
+        "description": "",
+        "labels": [],
+        "data": {},
+        "hyperparameters": {},
+        "resources": {"slots_per_trial": 1, "resource_pool": None, "time_limit": None},
+        "max_restarts": 5,
+        "scheduling_unit": 100,
+        "min_validation_period": {"batches": 0},
+        "min_checkpoint_period": {"batches": 0},
+        "perform_initial_validation": False,
+        "checkpoint_policy": "best",
+        "reproducibility": {"experiment_seed": None},
+        "environment": {"environment_variables": []},
+        "slurm": {"sbatch_args": []},
+        "checkpoint_storage": {"save_experiment_best": 0, "save_trial_best": 1, "save_trial_latest": 1},
+    }
+
+
+def test_an_experiment_survives_json() -> None:
+    experiment = Experiment.model_validate({**CONFIG, "resources": {"time_limit": 90}, "min_validation_period": 3})
+    assert Experiment.model_validate_json(experiment.model_dump_json()) == experiment
+
+
+def test_an_experiment_is_frozen() -> None:
+    with pytest.raises(ValidationError):
+        Experiment.model_validate(CONFIG).max_restarts = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("written", "length"),
+    [
+        ({"batches": 5}, Length(5)),
+        ({"records": 5}, Length(5, "records")),
+        ({"epochs": 0}, Length(0, "epochs")),
+        (7, Length(7, "batches")),
+    ],
+)
+def test_a_length_has_a_unit_and_an_amount(written: Any, length: Length) -> None:
+    assert Experiment.model_validate({**CONFIG, "min_validation_period": written}).min_validation_period == length
+
+
+@pytest.mark.parametrize(
+    "written", [{}, {"batches": 1, "epochs": 1}, {"steps": 1}, {"batches": -1}, "5", 1.5, True, []]
+)
+def test_any_other_length_is_refused(written: Any, problems: Callable[..., list[str]]) -> None:
+    (problem,) = problems(min_validation_period=written)
+    assert problem.startswith(f"min_validation_period: got {written!r}")
+    assert "expected one of batches, records, epochs with a whole number >= 0" in problem
+
+
+@pytest.mark.parametrize(
+    ("limit", "minutes"),
+    [(90, 90), ("90", 90), ("01:30:00", 90), ("00:00:01", 1), ("1-00:00:01", 1441), ("100:00:00", 6000)],
+)
+def test_a_time_limit_is_minutes_rounded_up(limit: str | int, minutes: int) -> None:
+    assert time_limit_min(limit) == minutes
+
+
+@pytest.mark.parametrize("limit", [0, -5, "0", "1:30", "00:60:00", "1-2", "soon", True, 1.5, "00:00:00"])
+def test_any_other_time_limit_is_refused(limit: Any) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - the message is made where the path is known
+        time_limit_min(limit)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"max_restarts": -1}, "max_restarts: got -1 (from config); expected a whole number >= 0"),
+        ({"max_restarts": True}, "max_restarts: got True (from config); expected a whole number >= 0"),
+        ({"max_restarts": "5"}, "max_restarts: got '5' (from config); expected a whole number >= 0"),
+        ({"scheduling_unit": 0}, "scheduling_unit: got 0 (from config); expected a whole number >= 1"),
+        ({"checkpoint_policy": "some"}, "checkpoint_policy: got 'some' (from config); expected best, all or none"),
+        ({"labels": ["a", 1]}, "labels[1]: got 1 (from config); expected a list of texts"),
+        ({"name": " "}, "name: got ' ' (from config); expected a name for the experiment, not empty"),
+        (
+            {"resources": {"slots_per_trail": 2}},
+            "resources.slots_per_trail: unknown key 'slots_per_trail' (from config); did you mean 'slots_per_trial'?",
+        ),
+        (
+            {"resources": 3},
+            "resources: got 3 (from config); expected a map with keys of slots_per_trial, resource_pool, time_limit",
+        ),
+        (
+            {"reproducibility": {"experiment_seed": 2**31}},
+            "reproducibility.experiment_seed: got 2147483648 (from config); "
+            "expected a whole number from 0 to 2147483647",
+        ),
+        (
+            {"environment": {"environment_variables": {"cpu": ["A=1", "B"]}}},
+            "environment.environment_variables.cpu[1]: got 'B' (from config); "
+            "expected a list of NAME=value, or such a list for each of cpu, cuda, rocm",
+        ),
+        (
+            {"slurm": {"sbatch_args": ["-v", "-t10"]}},
+            "slurm.sbatch_args: hpc_det sets --time itself, got '-t10' (from config); set resources.time_limit",
+        ),
+        (
+            {"searcher": {**CONFIG["searcher"], "name": "grid"}},  # type: ignore[dict-item]
+            "searcher.name: got 'grid' (from config); expected 'single', the one searcher so far",
+        ),
+        (
+            {"cluster": {"slots_per_node": 0}},
+            "cluster.slots_per_node: got 0 (from cluster 'lab'); expected a whole number >= 1",
+        ),
+        (
+            {"cluster": {"slot_per_node": 1}},
+            "cluster.slot_per_node: unknown key 'slot_per_node' (from cluster 'lab'); did you mean 'slots_per_node'?",
+        ),
+        (
+            {"cluster": {"mem_per_node": "lots"}},
+            "cluster.mem_per_node: got 'lots' (from cluster 'lab'); expected a size such as 16G",
+        ),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_path_and_what_is_expected(
+    change: dict[str, Any], problem: str, problems: Callable[..., list[str]]
+) -> None:
+    assert problems(**change) == [problem]
+
+
+@pytest.mark.parametrize("entrypoint", ["", " ", [], [""], [1], 5, {"a": 1}])
+def test_an_entrypoint_is_a_command(entrypoint: Any, problems: Callable[..., list[str]]) -> None:
+    (problem,) = problems(entrypoint=entrypoint)
+    assert problem.startswith(f"entrypoint: got {entrypoint!r}")
+
+
+def test_null_is_unset_everywhere(build: Callable[..., Effective]) -> None:
+    nulls = {"max_restarts": None, "resources": None, "checkpoint_storage": {"save_trial_best": None}}
+    assert build(**nulls).tree == build().tree
+
+
+def test_an_unknown_key_is_an_error_even_if_it_is_null(problems: Callable[..., list[str]]) -> None:
+    assert problems(max_restart=None) == ["max_restart: unknown key 'max_restart'; did you mean 'max_restarts'?"]
+
+
+def test_hparams_are_the_values_of_the_constants() -> None:
+    written = {"a": {"type": "const", "val": 3}, "b": {"c": {"type": "const", "val": None}, "d": [1]}, "e": None}
+    assert Experiment.model_validate({**CONFIG, "hyperparameters": written}).hparams == {
+        "a": 3,
+        "b": {"c": None, "d": [1]},
+        "e": None,
+    }
+
+
+def test_a_cluster_needs_little() -> None:
+    cluster = Cluster.model_validate({"name": "x", "scheduler": "local", "slots_per_node": 1, "slot_type": "cpu"})
+    assert (cluster.gpu_flag, cluster.signal_lead_s, cluster.cpus_per_slot) == ("gpus-per-node", 90, 1)
+    assert cluster.time_limit_min is None

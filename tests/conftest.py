@@ -1,0 +1,54 @@
+"""What every test gets: a state folder of its own, and a check that it leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab import slurm
+from tests.leaks import LeakCheck
+
+
+@pytest.fixture(scope="session")
+def slurm_lab() -> Iterator[slurm.SlurmLab]:
+    """The real three-node Slurm; one that ran before the tests is left running."""
+    if reason := slurm.available():
+        pytest.skip(reason)
+    was_running = slurm.SlurmLab.is_running()
+    lab = slurm.SlurmLab.start()
+    yield lab
+    if not was_running:
+        lab.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that leaves a process, a thread or a changed environment variable behind fails."""
+    lab: slurm.SlurmLab | None = None
+    if "slurm_lab" in request.fixturenames:
+        lab = request.getfixturevalue("slurm_lab")
+    check = LeakCheck()
+    yield
+    if lab:
+        lab.cancel_all()  # jobs inherit the environment of the test that submitted them
+    if leaks := check.leaks():
+        pytest.fail("this test left behind:\n" + "\n".join(leaks), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def state_folder(
+    request: pytest.FixtureRequest,
+    no_leaks: None,  # noqa: ARG001  must look last, after all that this and the test set is unset
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """`$HPC_DET_ROOT` of one test, never the home folder; where all nodes see it for a test of the lab."""
+    if "slurm_lab" in request.fixturenames:
+        lab: slurm.SlurmLab = request.getfixturevalue("slurm_lab")
+        folder = lab.folder()
+    else:
+        folder = tmp_path_factory.mktemp("hpc_det_root")
+    monkeypatch.setenv("HPC_DET_ROOT", str(folder))
+    return folder

@@ -1,0 +1,112 @@
+"""A real Slurm of three nodes on this machine, for tests: `slurm-up` and `slurm-down` as an object."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parent
+ACCOUNTING_COMMANDS = {"sacct", "sacctmgr", "sreport"}
+
+
+def available() -> str | None:
+    """Why the lab cannot run on this machine, in words; None where it can."""
+    if os.geteuid() != 0:
+        return "the Slurm lab needs root: it makes network namespaces"
+    if not Path("/etc/debian_version").exists():
+        return "the Slurm lab needs Debian: it takes Slurm from Debian's packages"
+    if subprocess.run(["unshare", "--net", "--uts", "--mount", "true"], capture_output=True).returncode:
+        return "the Slurm lab needs leave to make namespaces, which this machine refuses"
+    return None
+
+
+@dataclass(frozen=True)
+class SlurmLab:
+    """A running lab. Nodes share every folder with this machine but `/tmp`; jobs run as root."""
+
+    conf: Path
+    """What `SLURM_CONF` must name for every Slurm command that is to reach the lab."""
+
+    @classmethod
+    def start(cls) -> SlurmLab:
+        """Brings the lab up; at once where it runs already."""
+        done = subprocess.run([SCRIPTS / "slurm-up"], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"slurm-up failed:\n{done.stdout}{done.stderr}")
+        return cls(Path(done.stdout.splitlines()[-1].removeprefix("export SLURM_CONF=")))
+
+    @staticmethod
+    def is_running() -> bool:
+        return subprocess.run([SCRIPTS / "slurm-up", "--check"], capture_output=True).returncode == 0
+
+    def stop(self) -> None:
+        subprocess.run([SCRIPTS / "slurm-down"], check=True)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What to add to a subprocess's environment so that its Slurm commands reach the lab."""
+        return {"SLURM_CONF": str(self.conf)}
+
+    def run(self, *command: str | Path, cwd: Path | None = None) -> str:
+        """Standard output of a command; an error carries what it said."""
+        done = subprocess.run(command, env=os.environ | self.env, cwd=cwd, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def folder(self) -> Path:
+        """A fresh folder that all nodes see."""
+        return Path(tempfile.mkdtemp(dir=self.conf.parent.parent / "work"))
+
+    def job(self, job_id: int | str) -> dict[str, str]:
+        """The fields of `scontrol show job`."""
+        return parse_fields(self.run("scontrol", "show", "job", "--oneliner", str(job_id)))
+
+    def wait_for_state(self, job_id: int | str, states: str | Collection[str], deadline_s: float) -> dict[str, str]:
+        """The job's fields as soon as it is in one of the states; a job still on its way out counts as COMPLETING."""
+        wanted = {states} if isinstance(states, str) else set(states)
+        end = time.monotonic() + deadline_s
+        while (job := self.job(job_id))["JobState"] not in wanted:
+            if time.monotonic() > end:
+                seen = f"{job['JobState']} (reason {job['Reason']}, exit code {job['ExitCode']})"
+                raise TimeoutError(f"job {job_id} is {seen} after {deadline_s} s, not {' or '.join(sorted(wanted))}")
+            time.sleep(0.1)
+        return job
+
+    def preempt(self, nodes: int = 3, seconds: float = 5) -> int:
+        """Submits a job to `high` that takes whole nodes for some seconds, whoever runs there. Returns its id."""
+        where = ["--partition=high", f"--nodes={nodes}", "--exclusive", "--chdir=/", "--output=/dev/null"]
+        return int(self.run("sbatch", "--parsable", *where, f"--wrap=sleep {seconds}"))
+
+    def cancel_all(self, deadline_s: float = 30) -> None:
+        """Ends every job of the lab and waits until the last of their processes is gone."""
+        end = time.monotonic() + deadline_s
+        while jobs := self.run("squeue", "--noheader", "--format=%i %T"):
+            if time.monotonic() > end:
+                raise TimeoutError(f"jobs are left after {deadline_s} s:\n{jobs}")
+            # KILL first, or a job that saves on TERM would use up its grace; it may have been requeued meanwhile
+            self.run("scancel", "--quiet", "--state=PENDING")
+            self.run("scancel", "--quiet", "--full", "--signal=KILL", "--state=RUNNING")
+            time.sleep(0.1)
+
+    def path_without_accounting(self) -> str:
+        """A `PATH` as on a site without slurmdbd: every command of this machine's but those that ask it."""
+        folder = self.folder()
+        for bin_dir in os.environ["PATH"].split(os.pathsep):
+            for command in Path(bin_dir).glob("*"):
+                link = folder / command.name
+                if command.name not in ACCOUNTING_COMMANDS and not link.is_symlink():
+                    link.symlink_to(command.absolute())
+        return str(folder)
+
+
+def parse_fields(text: str) -> dict[str, str]:
+    """`A=b C=d e F=` as a dictionary; keys begin with a capital, values may hold blanks and equals signs."""
+    pairs = re.split(r"(?:^|\s)([A-Z][\w:/]*)=", text.strip())
+    return dict(zip(pairs[1::2], pairs[2::2], strict=True))

@@ -1,0 +1,84 @@
+"""What a test leaves behind: processes, threads, changed environment variables."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import uuid
+from pathlib import Path
+
+MARK = "HPC_DET_TEST_ID"
+"""Set for the time of one test and inherited by all that it starts, so that a re-parented process is found, too."""
+
+ENVIRONMENT_OF_OTHERS = {
+    "PYTEST_CURRENT_TEST",  # pytest's own
+    "KMP_DUPLICATE_LIB_OK",  # set by the first import of scikit-learn
+    "KMP_INIT_AT_FORK",
+}
+LASTS_AS_LONG_AS_PYTHON = "multiprocessing.resource_tracker"
+
+
+class LeakCheck:
+    """Made before a test; after it, `leaks` says what the test left behind and removes what it can."""
+
+    def __init__(self) -> None:
+        self._environ = dict(os.environ)
+        self._threads = set(threading.enumerate())
+        self._mark = f"{MARK}={uuid.uuid4()}"
+        self._processes = set(self._running())
+        os.environ[MARK] = self._mark.partition("=")[2]
+
+    def leaks(self, deadline_s: float = 3) -> list[str]:
+        """One line for each leak; what is just about to end is given until the deadline."""
+        problems = [f"changed environment variable {name}" for name in self._restore_environ()]
+        end = time.monotonic() + deadline_s
+        while (self._new_processes() or self._new_threads()) and time.monotonic() < end:
+            time.sleep(0.02)
+        for pid, command in self._new_processes().items():
+            problems.append(f"process {pid} still runs: {command}")
+            os.kill(pid, signal.SIGKILL)
+        return problems + [f"thread still runs: {thread.name}" for thread in self._new_threads()]
+
+    def _restore_environ(self) -> list[str]:
+        os.environ.pop(MARK, None)
+        names = (self._environ.keys() | os.environ.keys()) - ENVIRONMENT_OF_OTHERS
+        changed = sorted(name for name in names if self._environ.get(name) != os.environ.get(name))
+        for name in changed:
+            if name in self._environ:
+                os.environ[name] = self._environ[name]
+            else:
+                del os.environ[name]
+        return changed
+
+    def _new_threads(self) -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if not thread.daemon and thread not in self._threads]
+
+    def _new_processes(self) -> dict[int, str]:
+        return {pid: command for pid, command in self._running().items() if pid not in self._processes}
+
+    def _running(self) -> dict[int, str]:
+        """Command line by pid of our descendants and of all processes that carry the mark."""
+        parents: dict[int, int] = {}
+        found: dict[int, str] = {}
+        for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+            pid = int(folder.name)
+            try:
+                state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+                marked = self._mark.encode() in (folder / "environ").read_bytes().split(b"\0")
+                command = (folder / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
+            except OSError:  # it ended meanwhile, or is not ours to read
+                continue
+            parents[pid] = int(parent)
+            if state not in "ZX" and (marked or _descends(pid, os.getpid(), parents)):
+                found[pid] = command
+        return {pid: command for pid, command in found.items() if LASTS_AS_LONG_AS_PYTHON not in command}
+
+
+def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
+    while pid in parents:
+        pid = parents[pid]
+        if pid == ancestor:
+            return True
+    return False
