@@ -40,7 +40,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def state_folder(
     request: pytest.FixtureRequest,
-    no_leaks: None,  # noqa: ARG001  must look last, after all that this and the test set is unset
+    no_leaks: None,  # so that it looks last, after all that this and the test set is unset
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:

@@ -13,6 +13,7 @@ MARK = "HPC_DET_TEST_ID"
 """Set for the time of one test and inherited by all that it starts, so that a re-parented process is found, too."""
 
 ENVIRONMENT_OF_OTHERS = {
+    MARK,
     "PYTEST_CURRENT_TEST",  # pytest's own
     "KMP_DUPLICATE_LIB_OK",  # set by the first import of scikit-learn
     "KMP_INIT_AT_FORK",
@@ -26,11 +27,11 @@ class LeakCheck:
     def __init__(self) -> None:
         self._environ = dict(os.environ)
         self._threads = set(threading.enumerate())
-        self._mark = f"{MARK}={uuid.uuid4()}"
+        self._test_id = str(uuid.uuid4())
         self._processes = set(self._running())
-        os.environ[MARK] = self._mark.partition("=")[2]
+        os.environ[MARK] = self._test_id
 
-    def leaks(self, deadline_s: float = 3) -> list[str]:
+    def leaks(self, deadline_s: float = 2) -> list[str]:
         """One line for each leak; what is just about to end is given until the deadline."""
         problems = [f"changed environment variable {name}" for name in self._restore_environ()]
         end = time.monotonic() + deadline_s
@@ -43,6 +44,8 @@ class LeakCheck:
 
     def _restore_environ(self) -> list[str]:
         os.environ.pop(MARK, None)
+        if MARK in self._environ:  # a test may run tests
+            os.environ[MARK] = self._environ[MARK]
         names = (self._environ.keys() | os.environ.keys()) - ENVIRONMENT_OF_OTHERS
         changed = sorted(name for name in names if self._environ.get(name) != os.environ.get(name))
         for name in changed:
@@ -60,13 +63,14 @@ class LeakCheck:
 
     def _running(self) -> dict[int, str]:
         """Command line by pid of our descendants and of all processes that carry the mark."""
+        mark = f"{MARK}={self._test_id}".encode()
         parents: dict[int, int] = {}
         found: dict[int, str] = {}
         for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
             pid = int(folder.name)
             try:
                 state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-                marked = self._mark.encode() in (folder / "environ").read_bytes().split(b"\0")
+                marked = mark in (folder / "environ").read_bytes().split(b"\0")
                 command = (folder / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
             except OSError:  # it ended meanwhile, or is not ours to read
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,36 +12,57 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 
+TESTS = """
+import os, subprocess, threading, time
+def test_process(): subprocess.Popen(["sleep", "7531"])
+def test_reparented_process(): subprocess.run(["sh", "-c", "setsid sleep 7532 & exit"])
+def test_forked_process(): os.fork() or os.execv("/bin/sleep", ["sleep", "7533"])
+def test_variable_set(): os.environ["LEFT_BEHIND"] = "x"
+def test_variable_unset(): del os.environ["PATH"]
+def test_thread(): threading.Thread(target=time.sleep, args=(3,), name="lingerer").start()
+def test_clean(monkeypatch):
+    monkeypatch.setenv("TIDY", "1")
+    subprocess.run(["true"])
+    threading.Thread(target=time.sleep, args=(0.1,)).start()
+"""
+
 LEAKS = {
-    "process 1": ("subprocess.Popen(['sleep', '7531'])", "sleep 7531"),
-    "re-parented process": ("subprocess.run(['sh', '-c', 'setsid sleep 7532 & exit'])", "sleep 7532"),
-    "forked process": ("os.fork() or time.sleep(7533)", "still runs: "),
-    "variable set": ("os.environ['LEFT_BEHIND'] = 'x'", "changed environment variable LEFT_BEHIND"),
-    "variable unset": ("del os.environ['PATH']", "changed environment variable PATH"),
-    "thread": ("threading.Thread(target=time.sleep, args=(6,), name='lingerer').start()", "lingerer"),
+    "test_process": r"process \d+ still runs: sleep 7531",
+    "test_reparented_process": r"process \d+ still runs: sleep 7532",
+    "test_forked_process": r"process \d+ still runs: sleep 7533",
+    "test_variable_set": "changed environment variable LEFT_BEHIND",
+    "test_variable_unset": "changed environment variable PATH",
+    "test_thread": "thread still runs: lingerer",
 }
 
 
-def run_test(folder: Path, body: str) -> subprocess.CompletedProcess[str]:
-    """Runs one test of this body under our conftest, in a pytest of its own."""
-    test = folder / "test_it.py"
-    test.write_text(f"import os, subprocess, threading, time\ndef test_it():\n    {body}\n")
-    options = ["-c", "pyproject.toml", "-p", "tests.conftest", "-p", "no:cacheprovider", "-q", "-W", "default"]
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a pytest of its own, under our conftest, says at the teardown of each of these tests."""
+    test = tmp_path_factory.mktemp("leaking") / "test_leaking.py"
+    test.write_text(TESTS)
+    options = ["-c", "pyproject.toml", "-p", "tests.conftest", "-p", "no:cacheprovider", "-W", "default"]
     command = [sys.executable, "-m", "pytest", *options, str(test)]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
+    report = done.stdout.partition("short test summary")[0]
+    sections = re.split(r"_+ ERROR at teardown of (\w+) _+\n", report)[1:]
+    return dict(zip(sections[::2], sections[1::2], strict=True))
 
 
-@pytest.mark.parametrize(("body", "message"), LEAKS.values(), ids=LEAKS.keys())
-def test_what_is_left_behind_fails_the_test(tmp_path: Path, body: str, message: str) -> None:
-    done = run_test(tmp_path, body)
-    assert done.returncode == 1, done.stdout
-    assert "this test left behind:" in done.stdout
-    assert message in done.stdout
+@pytest.mark.parametrize(("test", "leak"), LEAKS.items(), ids=LEAKS.keys())
+def test_what_is_left_behind_fails_the_test(errors: dict[str, str], test: str, leak: str) -> None:
+    assert re.search("this test left behind:\n" + leak, errors[test])
 
 
-def test_a_test_that_cleans_up_passes(tmp_path: Path) -> None:
-    done = run_test(tmp_path, "subprocess.run(['true']); threading.Thread(target=print).start()")
-    assert done.returncode == 0, done.stdout
+def test_a_test_that_cleans_up_passes(errors: dict[str, str]) -> None:
+    assert errors.keys() == LEAKS.keys()
+
+
+def test_a_leaked_process_is_ended(errors: dict[str, str]) -> None:
+    pids = re.findall(r"process (\d+) still runs", "".join(errors.values()))
+    assert len(pids) == 3
+    assert not [pid for pid in pids if os.access(f"/proc/{pid}/exe", os.R_OK)]
 
 
 def test_a_test_has_a_state_folder_of_its_own(state_folder: Path) -> None:

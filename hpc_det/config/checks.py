@@ -40,9 +40,9 @@ def _control_characters(text: str, path: str, allowed: str) -> Iterator[Problem]
         yield Problem(path, f"control character {names} in {shown(text)}", "remove it")
 
 
-def hyperparameter_problems(hyperparameters: Tree, path: str = "hyperparameters") -> Iterator[Problem]:
+def hyperparameter_problems(hyperparameters: Any, path: str = "hyperparameters") -> Iterator[Problem]:
     """The single searcher takes constants: a scalar, a list, null, a nested map, or {type: const, val: ...}."""
-    for name, value in hyperparameters.items():
+    for name, value in hyperparameters.items() if isinstance(hyperparameters, dict) else ():
         here = join(path, name)
         if not isinstance(value, dict):
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import hydra
 import yaml
@@ -36,7 +36,8 @@ def compose(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[Tree, st
         choices = composed.hydra.runtime.choices
         _refuse_base_60({group: choices[group] for group in _GROUPS if choices.get(group)}, folders)
         visible = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-        return dict(_plain(visible)), choices.get("template")
+        tree = cast(Tree, OmegaConf.to_container(visible, resolve=True, throw_on_missing=True))
+        return tree, choices.get("template")
     except (HydraException, OmegaConfBaseException) as error:
         raise _usage_error(error) from None
     except yaml.MarkedYAMLError as error:
@@ -53,10 +54,6 @@ def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> DictConfig:
             search_path.prepend(provider="user", path=f"file://{folder}", anchor="main")
         # Hydra reads the search path again only if this override is given.
         return hydra.compose("config", [*overrides, "hydra.searchpath=[]"], return_hydra_config=True)
-
-
-def _plain(config: Any) -> Any:
-    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
 
 
 def _refuse_base_60(choices: Tree, folders: Sequence[Path]) -> None:

@@ -37,24 +37,21 @@ def effective(request: Request) -> Effective:
     A cluster profile's `experiment` holds the site's defaults, merged as the layer "cluster".
     """
     profile = {key: value for key, value in request.cluster.items() if key != "experiment"}
-    site = request.cluster.get("experiment") or {}
     problems: list[Problem] = []
-    if not isinstance(site, dict):
-        problems.append(Problem("cluster.experiment", f"got {shown(site)}", "expected a map of experiment settings"))
-        site = {}
-    merged = merge_layers([("cluster", site), ("template", request.template or {}), ("config", request.config)])
+    layers = [
+        ("cluster", _site_defaults(request.cluster, problems)),
+        ("template", request.template or {}),
+        ("config", request.config),
+    ]
+    merged = merge_layers(layers)
     cluster = _validated(Cluster, profile, "cluster", problems)
     experiment = _validated(Experiment, merged.tree, "", problems)
     problems += text_problems(profile, "cluster")
     problems += text_problems(merged.tree)
-    if isinstance(merged.tree.get("hyperparameters"), dict):
-        problems += hyperparameter_problems(merged.tree["hyperparameters"])
+    problems += hyperparameter_problems(merged.tree.get("hyperparameters"))
     problems += cross_problems(merged.tree, profile)
     written = _written(merged)
-    profile_written = {f"cluster.{path}": "cluster" for path, value in leaves(profile) if value is not None}
-    lines = render(problems, _source(request, {**profile_written, **written})) + _code_problems(
-        merged.tree, request.context_dir
-    )
+    lines = render(problems, _source(request, written)) + _code_problems(merged.tree, request.context_dir)
     if lines or cluster is None or experiment is None:
         raise UsageError(lines)
     tree = experiment.model_dump(mode="json")
@@ -65,6 +62,14 @@ def effective(request: Request) -> Effective:
         origins={path: _origin(path, written) for path, _value in leaves(tree)},
         context_dir=request.context_dir,
     )
+
+
+def _site_defaults(profile: Tree, problems: list[Problem]) -> Tree:
+    defaults = profile.get("experiment") or {}
+    if isinstance(defaults, dict):
+        return defaults
+    problems.append(Problem("cluster.experiment", f"got {shown(defaults)}", "expected a map of experiment settings"))
+    return {}
 
 
 def _validated(model: type[Model], tree: Tree, prefix: str, problems: list[Problem]) -> Model | None:
@@ -89,6 +94,8 @@ def _source(request: Request, written: dict[str, str]) -> Callable[[str], str | 
         "template": f"template {request.template_name!r}",
         "config": "config",
     }
+    profile = {f"cluster.{path}": "cluster" for path, value in leaves(request.cluster) if value is not None}
+    written = {**profile, **written}
 
     def source(path: str) -> str | None:
         below = (f"{path}.", f"{path}[")

@@ -61,6 +61,8 @@ def _problems(model: type[BaseModel], details: ErrorDetails, keys: tuple[str, ..
     match details["type"]:
         case "extra_forbidden":
             yield unknown_key(path, keys[-1], keys_at(model, keys[:-1]) or [])
+        case "invalid_key":
+            return  # the check of texts names a key that is none
         case "missing":
             yield Problem(path, "required, but nobody set it", f"give {expectation(model, keys)}")
         case _:

@@ -101,6 +101,7 @@ def test_a_length_changes_its_unit(code: Path, env: dict[str, str]) -> None:
         (["name=a,b"], "Ambiguous value for argument 'name=a,b'; a list is KEY=[a,b], a text is KEY='\"a,b\"'"),
         (["+data.x=${nope}"], "data.x: Interpolation key 'nope' not found"),
         (["+data.x=???"], "data.x: Missing mandatory value: x"),
+        (["cluster=null"], "cluster=null: Config group override must be a string or a list. Got NoneType"),
         (["~nothing"], "Could not delete from config. 'nothing' does not exist."),
     ],
 )

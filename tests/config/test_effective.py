@@ -5,9 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from hpc_det.config.effective import Effective
 from hpc_det.config.merge import leaves
+from hpc_det.config.schema import Experiment
+from hpc_det.errors import UsageError
 
 Build = Callable[..., Effective]
 Problems = Callable[..., list[str]]
@@ -62,9 +66,14 @@ def test_a_cluster_without_its_keys_is_told(problems: Problems) -> None:
     ]
 
 
-def test_a_config_cannot_name_its_cluster(problems: Problems) -> None:
-    (problem,) = problems(template={"cluster": {"x": 1}})
-    assert problem.startswith("cluster: unknown key 'cluster' (from template 'site')") or "cluster" in problem
+def test_a_key_of_the_experiment_is_a_text_too(problems: Problems) -> None:
+    assert problems(template={1: 2}) == ["1: the key 1 is not a text (from template 'site'); put it in quotes"]
+
+
+def test_a_sites_defaults_are_a_map(problems: Problems) -> None:
+    assert problems(cluster={"experiment": 3}) == [
+        "cluster.experiment: got 3 (from cluster 'lab'); expected a map of experiment settings"
+    ]
 
 
 def test_every_problem_is_told_at_once(problems: Problems) -> None:
@@ -197,3 +206,26 @@ def test_a_time_limit_leaves_time_before_the_signal(changes: dict[str, Any], pat
 
 def test_the_experiments_time_limit_stands_for_the_clusters(build: Build) -> None:
     build(resources={"time_limit": "00:10:00"}, cluster={"time_limit": 1})
+
+
+INNER_KEYS = (
+    "metric max_length batches slots_per_trial time_limit environment_variables sbatch_args type cpu unheard é\n"
+)
+KEYS = st.sampled_from([*Experiment.model_fields, *INNER_KEYS.split(" "), "experiment_seed", "global_batch_size"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.sampled_from(["1:00:00", "-N2"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+)
+TREES = st.dictionaries(KEYS, VALUES, max_size=6)
+
+
+@given(template=TREES, config=TREES)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_tree_is_valid_or_told(template: dict[str, Any], config: dict[str, Any], build: Build) -> None:
+    told = ["nothing to tell"]
+    try:
+        build(template=template, cluster={"experiment": template}, **{**config, "data": {}})
+    except UsageError as error:
+        told = error.problems
+    assert told
+    assert all(line.isprintable() for line in told)

@@ -57,7 +57,9 @@ class SlurmLab:
         """Standard output of a command; an error carries what it said."""
         done = subprocess.run(command, env=os.environ | self.env, cwd=cwd, capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+            raise RuntimeError(
+                f"{' '.join(map(str, command))}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+            )
         return done.stdout
 
     def folder(self) -> Path:
@@ -69,7 +71,7 @@ class SlurmLab:
         return parse_fields(self.run("scontrol", "show", "job", "--oneliner", str(job_id)))
 
     def wait_for_state(self, job_id: int | str, states: str | Collection[str], deadline_s: float) -> dict[str, str]:
-        """The job's fields as soon as it is in one of the states; a job still on its way out counts as COMPLETING."""
+        """The job's fields as soon as it is in one of the states; until its last process is gone it is COMPLETING."""
         wanted = {states} if isinstance(states, str) else set(states)
         end = time.monotonic() + deadline_s
         while (job := self.job(job_id))["JobState"] not in wanted:
