@@ -1,0 +1,42 @@
+"""What `experiment create` and `run` do with a request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import click
+
+from hpc_det.cli.parameters import store
+from hpc_det.config.effective import Effective, effective
+from hpc_det.config.merge import leaves
+from hpc_det.config.request import Request
+from hpc_det.submit.submission import prepare, submit
+
+
+def submit_or_show(request: Request, *, dry_run: bool, explain: bool, follow: bool) -> None:
+    """Everything a dry run prints is what a submission would use. Comments follow a script, so it stays one."""
+    found = effective(request)
+    experiments = store()
+    if dry_run:
+        click.echo(prepare(found, experiments.folder(experiments.next_id())).script.encode(), nl=False)
+    if explain:
+        for line in explained(found):
+            click.echo(f"# {line}")
+    if dry_run:
+        return
+    folder = submit(found, experiments)
+    click.echo(f"Created experiment {folder.id}")
+    if follow:
+        from hpc_det.cli.follow import follow as show  # loads rich
+
+        show(folder)
+
+
+def explained(found: Effective) -> Iterator[str]:
+    """Every key of the effective configuration with its value and the layer that wrote it."""
+    rows = [
+        (f"{path}: {json.dumps(value, ensure_ascii=False)}", found.origins[path]) for path, value in leaves(found.tree)
+    ]
+    width = max(len(setting) for setting, _ in rows)
+    yield from (f"{setting.ljust(width)}  ({origin})" for setting, origin in rows)

@@ -1,0 +1,161 @@
+"""hpc-det experiment: create experiments and look after them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+from hpc_det.cli.parameters import experiment_argument, store
+from hpc_det.store.folders import ExperimentFolder
+
+
+@click.group()
+def experiment() -> None:
+    """Create experiments and look after them."""
+
+
+@experiment.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("context_dir", required=False, type=click.Path(path_type=Path))
+@click.option("--template", metavar="NAME", help="The template that the configuration is merged over.")
+@click.option("--config", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key of CONFIG; repeatable.")
+@click.option("--cluster", metavar="NAME", help="The cluster profile; by default local, this machine.")
+@click.option("--dry-run", is_flag=True, help="Print the script that would be submitted; touch nothing.")
+@click.option("--explain", is_flag=True, help="Show the effective configuration and who wrote each key.")
+@click.option("-f", "--follow", is_flag=True, help="Show the training until it ends.")
+def create(
+    config: Path,
+    context_dir: Path | None,
+    template: str | None,
+    overrides: tuple[str, ...],
+    cluster: str | None,
+    dry_run: bool,
+    explain: bool,
+    follow: bool,
+) -> None:
+    """Create an experiment from a YAML file and the folder of its code.
+
+    CONTEXT_DIR is copied for the job, without what its .detignore names; by default the `context_dir` of CONFIG, or
+    the current directory. The last line of the output is `Created experiment N`. A dry run's output is the script;
+    --explain adds comment lines.
+
+    \b
+    Example:
+      hpc-det experiment create digits.yaml . --cluster slurm --template small \\
+          --config resources.slots_per_trial=8 --follow
+    """
+    from hpc_det.cli.create import submit_or_show
+    from hpc_det.config.request import from_file
+
+    request = from_file(config, context_dir, overrides, template, cluster, os.environ)
+    submit_or_show(request, dry_run=dry_run, explain=explain, follow=follow)
+
+
+@experiment.command("list")
+@click.option("--json", "as_json", is_flag=True, help="A JSON list, one record for each experiment.")
+def list_(as_json: bool) -> None:
+    """List all experiments.
+
+    The state is QUEUED, RUNNING, COMPLETED, ERROR or CANCELED.
+
+    \b
+    Example:
+      hpc-det experiment list --json
+      [{"id": 12, "name": "digits", "state": "RUNNING",
+        "batches": 200, "total_batches": 460,
+        "best": {"metric": "accuracy", "value": 0.97, "batches": 180},
+        "submitted": "2026-11-20T10:02:05+01:00"}]
+    `total_batches` and `best` are null before the first report. A metric is a
+    number or one of "NaN", "Infinity", "-Infinity".
+    """
+    from hpc_det.cli.listing import listed, table
+
+    records = listed(list(store().all()))
+    click.echo(json.dumps(records, indent=1) if as_json else table(records))
+
+
+@experiment.command()
+@experiment_argument
+@click.option("--json", "as_json", is_flag=True, help="One JSON record.")
+def describe(experiment: ExperimentFolder, as_json: bool) -> None:
+    """Describe an experiment: its state, attempts, metrics and checkpoints.
+
+    \b
+    Example:
+      hpc-det experiment describe 12 --json
+      {"id": 12, "name": "digits", "state": "RUNNING", "why": null,
+       "folder": "/home/me/hpc_det/experiments/12", "entrypoint": "...",
+       "searcher": {"name": "single", "metric": "accuracy", ...},
+       "slots": 8, "nodes": 2, "ranks_per_node": 4,
+       "scheduler": "slurm", "job_id": "4711",
+       "submitted": "2026-11-20T10:02:05+01:00",
+       "batches": 200, "total_batches": 460,
+       "training": {"loss": 0.1}, "validation": {"accuracy": 0.96},
+       "best": {"metric": "accuracy", "value": 0.97, "batches": 180},
+       "checkpoints": [{"uuid": "...", "batches": 180, "complete": true,
+                        "time": "2026-11-20T10:05:00+01:00"}],
+       "attempts": [{"number": 1, "host": "node1", "started": "...",
+                     "ended": "...", "cause": "preempted", "batches": 120,
+                     "action": "requeue", "why": "preempted",
+                     "failure": null, "problems": []}]}
+    `why` says in a sentence what ended an ERROR or CANCELED experiment.
+    `complete`: every file is there in its size. Of an open attempt, all from
+    `ended` on is null. `cause` is finished, failed, preempted, time limit,
+    node lost or cancelled; `action` done, restart, requeue or give up.
+    """
+    from hpc_det.cli.describe import described, in_words
+
+    click.echo(json.dumps(described(experiment), indent=1) if as_json else in_words(experiment))
+
+
+@experiment.command()
+@experiment_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on until the experiment has ended, across requeues.")
+@click.option("--rank", type=int, metavar="R", help="Only the lines of this rank.")
+def logs(experiment: ExperimentFolder, follow: bool, rank: int | None) -> None:
+    """Print what the job and its ranks printed, attempt after attempt.
+
+    The lines of a rank begin with [rank=R]. With --follow, a requeued job that the scheduler holds back is released.
+
+    \b
+    Example:
+      hpc-det experiment logs 12 --follow --rank 0
+    """
+    from hpc_det.cli.logs import stream
+
+    for line in stream(experiment, follow=follow, rank=rank):
+        click.echo(line)
+
+
+@experiment.command()
+@experiment_argument
+@click.option("--poll", type=click.FloatRange(min=0.05), default=1.0, show_default=True, metavar="SECONDS")
+def wait(experiment: ExperimentFolder, poll: float) -> None:
+    """Wait until an experiment has ended; exit code 0 only if it is COMPLETED.
+
+    Otherwise a sentence on stderr says why. A requeued job that the scheduler holds back is released.
+
+    \b
+    Example:
+      hpc-det experiment wait 12 && echo trained
+    """
+    from hpc_det.cli.watch import Watch, insist_on_completion
+
+    insist_on_completion(experiment, Watch(experiment).wait(poll))
+
+
+@experiment.command()
+@experiment_argument
+def kill(experiment: ExperimentFolder) -> None:
+    """End an experiment now, without another checkpoint.
+
+    \b
+    Example:
+      hpc-det experiment kill 12
+    """
+    from hpc_det.cli import control
+
+    click.echo(control.kill(experiment))

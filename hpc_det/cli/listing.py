@@ -1,0 +1,78 @@
+"""hpc-det experiment list."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from hpc_det.cli.watch import states
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.store import story
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.story import ExperimentState, Metrics, Validation
+
+HEADINGS = ("ID", "NAME", "STATE", "BATCHES", "BEST", "SUBMITTED")
+
+
+def listed(experiments: Sequence[ExperimentFolder]) -> list[dict[str, Any]]:
+    """One record for each experiment, as `list --json` prints it."""
+    found = states(experiments)
+    return [_record(experiment, found[experiment.id]) for experiment in experiments]
+
+
+def _record(experiment: ExperimentFolder, state: ExperimentState) -> dict[str, Any]:
+    trial = experiment.trial()
+    metrics, job = Metrics.read(trial), story.job(trial)
+    return {
+        "id": experiment.id,
+        "name": JobPlan.from_json(trial.plan.read_text(encoding="utf-8")).name,
+        "state": state.value,
+        "batches": metrics.batches,
+        "total_batches": metrics.total,
+        "best": as_json(metrics.best),
+        "submitted": iso(job.submitted) if job else None,
+    }
+
+
+def as_json(best: Validation | None) -> dict[str, Any] | None:
+    return asdict(best) if best else None
+
+
+def iso(moment: float) -> str:
+    """Local time with its offset, to the second."""
+    return datetime.fromtimestamp(moment).astimezone().isoformat(timespec="seconds")
+
+
+def table(records: Sequence[dict[str, Any]]) -> str:
+    rows = [HEADINGS, *map(_row, records)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _row(record: dict[str, Any]) -> tuple[str, ...]:
+    best = record["best"]
+    return (
+        str(record["id"]),
+        record["name"],
+        record["state"],
+        f"{record['batches']}/{record['total_batches'] or '?'}",
+        f"{best['metric']} {number(best['value'])}" if best else "-",
+        _when(record["submitted"]),
+    )
+
+
+def number(value: float | str) -> str:
+    """A metric as people read it."""
+    return value if isinstance(value, str) else f"{value:.5g}"
+
+
+def values_in_words(metrics: Mapping[str, float | str]) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in metrics.items())
+
+
+def _when(submitted: str | None) -> str:
+    return story.clock(datetime.fromisoformat(submitted).timestamp(), time.time()) if submitted else "-"

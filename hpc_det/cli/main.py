@@ -1,0 +1,69 @@
+"""hpc-det: the commands by name, and how their errors reach the user."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from hpc_det.cli.lazy import LazyCommand, LazyGroup
+from hpc_det.errors import HpcDetError
+
+INTERRUPTED = 130
+"""128 + SIGINT, as a shell reports it."""
+
+COMMANDS = (
+    LazyCommand(
+        name="experiment",
+        alias="e",
+        where="hpc_det.cli.experiment:experiment",
+        help="Create experiments and look after them.",
+    ),
+    LazyCommand(
+        name="job",
+        alias="j",
+        where="hpc_det.cli.job:job",
+        help="What the scheduler does with an experiment's job.",
+    ),
+    LazyCommand(
+        name="run",
+        where="hpc_det.cli.run:run",
+        help="Create an experiment from a Hydra command line.",
+    ),
+)
+
+
+@click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="hpc_det", prog_name="hpc-det")
+def cli() -> None:
+    """Deep learning experiments as gang jobs on the cluster you already have.
+
+    State lies in $HPC_DET_ROOT, by default ~/hpc_det.
+
+    \b
+    Example:
+      hpc-det experiment create digits.yaml . --cluster slurm --follow
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0, or the error's. A user's error is its problems on stderr, one per line, never a traceback."""
+    try:
+        code = cli.main(args=argv, prog_name="hpc-det", standalone_mode=False)
+    except HpcDetError as error:
+        return _say(error.problems, error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except OSError as error:
+        return _say([f"{error.filename}: {error.strerror}" if error.filename else str(error)], HpcDetError.exit_code)
+    return code if isinstance(code, int) else 0
+
+
+def _say(problems: Sequence[str], exit_code: int) -> int:
+    for line in "\n".join(problems).splitlines():
+        print(f"hpc-det: {line}", file=sys.stderr)
+    return exit_code

@@ -1,0 +1,283 @@
+"""What the files of a trial say about it, in data and in plain words. Nothing here writes, and a torn file is no error.
+
+The verdict stands in the journal. As long as there is none, the scheduler's word counts, which the caller has asked for
+before: the journal is read after it, so a verdict that came in between is seen.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpc_det.checkpoint.committed import Committed, committed
+from hpc_det.launch.failure import first_failure
+from hpc_det.requeue import Action, Cause
+from hpc_det.store.files import read_json
+from hpc_det.store.folders import TrialFolder
+from hpc_det.store.journal import Journal
+from hpc_det.store.stop import StopRequest
+from hpc_det.submit.scheduler import JobState, JobStatus
+
+
+class ExperimentState(str, enum.Enum):
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    ERROR = "ERROR"
+    CANCELED = "CANCELED"
+
+    @property
+    def is_final(self) -> bool:
+        return self not in (ExperimentState.QUEUED, ExperimentState.RUNNING)
+
+
+NO_NEWS = JobStatus(JobState.UNKNOWN)
+
+
+def state(trial: TrialFolder, status: JobStatus) -> ExperimentState:
+    """The verdict of the journal, or else what `status` means."""
+    return settled(trial) or _unsettled(trial, status.state)
+
+
+def settled(trial: TrialFolder) -> ExperimentState | None:
+    """The final state as journalled; None as long as the scheduler has to be asked."""
+    match Journal(trial.journal).verdict():
+        case (Cause.FINISHED, Action.DONE, _):
+            return ExperimentState.COMPLETED
+        case (_, Action.DONE, _):
+            return ExperimentState.CANCELED
+        case (_, Action.GIVE_UP, _):
+            return ExperimentState.ERROR
+    return None
+
+
+def _unsettled(trial: TrialFolder, job: JobState) -> ExperimentState:
+    match job:
+        case JobState.QUEUED | JobState.HELD:
+            return ExperimentState.QUEUED
+        case JobState.RUNNING:
+            return ExperimentState.RUNNING
+        case JobState.ENDED:
+            return ExperimentState.CANCELED if _cancellation(trial) else ExperimentState.ERROR
+        case JobState.UNKNOWN:
+            is_open = Journal(trial.journal).open_attempt() is not None
+            return ExperimentState.RUNNING if is_open else ExperimentState.QUEUED
+
+
+def why_not_completed(trial: TrialFolder, found: ExperimentState) -> str:
+    """One sentence, with the first failure where there is one."""
+    if found is ExperimentState.CANCELED:
+        request = _cancellation(trial)
+        return f"cancelled by {request.source}" if request else "cancelled"
+    told = attempts(trial)
+    if settled(trial):
+        return f"{told[-1].failure or told[-1].cause} ({told[-1].why})"
+    if not told:
+        return "the job ended without a word, before its first attempt"
+    if told[-1].problems:
+        return f"the job ended: {told[-1].problems[-1]}"
+    failure = first_failure(trial, told[-1].number)
+    return ": ".join(["the job ended without a word", *([one_line(failure.sentence())] if failure else [])])
+
+
+def _cancellation(trial: TrialFolder) -> StopRequest | None:
+    data = read_tolerantly(trial.stop)
+    request = StopRequest(**data) if data else None
+    return request if request and request.reason in ("cancel", "kill") else None
+
+
+# --- attempts
+
+
+@dataclass(kw_only=True)
+class AttemptStory:
+    """One start of the trial's job; what comes after `started` is unknown until the attempt has ended."""
+
+    number: int
+    host: str
+    started: float
+    ended: float | None = None
+    cause: str | None = None
+    batches: int | None = None
+    """In the newest checkpoint at its end."""
+    action: str | None = None
+    why: str | None = None
+    failure: str | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+def attempts(trial: TrialFolder) -> list[AttemptStory]:
+    """All attempts, oldest first."""
+    told: dict[int, AttemptStory] = {}
+    for event in Journal(trial.journal).events():
+        number = event["attempt"]
+        if event["event"] == "started":
+            told[number] = AttemptStory(number=number, host=event["host"], started=event["time"])
+        elif number in told:
+            _add(told[number], event)
+    return list(told.values())
+
+
+def _add(attempt: AttemptStory, event: dict[str, Any]) -> None:
+    if event["event"] == "problem":
+        attempt.problems.append(event["problem"])
+    elif event["event"] == "ended":
+        attempt.ended, attempt.batches = event["time"], event["steps"]
+        attempt.cause, attempt.action, attempt.why = event["cause"], event["action"], event["why"]
+        attempt.failure = event["failure"] and one_line(event["failure"])
+
+
+_ENDS = {
+    Cause.FINISHED: "finished at batch {}",
+    Cause.PREEMPTED: "preempted at batch {}",
+    Cause.TIME_LIMIT: "out of time at batch {}",
+    Cause.FAILED: "failed; newest checkpoint at batch {}",
+    Cause.NODE_LOST: "lost its node; newest checkpoint at batch {}",
+    Cause.CANCELLED: "cancelled; newest checkpoint at batch {}",
+}
+_NEXT = {Action.REQUEUE: "back into the queue", Action.RESTART: "started again", Action.GIVE_UP: "given up"}
+
+
+def in_words(attempt: AttemptStory, found: ExperimentState, now: float) -> str:
+    """A sentence about an attempt of an experiment in the state `found`."""
+    start = f"attempt {attempt.number} on {attempt.host}"
+    since = clock(attempt.started, now)
+    if attempt.ended is None or attempt.action is None:
+        return f"{start} from {since}: its end was not written" if found.is_final else f"{start} since {since}"
+    sentence = f"{start} from {since} to {clock(attempt.ended, now)}: {_end_in_words(attempt)}"
+    action = Action(attempt.action)
+    if action in _NEXT:
+        sentence += f", {_NEXT[action]}"
+    if action in (Action.RESTART, Action.GIVE_UP):
+        sentence += f" ({attempt.why})"
+    return "; ".join([sentence, *attempt.problems])
+
+
+def _end_in_words(attempt: AttemptStory) -> str:
+    end = _ENDS[Cause(attempt.cause)].format(attempt.batches)
+    return f"{attempt.failure}; {end}" if attempt.failure else end
+
+
+def one_line(text: str) -> str:
+    return "; ".join(text.splitlines())
+
+
+def clock(moment: float, now: float) -> str:
+    """Local time, with the date where it is not today's."""
+    date, of_day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment)).split()
+    return of_day if date == time.strftime("%Y-%m-%d", time.localtime(now)) else f"{date} {of_day}"
+
+
+# --- metrics
+
+
+@dataclass(frozen=True)
+class Validation:
+    metric: str
+    value: float | str
+    """As written: JSON has no NaN and no infinities, so these are "NaN", "Infinity" and "-Infinity"."""
+    batches: int
+
+
+class Metrics:
+    """The records of metrics.jsonl, taken in one after the other."""
+
+    def __init__(self, metric: str, *, smaller_is_better: bool) -> None:
+        """`metric` is the searcher's."""
+        self._metric = metric
+        self._smaller_is_better = smaller_is_better
+        self.batches = 0
+        self.total: int | None = None
+        """Of the whole trial; unknown before the first report."""
+        self.training: dict[str, float | str] = {}
+        self.validation: dict[str, float | str] = {}
+        self.best: Validation | None = None
+
+    @classmethod
+    def of(cls, trial: TrialFolder) -> Metrics:
+        """Nothing taken in yet."""
+        searcher = json.loads(trial.trial.read_text(encoding="utf-8"))["config"]["searcher"]
+        return cls(searcher["metric"], smaller_is_better=searcher["smaller_is_better"])
+
+    @classmethod
+    def read(cls, trial: TrialFolder) -> Metrics:
+        """All taken in. Only lines that matter are parsed, since a list of experiments reads many long files."""
+        lines = trial.metrics.read_bytes().splitlines() if trial.metrics.exists() else []
+        last_training = next((line for line in reversed(lines) if b'"training"' in line), None)
+        kept = (line for line in lines if line is last_training or b'"validation"' in line)
+        return cls.of(trial).take(record for line in kept if (record := parsed(line)))
+
+    def take(self, records: Iterable[dict[str, Any]]) -> Metrics:
+        for record in records:
+            self.batches, self.total = record["steps"], record["total"]
+            if record["kind"] == "training":
+                self.training = record["metrics"]
+            else:
+                self.validation = record["metrics"]
+                self._compare(record)
+        return self
+
+    def _compare(self, record: dict[str, Any]) -> None:
+        value = record["metrics"].get(self._metric)
+        if value is not None and self._is_better(float(value)):
+            self.best = Validation(self._metric, value, record["steps"])
+
+    def _is_better(self, value: float) -> bool:
+        """Strictly; NaN is never better."""
+        if self.best is None:
+            return not math.isnan(value)
+        than = float(self.best.value)
+        return value < than if self._smaller_is_better else value > than
+
+
+def parsed(line: str | bytes) -> dict[str, Any] | None:
+    """A line of metrics.jsonl; None for one that was torn by a crash and ended by the next attempt."""
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return record
+
+
+# --- checkpoints and the job
+
+
+def checkpoint_to_take(trial: TrialFolder, best: Validation | None) -> Committed | None:
+    """The checkpoint of the best validation; where that is not kept, the newest."""
+    found = committed(trial.checkpoints)
+    same = (checkpoint for checkpoint in found if best and checkpoint.steps == best.batches)
+    return next(same, None) or next(iter(found), None)
+
+
+def is_complete(checkpoint: Committed) -> bool:
+    """Whether every file of the manifest is there in its size; the bytes are not read."""
+    try:
+        return all((checkpoint.path / name).stat().st_size == entry.size for name, entry in checkpoint.files.items())
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmittedJob:
+    job_id: str
+    scheduler: str
+    submitted: float
+
+
+def job(trial: TrialFolder) -> SubmittedJob | None:
+    data = read_tolerantly(trial.job)
+    return SubmittedJob(**data) if data else None
+
+
+def read_tolerantly(path: Path) -> Any | None:
+    """The JSON in a file; None where it is missing or torn."""
+    try:
+        return read_json(path)
+    except ValueError:
+        return None

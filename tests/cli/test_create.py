@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command
+
+SLURM = ("--cluster", "slurm", "--config", "resources.slots_per_trial=4")
+Stub = Callable[[str, str], None]
+
+
+@pytest.fixture
+def sbatch(slurm_commands: Stub, tmp_path: Path) -> Path:
+    """Where an sbatch that accepts everything leaves the script."""
+    submitted = tmp_path / "submitted.sh"
+    slurm_commands("sbatch", f'cp "${{!#}}" "{submitted}"; echo 4711')
+    return submitted
+
+
+def is_untouched(root: Path) -> bool:
+    return not list((root / "experiments").glob("*"))
+
+
+# --- what works
+
+
+def test_create_submits_and_says_so_in_its_last_line(
+    hpc_det: Command, root: Path, config: Path, code: Path, sbatch: Path
+) -> None:
+    result = hpc_det("experiment", "create", config, code, *SLURM)
+    assert result == (0, "Created experiment 1\n", "")
+    job = json.loads((root / "experiments/1/trials/1/job.json").read_text())
+    assert (job["job_id"], job["scheduler"]) == ("4711", "slurm")
+    assert (root / "experiments/1/code/model_def.py").read_text() == (code / "model_def.py").read_text()
+
+
+def test_a_dry_run_touches_nothing_and_prints_what_is_then_submitted(
+    hpc_det: Command, root: Path, config: Path, code: Path, sbatch: Path
+) -> None:
+    dry = hpc_det("experiment", "create", config, code, *SLURM, "--dry-run")
+    assert (dry.code, dry.err) == (0, "")
+    assert not root.exists()
+    assert not sbatch.exists()
+    hpc_det("experiment", "create", config, code, *SLURM)
+    assert dry.out == sbatch.read_text()
+
+
+def test_a_dry_run_needs_no_scheduler(hpc_det: Command, config: Path, code: Path, slurm_commands: Stub) -> None:
+    result = hpc_det("experiment", "create", config, code, *SLURM, "--dry-run")
+    assert result.out.startswith("#!/bin/bash\n")
+
+
+def test_run_takes_the_same_path(hpc_det: Command, root: Path, sbatch: Path) -> None:
+    arguments = ["experiment=digits", "cluster=slurm", "template=small", "resources.slots_per_trial=8"]
+    dry = hpc_det("run", *arguments, "--dry-run")
+    assert not root.exists()
+    assert hpc_det("run", *arguments) == (0, "Created experiment 1\n", "")
+    assert dry.out == sbatch.read_text()
+
+
+def test_run_hands_hydras_signs_through(hpc_det: Command) -> None:
+    signs = ["+hyperparameters.new=1", "++max_restarts=7", "~hyperparameters.dropout"]
+    out = hpc_det("run", "experiment=digits", *signs, "--dry-run", "--explain").out
+    assert "# hyperparameters.new: 1 " in out
+    assert "# max_restarts: 7 " in out
+    assert "dropout" not in out
+
+
+def test_explain_shows_who_wrote_each_key_below_the_script(hpc_det: Command, config: Path, code: Path) -> None:
+    arguments = ["experiment", "create", config, code, "--template", "small", "--dry-run"]
+    script = hpc_det(*arguments).out
+    explained = hpc_det(*arguments, "--explain").out
+    assert explained.startswith(script)
+    comments = dict(line.rsplit("  ", 1) for line in explained.removeprefix(script).splitlines())
+    comments = {setting.strip(): origin for setting, origin in comments.items()}
+    assert comments['# name: "tiny"'] == "(config)"
+    assert comments["# max_restarts: 2"] == "(template)"
+    assert comments['# checkpoint_policy: "best"'] == "(default)"
+
+
+def test_explain_goes_before_the_last_line_of_create(hpc_det: Command, config: Path, code: Path, sbatch: Path) -> None:
+    lines = hpc_det("experiment", "create", config, code, *SLURM, "--explain").out.splitlines()
+    assert all(line.startswith("# ") for line in lines[:-1])
+    assert lines[-1] == "Created experiment 1"
+
+
+# --- what is refused: one clear message, no traceback, nothing half-created
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--config", "max_restart=3"], "hpc-det: max_restart: unknown key 'max_restart' (from config); did you mean"),
+        (["--config", "max_restarts=many"], "hpc-det: max_restarts: got 'many'"),
+        (["--config", "nonsense"], "hpc-det: --config nonsense: expected KEY=VALUE"),
+        (["--cluster", "nowhere"], "hpc-det: cluster: no cluster is called 'nowhere'"),
+        (["--template", "nothing"], "hpc-det: template: no template is called 'nothing'"),
+        (
+            ["--cluster", "slurm", "--config", "resources.slots_per_trial=6"],
+            "hpc-det: resources.slots_per_trial: 6 does not fill whole nodes of 4 slots on cluster 'slurm'; use 4 or 8",
+        ),
+        (["--config", "entrypoint=model_def:Other"], "hpc-det: entrypoint: "),
+        (["--config", "hyperparameters.global_batch_size=0"], "hpc-det: hyperparameters.global_batch_size: got 0"),
+    ],
+)
+def test_bad_input(
+    hpc_det: Command, root: Path, config: Path, code: Path, sbatch: Path, arguments: list[str], said: str
+) -> None:
+    result = hpc_det("experiment", "create", config, code, *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(said)
+    assert result.err.count("\n") == 1
+    assert is_untouched(root)
+    assert not sbatch.exists()
+
+
+def test_every_problem_at_once(hpc_det: Command, config: Path, code: Path) -> None:
+    result = hpc_det("experiment", "create", config, code, "--config", "nam=a", "--config", "max_restarts=-1")
+    assert len(result.err.splitlines()) == 2
+    assert all(line.startswith("hpc-det: ") for line in result.err.splitlines())
+
+
+def test_a_missing_config_file(hpc_det: Command, root: Path, code: Path) -> None:
+    result = hpc_det("experiment", "create", "missing.yaml", code)
+    assert result == (2, "", "hpc-det: missing.yaml: cannot be read: No such file or directory\n")
+    assert is_untouched(root)
+
+
+def test_a_missing_context_directory(hpc_det: Command, root: Path, config: Path, tmp_path: Path) -> None:
+    result = hpc_det("experiment", "create", config, tmp_path / "nowhere")
+    assert result.code == 2
+    assert f"context_dir: '{tmp_path}/nowhere' is not a folder" in result.err
+    assert is_untouched(root)
+
+
+def test_a_template_of_a_template(hpc_det: Command, root: Path, config: Path, code: Path) -> None:
+    mine = root / "conf/template/mine.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("template: small\n")
+    result = hpc_det("experiment", "create", config, code, "--template", "mine")
+    assert result.code == 2
+    assert "template 'mine' names the template 'small'" in result.err
+    assert is_untouched(root)
+
+
+def test_sbatch_absent(hpc_det: Command, root: Path, config: Path, code: Path, slurm_commands: Stub) -> None:
+    result = hpc_det("experiment", "create", config, code, *SLURM)
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith("hpc-det: sbatch: not found on PATH")
+    assert is_untouched(root)
+
+
+def test_sbatch_refusing(hpc_det: Command, root: Path, config: Path, code: Path, slurm_commands: Stub) -> None:
+    slurm_commands("sbatch", "echo 'sbatch: error: Invalid account or account/partition combination' >&2; exit 1")
+    result = hpc_det("experiment", "create", config, code, *SLURM)
+    assert (result.code, result.out) == (1, "")
+    assert "Invalid account or account/partition combination" in result.err
+    assert is_untouched(root)
+
+
+def test_sbatch_talking_nonsense(hpc_det: Command, root: Path, config: Path, code: Path, slurm_commands: Stub) -> None:
+    slurm_commands("sbatch", "echo maintenance")
+    result = hpc_det("experiment", "create", config, code, *SLURM)
+    assert result.code == 1
+    assert "maintenance" in result.err
+    assert is_untouched(root)
+
+
+@pytest.mark.parametrize("sign", ["-m", "--multirun"])
+def test_run_refuses_a_multirun(hpc_det: Command, root: Path, sign: str) -> None:
+    result = hpc_det("run", sign, "experiment=digits")
+    assert result.code == 2
+    assert result.err.startswith("hpc-det: --multirun: not in this version")
+    assert is_untouched(root)
+
+
+@pytest.mark.parametrize("override", ["max_restart=3", "cluster=nowhere", "=", "experiment=nothing"])
+def test_run_refuses_bad_overrides(hpc_det: Command, root: Path, override: str) -> None:
+    result = hpc_det("run", "experiment=digits", override)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("hpc-det: ")
+    assert is_untouched(root)
+
+
+def test_the_console_script_shows_no_traceback(root: Path, config: Path, code: Path) -> None:
+    script = Path(sys.executable).parent / "hpc-det"
+    command = [script, "experiment", "create", config, code, "--config", "nam=digits"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "hpc-det: nam: unknown key 'nam' (from config); did you mean 'name'?\n"

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from hpc_det.cli.follow import Bar, MetricsReader, follow
+from hpc_det.errors import HpcDetError
+from hpc_det.requeue import Action, Cause
+from hpc_det.store.files import write_atomic
+from hpc_det.store.story import ExperimentState, Metrics, Validation
+from hpc_det.submit.scheduler import JobState
+from tests.cli.life import FakeScheduler, Life
+from tests.cli.test_wait import after
+
+
+def validates(life: Life, steps: int, accuracy: float) -> None:
+    life.reports("training", steps, {"loss": 0.5})
+    life.reports("validation", steps, {"accuracy": accuracy})
+
+
+def test_following_tells_states_validations_and_what_came_of_it(
+    life: Life, scheduler: FakeScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def trains() -> None:
+        validates(life, 100, 0.8)
+        validates(life, 200, 0.9)
+        life.saves(200)
+        validates(life, 400, 0.7)
+        life.saves(400)
+
+    scheduler.states = [JobState.QUEUED, after(life.begins), after(trains), after(life.finishes)]
+    follow(life.folder)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:5] == [
+        "experiment 1: QUEUED",
+        "experiment 1: RUNNING",
+        "batch 100 of 400: training: loss 0.5   validation: accuracy 0.8",
+        "batch 200 of 400: training: loss 0.5   validation: accuracy 0.9",
+        "batch 400 of 400: training: loss 0.5   validation: accuracy 0.7",
+    ]
+    assert lines[5] == "experiment 1: COMPLETED"
+    assert lines[6].startswith("Experiment 1: COMPLETED after 400 batches in ")
+    assert lines[7] == "Best validation: accuracy 0.9 at batch 200"
+    assert lines[8].startswith(f"Checkpoint: {life.trial.checkpoints}/")
+    assert lines[8].endswith("(batch 200)")
+    assert lines[9:] == ["Next: hpc-det experiment describe 1"]
+
+
+def test_following_a_failure_ends_with_its_sentence_and_the_logs(
+    life: Life, scheduler: FakeScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    life.begins()
+    life.ends(Cause.FAILED, Action.GIVE_UP, why="too often", failure="rank 1 on node1: ValueError: x")
+    with pytest.raises(HpcDetError) as error:
+        follow(life.folder)
+    assert error.value.problems == [
+        "experiment 1: ERROR: rank 1 on node1: ValueError: x (too often)",
+        "see more with `hpc-det experiment logs 1`",
+    ]
+    assert "Next:" not in capsys.readouterr().out
+
+
+def test_an_initial_validation_has_no_training_metrics(
+    life: Life, scheduler: FakeScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def validates_first() -> None:
+        life.begins()
+        life.reports("validation", 0, {"accuracy": 0.1})
+
+    scheduler.states = [after(validates_first), after(life.finishes)]
+    follow(life.folder)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["experiment 1: RUNNING", "batch 0 of 400: validation: accuracy 0.1"]
+
+
+def test_following_lifts_a_hold(life: Life, scheduler: FakeScheduler, capsys: pytest.CaptureFixture[str]) -> None:
+    scheduler.states = [JobState.HELD, after(life.begins), after(life.finishes)]
+    follow(life.folder)
+    assert scheduler.released == ["4711"]
+    assert "lifted, it may start now" in capsys.readouterr().err
+
+
+def test_an_interrupt_only_stops_the_following(
+    life: Life, scheduler: FakeScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt() -> JobState:
+        raise KeyboardInterrupt
+
+    scheduler.states = [interrupt]
+    with pytest.raises(KeyboardInterrupt):
+        follow(life.folder)
+    out = capsys.readouterr().out
+    assert "Stopped following; experiment 1 goes on.\n" in out
+    assert "hpc-det experiment logs 1 -f\n" in out
+    assert "hpc-det experiment kill 1\n" in out
+    assert scheduler.cancelled == []
+
+
+def test_only_what_is_new_is_read(life: Life) -> None:
+    reader = MetricsReader(life.trial)
+    assert reader.read() == []
+    life.reports("training", 100, {"loss": 2.0})
+    assert [record["steps"] for record in reader.read()] == [100]
+    with life.trial.metrics.open("a") as torn:
+        torn.write('{"kind": "tr')
+    assert reader.read() == []
+    life.reports("training", 200, {"loss": 1.0})
+    assert [record["steps"] for record in reader.read()] == [200]
+    assert reader.metrics.training == {"loss": 1.0}
+
+
+def test_a_resumed_attempt_takes_back_what_a_lost_stretch_had_reported(life: Life) -> None:
+    life.begins()
+    validates(life, 100, 0.8)
+    validates(life, 200, 0.9)
+    reader = MetricsReader(life.trial)
+    reader.read()
+    kept = life.trial.metrics.read_text().splitlines(keepends=True)[:2]
+    write_atomic(life.trial.metrics, "".join(kept))
+    assert reader.read() == []
+    assert reader.metrics.best == Validation("accuracy", 0.8, 100)
+    life.ends(Cause.NODE_LOST, Action.REQUEUE)
+    life.begins()
+    validates(life, 200, 0.7)
+    assert [(record["attempt"], record["steps"]) for record in reader.read()] == [(2, 200), (2, 200)]
+
+
+def test_the_bar_shows_state_batches_and_metrics_as_they_are(life: Life) -> None:
+    life.reports("training", 120, {"[red]loss": 0.5})
+    life.reports("validation", 120, {"accuracy": "NaN"})
+    bar = Bar(1)
+    bar.update(ExperimentState.RUNNING, Metrics.read(life.trial), [])
+    shown = io.StringIO()
+    Console(file=shown, width=90).print(bar.rendered())
+    assert "experiment 1 RUNNING" in shown.getvalue()
+    assert "120/400 batches" in shown.getvalue()
+    assert "training: [red]loss 0.5   validation: accuracy NaN" in shown.getvalue()

@@ -1,0 +1,98 @@
+"""list and describe."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+from hpc_det.requeue import Action, Cause
+from hpc_det.store.folders import ExperimentStore
+from hpc_det.submit.scheduler import JobState
+from tests.cli.conftest import Command
+from tests.cli.life import FakeScheduler, Life
+
+
+def test_without_experiments_the_list_is_empty(hpc_det: Command) -> None:
+    assert hpc_det("e", "list") == (0, "ID  NAME  STATE  BATCHES  BEST  SUBMITTED\n", "")
+    assert hpc_det("e", "list", "--json") == (0, "[]\n", "")
+
+
+def test_the_list_shows_state_progress_and_best_validation(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler
+) -> None:
+    life.begins()
+    life.reports("validation", 180, {"accuracy": 0.97123456})
+    life.reports("validation", 200, {"accuracy": "NaN"})
+    heading, row = hpc_det("e", "list").out.splitlines()
+    assert heading.split() == ["ID", "NAME", "STATE", "BATCHES", "BEST", "SUBMITTED"]
+    assert row.split()[:6] == ["1", "digits", "RUNNING", "200/400", "accuracy", "0.97123"]
+    (record,) = json.loads(hpc_det("e", "list", "--json").out)
+    assert datetime.fromisoformat(record.pop("submitted")).tzinfo
+    assert record == {
+        "id": 1,
+        "name": "digits",
+        "state": "RUNNING",
+        "batches": 200,
+        "total_batches": 400,
+        "best": {"metric": "accuracy", "value": 0.97123456, "batches": 180},
+    }
+
+
+def test_the_scheduler_is_asked_once_and_only_about_experiments_without_a_verdict(
+    hpc_det: Command, root: Path, scheduler: FakeScheduler
+) -> None:
+    lives = [Life.submitted(root, job_id=str(job_id)) for job_id in (11, 12, 13)]
+    lives[1].begins()
+    lives[1].finishes()
+    states = [record["state"] for record in json.loads(hpc_det("e", "list", "--json").out)]
+    assert states == ["RUNNING", "COMPLETED", "RUNNING"]
+    assert scheduler.asked == [["11", "13"]]
+
+
+def test_what_was_not_created_to_the_end_is_not_listed(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    ExperimentStore(life.folder.path.parent.parent).create()
+    assert len(json.loads(hpc_det("e", "list", "--json").out)) == 1
+
+
+def test_describe_tells_the_whole_story(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    life.begins()
+    life.reports("training", 120, {"loss": 0.5})
+    life.reports("validation", 120, {"accuracy": 0.9, "loss": "Infinity"})
+    checkpoint = life.saves(120)
+    life.ends(Cause.PREEMPTED, Action.REQUEUE, steps=120)
+    life.begins()
+    told = hpc_det("e", "describe", "1").out
+    assert "State:      RUNNING\n" in told
+    assert "Progress:   120 of 400 batches\n" in told
+    assert "Slots:      4 on 2 node(s), 2 each\n" in told
+    assert ": preempted at batch 120, back into the queue\n" in told
+    assert "  attempt 2 on " in told
+    assert "last training: loss 0.5\n" in told
+    assert "last validation: accuracy 0.9, loss Infinity\n" in told
+    assert "best validation: accuracy 0.9 at batch 120\n" in told
+    assert f"{checkpoint.uuid} at batch 120" in told
+
+
+def test_describe_as_json(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    life.begins()
+    cut = life.saves(100)
+    (cut.path / "state_dict.pth").write_bytes(b"")
+    life.ends(Cause.FAILED, Action.GIVE_UP, why="too often", failure="rank 1 on node1: ValueError: x")
+    record = json.loads(hpc_det("e", "describe", "1", "--json").out)
+    assert record["state"] == "ERROR"
+    assert record["why"] == "rank 1 on node1: ValueError: x (too often)"
+    assert (record["job_id"], record["scheduler"], record["slots"]) == ("4711", "slurm", 4)
+    assert (record["nodes"], record["ranks_per_node"]) == (2, 2)
+    assert (record["training"], record["validation"], record["best"]) == (None, None, None)
+    assert [(item["uuid"], item["batches"], item["complete"]) for item in record["checkpoints"]] == [
+        (cut.uuid, 100, False)
+    ]
+    (attempt,) = record["attempts"]
+    assert (attempt["number"], attempt["cause"], attempt["action"]) == (1, "failed", "give up")
+    assert scheduler.asked == []
+
+
+def test_a_lost_experiment_is_described_as_such(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    scheduler.states = [JobState.ENDED]
+    assert "ERROR: the job ended without a word, before its first attempt\n" in hpc_det("e", "describe", "1").out

@@ -1,0 +1,257 @@
+"""What goes on until an experiment has ended, and what ends it: wait, logs, kill, release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hpc_det.requeue import Action, Cause
+from hpc_det.store.stop import read_stop
+from hpc_det.submit.command import CommandError
+from hpc_det.submit.scheduler import JobState
+from tests.cli.conftest import Command
+from tests.cli.life import FakeScheduler, Life
+
+WAIT = ("experiment", "wait", "1", "--poll", "0.05")
+
+
+def after(event: Callable[[], object], state: JobState = JobState.RUNNING) -> Callable[[], JobState]:
+    """The scheduler says `state`, and this has happened."""
+
+    def happen() -> JobState:
+        event()
+        return state
+
+    return happen
+
+
+# --- wait
+
+
+def test_wait_returns_0_when_the_experiment_is_completed(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler
+) -> None:
+    scheduler.states = [JobState.QUEUED, after(life.begins), JobState.RUNNING, after(life.finishes)]
+    assert hpc_det(*WAIT) == (0, "", "")
+
+
+def test_wait_names_the_first_failure(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    life.begins()
+    life.ends(Cause.FAILED, Action.GIVE_UP, why="too often", failure="rank 1 on node1: ValueError: x")
+    assert hpc_det(*WAIT) == (
+        1,
+        "",
+        "hpc-det: experiment 1: ERROR: rank 1 on node1: ValueError: x (too often)\n"
+        "hpc-det: see more with `hpc-det experiment logs 1`\n",
+    )
+
+
+def test_wait_reports_a_job_that_ended_without_a_word(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    scheduler.states = [JobState.RUNNING, JobState.ENDED]
+    result = hpc_det(*WAIT)
+    assert result.code == 1
+    assert "ERROR: the job ended without a word" in result.err
+
+
+def test_an_end_without_a_word_that_is_seen_only_once_is_none(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler
+) -> None:
+    life.begins()
+    life.ends(Cause.PREEMPTED, Action.REQUEUE, steps=120)
+    scheduler.states = [JobState.RUNNING, JobState.ENDED, JobState.QUEUED, after(life.begins), after(life.finishes)]
+    assert hpc_det(*WAIT).code == 0
+
+
+def test_wait_lifts_each_hold_once(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    held = JobState.HELD
+    scheduler.states = [held, held, JobState.RUNNING, held, after(life.begins), after(life.finishes)]
+    result = hpc_det(*WAIT)
+    assert result.code == 0
+    assert scheduler.released == ["4711", "4711"]
+    said = "hpc-det: experiment 1 is back in the queue, held back by the scheduler: lifted, it may start now\n"
+    assert result.err == said * 2
+
+
+def test_a_hold_that_cannot_be_lifted_is_waited_for(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise CommandError("scontrol: refused")
+
+    monkeypatch.setattr(scheduler, "release", refuse)
+    scheduler.states = [JobState.HELD, after(life.begins), after(life.finishes)]
+    result = hpc_det(*WAIT)
+    assert result.code == 0
+    assert result.err.endswith("held back by the scheduler for a while: scontrol: refused\n")
+
+
+def test_without_news_from_the_scheduler_files_count(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    scheduler.reason = "squeue: no answer"
+    scheduler.states = [JobState.UNKNOWN, JobState.UNKNOWN, after(life.begins), after(life.finishes, JobState.UNKNOWN)]
+    result = hpc_det(*WAIT)
+    assert result.code == 0
+    assert "the scheduler gives no news of experiment 1, its files count: squeue: no answer\n" in result.err
+
+
+def test_a_scheduler_with_a_queue_is_asked_every_two_seconds_at_most(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] >= 105.0 and not life.journal.events():
+            life.begins()
+            life.finishes()
+
+    monkeypatch.setattr("time.sleep", sleep)
+    scheduler.has_queue = True
+    assert hpc_det(*WAIT).code == 0
+    assert len(scheduler.asked) == 3
+
+
+# --- logs
+
+
+def test_logs_are_the_jobs_and_the_ranks_attempt_after_attempt(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler
+) -> None:
+    life.job_prints("module loaded\n")
+    life.begins()
+    life.rank_prints(1, "one\n")
+    life.rank_prints(0, "zero\nno end")
+    life.ends(Cause.PREEMPTED, Action.REQUEUE)
+    life.job_prints("hpc-det: 10:00:09 requeue: preempted\n")
+    life.begins()
+    life.rank_prints(10, "ten\n")
+    life.rank_prints(2, "two\n")
+    assert hpc_det("e", "logs", "1").out.splitlines() == [
+        "---------- attempt 1 ----------",
+        "module loaded",
+        "hpc-det: 10:00:01 attempt 1 begins",
+        "hpc-det: 10:00:09 requeue: preempted",
+        "[rank=0] zero",
+        "[rank=0] no end",
+        "[rank=1] one",
+        "---------- attempt 2 ----------",
+        "hpc-det: 10:00:02 attempt 2 begins",
+        "[rank=2] two",
+        "[rank=10] ten",
+    ]
+
+
+def test_logs_of_one_rank(hpc_det: Command, life: Life) -> None:
+    life.begins()
+    life.rank_prints(0, "zero\n")
+    life.rank_prints(1, "one\n")
+    out = hpc_det("e", "logs", "1", "--rank", "1").out
+    assert out == "---------- attempt 1 ----------\n[rank=1] one\n"
+
+
+def test_logs_of_a_rank_that_does_not_exist(hpc_det: Command, life: Life) -> None:
+    assert hpc_det("e", "logs", "1", "--rank", "4") == (
+        2,
+        "",
+        "hpc-det: --rank 4: experiment 1 has ranks 0 to 3\n",
+    )
+
+
+def test_logs_before_there_are_any(hpc_det: Command, life: Life) -> None:
+    assert hpc_det("e", "logs", "1") == (0, "", "")
+
+
+def test_following_logs_goes_on_across_a_requeue_to_the_last_word(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler
+) -> None:
+    def preempted() -> None:
+        life.rank_prints(0, "a whole line and a ")
+        life.ends(Cause.PREEMPTED, Action.REQUEUE)
+
+    def resumed() -> None:
+        life.rank_prints(0, "torn one\n")
+        life.begins()
+        life.rank_prints(0, "resumed\n")
+
+    def ended() -> None:
+        life.finishes()
+        life.job_prints("hpc-det: done\n")
+
+    scheduler.states = [after(life.begins), after(preempted), JobState.HELD, after(resumed), after(ended)]
+    result = hpc_det("e", "logs", "1", "-f")
+    assert result.code == 0
+    assert result.out.splitlines() == [
+        "---------- attempt 1 ----------",
+        "hpc-det: 10:00:01 attempt 1 begins",
+        "[rank=0] a whole line and a torn one",
+        "---------- attempt 2 ----------",
+        "hpc-det: 10:00:02 attempt 2 begins",
+        "[rank=0] resumed",
+        "hpc-det: done",
+    ]
+    assert result.err.endswith("hpc-det: experiment 1: COMPLETED\n")
+    assert scheduler.released == ["4711"]
+
+
+# --- kill
+
+
+def test_kill_leaves_its_request_and_cancels_the_job(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    life.begins()
+    assert hpc_det("e", "kill", "1") == (0, "Killed experiment 1\n", "")
+    assert scheduler.cancelled == ["4711"]
+    request = read_stop(life.trial.stop, 1)
+    assert request is not None
+    assert request.reason == "kill"
+    assert request.source.startswith("hpc-det experiment kill by ")
+    result = hpc_det(*WAIT)
+    assert result.code == 1
+    assert "experiment 1: CANCELED: cancelled by hpc-det experiment kill by " in result.err
+
+
+def test_kill_refuses_politely_what_has_ended(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    life.begins()
+    life.finishes()
+    assert hpc_det("e", "kill", "1") == (1, "", "hpc-det: experiment 1 has ended already: COMPLETED\n")
+    assert scheduler.cancelled == []
+    assert not life.trial.stop.exists()
+
+
+def test_kill_says_so_when_the_experiment_was_faster(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish_first(job_id: str, run: object) -> None:
+        life.begins()
+        life.finishes()
+        scheduler.states = [JobState.ENDED]
+
+    monkeypatch.setattr(scheduler, "cancel", finish_first)
+    assert hpc_det("e", "kill", "1").out == "Experiment 1 ended by itself just now: COMPLETED\n"
+
+
+def test_kill_says_so_when_the_job_does_not_end(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "cancel", lambda job_id, run: None)
+    monkeypatch.setattr("hpc_det.cli.control.KILL_WAIT_S", 0.0)
+    result = hpc_det("e", "kill", "1")
+    assert result.code == 1
+    assert "told to end, but its job 4711 is still there after 0 s" in result.err
+
+
+# --- release
+
+
+def test_release_lifts_the_hold(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    scheduler.states = [JobState.HELD]
+    assert hpc_det("job", "release", "1") == (0, "Released experiment 1: its job 4711 may start now\n", "")
+    assert scheduler.released == ["4711"]
+
+
+def test_release_says_when_nothing_is_held(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    assert hpc_det("j", "release", "1").out == "Experiment 1 is not held: its job 4711 is running\n"
+    life.begins()
+    life.finishes()
+    assert hpc_det("j", "release", "1").out == "Experiment 1 has ended; there is no job to release\n"
+    assert scheduler.released == []
