@@ -5,12 +5,12 @@ from __future__ import annotations
 import getpass
 import time
 
+from hpc_det.cli import story
+from hpc_det.cli.story import ExperimentState, SubmittedJob
 from hpc_det.cli.watch import POLL_S, ask_every_s, states
 from hpc_det.errors import HpcDetError
-from hpc_det.store import story
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.stop import request_stop
-from hpc_det.store.story import ExperimentState, SubmittedJob
 from hpc_det.submit import scheduler as schedulers
 from hpc_det.submit.command import run_command
 from hpc_det.submit.scheduler import JobState, JobStatus

@@ -11,6 +11,7 @@ from hpc_det.cli.parameters import store
 from hpc_det.config.effective import Effective, effective
 from hpc_det.config.merge import leaves
 from hpc_det.config.request import Request
+from hpc_det.config.secrets import masked
 from hpc_det.submit.submission import prepare, submit
 
 
@@ -36,7 +37,8 @@ def submit_or_show(request: Request, *, dry_run: bool, explain: bool, follow: bo
 def explained(found: Effective) -> Iterator[str]:
     """Every key of the effective configuration with its value and the layer that wrote it."""
     rows = [
-        (f"{path}: {json.dumps(value, ensure_ascii=False)}", found.origins[path]) for path, value in leaves(found.tree)
+        (f"{path}: {json.dumps(value, ensure_ascii=False)}", found.origins[path])
+        for path, value in leaves(masked(found.tree))
     ]
     width = max(len(setting) for setting, _ in rows)
     yield from (f"{setting.ljust(width)}  ({origin})" for setting, origin in rows)

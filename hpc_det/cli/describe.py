@@ -10,12 +10,12 @@ from dataclasses import asdict
 from typing import Any
 
 from hpc_det.checkpoint.committed import Committed, committed
+from hpc_det.cli import story
 from hpc_det.cli.listing import as_json, iso, number, values_in_words
+from hpc_det.cli.story import AttemptStory, ExperimentState, Metrics
 from hpc_det.cli.watch import states
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.store import story
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.story import AttemptStory, ExperimentState, Metrics
 
 
 def described(experiment: ExperimentFolder) -> dict[str, Any]:

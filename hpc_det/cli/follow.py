@@ -13,12 +13,13 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from hpc_det.cli import story
 from hpc_det.cli.listing import number, values_in_words
+from hpc_det.cli.story import ExperimentState, Metrics
 from hpc_det.cli.tail import Tail
 from hpc_det.cli.watch import POLL_S, Watch, insist_on_completion
-from hpc_det.store import story
+from hpc_det.store.files import parse_line
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
-from hpc_det.store.story import ExperimentState, Metrics
 
 Record: TypeAlias = dict[str, Any]
 """A line of metrics.jsonl."""
@@ -82,7 +83,7 @@ class MetricsReader:
 
     def read(self) -> list[Record]:
         """The records that are new since the last call."""
-        records = [record for line in self._tail.lines() if (record := story.parsed(line))]
+        records = [record for line in self._tail.lines() if (record := parse_line(line))]
         if self._tail.generation != self._generation:  # a new attempt forgets what a lost stretch had reported
             self._generation, self.metrics = self._tail.generation, Metrics.of(self._trial)
         self.metrics.take(records)

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from hpc_det.cli import story
+from hpc_det.cli.story import ExperimentState, Metrics, Validation
 from hpc_det.cli.watch import states
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.store import story
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.story import ExperimentState, Metrics, Validation
 
 HEADINGS = ("ID", "NAME", "STATE", "BATCHES", "BEST", "SUBMITTED")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -49,6 +50,7 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0, or the error's. A user's error is its problems on stderr, one per line, never a traceback."""
+    os.umask(0o077)  # whatever a command writes is the user's own; `mkdir(mode=)` alone leaves files and parents open
     try:
         code = cli.main(args=argv, prog_name="hpc-det", standalone_mode=False)
     except HpcDetError as error:

@@ -6,10 +6,10 @@ import sys
 import time
 from collections.abc import Iterable
 
+from hpc_det.cli import story
+from hpc_det.cli.story import NO_NEWS, ExperimentState, SubmittedJob
 from hpc_det.errors import HpcDetError
-from hpc_det.store import story
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.story import NO_NEWS, ExperimentState, SubmittedJob
 from hpc_det.submit import scheduler as schedulers
 from hpc_det.submit.command import run_command
 from hpc_det.submit.scheduler import JobState, Scheduler

@@ -16,6 +16,7 @@ from hpc_det.config.problems import Problem, render, schema_problems, shown
 from hpc_det.config.request import Request
 from hpc_det.config.schema import Cluster, Experiment
 from hpc_det.errors import UsageError
+from hpc_det.plan.gang import gang
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -52,6 +53,8 @@ def effective(request: Request) -> Effective:
     problems += cross_problems(merged.tree, profile)
     written = _written(merged)
     lines = render(problems, _source(request, written)) + _code_problems(merged.tree, request.context_dir)
+    if experiment and cluster:
+        lines += _gang_problems(experiment, cluster)
     if lines or cluster is None or experiment is None:
         raise UsageError(lines)
     tree = experiment.model_dump(mode="json")
@@ -78,6 +81,15 @@ def _validated(model: type[Model], tree: Tree, prefix: str, problems: list[Probl
     except ValidationError as error:
         problems += schema_problems(model, error, prefix)
         return None
+
+
+def _gang_problems(experiment: Experiment, cluster: Cluster) -> list[str]:
+    """Whether the slots fit the cluster is the plan's rule; here it joins the other problems."""
+    try:
+        gang(experiment.resources.slots_per_trial, cluster)
+    except UsageError as error:
+        return error.problems
+    return []
 
 
 def _code_problems(tree: Tree, context_dir: Path) -> list[str]:

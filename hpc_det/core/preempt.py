@@ -2,9 +2,9 @@
 
 A tick is one call of `should_stop`; every rank makes the same calls. A notice (from the agent, or a signal) reaches
 rank 0 through a store that threads wait in. Rank 0 proposes a tick a little ahead; each rank answers whether it is past
-it already; the last to answer writes the verdict, "stop" only if nobody was late. Otherwise rank 0 proposes again, twice
-as far ahead. A rank that comes to a proposed tick waits there for the verdict, so no rank can run on alone. Between
-notices the cost is one comparison.
+it already; the last to answer writes the verdict, "stop" only if nobody was late. Otherwise rank 0 proposes again,
+twice as far ahead. A rank that comes to a proposed tick waits there for the verdict, so no rank can run on alone.
+Between notices the cost is one comparison.
 """
 
 from __future__ import annotations

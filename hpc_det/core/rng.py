@@ -1,4 +1,4 @@
-"""The random number generators of a rank: Python's, numpy's, torch's, the GPU's; as tensors that load without pickle."""
+"""The random number generators of a rank: Python's, numpy's, torch's, the GPU's, as tensors, to load without pickle."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import UsageError
+from hpc_det.pytorch.ddp import data_parallel
 from hpc_det.pytorch.lr_scheduler import LRScheduler, ScheduledStep
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -99,8 +99,7 @@ class PyTorchTrialContext:
         self.models.append(model)
         wrapped: torch.nn.Module = model
         if self.distributed.size > 1:
-            device_ids = [self.device] if self.device.type == "cuda" else None
-            wrapped = DistributedDataParallel(model, device_ids=device_ids, **ddp_options)
+            wrapped = data_parallel(model, self.device, ddp_options)
         self.wrapped_models.append(wrapped)
         return wrapped
 

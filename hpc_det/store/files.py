@@ -70,10 +70,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return []
-    return [record for record in map(_parsed, lines) if record is not None]
+    return [record for record in map(parse_line, lines) if record is not None]
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: str | bytes) -> dict[str, Any] | None:
+    """A line of JSON; None for one that a crash has torn."""
     try:
         record = json.loads(line)
     except ValueError:

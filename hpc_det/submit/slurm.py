@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -41,6 +42,7 @@ STATES = {
     "REVOKED": JobState.ENDED,
     "PREEMPTED": JobState.ENDED,
 }
+REQUEUE_SETTLES_S = 3.0
 SIGNAL_EARLY_S = 60.0
 """`--signal` may come up to 60 s earlier than asked (sbatch(1))."""
 
@@ -84,6 +86,10 @@ class Slurm:
         run(["scancel", job_id])
 
     def release(self, job_id: str, run: Run) -> None:
+        """Not before the requeue has settled: a job that starts in the same second fails with a revoked credential."""
+        requeued = _time(parse_scontrol(run(["scontrol", "show", "job", "--oneliner", job_id])).get("SubmitTime"))
+        if requeued is not None:
+            time.sleep(max(0.0, min(requeued + REQUEUE_SETTLES_S - time.time(), REQUEUE_SETTLES_S)))
         run(["scontrol", "update", f"JobId={job_id}", "StartTime=now"])
 
     def job_id(self, env: Mapping[str, str]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from dataclasses import dataclass
@@ -12,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from hpc_det.config.secrets import masked
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.plan.planner import plan_trial
 from hpc_det.search.single import trial_seed
 from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.submit.command import run_command
 from hpc_det.submit.render import render
+from hpc_det.submit.scheduler import scheduler
 from hpc_det.submit.snapshot import copy_snapshot, snapshot_files
 
 if TYPE_CHECKING:
@@ -41,31 +42,35 @@ def prepare(effective: Effective, folder: ExperimentFolder) -> Submission:
 
 
 def submit(effective: Effective, store: ExperimentStore) -> ExperimentFolder:
-    """The new experiment, queued. Where anything fails, nothing of it is left."""
+    """The new experiment, queued. Where anything fails, nothing of it is left, on disk or in the queue."""
     prepare(effective, store.folder(store.next_id()))
-    os.umask(0o077)
     folder = store.create()
+    job_id = None
     try:
-        _write(effective, folder)
-        _queue(folder)
+        plan = _write(effective, folder)
+        job_id = _queue(plan, folder)
+        write_json(folder.trial().job, {"job_id": job_id, "scheduler": plan.scheduler, "submitted": time.time()})
         # The config comes last: a folder without it was never created.
-        write_atomic(folder.config, yaml.safe_dump(effective.tree, sort_keys=False, allow_unicode=True))
+        write_atomic(folder.config, yaml.safe_dump(masked(effective.tree), sort_keys=False, allow_unicode=True))
     except BaseException:
+        if job_id is not None:
+            scheduler(plan.scheduler).cancel(job_id, run_command)
         folder.remove()
         raise
     return folder
 
 
-def _write(effective: Effective, folder: ExperimentFolder) -> None:
+def _write(effective: Effective, folder: ExperimentFolder) -> JobPlan:
     submission = prepare(effective, folder)
     trial = folder.trial()
     for needed in (trial.path, trial.logs, trial.checkpoints, folder.submitit):
-        needed.mkdir(parents=True)
+        needed.mkdir(mode=0o700, parents=True)
     copy_snapshot(effective.context_dir, submission.files, folder.code)
     write_json(folder.origin, effective.origins)
     write_json(trial.trial, _trial_spec(effective, submission.plan))
     write_atomic(trial.plan, submission.plan.to_json())
     write_atomic(trial.script, submission.script)
+    return submission.plan
 
 
 def _trial_spec(effective: Effective, plan: JobPlan) -> dict[str, Any]:
@@ -82,10 +87,7 @@ def _trial_spec(effective: Effective, plan: JobPlan) -> dict[str, Any]:
     }
 
 
-def _queue(folder: ExperimentFolder) -> None:
-    from hpc_det.submit.executor import GangExecutor
+def _queue(plan: JobPlan, folder: ExperimentFolder) -> str:
+    from hpc_det.submit.executor import GangExecutor  # submitit loads for a real submission only
 
-    trial = folder.trial()
-    plan = JobPlan.from_json(trial.plan.read_text(encoding="utf-8"))
-    job_id = GangExecutor(folder.submitit, plan.scheduler, trial.script).submit_script()
-    trial.job.write_text(json.dumps({"job_id": job_id, "scheduler": plan.scheduler, "submitted": time.time()}))
+    return GangExecutor(folder.submitit, plan.scheduler, folder.trial().script).submit_script()

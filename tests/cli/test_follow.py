@@ -6,10 +6,10 @@ import pytest
 from rich.console import Console
 
 from hpc_det.cli.follow import Bar, MetricsReader, follow
+from hpc_det.cli.story import ExperimentState, Metrics, Validation
 from hpc_det.errors import HpcDetError
 from hpc_det.requeue import Action, Cause
 from hpc_det.store.files import write_atomic
-from hpc_det.store.story import ExperimentState, Metrics, Validation
 from hpc_det.submit.scheduler import JobState
 from tests.cli.life import FakeScheduler, Life
 from tests.cli.test_wait import after

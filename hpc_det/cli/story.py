@@ -18,7 +18,7 @@ from typing import Any
 from hpc_det.checkpoint.committed import Committed, committed
 from hpc_det.launch.failure import first_failure
 from hpc_det.requeue import Action, Cause
-from hpc_det.store.files import read_json
+from hpc_det.store.files import parse_line, read_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.stop import StopRequest
@@ -211,7 +211,7 @@ class Metrics:
         lines = trial.metrics.read_bytes().splitlines() if trial.metrics.exists() else []
         last_training = next((line for line in reversed(lines) if b'"training"' in line), None)
         kept = (line for line in lines if line is last_training or b'"validation"' in line)
-        return cls.of(trial).take(record for line in kept if (record := parsed(line)))
+        return cls.of(trial).take(record for line in kept if (record := parse_line(line)))
 
     def take(self, records: Iterable[dict[str, Any]]) -> Metrics:
         for record in records:
@@ -234,15 +234,6 @@ class Metrics:
             return not math.isnan(value)
         than = float(self.best.value)
         return value < than if self._smaller_is_better else value > than
-
-
-def parsed(line: str | bytes) -> dict[str, Any] | None:
-    """A line of metrics.jsonl; None for one that was torn by a crash and ended by the next attempt."""
-    try:
-        record: dict[str, Any] = json.loads(line)
-    except ValueError:
-        return None
-    return record
 
 
 # --- checkpoints and the job

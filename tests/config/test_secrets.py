@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from hpc_det.config.secrets import MASK, masked
+
+
+def tree(variables: object, data: dict[str, object]) -> dict[str, object]:
+    return {"environment": {"environment_variables": variables}, "data": data}
+
+
+def test_variables_whose_names_say_so_lose_their_values() -> None:
+    shown = masked(tree(["AWS_SECRET_ACCESS_KEY=abc=d", "WANDB_API_KEY=x", "OMP_NUM_THREADS=2"], {}))
+    variables = shown["environment"]["environment_variables"]
+    assert variables == [f"AWS_SECRET_ACCESS_KEY={MASK}", f"WANDB_API_KEY={MASK}", "OMP_NUM_THREADS=2"]
+
+
+def test_variables_by_device_are_masked_too() -> None:
+    shown = masked(tree({"cpu": ["HF_TOKEN=x"], "cuda": ["A=1"]}, {}))
+    assert shown["environment"]["environment_variables"] == {"cpu": [f"HF_TOKEN={MASK}"], "cuda": ["A=1"]}
+
+
+def test_the_secrets_of_the_data_section_are_masked() -> None:
+    shown = masked(tree([], {"url": "s3://x", "secrets": {"user": "me"}}))
+    assert shown["data"] == {"url": "s3://x", "secrets": {"user": MASK}}
+
+
+def test_the_config_itself_keeps_them() -> None:
+    config = tree(["HF_TOKEN=x"], {"secrets": {"user": "me"}})
+    masked(config)
+    assert config == tree(["HF_TOKEN=x"], {"secrets": {"user": "me"}})
