@@ -1,0 +1,19 @@
+"""Determined's trials and RaySGD's drivers as gang jobs on the Slurm cluster that a site already runs.
+
+One flow, one folder a step:
+
+    cli         the command line, hpc-det: what a user asks for and sees
+    config      1. what was asked for: Hydra or YAML -> template merge -> valid Experiment and Cluster
+    search         which trials to run
+    plan        2. what will happen: JobPlan, frozen, JSON, no I/O
+    submit      3. plan -> script -> job id: one scheduler a file, submitit as carrier
+    launch      4. once per node: the job, node agents, launchers, the way into a rank
+    pytorch     5. once per rank: PyTorchTrial, its context, data, the loop
+    core           what every rank needs: collectives, the agreement to stop, checkpoints, metrics
+    checkpoint  6. what survives: stage, commit, verify, prune
+    requeue     7. what happens next: causes and budgets -> decision
+    store          the run folder: every file name, the journal, the stop request
+    errors         what a user sees when something is wrong
+    process        processes as Linux shows them
+    resources      where conf/, slurm_templates/ and docs/examples/ lie
+"""

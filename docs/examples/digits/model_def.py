@@ -44,7 +44,8 @@ class DigitsTrial(PyTorchTrial):
         return DataLoader(digits(training=True), batch_size=self.context.get_per_slot_batch_size(), shuffle=True)
 
     def build_validation_data_loader(self) -> DataLoader:
-        return DataLoader(digits(training=False), batch_size=self.context.get_per_slot_batch_size())
+        # 60 divides the 360 images: the mean over batches, each weighing the same, is the mean over images.
+        return DataLoader(digits(training=False), batch_size=60)
 
     def train_batch(self, batch, epoch_idx, batch_idx):
         images, labels = batch

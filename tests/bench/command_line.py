@@ -1,0 +1,38 @@
+"""How long an everyday command takes as a whole process, beside the interpreter doing nothing and importing torch."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROUNDS = 15
+HPC_DET = str(Path(sys.executable).with_name("hpc-det"))
+COMMANDS = {
+    "python -c pass": [sys.executable, "-c", "pass"],
+    "hpc-det --help": [HPC_DET, "--help"],
+    "hpc-det experiment list": [HPC_DET, "experiment", "list"],
+    "python -c 'import torch'": [sys.executable, "-c", "import torch"],
+}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as root:
+        os.environ["HPC_DET_ROOT"] = root
+        seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
+        for _ in range(ROUNDS):  # interleaved: the machine's noise falls on all alike
+            for name, command in COMMANDS.items():
+                began = time.perf_counter()
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+                seconds[name].append(time.perf_counter() - began)
+    print(f"whole process, {ROUNDS} rounds        min     median  max [s]")
+    for name, taken in seconds.items():
+        print(f"{name:32} {min(taken):7.3f} {statistics.median(taken):7.3f} {max(taken):7.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""From the preemption signal to the committed checkpoint, and to the next attempt's first batch: digits, 2 ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from hpc_det.checkpoint.committed import committed
+from hpc_det.store.files import read_lines
+from tests.e2e.story import COMMAND, Story
+
+ROUNDS = 5
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits"
+CONFIG = Path(__file__).parents[2] / "conf" / "experiment" / "digits.yaml"
+OPTIONS = ("scheduling_unit=1", "min_checkpoint_period={batches: 0}", "checkpoint_policy=none")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as root:
+        os.environ["HPC_DET_ROOT"] = root
+        rounds = [_one_preemption(number) for number in range(1, ROUNDS + 1)]
+    print(f"digits, 2 ranks on this machine, {ROUNDS} preemptions        min     median  max [s]")
+    for name, taken in (("signal to committed checkpoint", 0), ("signal to the next attempt's first batch", 1)):
+        values = [one[taken] for one in rounds]
+        print(f"{name:48} {min(values):7.3f} {statistics.median(values):7.3f} {max(values):7.3f}")
+
+
+def _one_preemption(number: int) -> tuple[float, float]:
+    options = [word for option in OPTIONS for word in ("--config", option)]
+    create = [COMMAND, "experiment", "create", CONFIG, EXAMPLE, "--cluster", "local", *options]
+    subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
+    story = Story.of(number)
+    story.until_batch(100)
+    (agent,) = story.pids("hpc_det.launch.agent")
+    signalled = time.time()
+    os.kill(agent, signal.SIGTERM)
+    story.until(lambda: bool(story.causes))
+    saved = committed(story.trial.checkpoints)[0].time
+    story.wait()
+    first = next(record for record in read_lines(story.trial.metrics) if record["attempt"] == 2)
+    return saved - signalled, first["time"] - signalled
+
+
+if __name__ == "__main__":
+    main()

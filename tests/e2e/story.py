@@ -1,0 +1,129 @@
+"""Runs of the story trial through the real command line, and what is left of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpc_det.checkpoint.committed import newest_good
+from hpc_det.launch.process import descendants
+from hpc_det.store.files import read_json, read_lines
+from hpc_det.store.folders import ExperimentStore, TrialFolder
+from hpc_det.store.journal import Journal
+
+HERE = Path(__file__).parent
+COMMAND = Path(sys.executable).with_name("hpc-det")
+
+
+def hpc_det(*arguments: object, check: bool = True, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    """The console script in a process of its own."""
+    command = [str(COMMAND), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    assert not check or done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@dataclass(frozen=True)
+class Story:
+    """One experiment under test."""
+
+    number: int
+    trial: TrialFolder
+
+    @classmethod
+    def begin(cls, *overrides: str, cluster: str = "local", context: Path = HERE / "trial") -> Story:
+        options = [word for override in overrides for word in ("--config", override)]
+        created = hpc_det("experiment", "create", HERE / "story.yaml", context, "--cluster", cluster, *options)
+        return cls.of(int(created.stdout.splitlines()[-1].removeprefix("Created experiment ")))
+
+    @classmethod
+    def of(cls, number: int) -> Story:
+        return cls(number, ExperimentStore(Path(os.environ["HPC_DET_ROOT"])).folder(number).trial())
+
+    def wait(self, *, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return hpc_det("experiment", "wait", self.number, check=check)
+
+    def describe(self) -> dict[str, Any]:
+        described: dict[str, Any] = json.loads(hpc_det("experiment", "describe", self.number, "--json").stdout)
+        return described
+
+    @property
+    def job_id(self) -> str:
+        return str(read_json(self.trial.job)["job_id"])
+
+    @property
+    def batches_reported(self) -> int:
+        return max((record["steps"] for record in read_lines(self.trial.metrics)), default=0)
+
+    @property
+    def causes(self) -> list[str]:
+        return [end.cause.value for end in Journal(self.trial.journal).history()]
+
+    @property
+    def series(self) -> list[tuple[str, int, dict[str, float]]]:
+        """Every reported metric, in order."""
+        return [(record["kind"], record["steps"], record["metrics"]) for record in read_lines(self.trial.metrics)]
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        checkpoint, _ = newest_good(self.trial.checkpoints)
+        assert checkpoint is not None
+        state = torch.load(checkpoint.path / "state_dict.pth", weights_only=True)
+        weights: dict[str, torch.Tensor] = state["models_state_dict"][0]
+        return weights
+
+    @property
+    def logged(self) -> str:
+        return self.trial.job_log.read_text()
+
+    def until(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
+        """Poll for `condition`; the log is shown when it does not come true."""
+        end = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < end, f"waited {timeout_s} s in vain\n{self.logged}"
+            time.sleep(0.02)
+
+    def until_batch(self, batch: int) -> None:
+        self.until(lambda: self.batches_reported >= batch)
+
+    def pids(self, module: str) -> list[int]:
+        """The processes of the local job that run `python -m module`."""
+        job = int(self.job_id.partition("-")[0])
+        return [pid for pid in descendants(job) if module in _modules(pid)[:1]]
+
+    def rank_pid(self, rank: int) -> int:
+        """The process of a rank, also on a node of the lab: all nodes share this machine's /proc."""
+        wanted = {f"RANK={rank}", f"HPC_DET_FOLDER={self.trial.path}"}
+        numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+        (pid,) = [
+            n for n in numbers if "hpc_det.launch.rank" in _modules(n)[:1] and wanted <= set(_words(n, "environ"))
+        ]
+        return pid
+
+    def same_as(self, other: Story) -> bool:
+        """Bit for bit: every reported metric and the final weights."""
+        assert self.series == other.series
+        assert self.weights.keys() == other.weights.keys()
+        return all(torch.equal(weight, other.weights[name]) for name, weight in self.weights.items())
+
+
+def _modules(pid: int) -> list[str]:
+    """What follows each -m on the command line of `pid`."""
+    return [following for word, following in itertools.pairwise(_words(pid, "cmdline")) if word == "-m"]
+
+
+def _words(pid: int, file: str) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/{file}").read_text().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []

@@ -1,0 +1,145 @@
+"""Whole lives of experiments on this machine: real ranks, real signals, real kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpc_det.checkpoint.committed import committed
+from tests.e2e.story import HERE, Story, hpc_det
+
+TWO_SLOTS = "resources.slots_per_trial=2"
+PACED = "hyperparameters.batch_s=0.03"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """The same experiment without any trouble."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HPC_DET_ROOT", str(tmp_path_factory.mktemp("undisturbed")))
+        story = Story.begin(TWO_SLOTS)
+        story.wait()
+    return story
+
+
+def test_an_experiment_trains_to_its_end_and_leaves_what_it_promises(undisturbed: Story) -> None:
+    assert undisturbed.causes == ["finished"]
+    assert [steps for kind, steps, _ in undisturbed.series if kind == "training"] == list(range(1, 41))
+    assert [steps for kind, steps, _ in undisturbed.series if kind == "validation"] == [10, 20, 30, 40]
+    # save_trial_best and save_trial_latest are 1 each
+    assert 1 <= len(committed(undisturbed.trial.checkpoints)) <= 2
+    assert committed(undisturbed.trial.checkpoints)[0].steps == 40
+
+
+def test_a_term_to_the_agent_saves_at_once_and_the_run_goes_on_bit_for_bit(undisturbed: Story) -> None:
+    story = Story.begin(TWO_SLOTS, PACED)
+    story.until_batch(13)
+    (agent,) = story.pids("hpc_det.launch.agent")
+    os.kill(agent, signal.SIGTERM)
+    story.wait()
+    assert story.causes == ["preempted", "finished"]
+    assert story.same_as(undisturbed)
+
+
+def test_a_signal_to_a_single_rank_stops_all_of_them_together(undisturbed: Story) -> None:
+    story = Story.begin(TWO_SLOTS, PACED)
+    story.until_batch(5)
+    os.kill(story.rank_pid(1), signal.SIGUSR2)
+    story.wait()
+    assert story.causes == ["preempted", "finished"]
+    assert story.same_as(undisturbed)
+
+
+def test_a_killed_rank_restarts_the_gang_from_the_last_checkpoint_and_is_charged(undisturbed: Story) -> None:
+    story = Story.begin(TWO_SLOTS, PACED, "max_restarts=1")
+    story.until_batch(20)
+    os.kill(story.rank_pid(0), signal.SIGKILL)
+    story.wait()
+    assert story.causes == ["failed", "finished"]
+    assert story.describe()["attempts"][0]["batches"] in (16, 24)
+    assert "killed, or crashed" in story.logged
+    assert story.same_as(undisturbed)
+
+
+def test_a_killed_launcher_takes_its_ranks_along_and_is_named() -> None:
+    story = Story.begin(TWO_SLOTS, PACED, "max_restarts=0")
+    story.until_batch(2)
+    (launcher,) = story.pids("torch.distributed.run")
+    os.kill(launcher, signal.SIGKILL)
+    ended = story.wait(check=False)
+    assert story.causes == ["failed"]
+    assert "the entrypoint on " in ended.stderr
+
+
+def test_a_crash_of_a_rank_is_named_and_counted_until_max_restarts_is_spent() -> None:
+    story = Story.begin(TWO_SLOTS, "max_restarts=1", "hyperparameters.die_at=3")
+    ended = story.wait(check=False)
+    assert ended.returncode == 1
+    assert story.causes == ["failed", "failed"]
+    assert "rank 1" in ended.stderr
+    assert "2 failures, max_restarts is 1" in ended.stderr
+
+
+def test_the_failed_ranks_traceback_comes_first_in_the_log() -> None:
+    story = Story.begin(TWO_SLOTS, "max_restarts=0", "hyperparameters.raise_at=3")
+    ended = story.wait(check=False)
+    assert ended.returncode == 1
+    assert "RuntimeError: the sky has fallen" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    first = story.logged.partition("first failure: ")[2]
+    assert first.startswith("rank 1 on ")
+    assert 'raise RuntimeError("the sky has fallen")' in first
+
+
+def test_kill_ends_an_experiment_at_once() -> None:
+    story = Story.begin(TWO_SLOTS, "hyperparameters.batch_s=0.5")
+    story.until_batch(1)
+    hpc_det("experiment", "kill", story.number)
+    assert story.describe()["state"] == "CANCELED"
+    assert story.wait(check=False).returncode == 1
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(undisturbed: Story) -> None:
+    story = Story.begin(TWO_SLOTS, PACED)
+    story.until_batch(26)
+    newest = committed(story.trial.checkpoints)[0]
+    weights = newest.path / "state_dict.pth"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    os.kill(story.rank_pid(0), signal.SIGKILL)
+    story.wait()
+    log = story.trial.rank_log(2, 0).read_text()
+    assert f"skipped: checkpoint {newest.uuid} at {newest.steps} batches is damaged: state_dict.pth: crc32" in log
+    assert story.same_as(undisturbed)
+
+
+def test_the_script_by_hand_does_the_same_job_and_once_done_ends_at_once(undisturbed: Story) -> None:
+    story = Story.begin(TWO_SLOTS, "hyperparameters.batch_s=5")
+    hpc_det("experiment", "kill", story.number)
+    for leftover in (story.trial.stop, story.trial.journal):
+        leftover.unlink()
+    spec = story.trial.trial.read_text()
+    story.trial.trial.write_text(spec.replace('"batch_s": 5', '"batch_s": 0'))
+    for _ in range(2):
+        subprocess.run(["bash", story.trial.script], check=True, timeout=60)
+    assert story.causes == ["finished"]
+    assert story.same_as(undisturbed)
+
+
+def test_a_trial_that_cannot_be_imported_is_one_clear_sentence_and_no_restart(tmp_path: Path) -> None:
+    working = (HERE / "trial" / "model_def.py").read_text()
+    (tmp_path / "model_def.py").write_text(
+        working.replace("import numpy as np", "import numpy as np\nimport no_such_package")
+    )
+    story = Story.begin(TWO_SLOTS, context=tmp_path)
+    ended = story.wait(check=False)
+    assert ended.returncode == 1
+    assert "cannot import model_def: ModuleNotFoundError: No module named 'no_such_package'" in ended.stderr
+    assert "model_def.py, line 7)" in ended.stderr
+    assert "Traceback" not in story.logged
+    assert story.causes == ["failed"]

@@ -1,0 +1,139 @@
+"""Whole lives of gang jobs on a real Slurm: six ranks on three nodes, preempted, out of time, killed, still exact."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.story import Story, hpc_det
+from tests.lab.slurm import SlurmLab
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+
+SIX_SLOTS = "resources.slots_per_trial=6"
+PROFILE = """
+name: lab
+scheduler: slurm
+slots_per_node: 2
+max_nodes: 3
+slot_type: gpu
+gpu_flag: gres
+cpus_per_slot: 2
+resource_pool: low
+signal_lead_s: 70
+"""
+
+
+def use(lab: SlurmLab, patch: pytest.MonkeyPatch) -> None:
+    """A state folder that all nodes see, with the lab's profile in it."""
+    folder = lab.folder()
+    (folder / "conf" / "cluster").mkdir(parents=True)
+    (folder / "conf" / "cluster" / "lab.yaml").write_text(PROFILE)
+    patch.setenv("HPC_DET_ROOT", str(folder))
+    for name, value in lab.env.items():
+        patch.setenv(name, value)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(slurm_lab: SlurmLab) -> Story:
+    """The same experiment without any trouble."""
+    with pytest.MonkeyPatch.context() as patch:
+        use(slurm_lab, patch)
+        story = Story.begin(SIX_SLOTS, cluster="lab")
+        story.wait()
+    return story
+
+
+@pytest.fixture(autouse=True)
+def on_the_lab(slurm_lab: SlurmLab, state_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(slurm_lab, monkeypatch)
+
+
+def test_a_gang_of_six_ranks_on_three_nodes_trains_to_its_end(undisturbed: Story, slurm_lab: SlurmLab) -> None:
+    assert undisturbed.causes == ["finished"]
+    job = slurm_lab.job(undisturbed.job_id)
+    assert (job["JobState"], job["NumNodes"], job["NodeList"]) == ("COMPLETED", "3", "node[1-3]")
+    assert len(list(undisturbed.trial.rank_log(1, 0).parent.iterdir())) == 6
+
+
+def test_a_preempted_gang_is_requeued_and_goes_on_bit_for_bit(undisturbed: Story, slurm_lab: SlurmLab) -> None:
+    story = Story.begin(SIX_SLOTS, "hyperparameters.batch_s=0.1", cluster="lab")
+    story.until_batch(13)
+    slurm_lab.preempt(3, seconds=2)
+    waited = story.wait()
+    assert story.causes == ["preempted", "finished"]
+    assert "lifted, it may start now" in waited.stderr  # the 121 s for which Slurm holds a requeued job
+    assert slurm_lab.job(story.job_id)["Restarts"] == "1"
+    assert story.same_as(undisturbed)
+
+
+def test_a_gang_out_of_time_is_requeued_and_goes_on_bit_for_bit(undisturbed: Story) -> None:
+    story = Story.begin(SIX_SLOTS, "hyperparameters.batch_s=1.2", "resources.time_limit=2", cluster="lab")
+    story.until(lambda: story.causes == ["time limit"])
+    story.wait()
+    assert set(story.causes[:-1]) == {"time limit"}
+    assert story.causes[-1] == "finished"
+    assert story.same_as(undisturbed)
+
+
+def test_a_rank_killed_on_another_node_restarts_the_gang_in_the_same_job(
+    undisturbed: Story, slurm_lab: SlurmLab
+) -> None:
+    story = Story.begin(SIX_SLOTS, "hyperparameters.batch_s=0.1", "max_restarts=1", cluster="lab")
+    story.until_batch(20)
+    os.kill(story.rank_pid(2), signal.SIGKILL)
+    story.wait()
+    assert story.causes == ["failed", "finished"]
+    assert "rank 2 on node2: process" in story.describe()["attempts"][0]["failure"]
+    assert slurm_lab.job(story.job_id)["Restarts"] == "0"
+    assert story.same_as(undisturbed)
+
+
+def test_the_script_given_to_sbatch_by_hand_does_the_same_job(undisturbed: Story, slurm_lab: SlurmLab) -> None:
+    held = Story.begin(SIX_SLOTS, "slurm.sbatch_args=[--hold]", cluster="lab")
+    slurm_lab.run("scancel", held.job_id)
+    script = held.trial.script.read_text().replace("#SBATCH --hold\n", "")
+    held.trial.script.write_text(script)
+    by_hand = slurm_lab.run("sbatch", "--parsable", "--wait", str(held.trial.script)).split()[0]
+    assert slurm_lab.job(by_hand)["JobState"] == "COMPLETED"
+    assert held.same_as(undisturbed)
+
+
+def test_without_accounting_an_experiment_is_created_watched_and_killed(
+    slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", slurm_lab.path_without_accounting())
+    assert subprocess.run(["sh", "-c", "command -v sacct"], capture_output=True).returncode
+    story = Story.begin(SIX_SLOTS, "hyperparameters.batch_s=1", cluster="lab")
+    story.until_batch(1)
+    assert story.describe()["state"] == "RUNNING"
+    hpc_det("experiment", "kill", story.number)
+    (listed,) = json.loads(hpc_det("experiment", "list", "--json").stdout)
+    assert listed["state"] == "CANCELED"
+
+
+def test_a_held_job_is_released_by_hand(slurm_lab: SlurmLab) -> None:
+    story = Story.begin(SIX_SLOTS, "hyperparameters.batch_s=0.2", cluster="lab")
+    story.until_batch(1)
+    slurm_lab.run("scontrol", "requeue", story.job_id)
+    slurm_lab.wait_for_state(story.job_id, {"PENDING"}, 60)
+    released = hpc_det("job", "release", story.number)
+    assert f"Released experiment {story.number}" in released.stdout
+    began = time.monotonic()
+    slurm_lab.wait_for_state(story.job_id, {"RUNNING"}, 60)
+    assert time.monotonic() - began < 30
+    story.until(lambda: len(story.causes) == 1)
+    hpc_det("experiment", "kill", story.number)
+
+
+def test_a_partition_that_does_not_exist_is_refused_and_nothing_is_left() -> None:
+    with pytest.raises(AssertionError, match=r"invalid partition specified: nowhere") as refused:
+        Story.begin(SIX_SLOTS, "resources.resource_pool=nowhere", cluster="lab")
+    assert "Traceback" not in str(refused.value)
+    assert not list((Path(os.environ["HPC_DET_ROOT"]) / "experiments").iterdir())

@@ -1,0 +1,71 @@
+"""The borders that keep the login side light and the flow one-way, and a proof that each guard can fire."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hpc_det
+
+PACKAGE = Path(hpc_det.__file__).parent
+HEAVY = ("torch", "numpy", "hydra", "deepspeed", "mpi4py")
+LOGIN_SIDE = ("cli", "config", "search", "plan", "submit", "store", "requeue", "errors", "resources", "process")
+NODE_SIDE = ("launch", "checkpoint")
+THIRD_PARTY = ("torch", "numpy", "hydra", "omegaconf", "pydantic", "jinja2", "submitit", "click", "rich", "yaml")
+
+
+def modules_of(*parts: str) -> list[str]:
+    """Every module below the named parts of the package."""
+    found = []
+    for part in parts:
+        paths = (
+            [PACKAGE / f"{part}.py"] if (PACKAGE / f"{part}.py").exists() else sorted((PACKAGE / part).rglob("*.py"))
+        )
+        assert paths, part
+        relative = (path.relative_to(PACKAGE.parent).with_suffix("") for path in paths)
+        found += [".".join(path.parts).removesuffix(".__init__") for path in relative]
+    return found
+
+
+def loaded_by(modules: list[str], watched: tuple[str, ...]) -> set[str]:
+    """Which of the `watched` packages a fresh interpreter has loaded after importing all `modules`."""
+    code = f"import sys; [__import__(m) for m in {modules!r}]; print(*({set(watched)!r} & set(sys.modules)))"
+    return set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
+
+
+def test_the_login_side_loads_neither_torch_nor_numpy() -> None:
+    light = [module for module in modules_of(*LOGIN_SIDE) if module != "hpc_det.config.compose"]
+    assert loaded_by(light, HEAVY) == set()
+
+
+def test_the_node_side_is_standard_library_only() -> None:
+    assert loaded_by(modules_of(*NODE_SIDE), THIRD_PARTY) == set()
+
+
+def test_the_rank_side_loads_no_command_line_and_no_config_machinery() -> None:
+    assert (
+        loaded_by(modules_of("core", "pytorch"), ("hydra", "pydantic", "click", "rich", "submitit", "jinja2")) == set()
+    )
+
+
+@pytest.mark.parametrize(("module", "package"), [("hpc_det.pytorch", "torch"), ("hpc_det.config.compose", "hydra")])
+def test_the_guard_sees_what_is_loaded(module: str, package: str) -> None:
+    assert loaded_by([module], HEAVY) >= {package}
+
+
+@pytest.mark.parametrize("command", [["--help"], ["experiment", "list"], ["experiment", "--help"]])
+def test_everyday_commands_load_nothing_heavy(command: list[str]) -> None:
+    code = f"import sys; from hpc_det.cli.main import main; main({command!r}); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "hydra", "omegaconf", "pydantic", "submitit", "jinja2"} & set(done.stderr.split())
+
+
+def test_the_map_names_every_folder_and_module_of_the_package() -> None:
+    assert hpc_det.__doc__ is not None
+    lines = hpc_det.__doc__.splitlines()
+    named = {line.split()[0] for line in lines if line.startswith("    ")}
+    entries = (entry for entry in PACKAGE.iterdir() if entry.name not in ("__init__.py", "__pycache__", "_data"))
+    assert named == {entry.stem for entry in entries if entry.is_dir() or entry.suffix == ".py"}
