@@ -1,7 +1,8 @@
 """Checkpoints on disk: a folder each, committed by one rename, with a manifest of every file's size and checksum.
 
-    checkpoints/UUID/manifest.json   {"uuid", "steps_completed", "time", "files": {name: {"size", "crc32"}}}
+    checkpoints/UUID/manifest.json   {"uuid", "steps_completed", "time", "files": {name: {"size", "crc32"}}, "crc32"}
 
+The last checksum is the manifest's own, so that a damaged number of batches does not pass for a newer checkpoint.
 Anything without that exact shape is not a checkpoint: a torn one is never chosen.
 """
 
@@ -11,6 +12,7 @@ import json
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 MANIFEST = "manifest.json"
 _CHUNK = 1 << 22
@@ -76,13 +78,21 @@ def checksum(path: Path) -> FileEntry:
     return FileEntry(size=size, crc32=crc)
 
 
+def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
+    """`manifest` with its own checksum."""
+    content = {name: value for name, value in manifest.items() if name != "crc32"}
+    return {**content, "crc32": zlib.crc32(json.dumps(content, sort_keys=True).encode())}
+
+
 def _read(folder: Path) -> Committed | None:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files = {name: FileEntry(**entry) for name, entry in manifest["files"].items()}
-        return Committed(path=folder, steps=manifest["steps_completed"], time=manifest["time"], files=files)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         return None
+    if not isinstance(manifest, dict) or manifest != sealed(manifest):
+        return None
+    files = {name: FileEntry(**entry) for name, entry in manifest["files"].items()}
+    return Committed(path=folder, steps=manifest["steps_completed"], time=manifest["time"], files=files)
 
 
 def _compare(path: Path, expected: FileEntry) -> str | None:

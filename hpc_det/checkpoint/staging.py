@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from hpc_det.checkpoint.committed import MANIFEST, Committed, FileEntry, checksum
+from hpc_det.checkpoint.committed import MANIFEST, Committed, FileEntry, checksum, sealed
 from hpc_det.store.files import flush_folder
 
 
@@ -65,10 +65,13 @@ class Staging:
         entries[name] = file.entry
 
     def add_others(self, entries: dict[str, FileEntry]) -> None:
-        """Take in files that somebody else, a callback, put into the partial folder."""
+        """Take in files that somebody else, a callback, put into the partial folder, and flush them to disk."""
         for path in self.partial.rglob("*"):
             name = str(path.relative_to(self.partial))
-            if path.is_file() and name not in entries:
+            if path.is_dir():
+                flush_folder(path)
+            elif name not in entries:
+                _flush_file(path)
                 entries[name] = checksum(path)
 
     def commit(self, steps: int, entries: dict[str, FileEntry]) -> Committed:
@@ -81,7 +84,7 @@ class Staging:
             "files": {name: asdict(entry) for name, entry in sorted(entries.items())},
         }
         with open(self.partial / MANIFEST, "w", encoding="utf-8") as file:
-            json.dump(manifest, file, indent=1)
+            json.dump(sealed(manifest), file, indent=1)
             file.flush()
             os.fsync(file.fileno())
         flush_folder(self.partial)
@@ -89,6 +92,11 @@ class Staging:
         os.rename(self.partial, final)
         flush_folder(self.checkpoints)
         return Committed(path=final, steps=steps, time=now, files=entries)
+
+
+def _flush_file(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def new_staging(checkpoints: Path) -> Staging:

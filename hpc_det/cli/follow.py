@@ -111,15 +111,16 @@ class Lines:
     def __init__(self, experiment_id: int) -> None:
         self._id = experiment_id
         self._state: ExperimentState | None = None
+        self._training: Mapping[str, float | str] = {}
 
     def update(self, state: ExperimentState, metrics: Metrics, news: list[Record]) -> None:
         if not state.is_final:
             self._tell(state)
         for record in news:
-            if record["kind"] == "validation":
-                click.echo(
-                    f"batch {record['steps']} of {record['total']}: {_last(metrics.training, record['metrics'])}"
-                )
+            if record["kind"] == "training":
+                self._training = record["metrics"]
+            else:
+                click.echo(f"batch {record['steps']} of {record['total']}: {_last(self._training, record['metrics'])}")
         self._tell(state)
 
     def _tell(self, state: ExperimentState) -> None:

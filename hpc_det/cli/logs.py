@@ -83,7 +83,6 @@ def _until_the_end(logs: Logs, experiment: ExperimentFolder) -> Iterator[str]:
     while not (state := watch.state()).is_final:
         yield from logs.new_lines()
         time.sleep(POLL_S)
-    time.sleep(POLL_S)  # the job's last words come after its verdict
     yield from logs.new_lines(final=True)
     say(f"experiment {experiment.id}: {state.value}")
 

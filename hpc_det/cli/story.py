@@ -262,8 +262,12 @@ class SubmittedJob:
 
 
 def job(trial: TrialFolder) -> SubmittedJob | None:
+    """The job that runs the trial: the submitted one, or a later one that was started with its script by hand."""
     data = read_tolerantly(trial.job)
-    return SubmittedJob(**data) if data else None
+    if not data:
+        return None
+    started = [event["job_id"] for event in Journal(trial.journal).events() if event["event"] == "started"]
+    return SubmittedJob(**{**data, "job_id": started[-1] if started else data["job_id"]})
 
 
 def read_tolerantly(path: Path) -> Any | None:

@@ -6,6 +6,7 @@ Cluster profiles and templates are files `conf/cluster/NAME.yaml` and `conf/temp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +42,8 @@ def from_file(
 ) -> Request:
     """The request in the YAML file `path`, with `--config a.b=value` overrides.
 
-    The context directory is the argument, else the file's `context_dir`, else the current directory. Interpolations
-    are left as they are; only Hydra resolves them.
+    The context directory is the argument, else the file's `context_dir`, else the current directory. Of Hydra's
+    interpolations only `${hpc_det:FOLDER}` in `context_dir` is resolved: the shipped examples are plain files too.
     """
     config = load_yaml(path)
     for override in overrides:
@@ -121,4 +122,5 @@ def _template(tree: Tree, name: str) -> Tree:
 def _context_dir(written: object) -> Path:
     if written is not None and not isinstance(written, str | Path):
         raise UsageError(f"context_dir: got {written!r}; expected a folder")
-    return Path(written or ".").expanduser().absolute()
+    path = re.sub(r"\$\{hpc_det:([\w/]+)\}", lambda found: str(data_path(found[1])), str(written or "."))
+    return Path(path).expanduser().absolute()

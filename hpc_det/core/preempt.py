@@ -35,14 +35,14 @@ class StopAgreement:
         self._store = PrefixStore(prefix, store)
         self._tick = 0
         self._stop_at: float = math.inf
-        self._stopped = False
+        self._settled = False
         self._changed = threading.Condition()
         threading.Thread(target=self._agree, name="stop-agreement", daemon=True).start()
 
     @property
     def stopped(self) -> bool:
-        """Whether `should_stop` has said so."""
-        return self._stopped
+        """Whether `should_stop` has said so; a tick beyond the end of training may be settled, and never come."""
+        return self._settled and self._tick >= self._stop_at
 
     def should_stop(self) -> bool:
         """Called at the same points by every rank; all get the same answer at the same call."""
@@ -56,8 +56,8 @@ class StopAgreement:
 
     def _verdict(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._tick < self._stop_at)
-        return self._stopped
+            self._changed.wait_for(lambda: self._settled or self._tick < self._stop_at)
+        return self.stopped
 
     def _agree(self) -> None:
         try:
@@ -85,7 +85,7 @@ class StopAgreement:
         store.wait([f"verdict/{round_}"], _FOREVER)
         settled: bool = store.get(f"verdict/{round_}") == b"stop"
         with self._changed:
-            self._stopped = settled
+            self._settled = settled
             self._stop_at = tick if settled else math.inf
             self._changed.notify_all()
         return settled

@@ -69,7 +69,20 @@ class Agent:
         return 1 if code else 0
 
     def _start(self) -> subprocess.Popen[bytes]:
-        attempt, interface = self._meet()
+        environment = self._environment(*self._meet())
+        try:
+            return subprocess.Popen(
+                self._plan.entrypoint,
+                cwd=self._plan.code,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=shielded(),
+            )
+        except OSError as error:
+            raise HpcDetError(f"entrypoint: {error.filename}: {error.strerror}") from None
+
+    def _environment(self, attempt: Attempt, interface: str | None) -> dict[str, str]:
         environment = {**os.environ, **dict(item.split("=", 1) for item in self._plan.environment), **attempt.to_env()}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [self._plan.code, environment.get("PYTHONPATH")]))
         environment.setdefault("OMP_NUM_THREADS", str(self._plan.cpus_per_rank))
@@ -77,14 +90,7 @@ class Agent:
         environment.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
         if interface:
             environment.setdefault("GLOO_SOCKET_IFNAME", interface)
-        return subprocess.Popen(
-            self._plan.entrypoint,
-            cwd=self._plan.code,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=shielded(),
-        )
+        return environment
 
     def _meet(self) -> tuple[Attempt, str | None]:
         address, interface = own_address(self._plan.nodes)

@@ -48,7 +48,6 @@ class Job:
         self._close_interrupted_attempt()
         while not self._is_over():
             decision = self._attempt(self._journal.last_attempt() + 1)
-            self._say(f"{decision.action.value}: {decision.why}")
             if decision.action is Action.REQUEUE and self._scheduler.has_queue:
                 return self._requeue()
         verdict = self._journal.verdict()
@@ -80,7 +79,9 @@ class Job:
         return self._end(number, self._cause(number, code, failure), failure)
 
     def _run_agents(self, number: int) -> int:
-        process = subprocess.Popen([*self._start_agents, str(number)], stdin=subprocess.DEVNULL)
+        # In a session of their own: Ctrl-C at a terminal means the job, and an agent would take it for a preemption.
+        command = [*self._start_agents, str(number)]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         while process.poll() is None:
             self._selector.select()
             if any(received in STOP_SIGNALS for received in self._signals.received()):
@@ -109,17 +110,19 @@ class Job:
     def _stop_cause(self, stop: StopRequest) -> Cause:
         if stop.reason != "signal":
             return Cause.CANCELLED
-        return self._scheduler.stop_cause(self._plan, self._job_id, stop.time, run_command)
+        return self._scheduler.stop_cause(self._plan, os.environ, stop.time, run_command)
 
     def _end(self, number: int, cause: Cause, failure: Failure | None) -> Decision:
         user_error = failure is not None and failure.user_error
         end = AttemptEnd(cause=cause, steps=newest_steps(self._trial.checkpoints), user_error=user_error)
         decision = decide([*self._journal.history(), end], self._plan.max_restarts)
         blamed = failure if cause is Cause.FAILED else None
-        self._journal.ended(number, end, decision, blamed.sentence() if blamed else None)
         self._say(f"attempt {number} ended: {cause.value}, {end.steps} batches in the newest checkpoint")
         if blamed:
             self._say("\n".join(filter(None, [f"first failure: {blamed.sentence()}", blamed.traceback.rstrip()])))
+        self._say(f"{decision.action.value}: {decision.why}")
+        # The journal comes last: who reads the verdict finds the log complete.
+        self._journal.ended(number, end, decision, blamed.sentence() if blamed else None)
         return decision
 
     def _requeue(self) -> int:

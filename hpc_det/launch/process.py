@@ -23,10 +23,18 @@ def adopt_orphans() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def start_ticks(pid: int) -> int | None:
-    """When `pid` started, in clock ticks since boot; None where it is gone or only a zombie."""
+def start_ticks(pid: int) -> int:
+    """When this process or a child of it started, in clock ticks since boot; a zombie still tells."""
     fields = _stat(pid)
-    return None if fields is None or fields[0] == "Z" else int(fields[19])
+    if fields is None:
+        raise ProcessLookupError(pid)
+    return int(fields[19])
+
+
+def is_running(pid: int, ticks: int) -> bool:
+    """Whether the process that started at `ticks` runs: a zombie has ended, and another may have its number by now."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] != "Z" and int(fields[19]) == ticks
 
 
 def descendants(pid: int) -> list[int]:

@@ -156,14 +156,18 @@ class DataLoader:
     def training_batches(self, *, rank: int, size: int, position: Position, seed: int) -> Iterator[Any]:
         """This rank's batches from `position` on, without end."""
         sampler = TrainingBatches(self.share(size), rank, position, seed if self.shuffle else None)
-        return iter(self._loader(sampler, seed))
+        return iter(self._loader(sampler, seed + rank))
 
     def validation_batches(self, *, rank: int, size: int, seed: int) -> torch.utils.data.DataLoader[Any]:
         """This rank's batches: the r-th of every `size`, all records of the dataset exactly once over all ranks."""
         length = len(self.dataset)  # type: ignore[arg-type]
         starts = range(rank * self.batch_size, length, size * self.batch_size)
         batches = [list(range(start, min(start + self.batch_size, length))) for start in starts]
-        return self._loader(batches, seed)
+        return self._loader(batches, seed + rank)
+
+    def most_validation_batches(self, size: int) -> int:
+        """Of any rank: rank 0's."""
+        return len(range(0, len(self.dataset), size * self.batch_size))  # type: ignore[arg-type]
 
     def _loader(self, batch_sampler: Any, seed: int) -> torch.utils.data.DataLoader[Any]:
         # A generator of its own: creating an iterator draws from it, and the global one must not move for that.

@@ -69,17 +69,19 @@ class Loop:
         self._progress = Progress()
         self._window = MetricSums()
         self._validations: dict[int, float] = {}
-        self._saved_at = -1
+        self._saved: tuple[int, int] | None = None
+        """Batches, and batches at the last validation, in the newest checkpoint."""
 
     def run(self) -> Progress:
         """Train until the end or the agreed stop, and leave everything saved."""
         self._restore()
+        self._set_training_mode(True)
         batches = self._batches()
         while self._settle_boundary() and not self._finished() and not self._stop.should_stop():
             self._train(next(batches))
         if not self._is_saved():
             self._save()
-        if self._finished() and self._distributed.is_chief:
+        if self._finished() and not self.stopped and self._distributed.is_chief:
             self._prune(latest=self._config["checkpoint_storage"]["save_trial_latest"])
         return self._progress
 
@@ -93,19 +95,25 @@ class Loop:
     def _restore(self) -> None:
         found = self._checkpoints.newest()
         if found is None:
-            # Weights were built from the trial's seed, the same on all ranks; their noise from here on differs.
-            seed_everything((self._context.get_trial_seed() + self._distributed.rank) % 2**32)
+            self._seed_this_rank()
         else:
-            folder, steps = found
+            folder, _ = found
             restore_models(folder, self._context, self._callbacks)
             self._progress = restored_progress(folder)
+            self._context.set_stop_requested(self._progress.stop_requested)
             window = restored_rank(folder, self._distributed.rank)
-            if window is not None:
+            if window is None:
+                self._seed_this_rank()
+            else:
                 self._window.restore(window)
-            self._saved_at = steps
+            self._saved = self._reached()
         if self._distributed.is_chief:
             self._log.begin_at(trained=self._progress.steps, validated=self._progress.validated)
             self._validations = self._log.validations(self._config["searcher"]["metric"])
+
+    def _seed_this_rank(self) -> None:
+        """Weights were built from the trial's seed, the same on all ranks; their noise from here on differs."""
+        seed_everything((self._context.get_trial_seed() + self._distributed.rank) % 2**32)
 
     def _batches(self) -> Iterator[Any]:
         return self._training_data.training_batches(
@@ -125,6 +133,7 @@ class Loop:
         before = progress.position
         progress.steps += 1
         progress.position, _ = self._share.span(before)
+        progress.stop_requested = context.get_stop_requested()
         self._step_schedulers(before)
         if self._finished() or progress.steps % self._config["scheduling_unit"] == 0:
             self._report_training()
@@ -200,7 +209,7 @@ class Loop:
         batches = loader.validation_batches(
             rank=self._distributed.rank, size=self._distributed.size, seed=self._context.get_trial_seed()
         )
-        most = -(-len(loader) // self._distributed.size)
+        most = loader.most_validation_batches(self._distributed.size)
         sums = MetricSums()
         self._set_training_mode(False)
         with torch.no_grad():
@@ -234,7 +243,11 @@ class Loop:
     # --- saving
 
     def _is_saved(self) -> bool:
-        return self._saved_at == self._progress.steps or self._progress.steps == 0
+        return self._saved == self._reached() or self._progress.steps == 0
+
+    def _reached(self) -> tuple[int, int]:
+        """A validation changes what is saved: callbacks, and schedulers that they step."""
+        return self._progress.steps, self._progress.validated
 
     def _save(self) -> None:
         files = {rank_file(self._distributed.rank): rank_state(self._window.state())}
@@ -242,7 +255,7 @@ class Loop:
             files[STATE_DICT] = model_state(self._context, self._callbacks)
             files[PROGRESS] = progress_state(self._progress)
         self._checkpoints.save(self._progress.steps, files, self._finish_checkpoint)
-        self._saved_at = self._progress.steps
+        self._saved = self._reached()
         if self._distributed.is_chief:
             self._prune(latest=max(RESUME_DEPTH, self._config["checkpoint_storage"]["save_trial_latest"]))
 

@@ -34,6 +34,8 @@ class Progress:
     """Batches at the last validation."""
     best: float | None = None
     """The best value of the searcher metric so far."""
+    stop_requested: bool = False
+    """By the trial: a stop in the last validation must not make it train on."""
 
 
 def rank_file(rank: int) -> str:

@@ -12,9 +12,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from hpc_det.launch.process import start_ticks
+from hpc_det.launch.process import is_running, start_ticks
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Cause
 from hpc_det.store.folders import TrialFolder
@@ -42,11 +43,14 @@ class Local:
         return job_id
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
-        return {job_id: JobStatus(JobState.RUNNING if _alive(job_id) else JobState.ENDED) for job_id in job_ids}
+        running = {job_id: is_running(*_parts(job_id)) for job_id in job_ids}
+        return {job_id: JobStatus(JobState.RUNNING if runs else JobState.ENDED) for job_id, runs in running.items()}
 
     def cancel(self, job_id: str, run: Run) -> None:
-        if _alive(job_id):
-            os.kill(_parts(job_id)[0], signal.SIGTERM)
+        pid, ticks = _parts(job_id)
+        if is_running(pid, ticks):
+            with suppress(ProcessLookupError):  # it may end just now
+                os.kill(pid, signal.SIGTERM)
 
     def release(self, job_id: str, run: Run) -> None:
         """Nothing is ever held back here."""
@@ -57,7 +61,7 @@ class Local:
     def node_rank(self, env: Mapping[str, str]) -> int:
         return 0
 
-    def stop_cause(self, plan: JobPlan, job_id: str, now: float, run: Run) -> Cause:
+    def stop_cause(self, plan: JobPlan, env: Mapping[str, str], now: float, run: Run) -> Cause:
         return Cause.PREEMPTED
 
     def requeue(self, job_id: str, run: Run) -> None:
@@ -76,11 +80,6 @@ def start_detached(script: str) -> str:
 def _parts(job_id: str) -> tuple[int, int]:
     pid, _, ticks = job_id.partition("-")
     return int(pid), int(ticks)
-
-
-def _alive(job_id: str) -> bool:
-    pid, ticks = _parts(job_id)
-    return start_ticks(pid) == ticks
 
 
 if __name__ == "__main__":

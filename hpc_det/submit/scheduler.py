@@ -62,8 +62,8 @@ class Scheduler(Protocol):
 
     def node_rank(self, env: Mapping[str, str]) -> int: ...
 
-    def stop_cause(self, plan: JobPlan, job_id: str, now: float, run: Run) -> Cause:
-        """Why the running job was signalled."""
+    def stop_cause(self, plan: JobPlan, env: Mapping[str, str], now: float, run: Run) -> Cause:
+        """Why the job that `env` belongs to was signalled."""
 
     def requeue(self, job_id: str, run: Run) -> None:
         """Put the running job back. Once more is harmless."""

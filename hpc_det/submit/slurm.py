@@ -45,6 +45,7 @@ STATES = {
 REQUEUE_SETTLES_S = 3.0
 SIGNAL_EARLY_S = 60.0
 """`--signal` may come up to 60 s earlier than asked (sbatch(1))."""
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
 class Slurm:
@@ -57,7 +58,7 @@ class Slurm:
         srun += [f"--cpus-per-task={_cpus(plan)}", "--kill-on-bad-exit=1", "--wait=60", "--export=ALL", *plan.srun_args]
         return {
             **common_variables(plan),
-            "directives": [shlex.quote(flag) for flag in directives(plan)],
+            "directives": [_quoted(flag) for flag in directives(plan)],
             "start_agents": f"{shlex.join(srun)} {agent_command(plan)}",
         }
 
@@ -101,20 +102,35 @@ class Slurm:
     def node_rank(self, env: Mapping[str, str]) -> int:
         return int(env["SLURM_NODEID"])
 
-    def stop_cause(self, plan: JobPlan, job_id: str, now: float, run: Run) -> Cause:
+    def stop_cause(self, plan: JobPlan, env: Mapping[str, str], now: float, run: Run) -> Cause:
         try:
-            job = parse_scontrol(run(["scontrol", "show", "job", "--oneliner", job_id]))
+            job = parse_scontrol(run(["scontrol", "show", "job", "--oneliner", self.job_id(env)]))
         except CommandError:
             return Cause.PREEMPTED  # scontrol may be missing on compute nodes; both causes are requeued alike
         if _time(job.get("PreemptTime")) is not None:
             return Cause.PREEMPTED
+        if job.get("JobState") in ("COMPLETING", "CANCELLED") and job.get("Reason") != "TimeLimit":
+            return _cause_of_sudden_end(job, env)
         end = _time(job.get("EndTime"))
         warned_from = float("inf") if end is None else end - plan.signal_lead_s - SIGNAL_EARLY_S
         return Cause.TIME_LIMIT if now >= warned_from else Cause.PREEMPTED
 
     def requeue(self, job_id: str, run: Run) -> None:
-        """A job that exits 0 within its grace time is COMPLETED on Slurm 22.05, so it is put back by its own hand."""
-        run(["scontrol", "requeue", job_id])
+        """A job that exits 0 within its grace time is COMPLETED on Slurm 22.05, so it is put back by its own hand.
+
+        Newer ones, or a preemption without grace, have put it back already; that is no error.
+        """
+        try:
+            run(["scontrol", "requeue", job_id])
+        except CommandError as error:
+            if "pending" not in str(error):  # "Job is pending execution"
+                raise
+
+
+def _cause_of_sudden_end(job: Mapping[str, str], env: Mapping[str, str]) -> Cause:
+    """The job is being ended without a warning: by `scancel`, or by a requeue, which counts one restart more."""
+    requeued = int(job.get("Restarts", 0)) > int(env.get("SLURM_RESTART_COUNT", 0))
+    return Cause.PREEMPTED if requeued else Cause.CANCELLED
 
 
 def directives(plan: JobPlan) -> list[str]:
@@ -174,9 +190,15 @@ def _gpus(plan: JobPlan) -> list[str]:
     return [f"--gres=gpu:{count}" if plan.gpu_flag == "gres" else f"--gpus-per-node={count}"]
 
 
+def _quoted(flag: str) -> str:
+    """One word for sbatch, which takes a backslash for an escape in either kind of quotes, unlike a shell."""
+    return flag if _PLAIN.fullmatch(flag) else '"' + re.sub(r'(["\\])', r"\\\1", flag) + '"'
+
+
 def _literal(path: Path) -> str:
-    """A path for --output: `%` begins a pattern there, and a backslash switches patterns off (sbatch(1))."""
-    return str(path).replace("%", "%%")
+    """A path for --output: `%` begins a pattern there, but a backslash escapes and ends all patterns (sbatch(1))."""
+    text = str(path)
+    return text.replace("\\", "\\\\") if "\\" in text else text.replace("%", "%%")
 
 
 def _time(text: str | None) -> float | None:

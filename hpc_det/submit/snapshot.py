@@ -46,4 +46,7 @@ def _kept(context: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(context):
         here = Path(folder).relative_to(context)
         folders[:] = [name for name in folders if not ignored.match_file(f"{here / name}/")]
-        yield from (here / name for name in names if not ignored.match_file(str(here / name)))
+        for name in names:
+            # links that lead nowhere (editors' locks) and sockets are no code
+            if not ignored.match_file(str(here / name)) and (context / here / name).is_file():
+                yield here / name

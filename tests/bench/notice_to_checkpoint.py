@@ -32,7 +32,7 @@ def main() -> None:
 
 def _one_preemption(number: int) -> tuple[float, float]:
     options = [word for option in OPTIONS for word in ("--config", option)]
-    create = [COMMAND, "experiment", "create", CONFIG, EXAMPLE, "--cluster", "local", *options]
+    create = [str(COMMAND), "experiment", "create", str(CONFIG), str(EXAMPLE), "--cluster", "local", *options]
     subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
     story = Story.of(number)
     story.until_batch(100)

@@ -101,8 +101,8 @@ def test_explain_goes_before_the_last_line_of_create(hpc_det: Command, config: P
         (["--cluster", "nowhere"], "hpc-det: cluster: no cluster is called 'nowhere'"),
         (["--template", "nothing"], "hpc-det: template: no template is called 'nothing'"),
         (
-            ["--cluster", "slurm", "--config", "resources.slots_per_trial=6"],
-            "hpc-det: resources.slots_per_trial: 6 does not fill whole nodes of 4 slots on cluster 'slurm'; use 4 or 8",
+            ["--cluster", "slurm", "--config", "resources.slots_per_trial=5"],
+            "hpc-det: resources.slots_per_trial: 5 does not fill whole nodes of 2 slots on cluster 'slurm'; use 4 or 6",
         ),
         (["--config", "entrypoint=model_def:Other"], "hpc-det: entrypoint: "),
         (["--config", "hyperparameters.global_batch_size=0"], "hpc-det: hyperparameters.global_batch_size: got 0"),

@@ -29,7 +29,7 @@ def config(tmp_path: Path) -> Path:
 def test_a_file_is_read_with_its_cluster_and_template(config: Path, code: Path, env: dict[str, str]) -> None:
     request = from_file(config, code, ["resources.slots_per_trial=6"], "small", "slurm", env)
     assert request.config["resources"] == {"slots_per_trial": 6}
-    assert request.cluster["slots_per_node"] == 4
+    assert request.cluster["slots_per_node"] == 2
     assert (request.template_name, request.context_dir) == ("small", code)
     result = effective(request)
     assert (result.origins["max_restarts"], result.origins["resources.slots_per_trial"]) == ("template", "config")

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from hpc_det.checkpoint.committed import newest_good
+from hpc_det.cli import story
 from hpc_det.launch.process import descendants
-from hpc_det.store.files import read_json, read_lines
+from hpc_det.store.files import read_lines
 from hpc_det.store.folders import ExperimentStore, TrialFolder
 from hpc_det.store.journal import Journal
 
@@ -59,7 +60,9 @@ class Story:
 
     @property
     def job_id(self) -> str:
-        return str(read_json(self.trial.job)["job_id"])
+        submitted = story.job(self.trial)
+        assert submitted is not None
+        return submitted.job_id
 
     @property
     def batches_reported(self) -> int:

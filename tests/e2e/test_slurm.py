@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.checkpoint.committed import newest_steps
 from tests.e2e.story import Story, hpc_det
 from tests.lab.slurm import SlurmLab
 
@@ -24,7 +25,7 @@ slots_per_node: 2
 max_nodes: 3
 slot_type: gpu
 gpu_flag: gres
-cpus_per_slot: 2
+cpus_per_slot: 1
 resource_pool: low
 signal_lead_s: 70
 """
@@ -74,7 +75,7 @@ def test_a_preempted_gang_is_requeued_and_goes_on_bit_for_bit(undisturbed: Story
 
 
 def test_a_gang_out_of_time_is_requeued_and_goes_on_bit_for_bit(undisturbed: Story) -> None:
-    story = Story.begin(SIX_SLOTS, "hyperparameters.batch_s=1.2", "resources.time_limit=2", cluster="lab")
+    story = Story.begin(SIX_SLOTS, "hyperparameters.batch_s=1", "resources.time_limit=2", cluster="lab")
     story.until(lambda: story.causes == ["time limit"])
     story.wait()
     assert set(story.causes[:-1]) == {"time limit"}
@@ -116,6 +117,16 @@ def test_without_accounting_an_experiment_is_created_watched_and_killed(
     hpc_det("experiment", "kill", story.number)
     (listed,) = json.loads(hpc_det("experiment", "list", "--json").stdout)
     assert listed["state"] == "CANCELED"
+
+
+def test_slurms_own_scancel_ends_an_experiment_that_saves_before_it_goes(slurm_lab: SlurmLab) -> None:
+    story = Story.begin(SIX_SLOTS, "hyperparameters.batch_s=0.2", cluster="lab")
+    story.until_batch(3)
+    slurm_lab.run("scancel", story.job_id)
+    assert story.wait(check=False).returncode == 1
+    assert story.causes == ["cancelled"]
+    assert story.describe()["state"] == "CANCELED"
+    assert newest_steps(story.trial.checkpoints) >= 3
 
 
 def test_a_held_job_is_released_by_hand(slurm_lab: SlurmLab) -> None:

@@ -1,0 +1,102 @@
+"""Functions on real gloo ranks: processes forked from one that has loaded torch, so that a gang starts at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import pytest
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from hpc_det.core.distributed import Distributed
+
+PRELOAD = ["hpc_det.pytorch.harness", "hypothesis", "pytest", "torch._dynamo"]  # DDP imports that one, for seconds
+
+OnRanks = Callable[..., list[Any]]
+"""on_ranks(size, function, *arguments, deadline_s=60): what `function(distributed, *arguments)` returned, by rank."""
+
+
+@pytest.fixture(scope="session")
+def _fork_server() -> Iterator[None]:
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    forkserver.ensure_running()
+    yield
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # it would end with this process
+
+
+@pytest.fixture
+def on_ranks(_fork_server: None) -> OnRanks:
+    return run_on_ranks
+
+
+def run_on_ranks(size: int, function: Callable[..., Any], *arguments: Any, deadline_s: float = 60) -> list[Any]:
+    """The first failure of any rank ends all and fails the test with that rank's traceback."""
+    context = multiprocessing.get_context("forkserver")
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    lines: dict[Connection, int] = {}
+    processes: list[BaseProcess] = []
+    results: dict[int, Any] = {}
+    end = time.monotonic() + deadline_s
+    try:
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process: BaseProcess = context.Process(
+                target=_rank, args=(rank, size, server.port, theirs, function, arguments)
+            )
+            process.start()
+            theirs.close()
+            processes.append(process)
+            lines[ours] = rank
+        while len(results) < size:
+            ready = wait([line for line, rank in lines.items() if rank not in results], end - time.monotonic())
+            if not ready:
+                pytest.fail(f"ranks {sorted({*range(size)} - {*results})} are not done after {deadline_s} s")
+            for line in ready:
+                results[lines[line]] = _result(line, lines[line])  # type: ignore[arg-type, index]
+        return [results[rank] for rank in range(size)]
+    finally:
+        for process in processes:
+            if len(results) < size:
+                process.kill()
+            process.join()
+        for line in lines:
+            line.close()
+
+
+def _result(line: Connection, rank: int) -> Any:
+    try:
+        result, failure = pickle.loads(line.recv_bytes())
+    except EOFError:
+        pytest.fail(f"rank {rank} died without a word")
+    if failure:
+        pytest.fail(f"rank {rank}:\n{failure}", pytrace=False)
+    return result
+
+
+def _rank(
+    rank: int, size: int, port: int, line: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+    distributed = Distributed.from_env(os.environ)
+    try:
+        distributed.start()
+        result = function(distributed, *arguments)
+        distributed.barrier()
+        line.send_bytes(pickle.dumps((result, None)))  # send() would share tensors by descriptors
+    except BaseException:
+        line.send_bytes(pickle.dumps((None, traceback.format_exc())))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # see hpc_det.launch.rank.leave

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpc_det.checkpoint.committed import committed
+from hpc_det.core.checkpoint import CheckpointContext, load
+from hpc_det.core.distributed import Distributed
+from tests.core.ranks import OnRanks
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    return folder
+
+
+def note(folder: Path) -> None:
+    (folder / "extra").mkdir()
+    (folder / "extra" / "note.txt").write_text("of a callback")
+
+
+def save_together(distributed: Distributed, folder: Path) -> tuple[str, tuple[Path, int] | None, list[Any]]:
+    checkpoints = CheckpointContext(folder, distributed)
+    files = {f"rank-{distributed.rank}.pth": {"weights": torch.full((1000,), distributed.rank), "text": "ä"}}
+    uuid = checkpoints.save(40, files, note)
+    path = folder / uuid
+    return uuid, checkpoints.newest(), [load(path / f"rank-{rank}.pth") for rank in range(distributed.size)]
+
+
+def test_two_ranks_commit_one_folder_with_the_files_of_both(on_ranks: OnRanks, folder: Path) -> None:
+    (uuid, *found), (same_uuid, *found_by_1) = on_ranks(2, save_together, folder)
+    assert uuid == same_uuid
+    assert [path.name for path in folder.iterdir()] == [uuid]
+    (checkpoint,) = committed(folder)
+    assert set(checkpoint.files) == {"rank-0.pth", "rank-1.pth", "extra/note.txt"}
+    assert checkpoint.damage() == []
+    newest, contents = found
+    assert newest == (folder / uuid, 40) == found_by_1[0]
+    for rank, content in enumerate(contents):
+        assert content["text"] == "ä"
+        assert torch.equal(content["weights"], torch.full((1000,), rank))
+
+
+def newest_of_damaged(distributed: Distributed, folder: Path) -> tuple[Path, int] | None:
+    checkpoints = CheckpointContext(folder, distributed)
+    uuids = [checkpoints.save(steps, {}, lambda path: note(path)) for steps in (10, 20, 30)]
+    if distributed.is_chief:
+        (folder / uuids[1] / "extra" / "note.txt").write_text("of a CALLBACK")
+        (folder / uuids[2] / "extra" / "note.txt").unlink()
+    distributed.barrier()
+    return checkpoints.newest()
+
+
+def test_ranks_agree_on_the_newest_good_one(on_ranks: OnRanks, folder: Path) -> None:
+    first, second = on_ranks(2, newest_of_damaged, folder)
+    assert first == second
+    assert first is not None
+    assert first[1] == 10
+
+
+def test_damaged_ones_are_named_and_skipped(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    newest = newest_of_damaged(Distributed(), folder)
+    assert newest is not None
+    _, twenty, thirty = sorted(committed(folder), key=lambda checkpoint: checkpoint.steps)
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == (
+        f"hpc-det: skipped: checkpoint {thirty.uuid} at 30 batches is damaged: note.txt: No such file or directory"
+    )
+    assert lines[1].startswith(f"hpc-det: skipped: checkpoint {twenty.uuid} at 20 batches is damaged: note.txt: crc32 ")
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_no_checkpoint_is_none(folder: Path, exists: bool) -> None:
+    assert CheckpointContext(folder if exists else folder / "missing", Distributed()).newest() is None
+
+
+def test_prune_deletes_the_folders_of_the_superfluous(folder: Path) -> None:
+    checkpoints = CheckpointContext(folder, Distributed())
+    uuids = [checkpoints.save(steps, {"a.pth": 1}, lambda path: None) for steps in (10, 20, 30)]
+    checkpoints.prune({10: 0.1, 20: 0.3, 30: 0.2}, smaller_is_better=True, best=1, latest=1)
+    assert {path.name for path in folder.iterdir()} == {uuids[0], uuids[2]}
+
+
+class Evil:
+    """Unpickled, it would make a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize(
+    "write", [torch.save, lambda evil, file: pickle.dump(evil, file, protocol=2)], ids=["torch", "pickle"]
+)
+def test_code_in_a_checkpoint_does_not_run(tmp_path: Path, write: Any) -> None:
+    victim, file = tmp_path / "executed", io.BytesIO()
+    write({"weights": Evil(victim)}, file)
+    (tmp_path / "planted.pth").write_bytes(file.getvalue())
+    with pytest.raises(pickle.UnpicklingError):
+        load(tmp_path / "planted.pth")
+    assert not victim.exists()
+    torch.load(tmp_path / "planted.pth", weights_only=False) if write is torch.save else pickle.loads(file.getvalue())
+    assert victim.exists(), "the trap itself is dull"

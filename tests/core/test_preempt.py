@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+import timeit
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._C._distributed_c10d import HashStore
+
+from hpc_det.core.distributed import Distributed
+from hpc_det.core.preempt import Listener, StopAgreement, give_notice
+from hpc_det.launch.doorbell import Line
+from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from tests.core.ranks import OnRanks
+
+DEADLINE_S = 20.0
+LONGEST = 20_000
+"""Ticks: a gang that was asked to stop is never this late."""
+
+Step = Callable[[int, int, StopAgreement], bool]
+"""(rank, tick, agreement) -> whether to stop: one call of should_stop, or skip."""
+
+
+class Gang:
+    """Ranks as threads on one store, each at its own speed, none more than a tick ahead of another, as with DDP."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.store = HashStore()
+        self.agreements = [StopAgreement(rank, size, self.store, "test") for rank in range(size)]
+        self.stopped_at: list[int | None] = [None] * size
+        self._pace = [random.Random(f"{seed} {rank}") for rank in range(size)]
+        self._lockstep = threading.Barrier(size, timeout=DEADLINE_S)
+
+    def notice(self) -> None:
+        give_notice(self.store, "test")
+
+    def run(self, step: Step) -> list[int | None]:
+        """The tick at which each rank left; None for one that did not."""
+        threads = [threading.Thread(target=self._train, args=(rank, step)) for rank in range(len(self.agreements))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive(), "deadlock"
+        return self.stopped_at
+
+    def _train(self, rank: int, step: Step) -> None:
+        pace = self._pace[rank]
+        for tick in range(1, LONGEST):
+            time.sleep(pace.choice([0, 0, 0, 1e-5, 1e-4, 1e-3]))
+            if step(rank, tick, self.agreements[rank]):
+                self.stopped_at[rank] = tick
+                return
+            self._lockstep.wait()
+
+
+def ask(rank: int, tick: int, agreement: StopAgreement) -> bool:
+    return agreement.should_stop()
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@settings(max_examples=150, deadline=None)
+@given(
+    size=st.integers(1, 5),
+    notices=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 12)), min_size=1, max_size=3),
+    seed=st.integers(0, 2**32),
+)
+def test_all_ranks_stop_at_the_same_tick_whenever_notice_is_given(
+    size: int, notices: list[tuple[int, int]], seed: int
+) -> None:
+    gang = Gang(size, seed)
+
+    def step(rank: int, tick: int, agreement: StopAgreement) -> bool:
+        if (rank, tick) in notices or tick == 12:
+            gang.notice()
+        return agreement.should_stop()
+
+    stopped_at = gang.run(step)
+    assert stopped_at[0] is not None
+    assert stopped_at == [stopped_at[0]] * size
+    assert all(agreement.stopped for agreement in gang.agreements)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_notice_before_the_first_tick_is_not_lost(size: int) -> None:
+    gang = Gang(size, seed=size)
+    gang.notice()
+    assert len(set(gang.run(ask))) == 1
+    assert gang.stopped_at[0] is not None
+
+
+def test_a_rank_with_fewer_batches_agrees_with_the_others() -> None:
+    """Phases of 6 ticks as in a validation where rank 1 has only 2 batches, then skips 4: both leave in one phase."""
+    for notice_at in range(1, 12):
+        gang = Gang(2, seed=notice_at)
+
+        def phases(
+            rank: int,
+            phase: int,
+            agreement: StopAgreement,
+            notice_at: int = notice_at,
+            notice: Callable[[], None] = gang.notice,
+        ) -> bool:
+            calls = 6 if rank == 0 else 2
+            for call in range(calls):
+                if rank == 0 and phase * 6 - 6 + call == notice_at:
+                    notice()
+                if agreement.should_stop():
+                    return True
+            return agreement.skip(6 - calls)
+
+        stopped = [tick or 0 for tick in gang.run(phases)]
+        assert stopped[0] == stopped[1] > 0
+
+
+def test_a_tick_that_never_comes_is_no_stop() -> None:
+    """The last batch is done when the ranks agree on a later tick: training has finished and was not stopped."""
+    store = HashStore()
+    agreement = StopAgreement(0, 1, store, "test")
+    assert not agreement.should_stop()
+    give_notice(store, "test")
+    store.wait(["test/verdict/0"])
+    assert not agreement.stopped
+    assert [agreement.should_stop() for _ in range(2)][-1]
+    assert agreement.stopped
+
+
+def test_nobody_stops_without_notice() -> None:
+    store = HashStore()
+    agreement = StopAgreement(0, 1, store, "test")
+    assert not any(agreement.should_stop() for _ in range(1000))
+    give_notice(store, "test")  # so that its thread ends
+
+
+def test_a_step_without_notice_costs_next_to_nothing() -> None:
+    store = HashStore()
+    agreement = StopAgreement(0, 1, store, "test")
+    cost_us = min(timeit.repeat(agreement.should_stop, number=20_000, repeat=5)) / 20_000 * 1e6
+    print(f"should_stop: {cost_us:.3f} us")
+    give_notice(store, "test")
+    assert cost_us < 5
+
+
+def stop_over_tcp(distributed: Distributed, notice_by: int, notice_at: int) -> int:
+    """The tick at which this rank left; a collective in every step, as the gradients' own."""
+    waiting, speaking = (distributed.side_store(os.environ) for _ in range(2))
+    agreement = StopAgreement(distributed.rank, distributed.size, waiting, "stop/secret")
+    for tick in range(1, LONGEST):
+        if tick == notice_at and distributed.rank == notice_by:
+            give_notice(speaking, "stop/secret")
+        if agreement.should_stop():
+            return tick
+        distributed.barrier()
+    return -1
+
+
+@pytest.mark.parametrize(("notice_by", "notice_at"), [(0, 1), (1, 5)])
+def test_processes_on_a_tcp_store_stop_at_the_same_tick(on_ranks: OnRanks, notice_by: int, notice_at: int) -> None:
+    first, second = on_ranks(2, stop_over_tcp, notice_by, notice_at)
+    assert first == second >= notice_at
+
+
+# --- the listener; in a process of its own, since signals belong to a whole process
+
+
+def signalled_by_hand(distributed: Distributed, number: signal.Signals) -> bool:
+    noticed = threading.Event()
+    Listener(SignalPipe(STOP_SIGNALS), None, noticed.set)
+    os.kill(os.getpid(), number)
+    return noticed.wait(DEADLINE_S)
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_without_an_agent_a_signal_is_a_notice(on_ranks: OnRanks, number: signal.Signals) -> None:
+    assert on_ranks(1, signalled_by_hand, number) == [True]
+
+
+def signalled_under_an_agent(distributed: Distributed) -> tuple[list[dict[str, str]] | None, bool, bool]:
+    """What the agent heard, and whether notice was given before and after it rang."""
+    noticed = threading.Event()
+    bell, line = map(Line, socket.socketpair())
+    Listener(SignalPipe(STOP_SIGNALS), line, noticed.set)
+    os.kill(os.getpid(), signal.SIGUSR2)
+    heard, before = bell.receive(), noticed.is_set()
+    bell.send({"something": "else"})
+    bell.send({"stop": "preempted"})
+    after = noticed.wait(DEADLINE_S)
+    bell.connection.detach()  # stays open to the end of the process, which the end of the line would bring about
+    return heard, before, after
+
+
+def test_an_agent_hears_of_a_signal_and_rings_for_all(on_ranks: OnRanks) -> None:
+    assert on_ranks(1, signalled_under_an_agent) == [([{"heard": "SIGUSR2"}], False, True)]
+
+
+def orphaned(distributed: Distributed) -> tuple[int, str]:
+    """Exit code and last words of a rank whose agent is gone."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(write, 2)
+        sys.stderr = os.fdopen(2, "w")
+        ours, theirs = socket.socketpair()
+        Listener(SignalPipe(STOP_SIGNALS), Line(theirs), lambda: None)
+        ours.close()
+        threading.Event().wait(DEADLINE_S)
+        os._exit(0)
+    os.close(write)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), os.read(read, 1000).decode()
+
+
+def test_a_rank_does_not_outlive_its_agent(on_ranks: OnRanks) -> None:
+    assert on_ranks(1, orphaned) == [(1, "hpc-det: the node agent is gone; this rank leaves\n")]

@@ -1,0 +1,84 @@
+"""A page of the documentation as something to execute: its files and its commands, in the order in which they stand.
+
+A fenced block whose first line is `# file: PATH` is a file. In a block ```console each line `$ COMMAND` is a command
+(longer ones go on in lines `> ...`), and what follows is its whole output, with `...` for any text. Words after
+`console` say more:
+
+    setup   installs or clones, and is not executed: the tests run in what it made
+    slurm   needs a Slurm
+    fails   ends with an error
+    until   is repeated until its output is the one shown
+"""
+
+from __future__ import annotations
+
+import doctest
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_BLOCK = re.compile(r"^```(\S*)(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
+_FILE = re.compile(r"# file: (\S+)\n")
+_COMMAND = re.compile(r"^\$ (.+(?:\n> .+)*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    path: str
+    """May hold variables of the environment."""
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    line: str
+    shown: str
+    """The output, as the page shows it."""
+    marks: frozenset[str]
+
+    def agrees(self, output: str) -> bool:
+        """As doctest compares with ELLIPSIS, where a line `...` may also stand for no line at all.
+
+        The widths of columns do not count: they follow from numbers that differ.
+        """
+        shown = re.sub(r"^\.\.\.\n", "...", self.shown, flags=re.MULTILINE)
+        return doctest.OutputChecker().check_output(_narrow(shown), _narrow(output), doctest.ELLIPSIS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    text: str
+
+    @classmethod
+    def read(cls, path: Path) -> Page:
+        return cls(text=path.read_text(encoding="utf-8"))
+
+    @property
+    def languages(self) -> set[str]:
+        """Of all fenced blocks."""
+        return {language for language, _, _ in _BLOCK.findall(self.text)}
+
+    def steps(self) -> Iterator[File | Command]:
+        """What a reader does from the top of the page to its end."""
+        for language, marks, body in _BLOCK.findall(self.text):
+            if language == "console":
+                yield from _commands(body, frozenset(marks.split()))
+            elif file := _FILE.match(body):
+                yield File(path=file[1], text=body)
+
+    def links(self) -> list[str]:
+        """The targets of all links to other files."""
+        targets = re.findall(r"\]\(([^)#\s]+)", self.text)
+        return [target for target in targets if "://" not in target]
+
+
+def _narrow(text: str) -> str:
+    return re.sub(" +", " ", text)
+
+
+def _commands(body: str, marks: frozenset[str]) -> Iterator[Command]:
+    found = list(_COMMAND.finditer(body))
+    assert "".join(match[0] for match in found) == body, f"a console block begins with a command:\n{body}"
+    for match in found:
+        yield Command(line=match[1].replace("\n> ", "\n"), shown=match[2], marks=marks)

@@ -1,0 +1,31 @@
+#!/bin/bash
+# experiment 12, trial 1: Größe 1/2; it's "new"
+# Written by hpc_det. `sbatch job.sh` by hand does the same job.
+#SBATCH "--job-name=Größe 1/2; it's \"new\""
+#SBATCH --nodes=2
+#SBATCH --ntasks=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=12
+#SBATCH --gres=gpu:a100:4
+#SBATCH --mem=16G
+#SBATCH --partition=low
+#SBATCH --account=physics
+#SBATCH --qos=normal
+#SBATCH --time=90
+#SBATCH --signal=USR2@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/home/ada/hpc_det/experiments/12/trials/1/logs/job.log
+#SBATCH --chdir=/home/ada/hpc_det/experiments/12/trials/1
+#SBATCH --exclusive
+#SBATCH "--comment=two words"
+
+module load gcc/12
+module load cuda/12.4
+ulimit -n 4096
+export NCCL_DEBUG=WARN
+export PATH=/opt/venv/bin:"$PATH"
+
+# one node agent per node, for each attempt
+exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12/trials/1 -- \
+  srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=12 --kill-on-bad-exit=1 --wait=60 --export=ALL --mpi=none /opt/venv/bin/python -m hpc_det.launch.agent /home/ada/hpc_det/experiments/12/trials/1

@@ -1,0 +1,156 @@
+"""A trial's folder with a plan written by hand, and its job and agents as the real processes that they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hpc_det.launch.process import descendants
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.store.files import write_atomic
+from hpc_det.store.folders import ExperimentFolder, TrialFolder
+from hpc_det.store.journal import Journal
+from hpc_det.submit.render import render
+from tests.plan.plans import job_plan
+
+# A rank without torch: it says hello, waits for the bell, saves, says bye. Without its agent it leaves.
+RANK = """
+import os, sys
+from pathlib import Path
+from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.doorbell import Line
+
+rank, attempt = int(sys.argv[1]), Attempt.from_env(os.environ)
+line = Line.connect(attempt.socket)
+line.send({"hello": rank, "pid": os.getpid()})
+Path(f"rank-{rank}.part").write_text(str(os.getpid()))
+os.replace(f"rank-{rank}.part", f"rank-{rank}.up")
+deaf = "deaf" in sys.argv
+while (messages := line.receive()) is not None:
+    reasons = [message["stop"] for message in messages if "stop" in message]
+    if reasons and not deaf:
+        Path(f"rank-{rank}.saved").write_text(reasons[0])
+        line.send({"bye": 0})
+        sys.exit(0)
+Path(f"rank-{rank}.orphaned").touch()
+sys.exit(1)
+"""
+
+
+def wait_for(condition: Callable[[], object], deadline_s: float = 30) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {deadline_s} s"
+        time.sleep(0.005)
+
+
+def is_there(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class Gang:
+    def __init__(self, folder: Path, tmp: Path) -> None:
+        self.experiment = ExperimentFolder(folder / "experiments" / "12")
+        self.trial: TrialFolder = self.experiment.trial()
+        self.code = self.experiment.code
+        self.env = {"TMPDIR": str(tmp)}
+        """What the job and the agents get beside the environment of the test."""
+        self._processes: list[subprocess.Popen[str]] = []
+        for needed in (self.trial.logs, self.trial.checkpoints, self.code):
+            needed.mkdir(parents=True)
+        (self.code / "rank.py").write_text(RANK)
+
+    @property
+    def journal(self) -> Journal:
+        return Journal(self.trial.journal)
+
+    def plan(self, entrypoint: str | Sequence[str], **changes: Any) -> JobPlan:
+        """Writes the plan; a text is for the shell, where $PYTHON is the Python of the tests."""
+        settings: dict[str, Any] = {
+            "scheduler": "local",
+            "folder": str(self.trial.path),
+            "code": str(self.code),
+            "python": sys.executable,
+            "entrypoint": ("/bin/sh", "-c", entrypoint) if isinstance(entrypoint, str) else tuple(entrypoint),
+            "environment": (f"PYTHON={sys.executable}",),
+            "nodes": 1,
+            "ranks_per_node": 2,
+            "slot_type": "cpu",
+            "max_restarts": 0,
+        }
+        plan = job_plan(**(settings | changes))
+        write_atomic(self.trial.plan, plan.to_json())
+        return plan
+
+    def plan_ranks(self, *ranks: int, argument: str = "", **changes: Any) -> None:
+        """An entrypoint that starts these ranks, each in a session of its own, and ends after the last of them."""
+        started = [f"setsid -w $PYTHON rank.py {rank} {argument} &" for rank in ranks]
+        self.plan(" ".join([*started, "wait"]), **changes)
+
+    def start_agent(self, number: int = 1, **env: str) -> subprocess.Popen[str]:
+        return self._start([sys.executable, "-m", "hpc_det.launch.agent", str(self.trial.path), str(number)], env)
+
+    def start_job(self, **env: str) -> subprocess.Popen[str]:
+        agent = [sys.executable, "-m", "hpc_det.launch.agent", str(self.trial.path)]
+        return self._start([sys.executable, "-m", "hpc_det.launch.job", str(self.trial.path), "--", *agent], env)
+
+    def start_script(self) -> subprocess.Popen[str]:
+        """What `bash job.sh` by hand does."""
+        plan = JobPlan.from_json(self.trial.plan.read_text())
+        write_atomic(self.trial.script, render(plan))
+        return self._start(["bash", str(self.trial.script)], {})
+
+    def run_job(self, **env: str) -> tuple[int, str]:
+        """Exit code and output of a job that ends by itself."""
+        job = self.start_job(**env)
+        output = job.communicate(timeout=30)[0]
+        return job.returncode, output
+
+    def _start(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command,
+            env=os.environ | self.env | env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._processes.append(process)
+        return process
+
+    def wait_for_ranks(self, *ranks: int) -> list[int]:
+        """Their process ids, once all are up."""
+        files = [self.code / f"rank-{rank}.up" for rank in ranks]
+        wait_for(lambda: all(file.exists() for file in files))
+        return [int(file.read_text()) for file in files]
+
+    def forget_ranks(self) -> None:
+        for file in self.code.glob("rank-*.up"):
+            file.unlink()
+
+    def saved(self) -> dict[str, str]:
+        """Rank -> why it saved."""
+        return {path.stem.removeprefix("rank-"): path.read_text() for path in self.code.glob("rank-*.saved")}
+
+    def ends(self) -> list[tuple[str, str]]:
+        """Cause and action of each attempt that has ended."""
+        return [(event["cause"], event["action"]) for event in self.journal.events() if event["event"] == "ended"]
+
+    def close(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                for pid in (process.pid, *descendants(process.pid)):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            process.communicate()

@@ -1,0 +1,239 @@
+"""One agent per node, as a real process with tiny ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from hpc_det.launch.failure import Failure, first_failure
+from hpc_det.store.stop import read_stop, request_stop
+from tests.launch.gang import Gang, is_there, wait_for
+
+
+def failure(gang: Gang) -> Failure:
+    found = first_failure(gang.trial, 1)
+    assert found is not None
+    return found
+
+
+def environment(gang: Gang, name: str = "env") -> dict[str, str]:
+    items = (gang.code / name).read_bytes().decode().split("\0")[:-1]
+    return dict(item.split("=", 1) for item in items)
+
+
+# --- the entrypoint
+
+
+def test_exit_0_is_the_entrypoints_exit_0(gang: Gang) -> None:
+    gang.plan("true")
+    assert gang.start_agent().wait(timeout=30) == 0
+    assert first_failure(gang.trial, 1) is None
+
+
+def test_any_other_exit_code_is_1_and_noted(gang: Gang) -> None:
+    gang.plan("exit 3")
+    assert gang.start_agent().wait(timeout=30) == 1
+    assert failure(gang).message == f"exit code 3; its output stands in {gang.trial.job_log}"
+    assert (failure(gang).rank, failure(gang).lost) == (None, False)
+
+
+def test_an_entrypoint_that_a_signal_ends_is_noted_with_its_name(gang: Gang) -> None:
+    gang.plan("kill -SEGV $$")
+    assert gang.start_agent().wait(timeout=30) == 1
+    assert failure(gang).message.startswith("ended by signal SIGSEGV; ")
+
+
+def test_an_entrypoint_that_does_not_exist_is_named_without_a_traceback(gang: Gang) -> None:
+    gang.plan(["no-such-program", "--lr", "1"])
+    agent = gang.start_agent()
+    assert agent.wait(timeout=30) == 1
+    assert agent.stdout is not None
+    assert "Traceback" not in agent.stdout.read()
+    assert failure(gang).message == "entrypoint: no-such-program: No such file or directory"
+
+
+def test_words_of_a_list_reach_the_entrypoint_without_a_shell(gang: Gang) -> None:
+    words = ["$(touch X)", "a b", "it's", ";", "*", ""]
+    gang.plan(["/bin/sh", "-c", 'printf "%s|" "$@" >words', "sh", *words])
+    assert gang.start_agent().wait(timeout=30) == 0
+    assert (gang.code / "words").read_text() == "|".join(words) + "|"
+    assert not (gang.code / "X").exists()
+
+
+def test_it_runs_in_the_snapshot_with_the_plans_variables_and_can_import_from_there(gang: Gang) -> None:
+    gang.plan("env -0 >env; pwd >cwd", environment=("A=b=c", "B=$(touch X)", "A=last"))
+    assert gang.start_agent(PYTHONPATH="/site/lib", A="outer").wait(timeout=30) == 0
+    found = environment(gang)
+    assert (found["A"], found["B"]) == ("last", "$(touch X)")
+    assert found["PYTHONPATH"] == f"{gang.code}{os.pathsep}/site/lib"
+    assert (gang.code / "cwd").read_text() == f"{gang.code}\n"
+
+
+def test_threads_and_look_ups_are_limited_unless_the_user_says_otherwise(gang: Gang) -> None:
+    gang.plan("env -0 >env", cpus_per_rank=3, environment=("RES_OPTIONS=mine",))
+    assert gang.start_agent().wait(timeout=30) == 0
+    assert environment(gang)["OMP_NUM_THREADS"] == "3"
+    assert environment(gang)["RES_OPTIONS"] == "mine"
+
+
+def test_what_an_entrypoint_leaves_running_is_ended_with_it(gang: Gang) -> None:
+    gang.plan("setsid sleep 60 & echo $! >pid")
+    assert gang.start_agent().wait(timeout=30) == 0
+    assert not is_there(int((gang.code / "pid").read_text()))
+
+
+def test_nothing_of_the_agent_stays_on_the_node(gang: Gang) -> None:
+    gang.plan("ls -ld $HPC_DET_SOCKET ${HPC_DET_SOCKET%/*} >modes")
+    assert gang.start_agent().wait(timeout=30) == 0
+    modes = [line.split()[0] for line in (gang.code / "modes").read_text().splitlines()]
+    assert sorted(modes) == ["drwx------", "srw-------"]
+    assert list(Path(gang.env["TMPDIR"]).iterdir()) == []
+
+
+# --- signals and stop requests
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_agent_makes_every_rank_save_and_leave(gang: Gang, number: signal.Signals) -> None:
+    gang.plan_ranks(0, 1)
+    agent = gang.start_agent()
+    gang.wait_for_ranks(0, 1)
+    agent.send_signal(number)
+    assert agent.wait(timeout=30) == 0
+    assert gang.saved() == {"0": "signal", "1": "signal"}
+    request = read_stop(gang.trial.stop, 1)
+    assert request is not None
+    assert (request.reason, request.source) == ("signal", f"{number.name} on {socket.gethostname()}")
+    assert read_stop(gang.trial.stop, 2) is None
+
+
+def test_a_signal_before_any_rank_is_up_is_not_lost(gang: Gang) -> None:
+    gang.plan("touch up; while ! [ -e go ]; do sleep 0.01; done; exec $PYTHON rank.py 0", ranks_per_node=1)
+    agent = gang.start_agent()
+    wait_for((gang.code / "up").exists)
+    agent.terminate()
+    wait_for(gang.trial.stop.exists)
+    (gang.code / "go").touch()
+    assert agent.wait(timeout=30) == 0
+    assert gang.saved() == {"0": "signal"}
+
+
+def test_the_entrypoint_itself_hears_no_stop_signal(gang: Gang) -> None:
+    gang.plan("touch up; while ! [ -e go ]; do sleep 0.01; done; touch survived")
+    agent = gang.start_agent()
+    wait_for((gang.code / "up").exists)
+    agent.terminate()
+    wait_for(gang.trial.stop.exists)
+    (gang.code / "go").touch()
+    assert agent.wait(timeout=30) == 0
+    assert (gang.code / "survived").exists()
+
+
+def test_a_request_in_the_run_folder_reaches_the_ranks_without_a_signal(gang: Gang) -> None:
+    gang.plan_ranks(0, 1)
+    agent = gang.start_agent()
+    gang.wait_for_ranks(0, 1)
+    request_stop(gang.trial.stop, attempt=1, reason="cancel", source="a test")
+    assert agent.wait(timeout=30) == 0
+    assert gang.saved() == {"0": "cancel", "1": "cancel"}
+
+
+def test_a_request_for_another_attempt_stops_nobody(gang: Gang) -> None:
+    gang.plan_ranks(0)
+    request_stop(gang.trial.stop, attempt=1, reason="kill", source="a test")
+    agent = gang.start_agent(2)
+    gang.wait_for_ranks(0)
+    agent.terminate()
+    assert agent.wait(timeout=30) == 0
+    assert gang.saved() == {"0": "signal"}
+
+
+def test_a_kill_request_ends_ranks_that_listen_to_nothing(gang: Gang) -> None:
+    gang.plan_ranks(0, 1, argument="deaf")
+    agent = gang.start_agent()
+    pids = gang.wait_for_ranks(0, 1)
+    request_stop(gang.trial.stop, attempt=1, reason="kill", source="a test")
+    agent.terminate()
+    assert agent.wait(timeout=30) == 1
+    assert gang.saved() == {}
+    assert not any(map(is_there, pids))
+    assert first_failure(gang.trial, 1) is None
+
+
+# --- ranks that are lost
+
+
+def test_a_killed_rank_is_named_and_the_node_ends_at_once(gang: Gang) -> None:
+    gang.plan_ranks(0, 1)
+    agent = gang.start_agent()
+    pids = gang.wait_for_ranks(0, 1)
+    os.kill(pids[1], signal.SIGKILL)
+    wait_for(lambda: not any(map(is_there, pids)), deadline_s=1)
+    assert agent.wait(timeout=30) == 1
+    assert (failure(gang).rank, failure(gang).lost) == (1, True)
+    assert failure(gang).message == f"process {pids[1]} was gone without a word (killed, or crashed)"
+
+
+def test_a_rank_that_leaves_with_an_error_ends_the_node_without_being_called_lost(gang: Gang) -> None:
+    (gang.code / "fails.py").write_text(
+        "import os, sys\n"
+        "from hpc_det.launch.attempt import Attempt\n"
+        "from hpc_det.launch.doorbell import Line\n"
+        "line = Line.connect(Attempt.from_env(os.environ).socket)\n"
+        "line.send({'hello': 1, 'pid': os.getpid()})\n"
+        "line.send({'bye': 1})\n"
+        "sys.exit(1)\n"
+    )
+    gang.plan("setsid -w $PYTHON rank.py 0 & while ! [ -e rank-0.up ]; do sleep 0.01; done; $PYTHON fails.py; wait")
+    agent = gang.start_agent()
+    (pid,) = gang.wait_for_ranks(0)
+    assert agent.wait(timeout=30) == 1
+    assert not is_there(pid)
+    assert first_failure(gang.trial, 1) is None  # the rank notes its own failure
+
+
+def test_a_rank_whose_agent_was_killed_leaves_by_itself(gang: Gang) -> None:
+    gang.plan_ranks(0, 1)
+    agent = gang.start_agent()
+    pids = gang.wait_for_ranks(0, 1)
+    agent.kill()
+    agent.wait()
+    wait_for(lambda: not any(map(is_there, pids)))
+    assert (gang.code / "rank-0.orphaned").exists()
+
+
+def test_an_agent_whose_starter_was_killed_ends_its_ranks(gang: Gang) -> None:
+    gang.plan_ranks(0, argument="deaf")
+    job = gang.start_job()
+    (pid,) = gang.wait_for_ranks(0)
+    job.kill()
+    job.wait()
+    wait_for(lambda: not is_there(pid))
+
+
+# --- two nodes
+
+
+def test_two_nodes_meet_where_node_0_says(gang: Gang) -> None:
+    gang.plan("env -0 >env-$HPC_DET_NODE_RANK", scheduler="slurm", nodes=2, ranks_per_node=4)
+    second = gang.start_agent(SLURM_NODEID="1")
+    first = gang.start_agent(SLURM_NODEID="0")
+    assert [agent.wait(timeout=30) for agent in (first, second)] == [0, 0]
+    told = [environment(gang, f"env-{node}") for node in (0, 1)]
+    same = ("HPC_DET_MASTER_ADDR", "HPC_DET_MASTER_PORT", "HPC_DET_SECRET", "HPC_DET_NODES", "HPC_DET_NUMBER")
+    assert [told[0][name] for name in same] == [told[1][name] for name in same]
+    assert [env["HPC_DET_NODE_RANK"] for env in told] == ["0", "1"]
+    assert told[0]["HPC_DET_SOCKET"] != told[1]["HPC_DET_SOCKET"]
+
+
+def test_a_signal_on_one_node_reaches_the_ranks_of_the_other(gang: Gang) -> None:
+    gang.plan("exec $PYTHON rank.py $HPC_DET_NODE_RANK", scheduler="slurm", nodes=2, ranks_per_node=1)
+    agents = [gang.start_agent(SLURM_NODEID=str(node)) for node in (0, 1)]
+    gang.wait_for_ranks(0, 1)
+    agents[1].send_signal(signal.SIGTERM)
+    assert [agent.wait(timeout=30) for agent in agents] == [0, 0]
+    assert gang.saved() == {"0": "signal", "1": "signal"}

@@ -1,0 +1,56 @@
+"""Upstream's table for torch_distributed, and what differs from it on purpose."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_det.errors import UsageError
+from hpc_det.launch.arguments import Launch, parse
+
+HARNESS = ("-m", "hpc_det.launch.rank")
+
+
+@pytest.mark.parametrize(
+    ("line", "overrides", "command"),
+    [
+        ("--trial m:C", (), (*HARNESS, "m:C")),
+        ("--trial=m:C", (), (*HARNESS, "m:C")),
+        ("s a", (), ("s", "a")),
+        ("-- s -- a", (), ("s", "--", "a")),
+        ("o1 o2 -- s a", ("o1", "o2"), ("s", "a")),
+        ("o1 -- --trial m:C", ("o1",), (*HARNESS, "m:C")),
+        ("--asdf 1 -- s", ("--asdf", "1"), ("s",)),
+        ("s --trial m:C", (), ("s", "--trial", "m:C")),
+        ("-m package.module --lr 1", (), ("-m", "package.module", "--lr", "1")),
+    ],
+)
+def test_what_comes_before_the_first_dashes_goes_to_the_launcher(
+    line: str, overrides: tuple[str, ...], command: tuple[str, ...]
+) -> None:
+    assert parse(line.split(), "torch_distributed") == Launch(overrides, command)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("", "empty script"),
+        ("--", "empty script"),
+        ("o1 --", "empty script"),
+        ("--trial m:C s", "extra arguments after --trial m:C: s"),
+        ("--trial=m:C s", "extra arguments after --trial m:C: s"),
+        ("--trial", "--trial needs module:Class"),
+        ("--asdf 1 s", "unrecognized arguments: --asdf"),
+        ("o1 -- --asdf s", "unrecognized arguments: --asdf"),
+    ],
+)
+def test_a_line_that_makes_no_sense_is_answered_with_the_usage(line: str, problem: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse(line.split(), "torch_distributed")
+    first, usage = str(error.value).splitlines()
+    assert first.startswith(f"hpc_det.launch.torch_distributed: {problem}")
+    assert usage.startswith("usage: python3 -m hpc_det.launch.torch_distributed ")
+
+
+def test_words_are_kept_as_they_are() -> None:
+    words = ["a b", "$(x)", "", "--", "s", "it's", "", "--"]
+    assert parse(words, "torch_distributed") == Launch(("a b", "$(x)", ""), ("s", "it's", "", "--"))

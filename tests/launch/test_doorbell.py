@@ -1,0 +1,162 @@
+"""The line between agent and ranks, over real sockets."""
+
+from __future__ import annotations
+
+import selectors
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hpc_det.launch.doorbell import Doorbell, Line
+
+
+class Agent:
+    """A doorbell, and a note of all that it reports."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.selector = selectors.DefaultSelector()
+        self.doorbell = Doorbell(str(path), self.selector)
+        self.told: list[object] = []
+        self.doorbell.on_lost = lambda rank: self.told.append(("lost", rank))
+        self.doorbell.on_failed = lambda: self.told.append("failed")
+        self.doorbell.on_heard = lambda signal: self.told.append(("heard", signal))
+        self._is_open = True
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self.doorbell.close()
+            self.selector.close()
+
+    def turn(self, timeout: float = 0) -> None:
+        for key, _ in self.selector.select(timeout):
+            key.data()
+
+    def until(self, condition: Callable[[], object]) -> None:
+        end = time.monotonic() + 5
+        while not condition():
+            assert time.monotonic() < end, f"not within 5 s; told: {self.told}"
+            self.turn(0.05)
+
+    def rank_says_hello(self, rank: int) -> Line:
+        line = Line.connect(str(self.path))
+        line.send({"hello": rank, "pid": 1000 + rank})
+        self.until(lambda: rank in self.doorbell.ranks)
+        return line
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    # not tmp_path: a Unix socket's path may have 107 bytes at most
+    with tempfile.TemporaryDirectory() as folder:
+        agent = Agent(Path(folder) / "agent")
+        yield agent
+        agent.close()
+
+
+def test_the_socket_is_its_owners_alone(agent: Agent) -> None:
+    assert stat.S_IMODE(agent.path.stat().st_mode) == 0o600
+
+
+def test_the_agent_knows_the_process_of_every_rank_that_said_hello(agent: Agent) -> None:
+    lines = [agent.rank_says_hello(rank) for rank in (3, 1)]
+    assert agent.doorbell.ranks == {3: 1003, 1: 1001}
+    for line in lines:
+        line.connection.close()
+
+
+def test_a_rank_that_is_gone_without_a_bye_was_lost(agent: Agent) -> None:
+    agent.rank_says_hello(2).connection.close()
+    agent.until(lambda: agent.told == [("lost", 2)])
+
+
+def test_a_rank_that_said_bye_may_go(agent: Agent) -> None:
+    line, other = agent.rank_says_hello(2), agent.rank_says_hello(1)
+    line.send({"bye": 0})
+    line.connection.close()
+    other.send({"heard": "the end"})
+    agent.until(lambda: ("heard", "the end") in agent.told)
+    agent.turn(0.01)
+    assert agent.told == [("heard", "the end")]
+    other.send({"bye": 0})
+    other.connection.close()
+
+
+def test_a_rank_that_leaves_with_a_code_has_failed_and_is_not_lost_as_well(agent: Agent) -> None:
+    line = agent.rank_says_hello(0)
+    line.send({"bye": 1})
+    line.connection.close()
+    agent.until(lambda: "failed" in agent.told)
+    agent.turn(0.01)
+    assert agent.told == ["failed"]
+
+
+def test_a_connection_that_never_said_hello_is_no_rank(agent: Agent) -> None:
+    line, rank = Line.connect(str(agent.path)), agent.rank_says_hello(0)
+    line.connection.close()
+    rank.send({"heard": "SIGTERM"})
+    agent.until(lambda: agent.told)
+    agent.turn(0.01)
+    assert agent.told == [("heard", "SIGTERM")]
+    rank.connection.close()
+
+
+def test_the_bell_reaches_every_rank_once(agent: Agent) -> None:
+    lines = [agent.rank_says_hello(rank) for rank in range(3)]
+    agent.doorbell.ring("signal")
+    agent.doorbell.ring("cancel")
+    for line in lines:
+        assert line.receive() == [{"stop": "signal"}]
+    agent.close()
+    assert [line.receive() for line in lines] == [None, None, None]
+    for line in lines:
+        line.connection.close()
+
+
+def test_a_rank_that_comes_late_hears_the_bell_too(agent: Agent) -> None:
+    agent.doorbell.ring("signal")
+    line = agent.rank_says_hello(0)
+    assert line.receive() == [{"stop": "signal"}]
+    line.connection.close()
+
+
+def test_a_rank_learns_that_its_agent_is_gone(agent: Agent) -> None:
+    line = agent.rank_says_hello(0)
+    agent.close()
+    assert line.receive() is None
+    line.send({"bye": 0})  # raises nothing
+    line.connection.close()
+
+
+def test_ringing_for_a_rank_that_has_just_died_harms_nobody(agent: Agent) -> None:
+    dead, alive = agent.rank_says_hello(0), agent.rank_says_hello(1)
+    dead.connection.close()
+    agent.doorbell.ring("signal")
+    assert alive.receive() == [{"stop": "signal"}]
+    agent.until(lambda: agent.told == [("lost", 0)])
+    alive.connection.close()
+
+
+def test_half_lines_wait_for_their_other_half(agent: Agent) -> None:
+    line = Line.connect(str(agent.path))
+    whole = b'{"hello": 4, "pid": 1004}\n{"heard": "SIGUSR2"}\n'
+    for byte in whole:
+        line.connection.sendall(bytes([byte]))
+        agent.turn(0.05)
+    agent.until(lambda: agent.told == [("heard", "SIGUSR2")])
+    assert agent.doorbell.ranks == {4: 1004}
+    line.connection.close()
+
+
+def test_many_messages_may_come_in_one_piece(agent: Agent) -> None:
+    line = Line.connect(str(agent.path))
+    line.connection.sendall(b'{"hello": 0, "pid": 1}\n{"heard": "SIGTERM"}\n{"bye": 0}\n')
+    line.connection.close()
+    agent.until(lambda: agent.told)
+    agent.turn(0.01)
+    assert agent.told == [("heard", "SIGTERM")]

@@ -1,0 +1,344 @@
+"""The job as a real process: attempt after attempt, the journal, and what it decides from facts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
+from hpc_det.store.files import write_json
+from hpc_det.store.stop import read_stop, request_stop
+from hpc_det.submit.render import render
+from tests.lab.slurm import SlurmLab
+from tests.launch.gang import Gang, is_there, wait_for
+
+NOTES_A_FAILURE = """
+import os
+from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.failure import failure_now, note_failure
+
+attempt = Attempt.from_env(os.environ)
+text = "model_def.py: no class 'MyTrial'"
+note_failure(attempt.trial, attempt.number, failure_now(1, text, user_error=True, traceback="Traceback of rank 1"))
+raise SystemExit(1)
+"""
+
+
+def failures(gang: Gang) -> list[str | None]:
+    return [event["failure"] for event in gang.journal.events() if event["event"] == "ended"]
+
+
+# --- the ends of an attempt
+
+
+def test_exit_0_is_a_finished_trial(gang: Gang) -> None:
+    gang.plan("echo trained")
+    code, output = gang.run_job()
+    assert code == 0
+    assert gang.ends() == [("finished", "done")]
+    assert output.splitlines()[0].endswith("attempt 1 begins")
+    assert "trained" in output.splitlines()
+    assert output.splitlines()[-1].endswith("done: finished")
+
+
+def test_a_failure_is_restarted_as_often_as_allowed_and_then_given_up(gang: Gang) -> None:
+    gang.plan("echo x >>runs; exit 3", max_restarts=2)
+    code, output = gang.run_job()
+    assert code == 1
+    assert gang.ends() == [("failed", "restart"), ("failed", "restart"), ("failed", "give up")]
+    assert (gang.code / "runs").read_text() == "x\nx\nx\n"
+    blamed = f"the entrypoint on {socket.gethostname()}: exit code 3; its output stands in {gang.trial.job_log}"
+    assert failures(gang) == [blamed] * 3
+    assert output.count(f"first failure: {blamed}") == 3
+    assert output.splitlines()[-1].endswith("give up: 3 failures, max_restarts is 2")
+
+
+def test_a_trial_that_fails_once_may_finish_in_its_second_attempt(gang: Gang) -> None:
+    gang.plan("[ $HPC_DET_NUMBER = 2 ]", max_restarts=1)
+    assert gang.run_job()[0] == 0
+    assert gang.ends() == [("failed", "restart"), ("finished", "done")]
+
+
+def test_an_entrypoint_that_a_signal_ends_has_failed(gang: Gang) -> None:
+    gang.plan("kill -KILL $$")
+    assert gang.run_job()[0] == 1
+    assert gang.ends() == [("failed", "give up")]
+    assert "ended by signal SIGKILL" in str(failures(gang)[0])
+
+
+def test_an_entrypoint_that_does_not_exist_is_named_in_the_journal(gang: Gang) -> None:
+    gang.plan(["no-such-program"])
+    code, output = gang.run_job()
+    assert code == 1
+    assert "entrypoint: no-such-program: No such file or directory" in str(failures(gang)[0])
+    assert "Traceback" not in output
+
+
+def test_the_users_error_is_not_tried_again(gang: Gang) -> None:
+    (gang.code / "fails.py").write_text(NOTES_A_FAILURE)
+    gang.plan("$PYTHON fails.py", max_restarts=5)
+    code, output = gang.run_job()
+    assert code == 1
+    assert gang.ends() == [("failed", "give up")]
+    assert failures(gang) == [f"rank 1 on {socket.gethostname()}: model_def.py: no class 'MyTrial'"]
+    assert "Traceback of rank 1" in output
+
+
+def test_a_killed_rank_is_named_and_the_next_attempt_begins_with_nobody_left(gang: Gang) -> None:
+    gang.plan_ranks(0, 1, argument="deaf", max_restarts=1)
+    job = gang.start_job()
+    first = gang.wait_for_ranks(0, 1)
+    gang.forget_ranks()
+    os.kill(first[0], signal.SIGKILL)
+    second = gang.wait_for_ranks(0, 1)
+    assert not any(map(is_there, first))
+    os.kill(second[1], signal.SIGKILL)
+    assert job.wait(timeout=30) == 1
+    assert not any(map(is_there, second))
+    assert gang.ends() == [("failed", "restart"), ("failed", "give up")]
+    lost = "{} on " + socket.gethostname() + ": process {} was gone without a word (killed, or crashed)"
+    assert failures(gang) == [lost.format("rank 0", first[0]), lost.format("rank 1", second[1])]
+
+
+def test_a_killed_agent_is_a_failure_and_leaves_no_process(gang: Gang) -> None:
+    gang.plan_ranks(0, 1, argument="deaf")
+    job = gang.start_job()
+    pids = gang.wait_for_ranks(0, 1)
+    (agent,) = (pid for pid in children(job.pid) if b"hpc_det.launch.agent" in command_line(pid))
+    os.kill(agent, signal.SIGKILL)
+    assert job.wait(timeout=30) == 1
+    assert not any(map(is_there, pids))
+    assert gang.ends() == [("failed", "give up")]
+
+
+def children(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command_line(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+# --- stopping
+
+
+def test_term_to_a_local_job_cancels_it_after_the_ranks_have_saved(gang: Gang) -> None:
+    gang.plan_ranks(0, 1)
+    job = gang.start_job()
+    gang.wait_for_ranks(0, 1)
+    job.terminate()
+    assert job.wait(timeout=30) == 0
+    assert gang.saved() == {"0": "cancel", "1": "cancel"}
+    assert gang.ends() == [("cancelled", "done")]
+
+
+def test_control_c_cancels_a_local_job_though_its_agent_hears_it_too(gang: Gang) -> None:
+    """A terminal sends INT to every process of the group."""
+    gang.plan_ranks(0, 1)
+    job = gang.start_job()
+    gang.wait_for_ranks(0, 1)
+    os.killpg(job.pid, signal.SIGINT)
+    assert job.wait(timeout=30) == 0
+    assert sorted(gang.saved()) == ["0", "1"]
+    assert gang.ends() == [("cancelled", "done")]
+
+
+def test_an_agent_that_hears_a_signal_is_preempted_and_the_local_job_goes_on(gang: Gang) -> None:
+    gang.plan_ranks(0, 1)
+    job = gang.start_job()
+    gang.wait_for_ranks(0, 1)
+    gang.forget_ranks()
+    (agent,) = (pid for pid in children(job.pid) if b"hpc_det.launch.agent" in command_line(pid))
+    os.kill(agent, signal.SIGTERM)
+    gang.wait_for_ranks(0, 1)
+    assert gang.saved() == {"0": "signal", "1": "signal"}
+    assert gang.ends() == [("preempted", "requeue")]
+    assert gang.journal.open_attempt() == 2
+    job.terminate()
+    assert job.wait(timeout=30) == 0
+    assert gang.ends()[1:] == [("cancelled", "done")]
+
+
+def test_a_kill_request_ends_ranks_that_listen_to_nothing_at_once(gang: Gang) -> None:
+    gang.plan_ranks(0, 1, argument="deaf")
+    job = gang.start_job()
+    pids = gang.wait_for_ranks(0, 1)
+    request_stop(gang.trial.stop, attempt=1, reason="kill", source="hpc-det experiment kill")
+    job.terminate()
+    wait_for(lambda: not any(map(is_there, pids)), deadline_s=1)
+    assert job.wait(timeout=30) == 0
+    assert gang.saved() == {}
+    assert gang.ends() == [("cancelled", "done")]
+    assert failures(gang) == [None]
+
+
+@pytest.mark.parametrize("reason", ["cancel", "kill"])
+def test_a_request_that_was_made_before_the_first_attempt_starts_nothing(gang: Gang, reason: str) -> None:
+    gang.plan("touch ran")
+    request_stop(gang.trial.stop, attempt=None, reason=reason, source="a test")  # type: ignore[arg-type]
+    assert gang.run_job()[0] == 0
+    assert gang.ends() == [("cancelled", "done")]
+    assert not (gang.code / "ran").exists()
+
+
+def test_a_trial_that_finishes_though_it_was_asked_to_stop_has_finished(gang: Gang) -> None:
+    gang.plan("touch up; while ! [ -e go ]; do sleep 0.01; done")
+    job = gang.start_job()
+    wait_for((gang.code / "up").exists)
+    job.terminate()
+    wait_for(gang.trial.stop.exists)
+    write_json(gang.trial.outcome, {"attempt": 1, "kind": "finished"})
+    (gang.code / "go").touch()
+    assert job.wait(timeout=30) == 0
+    assert gang.ends() == [("finished", "done")]
+
+
+# --- starting again
+
+
+def test_a_second_start_of_a_finished_job_starts_nothing(gang: Gang) -> None:
+    gang.plan("echo x >>runs")
+    gang.run_job()
+    journal = gang.trial.journal.read_text()
+    assert gang.run_job() == (0, "")
+    assert (gang.code / "runs").read_text() == "x\n"
+    assert gang.trial.journal.read_text() == journal
+
+
+def test_a_second_start_of_a_job_that_was_given_up_fails_again_and_starts_nothing(gang: Gang) -> None:
+    gang.plan("echo x >>runs; false")
+    assert [gang.run_job()[0], gang.run_job()[0]] == [1, 1]
+    assert (gang.code / "runs").read_text() == "x\n"
+
+
+def test_an_attempt_that_nobody_ended_lost_its_node_and_the_next_one_begins(gang: Gang) -> None:
+    gang.plan("true")
+    gang.journal.started(1, "4711")
+    assert gang.run_job()[0] == 0
+    assert gang.ends() == [("node lost", "requeue"), ("finished", "done")]
+    assert gang.journal.last_attempt() == 2
+
+
+@pytest.mark.parametrize(
+    ("reason", "ends"),
+    [
+        ("signal", [("preempted", "requeue"), ("finished", "done")]),
+        ("cancel", [("cancelled", "done")]),
+        ("kill", [("cancelled", "done")]),
+    ],
+)
+def test_an_attempt_that_nobody_ended_but_somebody_stopped(gang: Gang, reason: str, ends: list[object]) -> None:
+    gang.plan("true")
+    gang.journal.started(1, "4711")
+    request_stop(gang.trial.stop, attempt=1, reason=reason, source="a test")  # type: ignore[arg-type]
+    assert gang.run_job()[0] == 0
+    assert gang.ends() == ends
+
+
+def test_failures_of_earlier_starts_of_the_job_count(gang: Gang) -> None:
+    gang.plan("false", max_restarts=1)
+    gang.journal.started(1, "4711")
+    end = AttemptEnd(cause=Cause.FAILED, steps=0)
+    gang.journal.ended(1, end, Decision(Action.RESTART, "failure 1 of 1"), None)
+    assert gang.run_job()[0] == 1
+    assert gang.ends()[1:] == [("failed", "give up")]
+
+
+def test_a_stop_request_of_an_earlier_attempt_is_withdrawn(gang: Gang) -> None:
+    gang.plan("true")
+    request_stop(gang.trial.stop, attempt=7, reason="kill", source="long ago")
+    assert gang.run_job()[0] == 0
+    assert gang.ends() == [("finished", "done")]
+    assert read_stop(gang.trial.stop, 7) is None
+
+
+def test_an_outcome_of_an_earlier_attempt_is_not_taken_for_this_ones(gang: Gang) -> None:
+    write_json(gang.trial.outcome, {"attempt": 1, "kind": "finished"})
+    gang.journal.started(1, "4711")
+    gang.plan("exit 3")
+    assert gang.run_job()[0] == 1
+    assert gang.ends()[1] == ("failed", "give up")
+
+
+# --- under Slurm's commands
+
+PREEMPTED = "JobId=4711 JobState=RUNNING EndTime=2026-11-20T12:00:00 PreemptTime=2026-11-20T11:59:30"
+
+
+@pytest.fixture
+def slurm_job(gang: Gang, tmp_path: Path) -> dict[str, str]:
+    """The environment of a Slurm job, where a real `scontrol` on PATH notes its arguments."""
+    stubs = tmp_path / "stubs"
+    stubs.mkdir()
+    scontrol = stubs / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n[ $1 = show ] && echo "{PREEMPTED}"\nexit 0\n')
+    scontrol.chmod(0o755)
+    return {"PATH": f"{stubs}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": "4711", "SLURM_NODEID": "0"}
+
+
+def test_a_preempted_job_goes_back_into_the_queue_and_on_from_there(
+    gang: Gang, slurm_job: dict[str, str], tmp_path: Path
+) -> None:
+    gang.plan_ranks(0, 1, scheduler="slurm")
+    job = gang.start_job(**slurm_job)
+    gang.wait_for_ranks(0, 1)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(timeout=30) == 0
+    assert gang.saved() == {"0": "signal", "1": "signal"}
+    assert gang.ends() == [("preempted", "requeue")]
+    assert (tmp_path / "asked").read_text().splitlines()[-1] == "requeue 4711"
+
+    gang.plan("true", scheduler="slurm")
+    assert gang.run_job(**slurm_job)[0] == 0
+    assert gang.ends() == [("preempted", "requeue"), ("finished", "done")]
+
+
+def test_a_failure_on_slurm_starts_again_on_the_same_nodes(
+    gang: Gang, slurm_job: dict[str, str], tmp_path: Path
+) -> None:
+    gang.plan("[ $HPC_DET_NUMBER = 2 ]", scheduler="slurm", max_restarts=1)
+    assert gang.run_job(**slurm_job)[0] == 0
+    assert gang.ends() == [("failed", "restart"), ("finished", "done")]
+    assert not (tmp_path / "asked").exists()
+
+
+def test_a_job_that_cannot_go_back_says_so_in_the_journal_and_fails(gang: Gang, slurm_job: dict[str, str]) -> None:
+    scontrol = Path(slurm_job["PATH"].split(os.pathsep)[0]) / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho 'Requeue is disabled for job 4711' >&2; exit 1\n")
+    gang.plan_ranks(0, scheduler="slurm")
+    job = gang.start_job(**slurm_job)
+    gang.wait_for_ranks(0)
+    job.terminate()
+    assert job.wait(timeout=30) == 1
+    (problem,) = (event["problem"] for event in gang.journal.events() if event["event"] == "problem")
+    assert problem == "scontrol: refused with exit code 1: Requeue is disabled for job 4711"
+
+
+# --- the scripts
+
+
+def test_the_local_script_runs_a_trial_and_logs_into_its_folder(gang: Gang) -> None:
+    gang.plan("echo trained with $FROM_SETUP", setup=("export FROM_SETUP='a setup line'",))
+    job = gang.start_script()
+    output = job.communicate(timeout=30)[0]
+    assert (job.returncode, output) == (0, "")
+    assert gang.ends() == [("finished", "done")]
+    assert "trained with a setup line" in gang.trial.job_log.read_text().splitlines()
+    (started,) = (event for event in gang.journal.events() if event["event"] == "started")
+    assert started["job_id"].startswith(f"{job.pid}-")
+
+
+@pytest.mark.slurm
+def test_the_slurm_script_starts_an_agent_on_every_node(slurm_lab: SlurmLab) -> None:
+    gang = Gang(slurm_lab.folder(), Path("/tmp"))
+    plan = gang.plan("echo rank group $HPC_DET_NODE_RANK trained on $(hostname)", scheduler="slurm", nodes=3)
+    gang.trial.script.write_text(render(plan))
+    job_id = slurm_lab.run("sbatch", "--parsable", gang.trial.script).strip()
+    slurm_lab.wait_for_state(job_id, "COMPLETED", deadline_s=60)
+    assert gang.ends() == [("finished", "done")]
+    told = [line for line in gang.trial.job_log.read_text().splitlines() if line.startswith("rank group")]
+    assert sorted(told) == [f"rank group {node} trained on node{node + 1}" for node in range(3)]

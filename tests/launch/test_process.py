@@ -1,0 +1,128 @@
+"""Who descends from whom, and the end of all of them, whatever sessions and parents they have."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from hpc_det.launch.process import descendants, is_running, start_ticks
+
+TREE = """
+import os, subprocess, sys, time
+from hpc_det.launch.process import adopt_orphans, descendants, end_descendants, reap
+
+def wait_for(condition):
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+def below():
+    return descendants(os.getpid())
+
+adopt_orphans()
+"""
+
+
+def in_a_process(code: str) -> list[str]:
+    command = [sys.executable, "-c", TREE + textwrap.dedent(code)]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=30).stdout.split()
+
+
+def test_grandchildren_in_sessions_of_their_own_with_dead_parents_are_found_and_ended() -> None:
+    assert in_a_process(
+        """
+        launcher = subprocess.Popen(["sh", "-c", "setsid sh -c 'setsid sleep 60 & sleep 60 & wait' & sleep 60 & wait"])
+        wait_for(lambda: len(below()) == 5)
+        launcher.kill()
+        launcher.wait()
+        print(len(below()))
+        end_descendants()
+        print(len(below()))
+        """
+    ) == ["4", "0"]
+
+
+def test_children_that_ignore_every_polite_signal_are_ended() -> None:
+    assert in_a_process(
+        """
+        subprocess.Popen(["sh", "-c", "trap '' TERM INT HUP; sleep 60 & wait; wait; sleep 60"])
+        wait_for(lambda: len(below()) == 2)
+        end_descendants()
+        print(len(below()))
+        """
+    ) == ["0"]
+
+
+def test_a_process_that_breeds_while_it_is_ended_leaves_nobody() -> None:
+    assert in_a_process(
+        """
+        subprocess.Popen(["sh", "-c", "while :; do setsid sleep 60 & sleep 0.002; done"])
+        wait_for(lambda: len(below()) > 5)
+        end_descendants()
+        print(len(below()))
+        """
+    ) == ["0"]
+
+
+def test_without_descendants_there_is_nothing_to_end() -> None:
+    assert in_a_process("end_descendants(); reap(); print('fine')") == ["fine"]
+
+
+def test_an_adopted_orphan_can_be_reaped() -> None:
+    assert in_a_process(
+        """
+        subprocess.run(["sh", "-c", "sleep 0.05 &"])
+        wait_for(lambda: not below())
+        reap()
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            print("reaped")
+        """
+    ) == ["reaped"]
+
+
+def test_parents_come_before_their_children() -> None:
+    assert (
+        in_a_process(
+            """
+        subprocess.Popen(["sh", "-c", "sh -c 'sh -c \\"sleep 60; :\\"; :' & sleep 60; :"])
+        wait_for(lambda: len(below()) == 5)
+        known = [os.getpid()]
+        for pid in below():
+            with open(f"/proc/{pid}/stat") as file:
+                print(int(file.read().rpartition(")")[2].split()[1]) in known)
+            known.append(pid)
+        end_descendants()
+        """
+        )
+        == ["True"] * 5
+    )
+
+
+def test_a_process_is_known_by_its_number_and_its_start() -> None:
+    me = os.getpid()
+    assert is_running(me, start_ticks(me))
+    assert not is_running(me, start_ticks(me) + 1)
+
+
+def test_a_process_that_is_gone_runs_no_more_and_has_no_start() -> None:
+    with subprocess.Popen(["true"]) as process:
+        ticks = start_ticks(process.pid)
+    assert not is_running(process.pid, ticks)
+    with pytest.raises(ProcessLookupError):
+        start_ticks(process.pid)
+
+
+def test_a_name_with_blanks_and_brackets_confuses_nobody(tmp_path: object) -> None:
+    strange = f"{tmp_path}/a) Z 1 (b"
+    os.symlink("/bin/sleep", strange)
+    with subprocess.Popen([strange, "60"]) as process:
+        assert is_running(process.pid, start_ticks(process.pid))
+        assert process.pid in descendants(os.getpid())
+        process.kill()

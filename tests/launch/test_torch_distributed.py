@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+from hpc_det.launch.arguments import Launch
+from hpc_det.launch.rendezvous import free_port
+from hpc_det.launch.torch_distributed import torchrun_command
+from tests.launch.test_attempt import ATTEMPT
+
+MODULE = [sys.executable, "-m", "hpc_det.launch.torch_distributed"]
+
+
+def test_torchrun_is_told_the_gangs_shape_and_a_static_meeting_point() -> None:
+    assert torchrun_command(Launch((), ("train.py", "--lr", "1")), ATTEMPT) == [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=2",
+        "--nproc-per-node=4",
+        "--node-rank=1",
+        "--master-addr=10.0.0.7",
+        "--master-port=15001",
+        "--max-restarts=0",
+        "--signals-to-handle=SIGQUIT",
+        "train.py",
+        "--lr",
+        "1",
+    ]
+
+
+def test_overrides_come_after_our_flags_and_before_the_script() -> None:
+    command = torchrun_command(Launch(("--max-restarts=2", "--tee=3"), ("train.py",)), ATTEMPT)
+    assert command[-3:] == ["--max-restarts=2", "--tee=3", "train.py"]
+
+
+def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*MODULE, *arguments], capture_output=True, text=True, env=os.environ | env)
+
+
+def test_a_wrong_command_line_ends_with_the_usage_and_exit_code_2() -> None:
+    done = run("--trial", "m:C", "surplus")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "extra arguments after --trial m:C: surplus" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_launcher_without_an_agent_says_so() -> None:
+    done = run("--trial", "m:C")
+    assert done.returncode == 1
+    assert "is not set: this is started by a node agent" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+SHOW = """
+import os
+told = "/".join(os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+os.write(1, f"{told}\\n".encode())  # at once, so that two ranks do not mix their words
+"""
+
+
+def test_the_real_torchrun_takes_these_flags_and_tells_them_to_the_ranks() -> None:
+    here = {"nodes": 1, "node_rank": 0, "ranks_per_node": 2, "master_addr": "127.0.0.1", "master_port": free_port()}
+    attempt = replace(ATTEMPT, **here)  # type: ignore[arg-type]
+    done = run("--no-python", "--", sys.executable, "-c", SHOW, **attempt.to_env())
+    told = [f"{rank}/2/127.0.0.1/{attempt.master_port}" for rank in (0, 1)]
+    assert sorted(done.stdout.split()) == told, done.stderr

@@ -1,0 +1,42 @@
+"""A plan to start from: every test says only what matters to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hpc_det.plan.job_plan import JobPlan
+
+_PLAN = JobPlan(
+    experiment_id=12,
+    trial_id=1,
+    name="digits",
+    scheduler="slurm",
+    folder="/home/ada/hpc_det/experiments/12/trials/1",
+    code="/home/ada/hpc_det/experiments/12/code",
+    python="/opt/venv/bin/python",
+    entrypoint=("/opt/venv/bin/python", "train.py"),
+    environment=(),
+    nodes=2,
+    ranks_per_node=4,
+    slot_type="gpu",
+    cpus_per_rank=3,
+    max_restarts=5,
+    partition=None,
+    account=None,
+    qos=None,
+    time_limit_min=None,
+    signal_lead_s=90,
+    gpu_flag="gpus-per-node",
+    gpu_type=None,
+    mem_per_node=None,
+    sbatch_args=(),
+    srun_args=(),
+    modules=(),
+    setup=(),
+)
+
+
+def job_plan(**changes: Any) -> JobPlan:
+    """Two nodes of four GPUs on Slurm, and nothing optional."""
+    return replace(_PLAN, **changes)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import json
+import typing
+from dataclasses import FrozenInstanceError
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpc_det.plan.job_plan import JobPlan
+from tests.plan.plans import job_plan
+
+any_plan = st.builds(JobPlan, **{name: st.from_type(kind) for name, kind in typing.get_type_hints(JobPlan).items()})
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(any_plan)
+def test_a_plan_reads_back_from_json_as_it_was(plan: JobPlan) -> None:
+    assert JobPlan.from_json(plan.to_json()) == plan
+
+
+def test_a_plan_cannot_be_changed() -> None:
+    plan = job_plan()
+    with pytest.raises(FrozenInstanceError):
+        plan.nodes = 3  # type: ignore[misc]
+    assert isinstance(hash(plan), int)  # so no part of it can be changed either
+
+
+def test_every_setting_of_a_plan_is_written_out() -> None:
+    assert json.loads(job_plan().to_json()).keys() == typing.get_type_hints(JobPlan).keys()
+
+
+def test_a_plan_that_lacks_a_setting_is_refused() -> None:
+    data = json.loads(job_plan().to_json())
+    del data["nodes"]
+    with pytest.raises(KeyError, match="nodes"):
+        JobPlan.from_json(json.dumps(data))
+
+
+def test_the_world_is_all_ranks_of_all_nodes() -> None:
+    assert job_plan(nodes=3, ranks_per_node=4).world_size == 12

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from hpc_det.core.distributed import Distributed
+from hpc_det.errors import UsageError
+from hpc_det.pytorch import LRScheduler, PyTorchTrialContext
+from hpc_det.pytorch.lr_scheduler import ScheduledStep
+
+EVERY_EPOCH, EVERY_BATCH = LRScheduler.StepMode.STEP_EVERY_EPOCH, LRScheduler.StepMode.STEP_EVERY_BATCH
+BY_HAND = LRScheduler.StepMode.MANUAL_STEP
+
+SPEC = {
+    "experiment_id": 12,
+    "trial_id": 3,
+    "trial_seed": 777,
+    "hparams": {"global_batch_size": 65, "learning_rate": 0.1, "layers": [1, 2]},
+    "config": {"name": "digits", "data": {"url": "somewhere"}},
+}
+
+
+@pytest.fixture
+def context() -> PyTorchTrialContext:
+    return PyTorchTrialContext(SPEC, Distributed())
+
+
+@pytest.fixture
+def optimizer(context: PyTorchTrialContext) -> torch.optim.SGD:
+    model = context.wrap_model(nn.Linear(2, 1))
+    return context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+
+
+# --- information
+
+
+def test_a_trial_learns_who_it_is(context: PyTorchTrialContext) -> None:
+    assert context.get_experiment_id() == 12
+    assert context.get_trial_id() == 3
+    assert context.get_trial_seed() == 777
+    assert context.get_experiment_config()["name"] == "digits"
+    assert context.get_data_config() == {"url": "somewhere"}
+    assert context.get_hparams() == SPEC["hparams"]
+    assert context.get_hparam("layers") == [1, 2]
+    assert context.device == torch.device("cpu")
+
+
+def test_the_remainder_of_the_global_batch_is_dropped(context: PyTorchTrialContext) -> None:
+    assert context.get_global_batch_size() == context.get_per_slot_batch_size() == 65
+    of_four = PyTorchTrialContext(SPEC, Distributed(size=4))
+    assert (of_four.get_global_batch_size(), of_four.get_per_slot_batch_size()) == (65, 16)
+
+
+def test_an_unknown_hyperparameter_is_named_with_those_there_are(context: PyTorchTrialContext) -> None:
+    with pytest.raises(
+        UsageError, match=r"hyperparameters.dropout: .* \['global_batch_size', 'layers', 'learning_rate'\]; add it"
+    ):
+        context.get_hparam("dropout")
+
+
+def test_changing_what_was_returned_changes_no_config(context: PyTorchTrialContext) -> None:
+    for answer in (context.get_hparams, context.get_experiment_config, context.get_data_config):
+        answer().clear()
+        assert answer()
+
+
+def test_batch_and_epoch_are_known_in_training_only(context: PyTorchTrialContext) -> None:
+    for question in (context.current_train_batch, context.current_train_epoch):
+        with pytest.raises(UsageError, match="are known in training only, not before"):
+            question()
+    context.set_progress(batch=0, epoch=0)
+    assert (context.current_train_batch(), context.current_train_epoch()) == (0, 0)
+    context.set_progress(batch=25, epoch=2)
+    assert (context.current_train_batch(), context.current_train_epoch()) == (25, 2)
+
+
+def test_a_stop_can_be_asked_for_and_taken_back(context: PyTorchTrialContext) -> None:
+    assert not context.get_stop_requested()
+    context.set_stop_requested(True)
+    assert context.get_stop_requested()
+    context.set_stop_requested(False)
+    assert not context.get_stop_requested()
+
+
+# --- wrapping
+
+
+def test_wrapped_objects_are_kept_in_order(context: PyTorchTrialContext) -> None:
+    models: list[nn.Module] = [nn.Linear(1, 1), nn.Linear(2, 2)]
+    wrapped = [context.wrap_model(model) for model in models]
+    assert context.models == models
+    assert context.wrapped_models == wrapped
+    optimizers = [context.wrap_optimizer(torch.optim.SGD(model.parameters())) for model in wrapped]
+    assert context.optimizers == optimizers
+
+
+def test_a_scheduler_needs_its_optimizer_wrapped(context: PyTorchTrialContext) -> None:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters())
+    context.wrap_optimizer(torch.optim.SGD(nn.Linear(1, 1).parameters()))
+    with pytest.raises(UsageError, match="the optimizer of StepLR is not wrapped; call wrap_optimizer first"):
+        context.wrap_lr_scheduler(lr_scheduler.StepLR(optimizer, 1), EVERY_EPOCH)
+
+
+@pytest.mark.parametrize("mode", [EVERY_EPOCH, EVERY_BATCH])
+def test_reduce_on_plateau_is_stepped_by_hand_only(
+    context: PyTorchTrialContext, optimizer: torch.optim.SGD, mode: LRScheduler.StepMode
+) -> None:
+    with pytest.raises(UsageError, match="ReduceLROnPlateau steps on a metric; use MANUAL_STEP"):
+        context.wrap_lr_scheduler(lr_scheduler.ReduceLROnPlateau(optimizer), mode)
+    plateau = lr_scheduler.ReduceLROnPlateau(optimizer)
+    assert context.wrap_lr_scheduler(plateau, BY_HAND) is plateau
+
+
+def test_a_frequency_of_zero_is_refused(context: PyTorchTrialContext, optimizer: torch.optim.SGD) -> None:
+    with pytest.raises(UsageError, match="frequency is 0; use at least 1"):
+        context.wrap_lr_scheduler(lr_scheduler.StepLR(optimizer, 1), EVERY_BATCH, frequency=0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "frequency", "rates"),
+    [
+        (EVERY_BATCH, 1, [1, 2, 3, 4, 5, 6]),
+        (EVERY_BATCH, 2, [0, 1, 1, 2, 2, 3]),
+        (EVERY_BATCH, 4, [0, 0, 0, 1, 1, 1]),
+        (EVERY_EPOCH, 1, [0, 0, 1, 1, 1, 2]),
+        (EVERY_EPOCH, 2, [0, 0, 0, 0, 0, 1]),
+        (BY_HAND, 1, [0, 0, 0, 0, 0, 0]),
+    ],
+)
+def test_when_a_scheduler_steps_over_two_epochs_of_three_batches(
+    optimizer: torch.optim.SGD, mode: LRScheduler.StepMode, frequency: int, rates: list[int]
+) -> None:
+    step = ScheduledStep(lr_scheduler.LambdaLR(optimizer, float), mode, frequency)
+    found = []
+    for batch in range(1, 7):
+        optimizer.step()
+        step.after_batch(batch)
+        if batch % 3 == 0:
+            step.after_epoch(batch // 3)
+        found.append(optimizer.param_groups[0]["lr"])
+    assert found == rates
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]] = {
+    "StepLR": lambda optimizer: lr_scheduler.StepLR(optimizer, 2),
+    "MultiStepLR": lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [2, 2, 4]),
+    "LambdaLR": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "ExponentialLR": lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.9),
+    "CosineAnnealingLR": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 5),
+    "CosineAnnealingWarmRestarts": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3),
+    "OneCycleLR": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20),
+    "CyclicLR": lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.1, 0.5, cycle_momentum=False),
+    "ReduceLROnPlateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=1),
+    "SequentialLR": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer, [lr_scheduler.ConstantLR(optimizer, 0.1), lr_scheduler.ExponentialLR(optimizer, 0.9)], [3]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_every_scheduler_of_torch_comes_back_from_a_checkpoint(name: str) -> None:
+    def fresh() -> tuple[Any, Any]:
+        optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+        return optimizer, SCHEDULERS[name](optimizer)
+
+    def rates(optimizer: Any, scheduler: Any, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            optimizer.step()
+            scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    optimizer, scheduler = fresh()
+    rates(optimizer, scheduler, 4)
+    file = io.BytesIO()
+    torch.save([optimizer.state_dict(), scheduler.state_dict()], file)
+    file.seek(0)
+    resumed_optimizer, resumed = fresh()
+    for owner, state in zip((resumed_optimizer, resumed), torch.load(file, weights_only=True), strict=True):
+        owner.load_state_dict(state)
+    assert rates(resumed_optimizer, resumed, 8) == rates(optimizer, scheduler, 8)
+
+
+# --- in train_batch
+
+
+class Pair(NamedTuple):
+    image: Any
+    label: Any
+
+
+def test_nested_data_goes_to_the_device_and_keeps_its_shape(context: PyTorchTrialContext) -> None:
+    tensor = torch.ones(2)
+    data = {
+        "list": [tensor, (tensor, "text")],
+        "pair": Pair(tensor, 3),
+        "array": np.arange(3.0),
+        "names": np.array(["a", "b"]),
+        "none": None,
+    }
+    moved = context.to_device(data)
+    assert moved["list"][0] is tensor
+    assert moved["list"][1] == (tensor, "text")
+    assert isinstance(moved["pair"], Pair)
+    assert moved["pair"].label == 3
+    assert torch.equal(moved["array"], torch.arange(3, dtype=torch.float64))
+    assert moved["names"] is data["names"]
+    assert moved["none"] is None
+    assert isinstance(data["array"], np.ndarray), "the user's own data is left as it is"
+
+
+def test_everything_goes_to_another_device(context: PyTorchTrialContext) -> None:
+    context.device = torch.device("meta")
+    moved = context.to_device([torch.ones(1), {"x": (np.ones(1), Pair(torch.ones(1), "text"))}])
+    assert moved[0].device.type == moved[1]["x"][0].device.type == moved[1]["x"][1].image.device.type == "meta"
+
+
+@pytest.fixture
+def trained(context: PyTorchTrialContext) -> tuple[nn.Parameter, torch.optim.SGD]:
+    """A parameter of 0 with a gradient of 3."""
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = context.wrap_optimizer(torch.optim.SGD([parameter], lr=1.0))
+    context.backward((3 * parameter).sum())
+    return parameter, optimizer
+
+
+Trained = tuple[nn.Parameter, torch.optim.SGD]
+
+
+def test_a_step_moves_and_zeroes(context: PyTorchTrialContext, trained: Trained) -> None:
+    parameter, optimizer = trained
+    context.step_optimizer(optimizer)
+    assert parameter.item() == -3
+    assert parameter.grad is None
+
+
+def test_gradients_stay_on_request(context: PyTorchTrialContext, trained: Trained) -> None:
+    parameter, optimizer = trained
+    context.step_optimizer(optimizer, auto_zero_grads=False)
+    assert parameter.grad is not None
+    assert parameter.grad.item() == 3
+
+
+def test_gradients_are_clipped_before_the_step(context: PyTorchTrialContext, trained: Trained) -> None:
+    parameter, optimizer = trained
+    context.step_optimizer(optimizer, clip_grads=lambda parameters: nn.utils.clip_grad_value_(parameters, 2.0))
+    assert parameter.item() == -2
+
+
+def test_backward_can_keep_the_graph(context: PyTorchTrialContext) -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    loss = (parameter**2).sum()
+    context.backward(loss, retain_graph=True)
+    context.backward(loss, create_graph=False)
+    assert parameter.grad is not None
+    assert parameter.grad.item() == 4

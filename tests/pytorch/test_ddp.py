@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hpc_det.core.distributed import Distributed
+from hpc_det.pytorch.ddp import data_parallel
+from tests.core.ranks import OnRanks
+
+
+class LastFirst(nn.Module):
+    """Layers registered in the reverse of their use, so that gradients arrive in another order than DDP expects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Linear(31, 7)
+        self.first = nn.Linear(13, 31)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.second(self.first(inputs).relu())
+        return outputs
+
+
+def plain(model: nn.Module, device: torch.device, options: dict[str, Any]) -> nn.Module:
+    return DistributedDataParallel(model, **options)
+
+
+Wrap = Callable[[nn.Module, torch.device, dict[str, Any]], nn.Module]
+
+
+def gradients(distributed: Distributed, wrap: Wrap, options: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Of one batch, with the same weights: at the first iteration of a process, and at a later one."""
+    torch.manual_seed(1)
+    model = LastFirst()
+    inputs = torch.randn(distributed.size, 16, 13)[distributed.rank] * (10.0**distributed.rank)
+    wrapped = wrap(model, distributed.device, options)
+    found = []
+    for _ in range(3):
+        wrapped.zero_grad()
+        wrapped(inputs).square().mean().backward()
+        found.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+    return found[0], found[-1]
+
+
+def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"bucket_cap_mb": 1e-4}, {"gradient_as_bucket_view": True}])
+def test_the_first_gradients_of_a_process_have_the_bits_of_later_ones(
+    on_ranks: OnRanks, options: dict[str, Any]
+) -> None:
+    ranks = on_ranks(3, gradients, data_parallel, options)
+    for first, later in ranks:
+        assert len(first) == 4
+        assert same(first, later)
+        assert same(first, ranks[0][0]), "all ranks have the same sums"
+
+
+def test_those_of_plain_ddp_do_not(on_ranks: OnRanks) -> None:
+    """The control: without this difference the test above would show nothing."""
+    assert not all(same(first, later) for first, later in on_ranks(3, gradients, plain, {}))
+
+
+def freshly_wrapped(distributed: Distributed) -> tuple[bool, bool, bool, bool]:
+    """What wrapping must leave alone: weights, gradients, the class's forward, the generator."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    for parameter in model[0].parameters():
+        parameter.requires_grad = False
+    before, noise = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+    wrapped = data_parallel(model, distributed.device, {})
+    return (
+        all(torch.equal(value, before[name]) for name, value in model.state_dict().items()),
+        all(parameter.grad is None for parameter in model.parameters()),
+        torch.equal(wrapped(torch.ones(4, 3)), model(torch.ones(4, 3))),
+        torch.equal(noise, torch.get_rng_state()),
+    )
+
+
+def test_wrapping_changes_nothing_else(on_ranks: OnRanks) -> None:
+    assert on_ranks(2, freshly_wrapped) == [(True, True, True, True)] * 2
+
+
+def trains(distributed: Distributed, options: dict[str, Any]) -> list[float]:
+    torch.manual_seed(1)
+    model = LastFirst()
+    wrapped = data_parallel(model, distributed.device, options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs, losses = torch.randn(16, 13), []
+    for _ in range(4):
+        loss = wrapped(inputs).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
+def test_every_kind_of_ddp_trains(on_ranks: OnRanks, options: dict[str, Any]) -> None:
+    first, second = on_ranks(2, trains, options)
+    assert first == second
+    assert first == sorted(first, reverse=True)
+
+
+def frozen(distributed: Distributed) -> float:
+    model = LastFirst().requires_grad_(False)
+    model.first.bias.requires_grad = True
+    wrapped = data_parallel(model, distributed.device, {})
+    loss = wrapped(torch.ones(2, 13)).sum()
+    loss.backward()
+    return float(model.first.bias.grad.sum())  # type: ignore[union-attr]
+
+
+def test_a_model_with_one_free_parameter_trains(on_ranks: OnRanks) -> None:
+    first, second = on_ranks(2, frozen)
+    assert first == second != 0

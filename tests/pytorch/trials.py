@@ -1,0 +1,207 @@
+"""Small trials, and the life of one: attempts that are stopped, killed and resumed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import TensorDataset
+
+from hpc_det.checkpoint.committed import committed, newest_good
+from hpc_det.config.merge import merge
+from hpc_det.core.checkpoint import CheckpointContext, load
+from hpc_det.core.distributed import Distributed
+from hpc_det.core.metrics import MetricsLog
+from hpc_det.core.rng import seed_everything
+from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
+from hpc_det.pytorch.loop import Loop
+from hpc_det.store.files import read_lines
+from hpc_det.store.folders import TrialFolder
+
+CONFIG: dict[str, Any] = {
+    "data": {},
+    "searcher": {"metric": "loss", "smaller_is_better": True, "max_length": {"epochs": 3}},
+    "scheduling_unit": 4,
+    "min_validation_period": {"batches": 5},
+    "min_checkpoint_period": {"batches": 7},
+    "perform_initial_validation": False,
+    "checkpoint_policy": "best",
+    "checkpoint_storage": {"save_experiment_best": 0, "save_trial_best": 1, "save_trial_latest": 1},
+}
+
+
+class StopAt:
+    """The agreement to stop at a tick that is known beforehand."""
+
+    def __init__(self, tick: float = math.inf) -> None:
+        self.ticks = 0
+        self.stopped = False
+        self._stop_at = tick
+
+    def should_stop(self) -> bool:
+        return self.skip(1)
+
+    def skip(self, ticks: int) -> bool:
+        self.ticks += ticks
+        self.stopped = self.ticks >= self._stop_at
+        return self.stopped
+
+
+class Watching(PyTorchCallback):
+    """Counts what it saw, as part of every checkpoint, and lowers the learning rate by the validation."""
+
+    def __init__(self, plateau: lr_scheduler.ReduceLROnPlateau) -> None:
+        self.seen = {"epochs": 0, "validations": 0}
+        self._plateau = plateau
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.seen)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seen = dict(state_dict)
+
+    def on_training_epoch_end(self, epoch_idx: int) -> None:
+        assert epoch_idx == self.seen["epochs"]
+        self.seen["epochs"] += 1
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        self.seen["validations"] += 1
+        self._plateau.step(metrics["loss"])
+
+    def on_checkpoint_write_end(self, checkpoint_dir: Path) -> None:
+        (checkpoint_dir / "seen.txt").write_text(str(self.seen))
+
+
+class Tiny(PyTorchTrial):
+    """22 records in batches of 4: six batches an epoch, the last a short one. It has all that a resume must bring back:
+    dropout, momentum, schedulers, draws from every generator, a layer that is in eval mode at first.
+    """
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        self.context = context
+        model = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.3), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1))
+        model[1].eval()
+        self.model = context.wrap_model(model)
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+        context.wrap_lr_scheduler(
+            lr_scheduler.StepLR(self.optimizer, 1, gamma=0.9), LRScheduler.StepMode.STEP_EVERY_EPOCH
+        )
+        self.plateau = context.wrap_lr_scheduler(
+            lr_scheduler.ReduceLROnPlateau(self.optimizer, patience=0), LRScheduler.StepMode.MANUAL_STEP
+        )
+
+    def build_training_data_loader(self) -> DataLoader:
+        return self.loader(22, shuffle=True)
+
+    def build_validation_data_loader(self) -> DataLoader:
+        return self.loader(9)
+
+    def loader(self, records: int, shuffle: bool = False) -> DataLoader:
+        inputs = torch.randn(records, 5, generator=torch.Generator().manual_seed(records))
+        workers = self.context.get_hparam("workers")
+        return DataLoader(
+            TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)),
+            batch_size=self.context.get_per_slot_batch_size(),
+            shuffle=shuffle,
+            num_workers=workers,
+        )
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        assert (batch_idx, epoch_idx) == (self.context.current_train_batch(), self.context.current_train_epoch())
+        inputs, targets = batch
+        noise = 0.1 * (random.random() + np.random.random())
+        loss = (self.model(inputs) - targets + noise).square().mean()
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss, "noise": noise, "rate": self.optimizer.param_groups[0]["lr"]}
+
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        inputs, targets = batch
+        return {"loss": (self.model(inputs) - targets).abs().mean(), "noise": torch.rand(())}
+
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return {"watching": Watching(self.plateau)}
+
+
+@dataclass
+class Life:
+    """One trial, from attempt to attempt."""
+
+    folder: TrialFolder
+    trial_class: type[PyTorchTrial] = Tiny
+    config: Mapping[str, Any] = field(default_factory=dict)
+    hparams: Mapping[str, Any] = field(default_factory=dict)
+    attempts: int = 0
+
+    @classmethod
+    def begin(cls, path: Path, trial_class: type[PyTorchTrial] = Tiny, hparams: Any = None, **config: Any) -> Life:
+        folder = TrialFolder(path)
+        folder.checkpoints.mkdir(parents=True)
+        return cls(
+            folder, trial_class, merge(CONFIG, config), {"global_batch_size": 4, "workers": 0, **(hparams or {})}
+        )
+
+    def attempt(self, stop: Any = None, distributed: Distributed | None = None) -> Loop:
+        """Everything anew, as in a new process, and run as far as it goes."""
+        self.attempts += 1
+        stop = stop or StopAt()
+        spec = {"experiment_id": 1, "trial_id": 1, "trial_seed": 5, "hparams": self.hparams, "config": self.config}
+        context = PyTorchTrialContext(spec, distributed or Distributed())
+        seed_everything(5)
+        loop = Loop(
+            self.trial_class(context),
+            context,
+            stop=stop,
+            checkpoints=CheckpointContext(self.folder.checkpoints, context.distributed),
+            log=MetricsLog(self.folder, self.attempts),
+        )
+        loop.run()
+        return loop
+
+    @property
+    def series(self) -> list[tuple[str, int, dict[str, float]]]:
+        return [(record["kind"], record["steps"], record["metrics"]) for record in read_lines(self.folder.metrics)]
+
+    def steps(self, kind: str) -> list[int]:
+        return [steps for this, steps, _ in self.series if this == kind]
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """Batches at each, the oldest first."""
+        return sorted(checkpoint.steps for checkpoint in committed(self.folder.checkpoints))
+
+    @property
+    def newest(self) -> dict[str, Any]:
+        """Everything in the newest checkpoint."""
+        checkpoint, skipped = newest_good(self.folder.checkpoints)
+        assert checkpoint is not None
+        assert not skipped
+        return {
+            name: load(checkpoint.path / name) if name.endswith(".pth") else (checkpoint.path / name).read_text()
+            for name in checkpoint.files
+        }
+
+
+def differences(one: Any, other: Any, where: str = "") -> list[str]:
+    """Where two nested values differ in any bit."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return [] if one.dtype == other.dtype and torch.equal(one, other) else [where]
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [found for key in one for found in differences(one[key], other[key], f"{where}/{key}")]
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [found for k in range(len(one)) for found in differences(one[k], other[k], f"{where}/{k}")]
+    return [] if one == other else [f"{where}: {one} and {other}"]
+
+
+def assert_same(life: Life, undisturbed: Life) -> None:
+    """The full series of metrics, and every bit that the last checkpoint holds."""
+    assert life.series == undisturbed.series
+    assert differences(life.newest, undisturbed.newest) == []

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from hpc_det.submit import command
+from hpc_det.submit.command import CommandError, run_command
+from tests.submit.conftest import Stub
+
+
+def test_the_answer_is_what_the_command_printed(stub: Stub) -> None:
+    stub("tool", "printf '%s|' \"$@\"; echo noise >&2")
+    assert run_command(["tool", "two words", "$(touch X)"]) == "two words|$(touch X)|"
+
+
+def test_a_refusal_says_which_command_its_code_and_its_words(stub: Stub) -> None:
+    stub("tool", "echo first >&2; echo second >&2; exit 3")
+    with pytest.raises(CommandError) as error:
+        run_command(["tool"])
+    assert str(error.value) == "tool: refused with exit code 3: first; second"
+
+
+def test_words_on_stdout_are_reported_where_stderr_has_none(stub: Stub) -> None:
+    stub("tool", "echo to stdout; exit 1")
+    with pytest.raises(CommandError, match=r"refused with exit code 1: to stdout$"):
+        run_command(["tool"])
+
+
+def test_a_command_that_fails_silently_is_said_to_be_silent(stub: Stub) -> None:
+    stub("tool", "exit 1")
+    with pytest.raises(CommandError, match=r"without a word$"):
+        run_command(["tool"])
+
+
+def test_an_absent_command_is_named_with_the_remedy() -> None:
+    with pytest.raises(CommandError, match="no-such-tool: not found on PATH; run this on a login node"):
+        run_command(["no-such-tool"])
+
+
+def test_a_command_that_gives_no_answer_is_ended(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "TIMEOUT_S", 0.1)
+    stub("tool", "exec sleep 60")
+    before = time.monotonic()
+    with pytest.raises(CommandError, match="tool: no answer in"):
+        run_command(["tool"])
+    assert time.monotonic() - before < 5
+
+
+def test_a_command_that_asks_gets_no_answer(stub: Stub) -> None:
+    stub("tool", "read -r answer || echo nobody there")
+    assert run_command(["tool"]) == "nobody there\n"

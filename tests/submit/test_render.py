@@ -1,0 +1,74 @@
+"""Whole scripts, and the strictness of their templates. A golden is changed by hand, after a look at the difference."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpc_det.submit.render import render, render_template
+from hpc_det.submit.scheduler import scheduler
+from tests.plan.plans import job_plan
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PLANS = {
+    "slurm_gpus_per_node.sh": job_plan(),
+    "slurm_gres_everything.sh": job_plan(
+        name='Größe 1/2; it\'s "new"',
+        gpu_flag="gres",
+        gpu_type="a100",
+        time_limit_min=90,
+        signal_lead_s=120,
+        partition="low",
+        account="physics",
+        qos="normal",
+        mem_per_node="16G",
+        sbatch_args=("--exclusive", "--comment=two words"),
+        srun_args=("--mpi=none",),
+        modules=("gcc/12", "cuda/12.4"),
+        setup=("ulimit -n 4096", "export NCCL_DEBUG=WARN"),
+    ),
+    "slurm_cpu_one_node.sh": job_plan(slot_type="cpu", nodes=1, ranks_per_node=2),
+    "local.sh": job_plan(scheduler="local", slot_type="cpu", nodes=1, ranks_per_node=2, cpus_per_rank=1),
+    "local_with_setup.sh": job_plan(
+        scheduler="local", nodes=1, modules=("cuda/12.4",), setup=("ulimit -n 4096",), folder="/home/a b/trials/1"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_script(name: str) -> None:
+    assert render(PLANS[name]) == (GOLDEN / name).read_text(encoding="utf-8")
+
+
+def test_every_golden_is_compared() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} == set(PLANS)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_shell_can_read_the_script(name: str) -> None:
+    subprocess.run(["bash", "-n"], input=render(PLANS[name]), text=True, check=True)
+
+
+@pytest.mark.parametrize("name", ["slurm", "local"])
+def test_a_variable_that_the_template_lacks_is_an_error(name: str) -> None:
+    chosen = scheduler(name)
+    variables = chosen.script_variables(job_plan(scheduler=name))
+    with pytest.raises(ValueError, match=r"unknown variables \[\], unused variables \['surplus'\]"):
+        render_template(chosen.template, {**variables, "surplus": 1})
+
+
+@pytest.mark.parametrize("name", ["slurm", "local"])
+def test_a_variable_that_only_the_template_knows_is_an_error(name: str) -> None:
+    chosen = scheduler(name)
+    variables = chosen.script_variables(job_plan(scheduler=name))
+    for left_out in variables:
+        rest = {name: value for name, value in variables.items() if name != left_out}
+        with pytest.raises(ValueError, match=rf"unknown variables \['{left_out}'\], unused variables \[\]"):
+            render_template(chosen.template, rest)
+
+
+def test_the_error_names_the_template() -> None:
+    with pytest.raises(ValueError, match=r"slurm_templates/local\.sh\.j2"):
+        render_template("local.sh.j2", {})

@@ -1,0 +1,280 @@
+"""Slurm's answers, as recorded, and the commands as processes; the real Slurm where it matters."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from hpc_det.requeue import Cause
+from hpc_det.submit.command import CommandError, run_command
+from hpc_det.submit.scheduler import JobState, JobStatus
+from hpc_det.submit.slurm import STATES, Slurm, directives, parse_scontrol, parse_squeue
+from tests.lab.slurm import SlurmLab
+from tests.plan.plans import job_plan
+from tests.submit.conftest import Stub
+
+# Slurm 22.05.8, `scontrol show job --oneliner`, with the times and the name left open
+SHOW_JOB = (
+    "JobId=99 JobName={name} UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A Priority=4294901743 Nice=0 Account=root "
+    "QOS=normal JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0 "
+    "RunTime=00:01:10 TimeLimit=00:02:00 TimeMin=N/A SubmitTime=2026-11-20T11:45:04 EligibleTime=2026-11-20T11:45:04 "
+    "AccrueTime=2026-11-20T11:45:04 StartTime=2026-11-20T11:45:05 EndTime={end} Deadline=N/A "
+    "PreemptEligibleTime=2026-11-20T11:45:05 PreemptTime={preempted} SuspendTime=None SecsPreSuspend=0 "
+    "LastSchedEval=2026-11-20T11:45:05 Scheduler=Backfill Partition=low AllocNode:Sid=login:31517 ReqNodeList=(null) "
+    "ExcNodeList=(null) NodeList=node[1-2] BatchHost=node1 NumNodes=2 NumCPUs=2 NumTasks=2 CPUs/Task=1 "
+    "ReqB:S:C:T=0:0:*:* TRES=cpu=2,node=2,billing=2 Command=/home/ada/job.sh WorkDir=/home/ada StdOut=/home/ada/a b.log"
+)
+NOW = 1_795_000_000.0
+
+
+def slurm_time(moment: float) -> str:
+    return datetime.fromtimestamp(moment).isoformat(timespec="seconds")
+
+
+def shown(name: str = "digits", *, end: str, preempted: str = "None") -> str:
+    return SHOW_JOB.format(name=name, end=end, preempted=preempted)
+
+
+# --- states
+
+
+def test_squeue_is_read_line_by_line() -> None:
+    assert parse_squeue("7|RUNNING|None\n8_3|PENDING|Resources\n9|COMPLETED|None\n") == {
+        "7": JobStatus(JobState.RUNNING, "None"),
+        "8_3": JobStatus(JobState.QUEUED, "Resources"),
+        "9": JobStatus(JobState.ENDED, "None"),
+    }
+
+
+def test_a_job_that_waits_for_its_begin_time_is_held() -> None:
+    found = parse_squeue("7|PENDING|BeginTime\n8|RUNNING|BeginTime\n")
+    assert [found[job_id].state for job_id in ("7", "8")] == [JobState.HELD, JobState.RUNNING]
+
+
+def test_a_reason_may_hold_the_separator_and_noise_is_no_row() -> None:
+    assert parse_squeue("slurm: a warning\n\n7|PENDING|a|b\n") == {"7": JobStatus(JobState.QUEUED, "a|b")}
+
+
+def test_a_state_from_a_newer_slurm_is_unknown_and_no_crash() -> None:
+    assert parse_squeue("7|TELEPORTING|None\n")["7"].state is JobState.UNKNOWN
+
+
+def test_every_state_of_the_manual_has_its_row() -> None:
+    # squeue(1) of Slurm 22.05, JOB STATE CODES
+    manual = """BOOT_FAIL CANCELLED COMPLETED CONFIGURING COMPLETING DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PENDING
+        PREEMPTED RUNNING RESV_DEL_HOLD REQUEUE_FED REQUEUE_HOLD REQUEUED RESIZING REVOKED SIGNALING SPECIAL_EXIT
+        STAGE_OUT STOPPED SUSPENDED TIMEOUT"""
+    assert set(STATES) == set(manual.split())
+
+
+# --- status
+
+
+def test_jobs_that_slurm_has_forgotten_have_ended(stub: Stub) -> None:
+    stub("squeue", "echo '7|RUNNING|None'")
+    assert Slurm().status(["7", "8"], run_command) == {
+        "7": JobStatus(JobState.RUNNING, "None"),
+        "8": JobStatus(JobState.ENDED, "forgotten by Slurm"),
+    }
+
+
+def test_a_single_job_that_slurm_has_forgotten_has_ended_though_squeue_fails(stub: Stub) -> None:
+    stub("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert Slurm().status(["7"], run_command)["7"].state is JobState.ENDED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1",
+        "echo '7|COMPLETED|None'; exit 1",
+        "kill -9 $$",
+    ],
+)
+def test_a_squeue_that_fails_is_no_news_of_any_job(stub: Stub, text: str) -> None:
+    stub("squeue", text)
+    found = Slurm().status(["7", "8"], run_command)
+    assert [found[job_id].state for job_id in ("7", "8")] == [JobState.UNKNOWN] * 2
+    assert "squeue" in found["7"].reason
+
+
+def test_an_absent_squeue_is_no_news_either(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert Slurm().status(["7"], run_command)["7"].state is JobState.UNKNOWN
+
+
+def test_all_jobs_are_asked_for_at_once(stub: Stub, tmp_path: Path) -> None:
+    stub("squeue", f"echo \"$@\" >>'{tmp_path}/asked'")
+    Slurm().status(["7", "8_1", "9"], run_command)
+    (asked,) = (tmp_path / "asked").read_text().splitlines()
+    assert "--jobs=7,8_1,9" in asked
+
+
+# --- ids
+
+
+@pytest.mark.parametrize(("said", "job_id"), [("4711\n", "4711"), ("4711;atlas\n", "4711"), ("  12  ", "12")])
+def test_sbatchs_answer_holds_the_id(said: str, job_id: str) -> None:
+    assert Slurm().parse_submit(said) == job_id
+
+
+@pytest.mark.parametrize("said", ["", "Submitted batch job 12", "12 13", "abc", "-1"])
+def test_an_answer_without_an_id_is_an_error_that_quotes_it(said: str) -> None:
+    with pytest.raises(ValueError, match="no job id") as error:
+        Slurm().parse_submit(said)
+    assert repr(said) in str(error.value)
+
+
+def test_the_element_of_an_array_is_named_by_both_numbers() -> None:
+    env = {"SLURM_JOB_ID": "812", "SLURM_ARRAY_JOB_ID": "811", "SLURM_ARRAY_TASK_ID": "1"}
+    assert Slurm().job_id(env) == "811_1"
+    assert Slurm().job_id({"SLURM_JOB_ID": "812"}) == "812"
+
+
+def test_the_node_of_an_agent_is_what_srun_says() -> None:
+    assert Slurm().node_rank({"SLURM_NODEID": "2", "SLURM_PROCID": "5"}) == 2
+
+
+# --- why was the job signalled?
+
+
+def cause(stub: Stub, text: str, now: float = NOW, lead_s: int = 90) -> Cause:
+    stub("scontrol", f"cat <<'RECORDED'\n{text}\nRECORDED")
+    return Slurm().stop_cause(job_plan(signal_lead_s=lead_s), {"SLURM_JOB_ID": "99"}, now, run_command)
+
+
+def test_a_job_with_a_preempt_time_was_preempted_even_near_its_end(stub: Stub) -> None:
+    text = shown(end=slurm_time(NOW + 30), preempted=slurm_time(NOW))
+    assert cause(stub, text) is Cause.PREEMPTED
+
+
+@pytest.mark.parametrize("early_s", [0, 30, 59])
+def test_the_warning_before_the_end_may_come_a_minute_early(stub: Stub, early_s: int) -> None:
+    assert cause(stub, shown(end=slurm_time(NOW + 90 + early_s))) is Cause.TIME_LIMIT
+
+
+def test_a_signal_long_before_the_end_is_a_preemption(stub: Stub) -> None:
+    assert cause(stub, shown(end=slurm_time(NOW + 90 + 61))) is Cause.PREEMPTED
+
+
+@pytest.mark.parametrize("end", ["Unknown", "N/A", "None"])
+def test_without_an_end_no_time_limit_can_be_near(stub: Stub, end: str) -> None:
+    assert cause(stub, shown(end=end)) is Cause.PREEMPTED
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "restarts", "expected"),
+    [
+        ("COMPLETING", "None", 0, Cause.CANCELLED),  # scancel
+        ("CANCELLED", "None", 0, Cause.CANCELLED),
+        ("COMPLETING", "None", 1, Cause.PREEMPTED),  # put back by a preemption without grace, or by `scontrol requeue`
+        ("COMPLETING", "TimeLimit", 0, Cause.TIME_LIMIT),
+    ],
+)
+def test_a_job_that_is_being_ended_was_cancelled_unless_it_was_put_back(
+    stub: Stub, state: str, reason: str, restarts: int, expected: Cause
+) -> None:
+    fields = f"JobId=99 JobState={state} Reason={reason} Restarts={restarts} EndTime={slurm_time(NOW)} PreemptTime=None"
+    assert cause(stub, fields) is expected
+
+
+def test_a_second_requeue_is_harmless(stub: Stub) -> None:
+    stub("scontrol", "echo 'Job is pending execution for job 99' >&2; exit 1")
+    Slurm().requeue("99", run_command)
+
+
+def test_a_refused_requeue_is_an_error(stub: Stub) -> None:
+    stub("scontrol", "echo 'Requested operation is presently disabled for job 99' >&2; exit 1")
+    with pytest.raises(CommandError, match="presently disabled"):
+        Slurm().requeue("99", run_command)
+
+
+def test_without_scontrol_both_causes_are_treated_alike(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub("scontrol", "exit 1")
+    assert Slurm().stop_cause(job_plan(), {"SLURM_JOB_ID": "99"}, NOW, run_command) is Cause.PREEMPTED
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert Slurm().stop_cause(job_plan(), {"SLURM_JOB_ID": "99"}, NOW, run_command) is Cause.PREEMPTED
+
+
+def test_a_jobs_own_name_does_not_speak_for_slurm(stub: Stub) -> None:
+    text = shown(f"PreemptTime={slurm_time(NOW)} EndTime=None", end=slurm_time(NOW + 90))
+    assert cause(stub, text) is Cause.TIME_LIMIT
+
+
+def test_fields_without_blanks_are_read() -> None:
+    found = parse_scontrol(shown(end="Unknown"))
+    assert (found["JobId"], found["TRES"], found["EndTime"]) == ("99", "cpu=2,node=2,billing=2", "Unknown")
+
+
+# --- flags
+
+
+def flags(**changes: object) -> dict[str, str]:
+    return dict(flag.removeprefix("--").partition("=")[::2] for flag in directives(job_plan(**changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"gpus-per-node": "4"}),
+        ({"gpu_type": "a100"}, {"gpus-per-node": "a100:4"}),
+        ({"gpu_flag": "gres"}, {"gres": "gpu:4"}),
+        ({"gpu_flag": "gres", "gpu_type": "a100"}, {"gres": "gpu:a100:4"}),
+        ({"slot_type": "cpu"}, {}),
+    ],
+)
+def test_gpus_are_asked_for_in_the_sites_dialect(changes: dict[str, str], expected: dict[str, str]) -> None:
+    assert {name: value for name, value in flags(**changes).items() if name in ("gres", "gpus-per-node")} == expected
+
+
+def test_a_node_has_one_task_with_the_cpus_of_all_its_ranks() -> None:
+    found = flags(nodes=3, ranks_per_node=4, cpus_per_rank=5)
+    shape = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task")
+    assert [found[name] for name in shape] == ["3", "3", "1", "20"]
+
+
+def test_what_is_not_set_is_not_asked_for() -> None:
+    assert not flags().keys() & {"mem", "partition", "account", "qos", "time"}
+
+
+def test_the_users_own_flags_come_last() -> None:
+    assert directives(job_plan(sbatch_args=("--exclusive", "--nice")))[-2:] == ["--exclusive", "--nice"]
+
+
+# --- the real Slurm
+
+
+@pytest.mark.slurm
+def test_a_job_on_the_real_slurm_is_held_until_released_and_ends_when_cancelled(
+    slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(slurm_lab.conf))
+    chosen, folder = Slurm(), slurm_lab.folder()
+    script = folder / "job.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --begin=now+1hour --output=/dev/null\nexec sleep 60\n")
+    job_id = chosen.parse_submit(run_command(chosen.submit_command(str(script))))
+
+    def wait_until(state: JobState) -> None:
+        end = time.monotonic() + 20
+        while (now := chosen.status([job_id], run_command)[job_id]).state is not state:
+            assert time.monotonic() < end, f"{now}, not {state}"
+            time.sleep(0.05)
+
+    wait_until(JobState.HELD)
+    chosen.release(job_id, run_command)
+    wait_until(JobState.RUNNING)
+    assert chosen.stop_cause(job_plan(), {"SLURM_JOB_ID": job_id}, time.time(), run_command) is Cause.PREEMPTED
+    chosen.cancel(job_id, run_command)
+    wait_until(JobState.ENDED)
+
+
+@pytest.mark.slurm
+def test_the_real_slurm_has_forgotten_a_job_that_never_was(
+    slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(slurm_lab.conf))
+    assert Slurm().status(["987654"], run_command)["987654"].reason == "forgotten by Slurm"
+    Slurm().cancel("987654", run_command)  # harmless

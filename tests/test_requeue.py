@@ -1,0 +1,92 @@
+"""What follows an attempt: histories and the decisions that they must lead to."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpc_det.requeue import NO_PROGRESS_LIMIT, Action, AttemptEnd, Cause, decide
+
+TRANSIENT = (Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.NODE_LOST)
+
+
+def ended(cause: Cause, steps: int = 0) -> AttemptEnd:
+    return AttemptEnd(cause=cause, steps=steps)
+
+
+def failed(steps: int = 0, *, user_error: bool = False) -> AttemptEnd:
+    return AttemptEnd(cause=Cause.FAILED, steps=steps, user_error=user_error)
+
+
+def preempted(steps: int = 0) -> AttemptEnd:
+    return ended(Cause.PREEMPTED, steps)
+
+
+@pytest.mark.parametrize(
+    ("history", "max_restarts", "action"),
+    [
+        pytest.param([ended(Cause.FINISHED)], 0, Action.DONE, id="finished"),
+        pytest.param([failed(), failed(), ended(Cause.FINISHED)], 2, Action.DONE, id="finished after failures"),
+        pytest.param([ended(Cause.CANCELLED)], 5, Action.DONE, id="cancelled"),
+        pytest.param([preempted()], 0, Action.REQUEUE, id="preempted costs no restart"),
+        pytest.param([ended(Cause.TIME_LIMIT)], 0, Action.REQUEUE, id="time limit costs no restart"),
+        pytest.param([ended(Cause.NODE_LOST)], 0, Action.REQUEUE, id="a lost node costs no restart"),
+        pytest.param([failed()], 0, Action.GIVE_UP, id="no restart allowed"),
+        pytest.param([failed()], 1, Action.RESTART, id="the first of one"),
+        pytest.param([failed(), failed()], 1, Action.GIVE_UP, id="the second of one"),
+        pytest.param([failed(10), failed(20), failed(30)], 2, Action.GIVE_UP, id="progress gives no restart back"),
+        pytest.param([failed(), preempted(5), failed(5)], 2, Action.RESTART, id="only failures count"),
+        pytest.param([preempted(9), failed(user_error=True)], 5, Action.GIVE_UP, id="the user's error"),
+        pytest.param([failed(user_error=True), failed()], 5, Action.RESTART, id="an earlier user's error"),
+        pytest.param([preempted()] * (NO_PROGRESS_LIMIT - 1), 0, Action.REQUEUE, id="not yet stuck"),
+        pytest.param([preempted()] * NO_PROGRESS_LIMIT, 0, Action.GIVE_UP, id="stuck before the first checkpoint"),
+        pytest.param([preempted(7)] * NO_PROGRESS_LIMIT, 0, Action.REQUEUE, id="the first of these made progress"),
+        pytest.param([preempted(7)] * (NO_PROGRESS_LIMIT + 1), 0, Action.GIVE_UP, id="stuck at a checkpoint"),
+        pytest.param([*[preempted()] * 4, preempted(1), *[preempted(1)] * 4], 0, Action.REQUEUE, id="progress resets"),
+        pytest.param([failed(), *[preempted()] * 4], 1, Action.GIVE_UP, id="a failure makes no progress either"),
+        pytest.param(
+            [ended(cause) for cause in (*TRANSIENT, *TRANSIENT)], 0, Action.GIVE_UP, id="stuck in different ways"
+        ),
+        pytest.param([preempted(9), *[preempted(3)] * 5], 0, Action.GIVE_UP, id="an older checkpoint is no progress"),
+    ],
+)
+def test_what_follows_a_history(history: list[AttemptEnd], max_restarts: int, action: Action) -> None:
+    assert decide(history, max_restarts).action is action
+
+
+def test_giving_up_says_both_numbers() -> None:
+    assert decide([failed(), failed()], 1).why == "2 failures, max_restarts is 1"
+
+
+def test_a_stuck_trial_is_told_where_it_is_stuck_and_what_to_do() -> None:
+    why = decide([preempted(40)] * 6, 5).why
+    assert why.startswith("5 attempts in a row ended (preempted) without a newer checkpoint than 40 batches")
+    assert "min_checkpoint_period" in why
+
+
+ends = st.builds(
+    AttemptEnd, cause=st.sampled_from([Cause.FAILED, *TRANSIENT]), steps=st.integers(0, 1000), user_error=st.booleans()
+)
+
+
+@settings(deadline=None)
+@given(st.lists(ends, min_size=1, max_size=40), st.integers(0, 6))
+def test_no_trial_restarts_more_often_than_allowed(story: list[AttemptEnd], max_restarts: int) -> None:
+    actions = []
+    for attempts in range(1, len(story) + 1):
+        actions.append(decide(story[:attempts], max_restarts).action)
+        if actions[-1] in (Action.DONE, Action.GIVE_UP):
+            break
+    assert actions.count(Action.RESTART) <= max_restarts
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(TRANSIENT), st.integers(1, 100)), min_size=1, max_size=60), st.integers(0, 3))
+def test_a_trial_that_gets_on_is_never_given_up(story: list[tuple[Cause, int]], max_restarts: int) -> None:
+    history: list[AttemptEnd] = []
+    steps = 0
+    for cause, gain in story:
+        steps += gain
+        history.append(ended(cause, steps))
+        assert decide(history, max_restarts).action is Action.REQUEUE
