@@ -24,10 +24,10 @@ from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import failure_now, first_failure, note_failure
 from hpc_det.launch.network import own_address
-from hpc_det.launch.process import adopt_orphans, end_descendants
 from hpc_det.launch.rendezvous import await_rendezvous, publish
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe, shielded
 from hpc_det.plan.job_plan import JobPlan
+from hpc_det.process import adopt_orphans, end_descendants
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.stop import read_stop, request_stop
 from hpc_det.submit.scheduler import scheduler

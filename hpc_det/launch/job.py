@@ -19,9 +19,9 @@ from pathlib import Path
 
 from hpc_det.checkpoint.committed import newest_steps
 from hpc_det.launch.failure import Failure, first_failure
-from hpc_det.launch.process import adopt_orphans, end_descendants
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
+from hpc_det.process import adopt_orphans, end_descendants
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import TrialFolder

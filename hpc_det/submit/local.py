@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpc_det.launch.process import is_running, start_ticks
 from hpc_det.plan.job_plan import JobPlan
+from hpc_det.process import is_running, start_ticks
 from hpc_det.requeue import Cause
 from hpc_det.store.folders import TrialFolder
 from hpc_det.submit.command import Run

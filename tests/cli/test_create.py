@@ -189,7 +189,7 @@ def test_run_refuses_bad_overrides(hpc_det: Command, root: Path, override: str) 
 
 def test_the_console_script_shows_no_traceback(root: Path, config: Path, code: Path) -> None:
     script = Path(sys.executable).parent / "hpc-det"
-    command = [script, "experiment", "create", config, code, "--config", "nam=digits"]
+    command = [str(script), "experiment", "create", str(config), str(code), "--config", "nam=digits"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == "hpc-det: nam: unknown key 'nam' (from config); did you mean 'name'?\n"

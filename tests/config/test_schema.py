@@ -41,7 +41,7 @@ def test_an_experiment_survives_json() -> None:
 
 def test_an_experiment_is_frozen() -> None:
     with pytest.raises(ValidationError):
-        Experiment.model_validate(CONFIG).max_restarts = 3  # type: ignore[misc]
+        Experiment.model_validate(CONFIG).max_restarts = 3
 
 
 @pytest.mark.parametrize(

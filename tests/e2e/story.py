@@ -17,7 +17,7 @@ import torch
 
 from hpc_det.checkpoint.committed import newest_good
 from hpc_det.cli import story
-from hpc_det.launch.process import descendants
+from hpc_det.process import descendants
 from hpc_det.store.files import read_lines
 from hpc_det.store.folders import ExperimentStore, TrialFolder
 from hpc_det.store.journal import Journal

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpc_det.launch.process import descendants
 from hpc_det.plan.job_plan import JobPlan
+from hpc_det.process import descendants
 from hpc_det.store.files import write_atomic
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal

@@ -155,7 +155,7 @@ class Noisy(Dataset[Any]):
 
 def generators() -> tuple[Any, ...]:
     _, keys, position, *_ = np.random.get_state(legacy=True)
-    return random.getstate(), keys.tolist(), position, torch.get_rng_state().tolist()
+    return random.getstate(), list(keys), position, torch.get_rng_state().tolist()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

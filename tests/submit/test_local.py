@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.process import start_ticks
+from hpc_det.process import start_ticks
 from hpc_det.submit.command import run_command
 from hpc_det.submit.local import Local, start_detached
 from hpc_det.submit.scheduler import JobState

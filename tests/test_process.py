@@ -9,11 +9,11 @@ import textwrap
 
 import pytest
 
-from hpc_det.launch.process import descendants, is_running, start_ticks
+from hpc_det.process import descendants, is_running, start_ticks
 
 TREE = """
 import os, subprocess, sys, time
-from hpc_det.launch.process import adopt_orphans, descendants, end_descendants, reap
+from hpc_det.process import adopt_orphans, descendants, end_descendants, reap
 
 def wait_for(condition):
     end = time.monotonic() + 10
