@@ -27,10 +27,12 @@ def superfluous(
     `validations`: batches -> searcher metric; NaN is worst.
     """
 
-    def badness(checkpoint: Committed) -> tuple[float, int]:
+    def badness(checkpoint: Committed) -> tuple[bool, float, int]:
         """Of equals the earliest is the best: it is the one that was strictly better when it came."""
         value = validations[checkpoint.steps]
-        return math.inf if math.isnan(value) else value if smaller_is_better else -value, checkpoint.steps
+        if math.isnan(value):
+            return True, 0.0, checkpoint.steps
+        return False, value if smaller_is_better else -value, checkpoint.steps
 
     validated = sorted((item for item in checkpoints if item.steps in validations), key=badness)
     kept = {item.uuid for item in [*validated[:best], *checkpoints[:latest]]}

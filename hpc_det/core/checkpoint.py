@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -14,6 +16,7 @@ from hpc_det.checkpoint.committed import Committed, FileEntry, committed, newest
 from hpc_det.checkpoint.prune import superfluous
 from hpc_det.checkpoint.staging import Staging, new_staging
 from hpc_det.core.distributed import Distributed
+from hpc_det.errors import HpcDetError
 
 
 class CheckpointContext:
@@ -22,6 +25,7 @@ class CheckpointContext:
     def __init__(self, checkpoints: Path, distributed: Distributed) -> None:
         self._checkpoints = checkpoints
         self._distributed = distributed
+        self._loads = False
 
     def save(self, steps: int, files: Mapping[str, Any], finish: Callable[[Path], None]) -> str:
         """Write this rank's `files` (name -> what torch.save takes), and commit those of all ranks; the uuid.
@@ -35,6 +39,8 @@ class CheckpointContext:
         for name, content in files.items():
             with staging.file(name, entries) as file:
                 torch.save(content, file)  # type: ignore[arg-type]  # anything that writes will do
+            self._check_that_it_loads(staging.partial / name)
+        self._loads = True
         written = self._distributed.gather_json({name: asdict(entry) for name, entry in entries.items()})
         if chief:
             everyone = {name: FileEntry(**entry) for part in written for name, entry in part.items()}
@@ -43,6 +49,19 @@ class CheckpointContext:
             staging.commit(steps, everyone)
         self._distributed.barrier()
         return str(uuid)
+
+    def _check_that_it_loads(self, path: Path) -> None:
+        """Once a run: better to refuse the first save than the first resume."""
+        if self._loads:
+            return
+        try:
+            load(path)
+        except pickle.UnpicklingError as error:
+            culprit = re.search(r"GLOBAL (\S+)", str(error))
+            raise HpcDetError(
+                f"{path.name}: holds {culprit[1] if culprit else 'an object'}, which no resume would load, since that "
+                f"could run code; let callbacks, optimizers and schedulers save tensors, numbers, texts, lists and maps"
+            ) from None
 
     def newest(self) -> tuple[Path, int] | None:
         """The folder and batches of the newest checkpoint that is whole. Rank 0 reads, and names what it skips."""

@@ -56,6 +56,7 @@ def test_upstreams_table(best: int, latest: int, of_trial_1: list[int], of_trial
         ({1: NAN, 2: 0.5, 3: 0.6}, True, [2, 3]),
         ({1: -INF, 2: 0.5, 3: INF}, True, [1, 2]),
         ({1: -INF, 2: 0.5, 3: INF}, False, [2, 3]),
+        ({1: NAN, 2: INF, 3: INF}, True, [2, 3]),
     ],
 )
 def test_the_two_best_are_kept_of_equals_the_earliest(

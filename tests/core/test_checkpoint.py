@@ -11,6 +11,7 @@ import torch
 from hpc_det.checkpoint.committed import committed
 from hpc_det.core.checkpoint import CheckpointContext, load
 from hpc_det.core.distributed import Distributed
+from hpc_det.errors import HpcDetError
 from tests.core.ranks import OnRanks
 
 
@@ -111,3 +112,10 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path: Path, write: Any) -> None:
     assert not victim.exists()
     torch.load(tmp_path / "planted.pth", weights_only=False) if write is torch.save else pickle.loads(file.getvalue())
     assert victim.exists(), "the trap itself is dull"
+
+
+def test_what_a_resume_would_not_load_is_refused_at_the_first_save(folder: Path) -> None:
+    context = CheckpointContext(folder, Distributed())
+    with pytest.raises(HpcDetError, match=r"^state_dict.pth: holds pathlib\S*PosixPath, which no resume would load"):
+        context.save(1, {"state_dict.pth": {"callbacks": {"mine": {"where": Path("/")}}}}, lambda _: None)
+    assert context.newest() is None
