@@ -1,7 +1,7 @@
 """What happens next: how attempts ended, and the budgets, decide. Pure functions over the journal's facts.
 
 Only failures count against `max_restarts` (upstream's rule: preemption and lost nodes are not charged). A run that
-comes back again and again without a newer checkpoint is stopped, since it would go round for ever.
+comes back again and again without a newer checkpoint, whatever ended its attempts, is stopped: it would go on for ever.
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ from hpc_det.store.stop import read_stop, request_stop
 from hpc_det.submit.scheduler import scheduler
 
 POLL_S = 1.0
-"""How often the run folder is asked for a stop request that came by no signal."""
+"""How often the run folder is asked for a stop request that came by no signal to this node."""
+LONGEST_SOCKET_FOLDER = 80
+"""A Unix socket's path has 108 bytes (unix(7)); a `$TMPDIR` may be longer."""
 
 
 class Agent:
@@ -157,7 +159,8 @@ def main(argv: list[str]) -> int:
     number = int(argv[1])
     plan = JobPlan.from_json(trial.plan.read_text(encoding="utf-8"))
     adopt_orphans()
-    with tempfile.TemporaryDirectory(prefix="hpc-det-") as private:
+    short = None if len(tempfile.gettempdir()) <= LONGEST_SOCKET_FOLDER else "/tmp"
+    with tempfile.TemporaryDirectory(prefix="hpc-det-", dir=short) as private:
         try:
             return Agent(plan, number, scheduler(plan.scheduler).node_rank(os.environ), private).run()
         except HpcDetError as error:

@@ -97,6 +97,7 @@ class Job:
             end_descendants()
 
     def _cause(self, number: int, code: int, failure: Failure | None) -> Cause:
+        """Trials write an outcome. Of a plain script only its exit code is known, and 0 means finished."""
         outcome = read_json(self._trial.outcome)
         stop = read_stop(self._trial.stop, number)
         if outcome and outcome["attempt"] == number:

@@ -141,7 +141,8 @@ class ExperimentStore:
 
     def create(self) -> ExperimentFolder:
         """Take the next id. `mkdir` is atomic on every file system, so two at once get two ids."""
-        (self.root / "experiments").mkdir(mode=0o700, parents=True, exist_ok=True)
+        for parent in (self.root, self.root / "experiments"):
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
             folder = self.folder(self.next_id())
             try:

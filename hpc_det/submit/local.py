@@ -1,7 +1,7 @@
 """This machine, without a scheduler: the job is a process in a session of its own.
 
-A job id is PID-START, the process and its start time in clock ticks (proc(5), /proc/PID/stat field 22), so that another
-process with the same number is never taken for the job.
+A job id is PID-START@HOST: the process, its start time in clock ticks (proc(5), /proc/PID/stat field 22), so that
+another process with the same number is never taken for the job, and its host, since the state folder may be shared.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import is_running, start_ticks
 from hpc_det.requeue import Cause
 from hpc_det.store.folders import TrialFolder
-from hpc_det.submit.command import Run
+from hpc_det.submit.command import CommandError, Run
 from hpc_det.submit.scheduler import JobState, JobStatus, agent_command, common_variables
 
 
@@ -38,30 +40,30 @@ class Local:
         return [sys.executable, "-m", "hpc_det.submit.local", script]
 
     def parse_submit(self, output: str) -> str:
-        job_id = output.strip()
-        _parts(job_id)
-        return job_id
+        return str(_JobId.parse(output.strip()))
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
-        running = {job_id: is_running(*_parts(job_id)) for job_id in job_ids}
-        return {job_id: JobStatus(JobState.RUNNING if runs else JobState.ENDED) for job_id, runs in running.items()}
+        return {job_id: _JobId.parse(job_id).status() for job_id in job_ids}
 
     def cancel(self, job_id: str, run: Run) -> None:
-        pid, ticks = _parts(job_id)
-        if is_running(pid, ticks):
+        job = _JobId.parse(job_id)
+        status = job.status()
+        if status.state is JobState.UNKNOWN:
+            raise CommandError(f"job {job_id}: {status.reason}; end it there")
+        if status.state is JobState.RUNNING:
             with suppress(ProcessLookupError):  # it may end just now
-                os.kill(pid, signal.SIGTERM)
+                os.kill(job.pid, signal.SIGTERM)
 
     def release(self, job_id: str, run: Run) -> None:
         """Nothing is ever held back here."""
 
     def job_id(self, env: Mapping[str, str]) -> str:
-        return f"{os.getpid()}-{start_ticks(os.getpid())}"
+        return str(_JobId.of(os.getpid()))
 
     def node_rank(self, env: Mapping[str, str]) -> int:
         return 0
 
-    def stop_cause(self, plan: JobPlan, env: Mapping[str, str], now: float, run: Run) -> Cause:
+    def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
         return Cause.PREEMPTED
 
     def requeue(self, job_id: str, run: Run) -> None:
@@ -74,12 +76,33 @@ def start_detached(script: str) -> str:
     process = subprocess.Popen(
         ["/bin/bash", script], stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
     )
-    return f"{process.pid}-{start_ticks(process.pid)}"
+    return str(_JobId.of(process.pid))
 
 
-def _parts(job_id: str) -> tuple[int, int]:
-    pid, _, ticks = job_id.partition("-")
-    return int(pid), int(ticks)
+@dataclass(frozen=True)
+class _JobId:
+    pid: int
+    ticks: int
+    host: str
+
+    @classmethod
+    def of(cls, pid: int) -> _JobId:
+        return cls(pid, start_ticks(pid), socket.gethostname())
+
+    @classmethod
+    def parse(cls, text: str) -> _JobId:
+        """Raises ValueError for anything else."""
+        process, _, host = text.partition("@")
+        pid, _, ticks = process.partition("-")
+        return cls(int(pid), int(ticks), host)
+
+    def __str__(self) -> str:
+        return f"{self.pid}-{self.ticks}@{self.host}"
+
+    def status(self) -> JobStatus:
+        if self.host != socket.gethostname():
+            return JobStatus(JobState.UNKNOWN, f"it runs on {self.host}, and only that host can tell")
+        return JobStatus(JobState.RUNNING if is_running(self.pid, self.ticks) else JobState.ENDED)
 
 
 if __name__ == "__main__":

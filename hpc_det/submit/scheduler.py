@@ -62,7 +62,7 @@ class Scheduler(Protocol):
 
     def node_rank(self, env: Mapping[str, str]) -> int: ...
 
-    def stop_cause(self, plan: JobPlan, env: Mapping[str, str], now: float, run: Run) -> Cause:
+    def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
         """Why the job that `env` belongs to was signalled."""
 
     def requeue(self, job_id: str, run: Run) -> None:

@@ -45,6 +45,7 @@ STATES = {
 REQUEUE_SETTLES_S = 3.0
 SIGNAL_EARLY_S = 60.0
 """`--signal` may come up to 60 s earlier than asked (sbatch(1))."""
+_TWO_WORDS = re.compile(r"(-\w|--[\w-]+)\s+\S")
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
@@ -58,7 +59,7 @@ class Slurm:
         srun += [f"--cpus-per-task={_cpus(plan)}", "--kill-on-bad-exit=1", "--wait=60", "--export=ALL", *plan.srun_args]
         return {
             **common_variables(plan),
-            "directives": [_quoted(flag) for flag in directives(plan)],
+            "directives": [*map(_quoted, directives(plan)), *_own_line(plan.sbatch_args)],
             "start_agents": f"{shlex.join(srun)} {agent_command(plan)}",
         }
 
@@ -102,7 +103,7 @@ class Slurm:
     def node_rank(self, env: Mapping[str, str]) -> int:
         return int(env["SLURM_NODEID"])
 
-    def stop_cause(self, plan: JobPlan, env: Mapping[str, str], now: float, run: Run) -> Cause:
+    def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
         try:
             job = parse_scontrol(run(["scontrol", "show", "job", "--oneliner", self.job_id(env)]))
         except CommandError:
@@ -113,7 +114,7 @@ class Slurm:
             return _cause_of_sudden_end(job, env)
         end = _time(job.get("EndTime"))
         warned_from = float("inf") if end is None else end - plan.signal_lead_s - SIGNAL_EARLY_S
-        return Cause.TIME_LIMIT if now >= warned_from else Cause.PREEMPTED
+        return Cause.TIME_LIMIT if signalled_at >= warned_from else Cause.PREEMPTED
 
     def requeue(self, job_id: str, run: Run) -> None:
         """A job that exits 0 within its grace time is COMPLETED on Slurm 22.05, so it is put back by its own hand.
@@ -134,7 +135,7 @@ def _cause_of_sudden_end(job: Mapping[str, str], env: Mapping[str, str]) -> Caus
 
 
 def directives(plan: JobPlan) -> list[str]:
-    """sbatch's flags, in the order in which the script shows them."""
+    """The flags that hpc_det decides, in the order in which the script shows them."""
     flags = [
         f"--job-name={plan.name}",
         f"--nodes={plan.nodes}",
@@ -158,8 +159,13 @@ def directives(plan: JobPlan) -> list[str]:
         "--open-mode=append",
         f"--output={_literal(TrialFolder(Path(plan.folder)).job_log)}",
         f"--chdir={plan.folder}",
-        *plan.sbatch_args,
     ]
+
+
+def _own_line(sbatch_args: Sequence[str]) -> list[str]:
+    """The user's flags, on one line: a flag and its value may be two entries of the list, or one with a blank."""
+    words = [word for entry in sbatch_args for word in (entry.split(None, 1) if _TWO_WORDS.match(entry) else [entry])]
+    return [" ".join(map(_quoted, words))] if words else []
 
 
 def parse_squeue(output: str) -> dict[str, JobStatus]:

@@ -46,6 +46,12 @@ def _kept(context: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(context):
         here = Path(folder).relative_to(context)
         folders[:] = [name for name in folders if not ignored.match_file(f"{here / name}/")]
+        for name in folders:
+            if (context / here / name).is_symlink():
+                raise UsageError(
+                    f"{context / here / name}: a link to a folder, which a job would lack; copy it, or name it in "
+                    f".detignore"
+                )
         for name in names:
             # links that lead nowhere (editors' locks) and sockets are no code
             if not ignored.match_file(str(here / name)) and (context / here / name).is_file():

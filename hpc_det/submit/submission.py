@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from hpc_det.config.secrets import masked
+from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.plan.planner import plan_trial
 from hpc_det.search.single import trial_seed
@@ -43,6 +45,7 @@ def prepare(effective: Effective, folder: ExperimentFolder) -> Submission:
 
 def submit(effective: Effective, store: ExperimentStore) -> ExperimentFolder:
     """The new experiment, queued. Where anything fails, nothing of it is left, on disk or in the queue."""
+    _check_root(store.root)
     prepare(effective, store.folder(store.next_id()))
     folder = store.create()
     job_id = None
@@ -58,6 +61,11 @@ def submit(effective: Effective, store: ExperimentStore) -> ExperimentFolder:
         folder.remove()
         raise
     return folder
+
+
+def _check_root(root: Path) -> None:
+    if found := re.search("%[jAat]", str(root)):
+        raise UsageError(f"HPC_DET_ROOT: {root} holds {found[0]}, which submitit would replace; choose another folder")
 
 
 def _write(effective: Effective, folder: ExperimentFolder) -> JobPlan:

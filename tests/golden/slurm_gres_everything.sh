@@ -17,8 +17,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=/home/ada/hpc_det/experiments/12/trials/1/logs/job.log
 #SBATCH --chdir=/home/ada/hpc_det/experiments/12/trials/1
-#SBATCH --exclusive
-#SBATCH "--comment=two words"
+#SBATCH --exclusive "--comment=two words"
 
 module load gcc/12
 module load cuda/12.4

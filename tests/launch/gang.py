@@ -59,6 +59,10 @@ def is_there(pid: int) -> bool:
         return False
 
 
+def children(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 class Gang:
     def __init__(self, folder: Path, tmp: Path) -> None:
         self.experiment = ExperimentFolder(folder / "experiments" / "12")
@@ -66,9 +70,12 @@ class Gang:
         self.code = self.experiment.code
         self.env = {"TMPDIR": str(tmp)}
         """What the job and the agents get beside the environment of the test."""
-        self._processes: list[subprocess.Popen[str]] = []
+        self.printed = folder / "printed"
+        """By the job and the agents: a file, since a pipe stays open as long as anyone who should be gone."""
+        self._processes: list[subprocess.Popen[bytes]] = []
         for needed in (self.trial.logs, self.trial.checkpoints, self.code):
             needed.mkdir(parents=True)
+        self.printed.touch()
         (self.code / "rank.py").write_text(RANK)
 
     @property
@@ -98,14 +105,14 @@ class Gang:
         started = [f"setsid -w $PYTHON rank.py {rank} {argument} &" for rank in ranks]
         self.plan(" ".join([*started, "wait"]), **changes)
 
-    def start_agent(self, number: int = 1, **env: str) -> subprocess.Popen[str]:
+    def start_agent(self, number: int = 1, **env: str) -> subprocess.Popen[bytes]:
         return self._start([sys.executable, "-m", "hpc_det.launch.agent", str(self.trial.path), str(number)], env)
 
-    def start_job(self, **env: str) -> subprocess.Popen[str]:
+    def start_job(self, **env: str) -> subprocess.Popen[bytes]:
         agent = [sys.executable, "-m", "hpc_det.launch.agent", str(self.trial.path)]
         return self._start([sys.executable, "-m", "hpc_det.launch.job", str(self.trial.path), "--", *agent], env)
 
-    def start_script(self) -> subprocess.Popen[str]:
+    def start_script(self) -> subprocess.Popen[bytes]:
         """What `bash job.sh` by hand does."""
         plan = JobPlan.from_json(self.trial.plan.read_text())
         write_atomic(self.trial.script, render(plan))
@@ -113,19 +120,14 @@ class Gang:
 
     def run_job(self, **env: str) -> tuple[int, str]:
         """Exit code and output of a job that ends by itself."""
-        job = self.start_job(**env)
-        output = job.communicate(timeout=30)[0]
-        return job.returncode, output
+        before = len(self.printed.read_text())
+        code = self.start_job(**env).wait(timeout=30)
+        return code, self.printed.read_text()[before:]
 
-    def _start(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            command,
-            env=os.environ | self.env | env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+    def _start(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        environment = os.environ | self.env | env
+        with self.printed.open("ab") as output:
+            process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
         self._processes.append(process)
         return process
 
@@ -153,4 +155,4 @@ class Gang:
                 for pid in (process.pid, *descendants(process.pid)):
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-            process.communicate()
+            process.wait()

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.store.files import write_json
 from hpc_det.store.stop import read_stop, request_stop
 from hpc_det.submit.render import render
 from tests.lab.slurm import SlurmLab
-from tests.launch.gang import Gang, is_there, wait_for
+from tests.launch.gang import Gang, children, is_there, wait_for
 
 NOTES_A_FAILURE = """
 import os
@@ -105,22 +106,16 @@ def test_a_killed_rank_is_named_and_the_next_attempt_begins_with_nobody_left(gan
 
 
 def test_a_killed_agent_is_a_failure_and_leaves_no_process(gang: Gang) -> None:
-    gang.plan_ranks(0, 1, argument="deaf")
+    """Not even one that no agent's end tells to leave."""
+    gang.plan("setsid sleep 60 & echo $! >stranger; $PYTHON rank.py 0")
     job = gang.start_job()
-    pids = gang.wait_for_ranks(0, 1)
-    (agent,) = (pid for pid in children(job.pid) if b"hpc_det.launch.agent" in command_line(pid))
+    (rank,) = gang.wait_for_ranks(0)
+    stranger = int((gang.code / "stranger").read_text())
+    (agent,) = children(job.pid)
     os.kill(agent, signal.SIGKILL)
     assert job.wait(timeout=30) == 1
-    assert not any(map(is_there, pids))
+    assert not any(map(is_there, (rank, stranger)))
     assert gang.ends() == [("failed", "give up")]
-
-
-def children(pid: int) -> list[int]:
-    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def command_line(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 # --- stopping
@@ -152,7 +147,7 @@ def test_an_agent_that_hears_a_signal_is_preempted_and_the_local_job_goes_on(gan
     job = gang.start_job()
     gang.wait_for_ranks(0, 1)
     gang.forget_ranks()
-    (agent,) = (pid for pid in children(job.pid) if b"hpc_det.launch.agent" in command_line(pid))
+    (agent,) = children(job.pid)
     os.kill(agent, signal.SIGTERM)
     gang.wait_for_ranks(0, 1)
     assert gang.saved() == {"0": "signal", "1": "signal"}
@@ -195,6 +190,30 @@ def test_a_trial_that_finishes_though_it_was_asked_to_stop_has_finished(gang: Ga
     (gang.code / "go").touch()
     assert job.wait(timeout=30) == 0
     assert gang.ends() == [("finished", "done")]
+
+
+def test_a_failure_on_the_way_out_after_a_stop_request_is_not_held_against_the_trial(gang: Gang) -> None:
+    gang.plan("touch up; while ! [ -e go ]; do sleep 0.01; done; exit 3", max_restarts=5)
+    job = gang.start_job()
+    wait_for((gang.code / "up").exists)
+    job.terminate()
+    wait_for(gang.trial.stop.exists)
+    (gang.code / "go").touch()
+    assert job.wait(timeout=30) == 0
+    assert gang.ends() == [("cancelled", "done")]
+
+
+def test_a_failure_before_the_stop_request_is_a_failure(gang: Gang) -> None:
+    gang.plan("touch up; while ! [ -e go ]; do sleep 0.01; done; exit 3")
+    job = gang.start_job()
+    wait_for((gang.code / "up").exists)
+    note_failure(gang.trial, 1, failure_now(1, "ValueError"))
+    job.terminate()
+    wait_for(gang.trial.stop.exists)
+    (gang.code / "go").touch()
+    assert job.wait(timeout=30) == 1
+    assert gang.ends() == [("failed", "give up")]
+    assert failures(gang) == [f"rank 1 on {socket.gethostname()}: ValueError"]
 
 
 # --- starting again
@@ -324,8 +343,8 @@ def test_a_job_that_cannot_go_back_says_so_in_the_journal_and_fails(gang: Gang, 
 def test_the_local_script_runs_a_trial_and_logs_into_its_folder(gang: Gang) -> None:
     gang.plan("echo trained with $FROM_SETUP", setup=("export FROM_SETUP='a setup line'",))
     job = gang.start_script()
-    output = job.communicate(timeout=30)[0]
-    assert (job.returncode, output) == (0, "")
+    assert job.wait(timeout=30) == 0
+    assert gang.printed.read_text() == ""
     assert gang.ends() == [("finished", "done")]
     assert "trained with a setup line" in gang.trial.job_log.read_text().splitlines()
     (started,) = (event for event in gang.journal.events() if event["event"] == "started")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from hpc_det.process import start_ticks
-from hpc_det.submit.command import run_command
+from hpc_det.submit.command import CommandError, run_command
 from hpc_det.submit.local import Local, start_detached
 from hpc_det.submit.scheduler import JobState
+
+HOST = socket.gethostname()
 
 
 def state(job_id: str) -> JobState:
@@ -79,8 +82,8 @@ def test_another_process_with_the_same_number_is_not_the_job() -> None:
     with subprocess.Popen(["sleep", "60"]) as stranger:
         try:
             ticks = start_ticks(stranger.pid)
-            assert state(f"{stranger.pid}-{ticks}") is JobState.RUNNING
-            job_id = f"{stranger.pid}-{ticks - 100}"
+            assert state(f"{stranger.pid}-{ticks}@{HOST}") is JobState.RUNNING
+            job_id = f"{stranger.pid}-{ticks - 100}@{HOST}"
             assert state(job_id) is JobState.ENDED
             Local().cancel(job_id, run_command)
             with pytest.raises(subprocess.TimeoutExpired):
@@ -92,7 +95,7 @@ def test_another_process_with_the_same_number_is_not_the_job() -> None:
 def test_a_process_that_nobody_has_reaped_yet_has_ended() -> None:
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert state(f"{process.pid}-{start_ticks(process.pid)}") is JobState.ENDED
+        assert state(f"{process.pid}-{start_ticks(process.pid)}@{HOST}") is JobState.ENDED
 
 
 def test_a_job_that_ends_before_anyone_looks_has_an_id_all_the_same(
@@ -129,4 +132,12 @@ def test_an_answer_that_is_no_job_id_is_refused(said: str) -> None:
 def test_cancelling_a_job_that_is_gone_is_harmless() -> None:
     with subprocess.Popen(["true"]) as process:
         pass
-    Local().cancel(f"{process.pid}-1", run_command)
+    Local().cancel(f"{process.pid}-1@{HOST}", run_command)
+
+
+def test_a_job_of_another_host_is_no_news_and_is_not_killed_here() -> None:
+    """A home folder may be shared: a process with this number may well run here."""
+    elsewhere = f"{os.getpid()}-{start_ticks(os.getpid())}@elsewhere"
+    assert state(elsewhere) is JobState.UNKNOWN
+    with pytest.raises(CommandError, match="it runs on elsewhere"):
+        Local().cancel(elsewhere, run_command)

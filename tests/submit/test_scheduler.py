@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from socket import gethostname
 
 import pytest
 
@@ -65,7 +66,9 @@ def test_status_answers_for_every_job_that_it_was_asked_for(chosen: Scheduler, s
     stub("squeue", "true")
     gone = subprocess.Popen(["true"])
     gone.wait()
-    job_ids = [f"{gone.pid}-1", f"{os.getpid()}-1"] if not chosen.has_queue else ["7", "8"]
+    job_ids = (
+        [f"{gone.pid}-1@{gethostname()}", f"{os.getpid()}-1@{gethostname()}"] if not chosen.has_queue else ["7", "8"]
+    )
     found = chosen.status(job_ids, run_command)
     assert [found[job_id].state.value for job_id in job_ids] == ["ended", "ended"]
 

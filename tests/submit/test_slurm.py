@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -240,8 +241,24 @@ def test_what_is_not_set_is_not_asked_for() -> None:
     assert not flags().keys() & {"mem", "partition", "account", "qos", "time"}
 
 
-def test_the_users_own_flags_come_last() -> None:
-    assert directives(job_plan(sbatch_args=("--exclusive", "--nice")))[-2:] == ["--exclusive", "--nice"]
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (("--exclusive", "--nice"), "--exclusive --nice"),
+        (("--constraint", "a100&nvlink"), '--constraint "a100&nvlink"'),
+        (("--constraint a100", "-C b"), "--constraint a100 -C b"),
+        (("--comment=two words",), '"--comment=two words"'),
+    ],
+)
+def test_the_users_own_flags_come_last_on_a_line_of_their_own(args: tuple[str, ...], line: str) -> None:
+    rendered = Slurm().script_variables(job_plan(sbatch_args=args))["directives"]
+    assert isinstance(rendered, list)
+    assert rendered[-1] == line
+
+
+def test_without_flags_of_the_user_there_is_no_empty_line() -> None:
+    plan = job_plan(sbatch_args=())
+    assert len(cast(list[str], Slurm().script_variables(plan)["directives"])) == len(directives(plan))
 
 
 # --- the real Slurm
