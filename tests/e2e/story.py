@@ -42,9 +42,15 @@ class Story:
     trial: TrialFolder
 
     @classmethod
-    def begin(cls, *overrides: str, cluster: str = "local", context: Path = HERE / "trial") -> Story:
+    def begin(
+        cls,
+        *overrides: str,
+        cluster: str = "local",
+        config: Path = HERE / "story.yaml",
+        context: Path = HERE / "trial",
+    ) -> Story:
         options = [word for override in overrides for word in ("--config", override)]
-        created = hpc_det("experiment", "create", HERE / "story.yaml", context, "--cluster", cluster, *options)
+        created = hpc_det("experiment", "create", config, context, "--cluster", cluster, *options)
         return cls.of(int(created.stdout.splitlines()[-1].removeprefix("Created experiment ")))
 
     @classmethod
@@ -82,8 +88,8 @@ class Story:
         checkpoint, _ = newest_good(self.trial.checkpoints)
         assert checkpoint is not None
         state = torch.load(checkpoint.path / "state_dict.pth", weights_only=True)
-        weights: dict[str, torch.Tensor] = state["models_state_dict"][0]
-        return weights
+        models: list[dict[str, torch.Tensor]] = state["models_state_dict"]
+        return {f"{i}.{name}": weight for i, model in enumerate(models) for name, weight in model.items()}
 
     @property
     def logged(self) -> str:
