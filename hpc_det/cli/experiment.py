@@ -39,7 +39,7 @@ def create(
     """Create an experiment from a YAML file and the folder of its code.
 
     CONTEXT_DIR is copied for the job, without what its .detignore names; by default the `context_dir` of CONFIG, or
-    the current directory. The last line of the output is `Created experiment N`. A dry run's output is the script;
+    the current directory. Without --follow the last line is `Created experiment N`. A dry run's output is the script;
     --explain adds comment lines.
 
     \b
@@ -132,7 +132,7 @@ def logs(experiment: ExperimentFolder, follow: bool, rank: int | None) -> None:
 
 @experiment.command()
 @experiment_argument
-@click.option("--poll", type=click.FloatRange(min=0.05), default=1.0, show_default=True, metavar="SECONDS")
+@click.option("--poll", type=click.FloatRange(min=0.05, max=3600), default=1.0, show_default=True, metavar="SECONDS")
 def wait(experiment: ExperimentFolder, poll: float) -> None:
     """Wait until an experiment has ended; exit code 0 only if it is COMPLETED.
 

@@ -24,7 +24,7 @@ class ExperimentId(click.ParamType):  # type: ignore[type-arg]  # generic since 
     ) -> ExperimentFolder:
         if isinstance(value, ExperimentFolder):
             return value
-        if not value.isdecimal():
+        if not value.isdecimal() or len(value) > 9:
             self.fail(f"{value!r} is no experiment id; expected a number such as 12", param, ctx)
         return store().existing(int(value))
 

@@ -34,6 +34,7 @@ def compose(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[Tree, st
     try:
         composed = _compose(overrides, folders)
         choices = composed.hydra.runtime.choices
+        _refuse_several(choices)
         _refuse_base_60({group: choices[group] for group in _GROUPS if choices.get(group)}, folders)
         visible = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
         tree = cast(Tree, OmegaConf.to_container(visible, resolve=True, throw_on_missing=True))
@@ -54,6 +55,13 @@ def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> DictConfig:
             search_path.prepend(provider="user", path=f"file://{folder}", anchor="main")
         # Hydra reads the search path again only if this override is given.
         return hydra.compose("config", [*overrides, "hydra.searchpath=[]"], return_hydra_config=True)
+
+
+def _refuse_several(choices: DictConfig) -> None:
+    """Hydra would merge several templates or clusters by its own rules."""
+    several = [group for group in ("cluster", "template") if OmegaConf.is_list(choices.get(group))]
+    if several:
+        raise UsageError([f"{group}: {list(choices[group])} is a list; name one" for group in several])
 
 
 def _refuse_base_60(choices: Tree, folders: Sequence[Path]) -> None:

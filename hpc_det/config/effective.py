@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from hpc_det.config.checks import FREE_FORM, cross_problems, hyperparameter_problems, text_problems
 from hpc_det.config.entrypoint import check_entrypoint
-from hpc_det.config.merge import Merged, Tree, leaves, merge_layers
+from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers
 from hpc_det.config.problems import Problem, render, schema_problems, shown
 from hpc_det.config.request import Request
 from hpc_det.config.schema import Cluster, Experiment
@@ -35,19 +35,15 @@ class Effective:
 def effective(request: Request) -> Effective:
     """Merge and validate; UsageError with every problem at once.
 
-    A cluster profile's `experiment` holds the site's defaults, merged as the layer "cluster".
+    The layer "cluster" is what a profile's `experiment` says, and over that its own pool, time limit and variables.
     """
     profile = {key: value for key, value in request.cluster.items() if key != "experiment"}
     problems: list[Problem] = []
-    layers = [
-        ("cluster", _site_defaults(request.cluster, problems)),
-        ("template", request.template or {}),
-        ("config", request.config),
-    ]
-    merged = merge_layers(layers)
     cluster = _validated(Cluster, profile, "cluster", problems)
-    experiment = _validated(Experiment, merged.tree, "", problems)
     problems += text_problems(profile, "cluster")
+    site = merge(_site_defaults(request.cluster, problems), {} if problems else _of_every_job(profile))
+    merged = merge_layers([("cluster", site), ("template", request.template or {}), ("config", request.config)])
+    experiment = _validated(Experiment, merged.tree, "", problems)
     problems += text_problems(merged.tree)
     problems += hyperparameter_problems(merged.tree.get("hyperparameters"))
     problems += cross_problems(merged.tree, profile)
@@ -73,6 +69,14 @@ def _site_defaults(profile: Tree, problems: list[Problem]) -> Tree:
         return defaults
     problems.append(Problem("cluster.experiment", f"got {shown(defaults)}", "expected a map of experiment settings"))
     return {}
+
+
+def _of_every_job(profile: Tree) -> Tree:
+    """The keys of a profile that an experiment has too, where its own values come first."""
+    return {
+        "resources": {key: profile.get(key) for key in ("resource_pool", "time_limit")},
+        "environment": {"environment_variables": profile.get("environment_variables")},
+    }
 
 
 def _validated(model: type[Model], tree: Tree, prefix: str, problems: list[Problem]) -> Model | None:

@@ -94,7 +94,10 @@ def _missing_module(module: str, context_dir: Path) -> str:
 def _parse(file: Path) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a doubtful escape in the user's code is not our message to give
-        return ast.parse(file.read_bytes(), filename=str(file))
+        try:
+            return ast.parse(file.read_bytes(), filename=str(file))
+        except (MemoryError, RecursionError):
+            raise SyntaxError("nested too deeply for Python's parser") from None
 
 
 def _class_problems(tree: ast.Module, class_name: str, file: Path) -> list[str]:

@@ -17,6 +17,14 @@ _GPUS = "set resources.slots_per_trial, and gpu_flag and gpu_type in the cluster
 _REQUEUE = "hpc_det requeues by itself; bound the restarts with max_restarts"
 
 MANAGED = {
+    "array": "one experiment is one job; create one for each point",
+    "clusters": "log in to the cluster that shall run it",
+    "wrap": "set entrypoint",
+    "wait": "use `hpc-det experiment wait`",
+    "cpus-per-task": "set cpus_per_slot in the cluster profile",
+    "gpus-per-task": _GPUS,
+    "gpus-per-socket": _GPUS,
+    "ntasks-per-gpu": _SHAPE,
     "nodes": _SHAPE,
     "ntasks": _SHAPE,
     "ntasks-per-node": _SHAPE,
@@ -34,6 +42,10 @@ MANAGED = {
     "time": "set resources.time_limit",
 }
 _SHORT = {
+    "a": "array",
+    "M": "clusters",
+    "W": "wait",
+    "c": "cpus-per-task",
     "N": "nodes",
     "n": "ntasks",
     "G": "gpus",
@@ -44,7 +56,7 @@ _SHORT = {
     "t": "time",
 }
 # sbatch's short flags without a value may stand before another in one word: -HN2 is -H -N 2.
-_SHORT_FLAG = re.compile(rf"-[HhkOQsVW]*([{''.join(_SHORT)}])")
+_SHORT_FLAG = re.compile(rf"-[HhkOQsV]*([{''.join(_SHORT)}])")
 _NAMES_GPU = re.compile(r"(?:^|,)(?:gres[:/])?gpu\b")
 
 

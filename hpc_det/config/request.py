@@ -50,8 +50,8 @@ def from_file(
         apply_override(config, override)
     written = config.pop("context_dir", None)
     return Request(
-        cluster=load_yaml(find("cluster", cluster or DEFAULT_CLUSTER, env)),
-        template=_template(load_yaml(find("template", template, env)), template) if template else None,
+        cluster=load_yaml(find("cluster", DEFAULT_CLUSTER if cluster is None else cluster, env)),
+        template=None if template is None else _template(load_yaml(find("template", template, env)), template),
         template_name=template,
         config=config,
         context_dir=_context_dir(context_dir or written),

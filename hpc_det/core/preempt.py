@@ -36,6 +36,7 @@ class StopAgreement:
         self._tick = 0
         self._stop_at: float = math.inf
         self._settled = False
+        self._noticed = False
         self._changed = threading.Condition()
         threading.Thread(target=self._agree, name="stop-agreement", daemon=True).start()
 
@@ -49,10 +50,10 @@ class StopAgreement:
         self._tick += 1
         return self._tick >= self._stop_at and self._verdict()
 
-    def skip(self, ticks: int) -> bool:
-        """As `ticks` calls of `should_stop`: for a rank that has fewer batches than its peers."""
-        self._tick += ticks
-        return self._tick >= self._stop_at and self._verdict()
+    @property
+    def noticed(self) -> bool:
+        """Whether a stop is on its way: each rank learns it in its own time, so alone it decides nothing."""
+        return self._noticed
 
     def _verdict(self) -> bool:
         with self._changed:
@@ -75,6 +76,7 @@ class StopAgreement:
         if self._rank == 0:
             store.set(f"proposal/{round_}", str(self._tick + 2**round_))
         store.wait([f"proposal/{round_}"], _FOREVER)
+        self._noticed = True
         tick = int(store.get(f"proposal/{round_}"))
         self._stop_at = tick
         # The main thread counts first and compares then, we compare in the other order: one of us sees the other.

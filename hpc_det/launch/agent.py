@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import failure_now, first_failure, note_failure
@@ -82,11 +82,13 @@ class Agent:
                 preexec_fn=shielded(),
             )
         except OSError as error:
-            raise HpcDetError(f"entrypoint: {error.filename}: {error.strerror}") from None
+            raise UsageError(f"entrypoint: {error.filename}: {error.strerror}") from None
 
     def _environment(self, attempt: Attempt, interface: str | None) -> dict[str, str]:
         environment = {**os.environ, **dict(item.split("=", 1) for item in self._plan.environment), **attempt.to_env()}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [self._plan.code, environment.get("PYTHONPATH")]))
+        if self._plan.slot_type == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""  # a node may have GPUs that this gang did not ask for
         environment.setdefault("OMP_NUM_THREADS", str(self._plan.cpus_per_rank))
         # Every store connection looks its peer's name up; without an answer that costs 5 s each (pytorch #159007).
         environment.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
@@ -151,7 +153,8 @@ class Agent:
         if first_failure(self._trial, self._number) is None:
             how = f"ended by signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             message = f"{how}; its output stands in {self._trial.job_log}"
-            note_failure(self._trial, self._number, failure_now(None, message))
+            user_error = code in (126, 127)  # sh(1): found no such command, or may not run it
+            note_failure(self._trial, self._number, failure_now(None, message, user_error=user_error))
 
 
 def main(argv: list[str]) -> int:
@@ -164,7 +167,7 @@ def main(argv: list[str]) -> int:
         try:
             return Agent(plan, number, scheduler(plan.scheduler).node_rank(os.environ), private).run()
         except HpcDetError as error:
-            note_failure(trial, number, failure_now(None, str(error)))
+            note_failure(trial, number, failure_now(None, str(error), user_error=isinstance(error, UsageError)))
             print(f"hpc-det: {error}", file=sys.stderr, flush=True)
             return 1
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc_det.errors import UsageError
+from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.failure import failure_now, note_failure
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,15 @@ def parse(argv: Sequence[str], launcher: str) -> Launch:
     if target[0].startswith("-") and target[0] != "-m":
         raise UsageError(_usage(launcher, f"unrecognized arguments: {target[0]}; put overrides before ` -- `"))
     return Launch(tuple(overrides), tuple(target))
+
+
+def parse_or_note(argv: Sequence[str], launcher: str, attempt: Attempt) -> Launch:
+    """As `parse`; what is wrong becomes the attempt's failure, which the user sees, and which no restart would mend."""
+    try:
+        return parse(argv, launcher)
+    except UsageError as error:
+        note_failure(attempt.trial, attempt.number, failure_now(None, str(error), user_error=True))
+        raise
 
 
 def _trial(words: Sequence[str], launcher: str) -> tuple[str, ...]:

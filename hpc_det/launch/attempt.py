@@ -22,7 +22,7 @@ class Attempt:
     master_addr: str
     master_port: int
     secret: str
-    """Per attempt, from a file of mode 0600: names the store's keys, so that a stranger cannot guess them."""
+    """Keeps the stop keys of attempts apart. It hides nothing: c10d's store trusts whoever reaches it."""
     socket: str
     """The agent's Unix socket in a folder of mode 0700 on this node."""
 

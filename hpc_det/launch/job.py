@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from hpc_det.checkpoint.committed import newest_steps
-from hpc_det.launch.failure import Failure, first_failure
+from hpc_det.launch.failure import Failure, failure_now, first_failure
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import adopt_orphans, end_descendants
@@ -28,7 +28,7 @@ from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.stop import StopRequest, read_stop, request_stop, withdraw_stop
 from hpc_det.submit.command import CommandError, run_command
-from hpc_det.submit.scheduler import scheduler
+from hpc_det.submit.scheduler import JobState, scheduler
 
 
 class Job:
@@ -44,7 +44,10 @@ class Job:
         self._selector.register(self._signals.fd, selectors.EVENT_READ)
 
     def run(self) -> int:
-        """0 when the trial is done or back in the queue, 1 when it is given up."""
+        """0 when the trial is done or back in the queue, 1 when it is given up or another job runs it."""
+        if other := self._running_elsewhere():
+            self._say(f"job {other} runs this trial already; nothing is started")
+            return 1
         self._close_interrupted_attempt()
         while not self._is_over():
             decision = self._attempt(self._journal.last_attempt() + 1)
@@ -52,6 +55,14 @@ class Job:
                 return self._requeue()
         verdict = self._journal.verdict()
         return 0 if verdict is None or verdict[1] is Action.DONE else 1
+
+    def _running_elsewhere(self) -> str | None:
+        """Two jobs must not write one trial: the script may be started by hand while the job that has it still runs."""
+        other = self._journal.open_job()
+        if other is None or other == self._job_id:
+            return None
+        status = self._scheduler.status([other], run_command)[other]
+        return other if status.state is JobState.RUNNING else None
 
     def _is_over(self) -> bool:
         """The done-marker: any further start of the job ends here."""
@@ -69,14 +80,13 @@ class Job:
 
     def _attempt(self, number: int) -> Decision:
         self._journal.started(number, self._job_id)
-        if read_stop(self._trial.stop, number) is None:
-            withdraw_stop(self._trial.stop)
-            self._say(f"attempt {number} begins")
-            code = self._run_agents(number)
-        else:
-            code = 0
+        if stop := read_stop(self._trial.stop, number):  # asked for before it began
+            return self._end(number, self._stop_cause(stop), None)
+        withdraw_stop(self._trial.stop)
+        self._say(f"attempt {number} begins")
+        code = self._run_agents(number)
         failure = first_failure(self._trial, number)
-        return self._end(number, self._cause(number, code, failure), failure)
+        return self._end(number, self._cause(number, code, failure), failure or failure_now(None, _unexplained(code)))
 
     def _run_agents(self, number: int) -> int:
         # In a session of their own: Ctrl-C at a terminal means the job, and an agent would take it for a preemption.
@@ -97,21 +107,22 @@ class Job:
             end_descendants()
 
     def _cause(self, number: int, code: int, failure: Failure | None) -> Cause:
-        """Trials write an outcome. Of a plain script only its exit code is known, and 0 means finished."""
+        """Trials write an outcome. A plain script hears of no stop, and its exit code 0 means that it has finished."""
         outcome = read_json(self._trial.outcome)
         stop = read_stop(self._trial.stop, number)
         if outcome and outcome["attempt"] == number:
-            return Cause.FINISHED if outcome["kind"] == "finished" or stop is None else self._stop_cause(stop)
+            return Cause.FINISHED if outcome["kind"] == "finished" else self._stop_cause(stop)
         if failure and (stop is None or failure.time < stop.time):
             return Cause.FAILED
-        if stop:
-            return self._stop_cause(stop)
-        return Cause.FAILED if code else Cause.FINISHED
+        if code == 0 and not self._plan.runs_trial:
+            return Cause.FINISHED
+        return self._stop_cause(stop) if stop else Cause.FAILED
 
-    def _stop_cause(self, stop: StopRequest) -> Cause:
-        if stop.reason != "signal":
+    def _stop_cause(self, stop: StopRequest | None) -> Cause:
+        """`stop` None: the ranks heard of it, and the shared folder does not show it here yet."""
+        if stop and stop.reason != "signal":
             return Cause.CANCELLED
-        return self._scheduler.stop_cause(self._plan, os.environ, stop.time, run_command)
+        return self._scheduler.stop_cause(self._plan, os.environ, stop.time if stop else time.time(), run_command)
 
     def _end(self, number: int, cause: Cause, failure: Failure | None) -> Decision:
         user_error = failure is not None and failure.user_error
@@ -137,6 +148,12 @@ class Job:
 
     def _say(self, text: str) -> None:
         print(f"hpc-det: {time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def _unexplained(code: int) -> str:
+    if code:
+        return f"the agents' launcher ended with exit code {code}, and nobody said why"
+    return "the entrypoint ended with exit code 0, and no rank wrote an outcome"
 
 
 def main(argv: list[str]) -> int:

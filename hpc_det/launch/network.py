@@ -20,11 +20,22 @@ def own_address(nodes: int) -> tuple[str, str | None]:
     resolved = _resolve(socket.gethostname())
     if resolved and not ipaddress.ip_address(resolved).is_loopback:
         return resolved, None
-    for _, interface in socket.if_nameindex():
-        address = _interface_address(interface)
+    routed = _default_route_address()
+    by_interface = ((name, _interface_address(name)) for _, name in socket.if_nameindex())
+    for interface, address in sorted(by_interface, key=lambda item: item[1] != routed):
         if address and not ipaddress.ip_address(address).is_loopback:
             return address, interface
     return resolved or "127.0.0.1", None
+
+
+def _default_route_address() -> str | None:
+    """The address from which this host would speak to the world: bridges of containers come after it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # reserved for documentation (RFC 5737); connecting UDP sends nothing
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
 
 
 def _resolve(name: str) -> str | None:

@@ -24,6 +24,7 @@ def main(trial_name: str) -> int:
     _log_to(attempt.trial.rank_log(attempt.number, rank))
     signals = SignalPipe(STOP_SIGNALS)
     line = Line.connect(attempt.socket)
+    os.register_at_fork(after_in_child=lambda: _let_go(signals, line))
     line.send({"hello": rank, "pid": os.getpid()})
     code = _run(trial_name, attempt, rank, signals, line)
     line.send({"bye": code})
@@ -45,6 +46,12 @@ def _run(trial_name: str, attempt: Attempt, rank: int, signals: SignalPipe, line
         note_failure(attempt.trial, attempt.number, failure_now(rank, message, traceback=traceback.format_exc()))
         return 1
     return 0
+
+
+def _let_go(signals: SignalPipe, line: Line) -> None:
+    """A forked child, a DataLoader's worker, is no rank: its end of the line would hide that the rank is gone."""
+    signals.let_go()
+    line.connection.close()
 
 
 def _log_to(path: Path) -> None:

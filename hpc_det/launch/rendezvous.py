@@ -5,11 +5,13 @@ Ranks are numbered by the plan. c10d's dynamic rendezvous is not used: it unpick
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import socket
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -40,6 +42,8 @@ def await_rendezvous(path: Path, deadline_s: float = WAIT_S) -> Rendezvous:
     """The other nodes: read what node 0 published. Raises HpcDetError after `deadline_s`."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
+        with suppress(FileNotFoundError):
+            os.listdir(path.parent)  # NFS believes for up to a minute that a name is not there; a listing refreshes it
         data = read_json(path)
         if data is not None:
             return Rendezvous(**data)

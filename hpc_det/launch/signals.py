@@ -15,19 +15,27 @@ class SignalPipe:
     """Turns signals into bytes that make `fd` readable, even while the main thread is inside a C call (signal(7))."""
 
     def __init__(self, signals: Iterable[signal.Signals]) -> None:
+        self._signals = frozenset(signals)
         self.fd, self._write = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self._write, False)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        for number in signals:
+        for number in self._signals:
             signal.signal(number, _nothing)
 
     def received(self) -> list[signal.Signals]:
-        """The signals since the last call."""
+        """The signals since the last call. CHLD and others come through the pipe too, where a library handles them."""
         try:
-            return [signal.Signals(number) for number in os.read(self.fd, 4096)]
+            numbers = os.read(self.fd, 4096)
         except BlockingIOError:
             return []
+        return [signal.Signals(number) for number in numbers if number in self._signals]
+
+    def let_go(self) -> None:
+        """In a forked child: signals have their default actions, and none of them is news of the parent."""
+        signal.set_wakeup_fd(-1)
+        for number in self._signals:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _nothing(signum: int, frame: FrameType | None) -> None:

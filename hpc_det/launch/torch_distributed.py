@@ -12,7 +12,7 @@ import sys
 from typing import NoReturn
 
 from hpc_det.errors import HpcDetError
-from hpc_det.launch.arguments import Launch, parse
+from hpc_det.launch.arguments import Launch, parse_or_note
 from hpc_det.launch.attempt import Attempt
 
 
@@ -37,7 +37,8 @@ def torchrun_command(launch: Launch, attempt: Attempt) -> list[str]:
 
 def main(argv: list[str]) -> NoReturn:
     try:
-        command = torchrun_command(parse(argv, "torch_distributed"), Attempt.from_env(os.environ))
+        attempt = Attempt.from_env(os.environ)
+        command = torchrun_command(parse_or_note(argv, "torch_distributed", attempt), attempt)
     except HpcDetError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

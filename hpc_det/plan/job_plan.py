@@ -53,6 +53,11 @@ class JobPlan:
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node
 
+    @property
+    def runs_trial(self) -> bool:
+        """Whether the entrypoint starts a trial class, whose ranks hear of stops and write an outcome."""
+        return any("--trial" in word for word in self.entrypoint)
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
 

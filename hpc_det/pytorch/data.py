@@ -153,6 +153,11 @@ class DataLoader:
             )
         return share
 
+    def check_validation(self) -> None:
+        """Raises UsageError for a dataset without records."""
+        if not len(self.dataset):  # type: ignore[arg-type]
+            raise UsageError("build_validation_data_loader: the dataset has no records; validation needs at least one")
+
     def training_batches(self, *, rank: int, size: int, position: Position, seed: int) -> Iterator[Any]:
         """This rank's batches from `position` on, without end."""
         sampler = TrainingBatches(self.share(size), rank, position, seed if self.shuffle else None)
@@ -164,10 +169,6 @@ class DataLoader:
         starts = range(rank * self.batch_size, length, size * self.batch_size)
         batches = [list(range(start, min(start + self.batch_size, length))) for start in starts]
         return self._loader(batches, seed + rank)
-
-    def most_validation_batches(self, size: int) -> int:
-        """Of any rank: rank 0's."""
-        return len(range(0, len(self.dataset), size * self.batch_size))  # type: ignore[arg-type]
 
     def _loader(self, batch_sampler: Any, seed: int) -> torch.utils.data.DataLoader[Any]:
         # A generator of its own: creating an iterator draws from it, and the global one must not move for that.
@@ -184,7 +185,6 @@ class _WorkerInit:
         self._own = own
 
     def __call__(self, worker_id: int) -> None:
-        signal.set_wakeup_fd(-1)
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         if self._own:

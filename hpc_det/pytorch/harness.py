@@ -44,14 +44,13 @@ def run_trial(trial_name: str, process: RankProcess, env: Mapping[str, str]) -> 
     spec = json.loads(process.attempt.trial.trial.read_text(encoding="utf-8"))
     distributed = Distributed.from_env(env)
     distributed.start()
-    try:
-        stop = _stop_agreement(process, distributed, env)
-        _train(trial_name, spec, process.attempt, distributed, stop)
-        distributed.barrier()
-    finally:
-        # Objects that hold the process group go first: gloo aborts in their destructors otherwise (pytorch 190489).
-        gc.collect()
-        distributed.stop()
+    stop = _stop_agreement(process, distributed, env)
+    _train(trial_name, spec, process.attempt, distributed, stop)
+    distributed.barrier()
+    # Objects that hold the process group go first: gloo aborts in their destructors otherwise (pytorch 190489). After
+    # a failure the group is not destroyed: with a dead peer that may hang, and the process leaves at once anyway.
+    gc.collect()
+    distributed.stop()
 
 
 def _stop_agreement(process: RankProcess, distributed: Distributed, env: Mapping[str, str]) -> StopAgreement:

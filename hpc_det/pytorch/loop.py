@@ -12,7 +12,7 @@ does after its resume exactly what it would have done without the stop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -62,6 +62,7 @@ class Loop:
         self._callbacks = trial.build_callbacks()
         self._training_data = trial.build_training_data_loader()
         self._validation_data = trial.build_validation_data_loader()
+        self._validation_data.check_validation()
         self._share = self._training_data.share(self._distributed.size)
         self._max_length = self._length(self._config["searcher"]["max_length"])
         self._validation_period = self._length(self._config["min_validation_period"])
@@ -77,8 +78,12 @@ class Loop:
         self._restore()
         self._set_training_mode(True)
         batches = self._batches()
-        while self._settle_boundary() and not self._finished() and not self._stop.should_stop():
-            self._train(next(batches))
+        while True:
+            settled = self._settle_boundary()
+            if (settled and self._finished()) or self._stop.should_stop():
+                break
+            if settled:
+                self._train(next(batches))
         if not self._is_saved():
             self._save()
         if self._finished() and not self.stopped and self._distributed.is_chief:
@@ -156,7 +161,7 @@ class Loop:
     # --- boundaries
 
     def _settle_boundary(self) -> bool:
-        """Validate and save if that is due here; False when a stop was agreed on the way."""
+        """Validate and save if that is due here; False when a stop is on its way and the validation was abandoned."""
         if self._validation_is_due() and not self._validate():
             return False
         if self._checkpoint_is_due():
@@ -209,17 +214,20 @@ class Loop:
         batches = loader.validation_batches(
             rank=self._distributed.rank, size=self._distributed.size, seed=self._context.get_trial_seed()
         )
-        most = loader.most_validation_batches(self._distributed.size)
         sums = MetricSums()
         self._set_training_mode(False)
+        whole = self._evaluate_batches(batches, sums)
+        self._set_training_mode(True)
+        return sums if all(self._distributed.gather_json(whole)) else None
+
+    def _evaluate_batches(self, batches: Iterable[Any], sums: MetricSums) -> bool:
+        """False when it left off, since this rank knows of a stop."""
         with torch.no_grad():
             for batch in batches:
-                if self._stop.should_stop():
-                    break
+                if self._stop.noticed:
+                    return False
                 sums.add(self._trial.evaluate_batch(self._context.to_device(batch)))
-        self._set_training_mode(True)
-        # Ranks with fewer batches count the same ticks.
-        return None if self._stop.skip(most - sums.batches) else sums
+        return True
 
     def _take_validation(self, metrics: dict[str, float]) -> None:
         searcher, progress = self._config["searcher"], self._progress

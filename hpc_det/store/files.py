@@ -6,6 +6,7 @@ are flushed here. Nothing takes a lock: NFS breaks them.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import uuid
@@ -58,7 +59,8 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             line = b"\n" + line
-        os.write(descriptor, line)
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, "no space left for a whole line", str(path))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

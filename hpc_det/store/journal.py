@@ -45,6 +45,12 @@ class Journal:
         """0 before the first one."""
         return max((event["attempt"] for event in self.events()), default=0)
 
+    def open_job(self) -> str | None:
+        """The job of the attempt that has started and not ended."""
+        number = self.open_attempt()
+        started = (event for event in self.events() if event["event"] == "started" and event["attempt"] == number)
+        return next((str(event["job_id"]) for event in started), None)
+
     def open_attempt(self) -> int | None:
         """The attempt that has started and not ended."""
         last = self.last_attempt()

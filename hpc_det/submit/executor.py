@@ -18,7 +18,7 @@ from typing import Any
 
 from submitit.core import core, utils
 
-from hpc_det.submit.command import CommandError
+from hpc_det.submit.command import CommandError, run_command
 from hpc_det.submit.scheduler import JobState, Scheduler, scheduler
 
 
@@ -40,8 +40,6 @@ class _Watcher(core.InfoWatcher):
         self._scheduler = chosen
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
-        from hpc_det.submit.command import run_command
-
         state = self._scheduler.status([job_id], run_command)[job_id].state
         return "COMPLETED" if state is JobState.ENDED else state.name
 

@@ -32,12 +32,14 @@ class Local:
     def script_variables(self, plan: JobPlan) -> dict[str, object]:
         return {
             **common_variables(plan),
-            "start_agents": agent_command(plan),
+            "agent": agent_command(plan),
+            "folder": shlex.quote(plan.folder),
             "job_log": shlex.quote(str(TrialFolder(Path(plan.folder)).job_log)),
         }
 
     def submit_command(self, script: str) -> list[str]:
-        return [sys.executable, "-m", "hpc_det.submit.local", script]
+        # Not in the user's folder: `python -m` would import a module of theirs in the place of one it needs.
+        return ["env", f"--chdir={Path(script).parent}", sys.executable, "-m", "hpc_det.submit.local", script]
 
     def parse_submit(self, output: str) -> str:
         return str(_JobId.parse(output.strip()))

@@ -88,7 +88,7 @@ def common_variables(plan: JobPlan) -> dict[str, object]:
     """What every template shows."""
     return {
         "title": f"experiment {plan.experiment_id}, trial {plan.trial_id}: {plan.name}",
-        "modules": [f"module load {shlex.quote(module)}" for module in plan.modules],
+        "modules": [f"module load {shlex.quote(module)} || exit" for module in plan.modules],
         "setup": list(plan.setup),
         "python_folder": shlex.quote(plan.python.rpartition("/")[0]),
         "job": shlex.join([plan.python, "-m", "hpc_det.launch.job", plan.folder]),

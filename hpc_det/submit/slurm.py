@@ -60,7 +60,8 @@ class Slurm:
         return {
             **common_variables(plan),
             "directives": [*map(_quoted, directives(plan)), *_own_line(plan.sbatch_args)],
-            "start_agents": f"{shlex.join(srun)} {agent_command(plan)}",
+            "srun": shlex.join(srun),
+            "agent": agent_command(plan),
         }
 
     def submit_command(self, script: str) -> list[str]:
@@ -68,10 +69,10 @@ class Slurm:
 
     def parse_submit(self, output: str) -> str:
         # "ID" or "ID;CLUSTER" (sbatch(1), --parsable)
-        found = re.fullmatch(r"(\d+)(;\S+)?", output.strip())
-        if not found:
+        found = re.findall(r"^(\d+)(?:;\S+)?$", output, re.MULTILINE)
+        if len(found) != 1:  # a site's wrapper or plugin may talk beside it
             raise ValueError(f"sbatch: no job id in its answer {output.strip()!r}")
-        return found[1]
+        return str(found[0])
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
         command = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(job_ids)}", "--format=%i|%T|%r"]

@@ -41,9 +41,12 @@ def _kept(context: Path) -> Iterator[Path]:
     from pathspec import GitIgnoreSpec
 
     ignore_file = context / ".detignore"
-    own = ignore_file.read_text(encoding="utf-8").splitlines() if ignore_file.exists() else []
+    try:
+        own = ignore_file.read_text(encoding="utf-8").splitlines() if ignore_file.exists() else []
+    except UnicodeDecodeError:
+        raise UsageError(f"{ignore_file}: not a text in UTF-8; expected gitignore lines") from None
     ignored = GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *own])
-    for folder, folders, names in os.walk(context):
+    for folder, folders, names in os.walk(context, onerror=_unreadable):
         here = Path(folder).relative_to(context)
         folders[:] = [name for name in folders if not ignored.match_file(f"{here / name}/")]
         for name in folders:
@@ -55,4 +58,14 @@ def _kept(context: Path) -> Iterator[Path]:
         for name in names:
             # links that lead nowhere (editors' locks) and sockets are no code
             if not ignored.match_file(str(here / name)) and (context / here / name).is_file():
+                if not os.access(context / here / name, os.R_OK):
+                    raise _unreadable_error(context / here / name)
                 yield here / name
+
+
+def _unreadable(error: OSError) -> None:
+    raise _unreadable_error(Path(error.filename))
+
+
+def _unreadable_error(path: Path) -> UsageError:
+    return UsageError(f"{path}: may not be read, so a job would lack it; change its mode, or name it in .detignore")

@@ -39,13 +39,14 @@ class Submission:
 
 def prepare(effective: Effective, folder: ExperimentFolder) -> Submission:
     """Touches neither scheduler nor disk. Raises UsageError with all that is wrong."""
+    _check_path("HPC_DET_ROOT", str(folder.path))
+    _check_path("the Python that runs hpc-det", sys.executable)
     plan = plan_trial(effective.experiment, effective.cluster, folder, python=sys.executable)
     return Submission(plan=plan, script=render(plan), files=snapshot_files(effective.context_dir))
 
 
 def submit(effective: Effective, store: ExperimentStore) -> ExperimentFolder:
     """The new experiment, queued. Where anything fails, nothing of it is left, on disk or in the queue."""
-    _check_root(store.root)
     prepare(effective, store.folder(store.next_id()))
     folder = store.create()
     job_id = None
@@ -63,9 +64,10 @@ def submit(effective: Effective, store: ExperimentStore) -> ExperimentFolder:
     return folder
 
 
-def _check_root(root: Path) -> None:
-    if found := re.search("%[jAat]", str(root)):
-        raise UsageError(f"HPC_DET_ROOT: {root} holds {found[0]}, which submitit would replace; choose another folder")
+def _check_path(what: str, path: str) -> None:
+    """A path reaches the script, where a control character would end a line, and submitit, which replaces patterns."""
+    if found := re.search("%[jAat]|[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]", path):
+        raise UsageError(f"{what}: {path!r} holds {found[0]!r}, which no job script can; choose another folder")
 
 
 def _write(effective: Effective, folder: ExperimentFolder) -> JobPlan:

@@ -195,7 +195,7 @@ def test_a_length_in_records_needs_a_batch_size(build: Build, problems: Problems
     ("changes", "path"),
     [
         ({"resources": {"time_limit": "00:01:30"}, "cluster": {"signal_lead_s": 120}}, "resources.time_limit"),
-        ({"cluster": {"time_limit": 1}}, "cluster.time_limit"),
+        ({"cluster": {"time_limit": 1}}, "resources.time_limit"),
     ],
 )
 def test_a_time_limit_leaves_time_before_the_signal(changes: dict[str, Any], path: str, problems: Problems) -> None:

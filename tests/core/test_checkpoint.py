@@ -5,6 +5,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -114,8 +115,16 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path: Path, write: Any) -> None:
     assert victim.exists(), "the trap itself is dull"
 
 
-def test_what_a_resume_would_not_load_is_refused_at_the_first_save(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"where": Path("/")}, r"state_dict.pth: callbacks.mine.where: pathlib\S*PosixPath cannot be part"),
+        ({"best": [0.5, np.float64(0.4)]}, r"state_dict.pth: callbacks.mine.best\[1\]: numpy.float64 cannot be part"),
+    ],
+)
+def test_what_a_resume_would_not_load_is_refused_at_the_save(folder: Path, state: dict[str, Any], said: str) -> None:
     context = CheckpointContext(folder, Distributed())
-    with pytest.raises(HpcDetError, match=r"^state_dict.pth: holds pathlib\S*PosixPath, which no resume would load"):
-        context.save(1, {"state_dict.pth": {"callbacks": {"mine": {"where": Path("/")}}}}, lambda _: None)
+    with pytest.raises(HpcDetError, match=said):
+        context.save(1, {"state_dict.pth": {"callbacks": {"mine": state}}}, lambda _: None)
     assert context.newest() is None
+    assert not list(folder.iterdir())

@@ -26,7 +26,7 @@ LONGEST = 20_000
 """Ticks: a gang that was asked to stop is never this late."""
 
 Step = Callable[[int, int, StopAgreement], bool]
-"""(rank, tick, agreement) -> whether to stop: one call of should_stop, or skip."""
+"""(rank, tick, agreement) -> whether to stop: one call of should_stop."""
 
 
 class Gang:
@@ -97,28 +97,13 @@ def test_notice_before_the_first_tick_is_not_lost(size: int) -> None:
     assert gang.stopped_at[0] is not None
 
 
-def test_a_rank_with_fewer_batches_agrees_with_the_others() -> None:
-    """Phases of 6 ticks as in a validation where rank 1 has only 2 batches, then skips 4: both leave in one phase."""
-    for notice_at in range(1, 12):
-        gang = Gang(2, seed=notice_at)
-
-        def phases(
-            rank: int,
-            phase: int,
-            agreement: StopAgreement,
-            notice_at: int = notice_at,
-            notice: Callable[[], None] = gang.notice,
-        ) -> bool:
-            calls = 6 if rank == 0 else 2
-            for call in range(calls):
-                if rank == 0 and phase * 6 - 6 + call == notice_at:
-                    notice()
-                if agreement.should_stop():
-                    return True
-            return agreement.skip(6 - calls)
-
-        stopped = [tick or 0 for tick in gang.run(phases)]
-        assert stopped[0] == stopped[1] > 0
+def test_every_rank_comes_to_know_that_a_stop_is_on_its_way() -> None:
+    store = HashStore()
+    agreements = [StopAgreement(rank, 3, store, "test") for rank in range(3)]
+    assert not any(agreement.noticed for agreement in agreements)
+    give_notice(store, "test")
+    store.wait(["test/verdict/0"])
+    assert all(agreement.noticed for agreement in agreements)
 
 
 def test_a_tick_that_never_comes_is_no_stop() -> None:

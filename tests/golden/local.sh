@@ -2,6 +2,7 @@
 # experiment 12, trial 1: digits
 # Written by hpc_det. `bash job.sh` by hand does the same job.
 exec >>/home/ada/hpc_det/experiments/12/trials/1/logs/job.log 2>&1
+cd /home/ada/hpc_det/experiments/12/trials/1 || exit
 
 export PATH=/opt/venv/bin:"$PATH"
 

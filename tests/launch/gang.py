@@ -102,7 +102,7 @@ class Gang:
 
     def plan_ranks(self, *ranks: int, argument: str = "", **changes: Any) -> None:
         """An entrypoint that starts these ranks, each in a session of its own, and ends after the last of them."""
-        started = [f"setsid -w $PYTHON rank.py {rank} {argument} &" for rank in ranks]
+        started = [f"setsid -w $PYTHON rank.py {rank} {argument} --trial &" for rank in ranks]
         self.plan(" ".join([*started, "wait"]), **changes)
 
     def start_agent(self, number: int = 1, **env: str) -> subprocess.Popen[bytes]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.process import start_ticks
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.store.files import write_json
 from hpc_det.store.stop import read_stop, request_stop
@@ -236,7 +237,7 @@ def test_a_second_start_of_a_job_that_was_given_up_fails_again_and_starts_nothin
 
 def test_an_attempt_that_nobody_ended_lost_its_node_and_the_next_one_begins(gang: Gang) -> None:
     gang.plan("true")
-    gang.journal.started(1, "4711")
+    gang.journal.started(1, f"{2**22}-1@{socket.gethostname()}")
     assert gang.run_job()[0] == 0
     assert gang.ends() == [("node lost", "requeue"), ("finished", "done")]
     assert gang.journal.last_attempt() == 2
@@ -252,7 +253,7 @@ def test_an_attempt_that_nobody_ended_lost_its_node_and_the_next_one_begins(gang
 )
 def test_an_attempt_that_nobody_ended_but_somebody_stopped(gang: Gang, reason: str, ends: list[object]) -> None:
     gang.plan("true")
-    gang.journal.started(1, "4711")
+    gang.journal.started(1, f"{2**22}-1@{socket.gethostname()}")
     request_stop(gang.trial.stop, attempt=1, reason=reason, source="a test")  # type: ignore[arg-type]
     assert gang.run_job()[0] == 0
     assert gang.ends() == ends
@@ -260,7 +261,7 @@ def test_an_attempt_that_nobody_ended_but_somebody_stopped(gang: Gang, reason: s
 
 def test_failures_of_earlier_starts_of_the_job_count(gang: Gang) -> None:
     gang.plan("false", max_restarts=1)
-    gang.journal.started(1, "4711")
+    gang.journal.started(1, f"{2**22}-1@{socket.gethostname()}")
     end = AttemptEnd(cause=Cause.FAILED, steps=0)
     gang.journal.ended(1, end, Decision(Action.RESTART, "failure 1 of 1"), None)
     assert gang.run_job()[0] == 1
@@ -277,7 +278,7 @@ def test_a_stop_request_of_an_earlier_attempt_is_withdrawn(gang: Gang) -> None:
 
 def test_an_outcome_of_an_earlier_attempt_is_not_taken_for_this_ones(gang: Gang) -> None:
     write_json(gang.trial.outcome, {"attempt": 1, "kind": "finished"})
-    gang.journal.started(1, "4711")
+    gang.journal.started(1, f"{2**22}-1@{socket.gethostname()}")
     gang.plan("exit 3")
     assert gang.run_job()[0] == 1
     assert gang.ends()[1] == ("failed", "give up")
@@ -361,3 +362,16 @@ def test_the_slurm_script_starts_an_agent_on_every_node(slurm_lab: SlurmLab) -> 
     assert gang.ends() == [("finished", "done")]
     told = [line for line in gang.trial.job_log.read_text().splitlines() if line.startswith("rank group")]
     assert sorted(told) == [f"rank group {node} trained on node{node + 1}" for node in range(3)]
+
+
+def test_a_second_job_of_a_trial_that_runs_already_starts_nothing(gang: Gang) -> None:
+    """As when the script is started by hand too early: two jobs must not write one trial."""
+    gang.plan("touch started")
+    own = f"{os.getpid()}-{start_ticks(os.getpid())}@{socket.gethostname()}"
+    gang.journal.started(1, own)
+    code, said = gang.run_job()
+    assert code == 1
+    assert f"job {own} runs this trial already" in said
+    assert not (gang.code / "started").exists()
+    assert gang.journal.history() == []
+    assert gang.journal.last_attempt() == 1

@@ -91,3 +91,40 @@ def test_a_rank_behind_the_shield_hears_signals_again() -> None:
         rank.send_signal(signal.SIGUSR2)
         assert line(rank) == "SIGUSR2"
         rank.kill()
+
+
+def test_signals_that_others_handle_are_no_news() -> None:
+    """torch handles CHLD as soon as a DataLoader has workers; every such handler writes into the wake-up pipe."""
+    code = """
+import os, select, signal
+from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+pipe = SignalPipe(STOP_SIGNALS)
+signal.signal(signal.SIGALRM, lambda *_: None)
+os.kill(os.getpid(), signal.SIGALRM)
+select.select([pipe.fd], [], [], 5)
+print(pipe.received())
+os.kill(os.getpid(), signal.SIGUSR1)
+select.select([pipe.fd], [], [], 5)
+print(pipe.received())
+"""
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines() == [
+        "[]",
+        "[<Signals.SIGUSR1: 10>]",
+    ]
+
+
+def test_a_forked_child_that_let_go_dies_of_its_signals_and_its_parent_hears_nothing() -> None:
+    code = """
+import os, select, signal
+from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+pipe = SignalPipe(STOP_SIGNALS)
+os.register_at_fork(after_in_child=pipe.let_go)
+ready, told = os.pipe()
+if not (child := os.fork()):
+    os.write(told, b"x")
+    signal.pause()
+os.read(ready, 1)
+os.kill(child, signal.SIGTERM)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), pipe.received())
+"""
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "-15 []\n"

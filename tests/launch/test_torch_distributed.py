@@ -4,8 +4,10 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from hpc_det.launch.arguments import Launch
+from hpc_det.launch.failure import first_failure
 from hpc_det.launch.rendezvous import free_port
 from hpc_det.launch.torch_distributed import torchrun_command
 from tests.launch.test_attempt import ATTEMPT
@@ -40,11 +42,16 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*MODULE, *arguments], capture_output=True, text=True, env=os.environ | env)
 
 
-def test_a_wrong_command_line_ends_with_the_usage_and_exit_code_2() -> None:
-    done = run("--trial", "m:C", "surplus")
+def test_a_wrong_command_line_ends_with_the_usage_and_exit_code_2(tmp_path: Path) -> None:
+    attempt = replace(ATTEMPT, folder=str(tmp_path))
+    done = run("--trial", "m:C", "surplus", **attempt.to_env())
     assert (done.returncode, done.stdout) == (2, "")
     assert "extra arguments after --trial m:C: surplus" in done.stderr
     assert "Traceback" not in done.stderr
+    noted = first_failure(attempt.trial, attempt.number)
+    assert noted is not None
+    assert noted.user_error
+    assert "extra arguments" in noted.message
 
 
 def test_a_launcher_without_an_agent_says_so() -> None:

@@ -61,22 +61,14 @@ def test_the_shape_and_the_limits_come_from_the_experiment() -> None:
     assert (found.time_limit_min, found.max_restarts) == (31, 2)
 
 
-def test_the_sites_profile_fills_in_what_the_experiment_leaves_open() -> None:
-    site = cluster(resource_pool="batch", time_limit="02:00:00", account="physics", qos="normal", mem_per_node="16G")
-    found = plan(experiment(), site)
-    assert (found.partition, found.time_limit_min) == ("batch", 120)
+def test_the_sites_profile_says_who_pays_and_what_a_node_gives() -> None:
+    found = plan(experiment(), cluster(account="physics", qos="normal", mem_per_node="16G"))
     assert (found.account, found.qos, found.mem_per_node) == ("physics", "normal", "16G")
 
 
-def test_the_experiments_pool_and_time_limit_beat_the_sites() -> None:
-    asked = experiment(resources={"resource_pool": "debug", "time_limit": "00:10:00"})
-    found = plan(asked, cluster(resource_pool="batch", time_limit="02:00:00"))
+def test_pool_and_time_limit_are_the_effective_experiments() -> None:
+    found = plan(experiment(resources={"resource_pool": "debug", "time_limit": "00:10:00"}), cluster())
     assert (found.partition, found.time_limit_min) == ("debug", 10)
-
-
-def test_the_experiments_variables_come_after_the_sites_so_that_they_win() -> None:
-    asked = experiment(environment={"environment_variables": ["A=mine", "B=b"]})
-    assert plan(asked, cluster(environment_variables=["A=site"])).environment == ("A=site", "A=mine", "B=b")
 
 
 @pytest.mark.parametrize(("slot_type", "variables"), [("gpu", ("ON=gpu",)), ("cpu", ("ON=cpu",))])

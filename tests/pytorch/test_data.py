@@ -137,7 +137,6 @@ def test_validation_has_each_record_once_over_all_ranks(
     ]
     assert sorted(record for batches in of_ranks for batch in batches for record in batch) == list(range(length))
     assert all(1 <= len(batch) <= batch_size for batches in of_ranks for batch in batches)
-    assert max(map(len, of_ranks)) == loader.most_validation_batches(size)
 
 
 # --- generators

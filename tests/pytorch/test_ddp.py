@@ -121,3 +121,29 @@ def frozen(distributed: Distributed) -> float:
 def test_a_model_with_one_free_parameter_trains(on_ranks: OnRanks) -> None:
     first, second = on_ranks(2, frozen)
     assert first == second != 0
+
+
+class Patched(torch.nn.Module):
+    """What people do to models: a patched forward, a pre-hook that reads its argument, a sparse table."""
+
+    def __init__(self, *, sparse: bool) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(8, 4, sparse=sparse)
+        self.forward = lambda numbers: self.table(numbers).sum()
+        self.register_forward_pre_hook(lambda _, args: args[0])
+
+
+def trained_once(distributed: Distributed, sparse: bool) -> tuple[bool, bool]:
+    """Whether the patch is still there, and whether the weights moved by wrapping."""
+    model = Patched(sparse=sparse)
+    before = model.table.weight.detach().clone()
+    forward = model.forward
+    wrapped = data_parallel(model, distributed.device, {})
+    moved = not torch.equal(before, model.table.weight)
+    wrapped(torch.tensor([1, 2])).backward()
+    return model.forward is forward, moved
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_models_with_hooks_patches_and_sparse_tables_train_as_with_plain_ddp(on_ranks: OnRanks, sparse: bool) -> None:
+    assert on_ranks(2, trained_once, sparse) == [(True, False)] * 2

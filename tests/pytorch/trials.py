@@ -39,20 +39,25 @@ CONFIG: dict[str, Any] = {
 
 
 class StopAt:
-    """The agreement to stop at a tick that is known beforehand."""
+    """The agreement to stop at a tick that is known beforehand; a validation before it hears of it at its `look`."""
 
-    def __init__(self, tick: float = math.inf) -> None:
+    def __init__(self, tick: float = math.inf, look: int = 1) -> None:
         self.ticks = 0
         self.stopped = False
         self._stop_at = tick
+        self._look = look
+        self._looks = 0
 
     def should_stop(self) -> bool:
-        return self.skip(1)
-
-    def skip(self, ticks: int) -> bool:
-        self.ticks += ticks
+        self.ticks += 1
+        self._looks = 0
         self.stopped = self.ticks >= self._stop_at
         return self.stopped
+
+    @property
+    def noticed(self) -> bool:
+        self._looks += 1
+        return self.ticks + 1 >= self._stop_at and self._looks >= self._look
 
 
 class Watching(PyTorchCallback):

@@ -101,3 +101,16 @@ def test_every_place_where_a_line_can_tear_leaves_the_others_readable(tmp_path: 
         path.write_text('{"n": 1}\n' + whole[:kept])
         append_line(path, {"n": 3})
         assert [line["n"] for line in read_lines(path)] == [1, 3]
+
+
+def test_a_line_for_which_there_is_no_space_is_an_error(tmp_path: Path) -> None:
+    code = f"""
+import resource
+from pathlib import Path
+from hpc_det.store.files import append_line
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+append_line(Path({str(tmp_path / "journal")!r}), {{"text": "x" * 200}})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "no space left for a whole line" in done.stderr

@@ -117,12 +117,12 @@ def test_all_jobs_are_asked_for_at_once(stub: Stub, tmp_path: Path) -> None:
 # --- ids
 
 
-@pytest.mark.parametrize(("said", "job_id"), [("4711\n", "4711"), ("4711;atlas\n", "4711"), ("  12  ", "12")])
+@pytest.mark.parametrize(("said", "job_id"), [("4711\n", "4711"), ("4711;atlas\n", "4711"), ("lua: hello\n12\n", "12")])
 def test_sbatchs_answer_holds_the_id(said: str, job_id: str) -> None:
     assert Slurm().parse_submit(said) == job_id
 
 
-@pytest.mark.parametrize("said", ["", "Submitted batch job 12", "12 13", "abc", "-1"])
+@pytest.mark.parametrize("said", ["", "Submitted batch job 12", "12\n13", "abc", "-1"])
 def test_an_answer_without_an_id_is_an_error_that_quotes_it(said: str) -> None:
     with pytest.raises(ValueError, match="no job id") as error:
         Slurm().parse_submit(said)
