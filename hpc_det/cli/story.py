@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import json
-import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 from hpc_det.checkpoint.committed import Committed, committed
 from hpc_det.launch.failure import first_failure
 from hpc_det.requeue import Action, Cause
+from hpc_det.search.metric import better
 from hpc_det.store.files import parse_line, read_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
@@ -225,15 +225,9 @@ class Metrics:
 
     def _compare(self, record: dict[str, Any]) -> None:
         value = record["metrics"].get(self._metric)
-        if value is not None and self._is_better(float(value)):
+        than = None if self.best is None else float(self.best.value)
+        if value is not None and better(float(value), than, self._smaller_is_better):
             self.best = Validation(self._metric, value, record["steps"])
-
-    def _is_better(self, value: float) -> bool:
-        """Strictly; NaN is never better."""
-        if self.best is None:
-            return not math.isnan(value)
-        than = float(self.best.value)
-        return value < than if self._smaller_is_better else value > than
 
 
 # --- checkpoints and the job

@@ -26,7 +26,7 @@ from hpc_det.core.rng import restore_rng, rng_state, seed_everything
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.data import Position
-from hpc_det.pytorch.schedule import Length, better
+from hpc_det.pytorch.schedule import Length
 from hpc_det.pytorch.state import (
     PROGRESS,
     STATE_DICT,
@@ -40,6 +40,7 @@ from hpc_det.pytorch.state import (
     restored_rank,
 )
 from hpc_det.pytorch.trial import PyTorchTrial
+from hpc_det.search.metric import better
 
 
 class Loop:
@@ -70,6 +71,8 @@ class Loop:
         self._progress = Progress()
         self._window = MetricSums()
         self._validations: dict[int, float] = {}
+        self._improved = False
+        """Whether the last validation was the best so far."""
         self._saved: tuple[int, int] | None = None
         """Batches, and batches at the last validation, in the newest checkpoint."""
 
@@ -187,9 +190,6 @@ class Loop:
         if self._checkpoint_period.due(progress.steps, progress.position):
             return True
         return progress.validated == progress.steps and (policy == "all" or (policy == "best" and self._improved))
-
-    _improved = False
-    """Whether the last validation was the best so far."""
 
     # --- validation
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -38,12 +37,3 @@ class Length:
     def batches(self, batches_per_epoch: int) -> int:
         """For a progress bar."""
         return self.amount * batches_per_epoch if self.unit == "epochs" else self.amount
-
-
-def better(value: float, than: float | None, smaller_is_better: bool) -> bool:
-    """Strictly better; NaN is never better, and anything is better than nothing."""
-    if math.isnan(value):
-        return False
-    if than is None or math.isnan(than):
-        return True
-    return value < than if smaller_is_better else value > than

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hpc_det.pytorch.data import Position
-from hpc_det.pytorch.schedule import Length, better
+from hpc_det.pytorch.schedule import Length
 
 NAN, INF = math.nan, math.inf
 
@@ -54,24 +54,3 @@ def test_a_length_is_reached_once_and_due_at_every_multiple(
 def test_in_batches_for_the_progress_bar() -> None:
     assert Length("epochs", 3).batches(20) == 60
     assert Length("batches", 3).batches(20) == 3
-
-
-@pytest.mark.parametrize(
-    ("value", "than", "if_smaller", "if_larger"),
-    [
-        (1.0, 2.0, True, False),
-        (2.0, 1.0, False, True),
-        (1.0, 1.0, False, False),
-        (1.0, None, True, True),
-        (1.0, NAN, True, True),
-        (NAN, 1.0, False, False),
-        (NAN, None, False, False),
-        (NAN, NAN, False, False),
-        (INF, 1.0, False, True),
-        (-INF, 1.0, True, False),
-        (INF, None, True, True),
-    ],
-)
-def test_better_is_strict_and_nan_never_is(value: float, than: float | None, if_smaller: bool, if_larger: bool) -> None:
-    assert better(value, than, smaller_is_better=True) is if_smaller
-    assert better(value, than, smaller_is_better=False) is if_larger
