@@ -6,7 +6,7 @@ import pytest
 
 from hpc_det.search.metric import better
 
-NAN = math.nan
+NAN, INF = math.nan, math.inf
 
 
 @pytest.mark.parametrize(
