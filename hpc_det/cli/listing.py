@@ -14,6 +14,7 @@ from hpc_det.cli.watch import states
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.folders import ExperimentFolder
 
+DAMAGED = "(files damaged)"
 HEADINGS = ("ID", "NAME", "STATE", "BATCHES", "BEST", "SUBMITTED")
 
 
@@ -25,10 +26,15 @@ def listed(experiments: Sequence[ExperimentFolder]) -> list[dict[str, Any]]:
 
 def _record(experiment: ExperimentFolder, state: ExperimentState) -> dict[str, Any]:
     trial = experiment.trial()
-    metrics, job = Metrics.read(trial), story.job(trial)
+    try:
+        name = JobPlan.from_json(trial.plan.read_text(encoding="utf-8")).name
+        metrics = Metrics.read(trial)
+    except (OSError, ValueError, KeyError, TypeError):  # one torn file must not hide all other experiments
+        name, metrics = DAMAGED, Metrics("", smaller_is_better=True)
+    job = story.job(trial)
     return {
         "id": experiment.id,
-        "name": JobPlan.from_json(trial.plan.read_text(encoding="utf-8")).name,
+        "name": name,
         "state": state.value,
         "batches": metrics.batches,
         "total_batches": metrics.total,

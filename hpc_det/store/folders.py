@@ -140,7 +140,19 @@ class ExperimentStore:
         return max(self._numbers(), default=0) + 1
 
     def create(self) -> ExperimentFolder:
-        """Take the next id. `mkdir` is atomic on every file system, so two at once get two ids."""
+        """Take the next id. `mkdir` is atomic on every file system, so two at once get two ids.
+
+        Raises UsageError where the state root takes no folder.
+        """
+        try:
+            return self._create()
+        except OSError as error:
+            raise UsageError(
+                f"HPC_DET_ROOT: {self.root} takes no experiment: {error.strerror}; set it to a folder of yours that "
+                f"all nodes see"
+            ) from None
+
+    def _create(self) -> ExperimentFolder:
         for parent in (self.root, self.root / "experiments"):
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:

@@ -6,6 +6,8 @@ import json
 from datetime import datetime
 from pathlib import Path
 
+import pytest
+
 from hpc_det.requeue import Action, Cause
 from hpc_det.store.folders import ExperimentStore
 from hpc_det.submit.scheduler import JobState
@@ -48,6 +50,20 @@ def test_the_scheduler_is_asked_once_and_only_about_experiments_without_a_verdic
     states = [record["state"] for record in json.loads(hpc_det("e", "list", "--json").out)]
     assert states == ["RUNNING", "COMPLETED", "RUNNING"]
     assert scheduler.asked == [["11", "13"]]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\x00", None])
+def test_an_experiment_with_a_torn_file_hides_no_other(
+    hpc_det: Command, root: Path, scheduler: FakeScheduler, content: bytes | None
+) -> None:
+    torn, whole = (Life.submitted(root, job_id=str(job_id)) for job_id in (11, 12))
+    if content is None:
+        torn.trial.plan.unlink()
+    else:
+        torn.trial.plan.write_bytes(content)
+    listed = json.loads(hpc_det("e", "list", "--json").out)
+    assert [record["name"] for record in listed] == ["(files damaged)", "digits"]
+    assert whole.folder.id == 2
 
 
 def test_what_was_not_created_to_the_end_is_not_listed(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
