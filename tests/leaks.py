@@ -1,4 +1,4 @@
-"""What a test leaves behind: processes, threads, changed environment variables."""
+"""What a test leaves behind: processes, threads, changed environment variables, a changed umask."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class LeakCheck:
 
     def __init__(self) -> None:
         self._environ = dict(os.environ)
+        self._umask = _umask()
         self._threads = set(threading.enumerate())
         self._test_id = str(uuid.uuid4())
         self._processes = set(self._running())
@@ -34,6 +35,9 @@ class LeakCheck:
     def leaks(self, deadline_s: float = 2) -> list[str]:
         """One line for each leak; what is just about to end is given until the deadline."""
         problems = [f"changed environment variable {name}" for name in self._restore_environ()]
+        if (umask := _umask()) != self._umask:
+            problems.append(f"umask {umask:03o}, not {self._umask:03o} as before")
+            os.umask(self._umask)
         end = time.monotonic() + deadline_s
         while (self._new_processes() or self._new_threads()) and time.monotonic() < end:
             time.sleep(0.02)
@@ -86,3 +90,9 @@ def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
         if pid == ancestor:
             return True
     return False
+
+
+def _umask() -> int:
+    """Linux tells it without changing it (proc(5))."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in status if line.startswith("Umask:")), 8)

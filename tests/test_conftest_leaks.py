@@ -19,6 +19,7 @@ def test_reparented_process(): subprocess.run(["sh", "-c", "setsid sleep 7532 & 
 def test_forked_process(): os.fork() or os.execv("/bin/sleep", ["sleep", "7533"])
 def test_variable_set(): os.environ["LEFT_BEHIND"] = "x"
 def test_variable_unset(): del os.environ["PATH"]
+def test_umask(): os.umask(0o077)
 def test_thread(): threading.Thread(target=time.sleep, args=(3,), name="lingerer").start()
 def test_clean(monkeypatch):
     monkeypatch.setenv("TIDY", "1")
@@ -32,6 +33,7 @@ LEAKS = {
     "test_forked_process": r"process \d+ still runs: sleep 7533",
     "test_variable_set": "changed environment variable LEFT_BEHIND",
     "test_variable_unset": "changed environment variable PATH",
+    "test_umask": "umask 077, not 022 as before",
     "test_thread": "thread still runs: lingerer",
 }
 

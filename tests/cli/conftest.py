@@ -35,6 +35,14 @@ class Result(NamedTuple):
 Command = Callable[..., Result]
 
 
+@pytest.fixture(autouse=True)
+def umask(no_leaks: None) -> Iterator[None]:
+    """The command line takes a umask of its own, which is the process's: the tests'."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The state folder of the commands, not there yet."""
@@ -44,16 +52,14 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def hpc_det(root: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Command]:
+def hpc_det(root: Path, capfd: pytest.CaptureFixture[str]) -> Command:
     """hpc-det in this process. An error that is not the user's comes through as an exception."""
 
     def run(*arguments: object) -> Result:
         code = main([str(argument) for argument in arguments])
         return Result(code, *capfd.readouterr())
 
-    umask = os.umask(0o022)
-    yield run
-    os.umask(umask)
+    return run
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Collection
@@ -36,16 +35,10 @@ class SlurmLab:
 
     @classmethod
     def start(cls) -> SlurmLab:
-        """Brings the lab up; at once where it runs already.
-
-        A daemon once failed to start in a hundred bring-ups, without a reason that could be found; hence a second try.
-        """
+        """Brings the lab up; at once where it runs already."""
         done = subprocess.run([SCRIPTS / "slurm-up"], capture_output=True, text=True)
         if done.returncode:
-            print(f"slurm-up failed, once more:\n{done.stdout}{done.stderr}", file=sys.stderr)
-            done = subprocess.run([SCRIPTS / "slurm-up"], capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"slurm-up failed twice:\n{done.stdout}{done.stderr}")
+            raise RuntimeError(f"slurm-up failed:\n{done.stdout}{done.stderr}")
         return cls(Path(done.stdout.splitlines()[-1].removeprefix("export SLURM_CONF=")))
 
     @staticmethod
