@@ -234,11 +234,6 @@ class Cluster(Section):
     environment_variables: Variables = []
     srun_args: Texts = []
 
-    @property
-    def time_limit_min(self) -> int | None:
-        """The limit in minutes, rounded up."""
-        return time_limit_min(self.time_limit) if self.time_limit else None
-
 
 def constants(hyperparameters: Tree) -> Tree:
     """The values of a map of constant hyperparameters; a map without `type` is nested."""

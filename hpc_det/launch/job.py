@@ -26,7 +26,7 @@ from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
-from hpc_det.store.stop import StopRequest, read_stop, request_stop, withdraw_stop
+from hpc_det.store.stop import Reason, StopRequest, read_stop, request_stop, withdraw_stop
 from hpc_det.submit.command import CommandError, run_command
 from hpc_det.submit.scheduler import JobState, scheduler
 
@@ -101,8 +101,8 @@ class Job:
 
     def _on_stop_signal(self, number: int) -> None:
         """The agents read the request from the run folder, where no signal of their own has come before."""
-        reason = "signal" if self._scheduler.has_queue else "cancel"
-        stop = request_stop(self._trial.stop, attempt=number, reason=reason, source="a signal to the job")  # type: ignore[arg-type]
+        reason: Reason = "signal" if self._scheduler.has_queue else "cancel"
+        stop = request_stop(self._trial.stop, attempt=number, reason=reason, source="a signal to the job")
         if stop.reason == "kill":
             end_descendants()
 

@@ -17,6 +17,7 @@ from hpc_det.store.folders import ExperimentFolder, ExperimentStore, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.submit.command import Run
 from hpc_det.submit.scheduler import JobState, JobStatus
+from tests.plan.plans import job_plan
 
 
 @dataclass(frozen=True)
@@ -83,34 +84,8 @@ class Life:
 
 
 def _plan(folder: ExperimentFolder, name: str) -> JobPlan:
-    return JobPlan(
-        experiment_id=folder.id,
-        trial_id=1,
-        name=name,
-        scheduler="slurm",
-        folder=str(folder.trial().path),
-        code=str(folder.code),
-        python="/usr/bin/python3",
-        entrypoint=("true",),
-        environment=(),
-        nodes=2,
-        ranks_per_node=2,
-        slot_type="cpu",
-        cpus_per_rank=1,
-        max_restarts=5,
-        partition=None,
-        account=None,
-        qos=None,
-        time_limit_min=None,
-        signal_lead_s=90,
-        gpu_flag="gres",
-        gpu_type=None,
-        mem_per_node=None,
-        sbatch_args=(),
-        srun_args=(),
-        modules=(),
-        setup=(),
-    )
+    trial, code = str(folder.trial().path), str(folder.code)
+    return job_plan(experiment_id=folder.id, name=name, folder=trial, code=code, ranks_per_node=2, slot_type="cpu")
 
 
 @dataclass

@@ -163,4 +163,3 @@ def test_hparams_are_the_values_of_the_constants() -> None:
 def test_a_cluster_needs_little() -> None:
     cluster = Cluster.model_validate({"name": "x", "scheduler": "local", "slots_per_node": 1, "slot_type": "cpu"})
     assert (cluster.gpu_flag, cluster.signal_lead_s, cluster.cpus_per_slot) == ("gpus-per-node", 90, 1)
-    assert cluster.time_limit_min is None
