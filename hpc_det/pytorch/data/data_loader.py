@@ -1,0 +1,195 @@
+"""hpc_det's DataLoader: what the user asks for. What a rank gets of it is in `hpc_det.pytorch.data`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampler
+
+from hpc_det.errors import UsageError
+from hpc_det.pytorch.data.foreign import length_of
+from hpc_det.pytorch.data.index_batches import ForTorch, OnePass, TrainingBatches
+from hpc_det.pytorch.data.items import Drawn, Items, Records
+from hpc_det.pytorch.data.seeds import mixed_seed
+from hpc_det.pytorch.data.shares import Position, Rest, Share
+from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerInit
+
+
+class DataLoader:
+    """As torch's, for map-style datasets; sharding, shuffling, repeating and resuming are the loop's.
+
+    `batch_size` is per slot. The order of an epoch is a function of the trial's seed and the epoch alone, also with a
+    `sampler` or `batch_sampler`: that is iterated with the global generators seeded for the epoch and put back after
+    it. A batch of a `batch_sampler` goes to one rank whole. What workers draw from the global generators, as random
+    augmentation does, is the same after a resume and with any number of them. Memory is pinned where there is a GPU,
+    unless `pin_memory` is False.
+
+    By itself, in `iter` and `len`, it is torch's loader with the same arguments, which `generator` is for.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int | None = 1,
+        shuffle: bool = False,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool | None = None,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+    ) -> None:
+        """Raises UsageError for an IterableDataset, for batch_size=None, and where torch raises ValueError."""
+        problems = [*_problems_of_data(dataset, batch_size, batch_sampler), *_problems_of_order(sampler, shuffle)]
+        if batch_sampler is not None:
+            problems += _problems_of_batches(batch_size, shuffle, sampler, drop_last)
+        if problems:
+            raise UsageError([f"DataLoader: {problem}" for problem in problems])
+        self.dataset = dataset
+        self.batch_size = batch_size or 1
+        """Items of one rank in a batch: records; with a batch_sampler one batch of its."""
+        self.shuffle = shuffle
+        self.sampler = sampler
+        self.batch_sampler = batch_sampler
+        self.num_workers = num_workers
+        self.collate_fn = collate_fn
+        self.drop_last = drop_last
+        self.generator = generator
+        self._options: dict[str, Any] = {
+            "num_workers": num_workers,
+            "collate_fn": collate_fn,
+            "pin_memory": pin_memory is not False and torch.cuda.is_available(),
+            "timeout": timeout if num_workers else 0,  # without workers torch refuses any
+            "worker_init_fn": WorkerInit(worker_init_fn),
+            "multiprocessing_context": multiprocessing_context,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+        }
+        self._local: torch.utils.data.DataLoader[Any] | None = None
+        try:
+            torch.utils.data.DataLoader(dataset, batch_sampler=[], **self._options)
+        except ValueError as error:
+            raise UsageError(f"DataLoader: {error}") from None
+
+    def __len__(self) -> int:
+        """Batches of the whole dataset on one rank."""
+        items = self.items(seed=0)
+        return self.share(items, size=1).batches_per_epoch(items.nominal_length)
+
+    def __iter__(self) -> Iterator[Any]:
+        """One pass over the whole dataset, by torch's rules."""
+        if self._local is None:
+            self._local = torch.utils.data.DataLoader(
+                self.dataset,
+                batch_size=self.batch_size,
+                shuffle=self.shuffle,
+                sampler=self.sampler,
+                batch_sampler=self.batch_sampler,
+                drop_last=self.drop_last,
+                generator=self.generator,
+                **self._options,
+            )
+        return iter(self._local)
+
+    def get_data_loader(
+        self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0, *, seed: int = 0
+    ) -> torch.utils.data.DataLoader[Any]:
+        """A torch loader of one rank's batches, after `skip` global batches; `repeat`: without end, as in training.
+
+        The order is the one of a trial with that seed; without `repeat` always that of its first epoch.
+        """
+        items = self.items(seed)
+        if not repeat:
+            once = OnePass(
+                items, per_slot=self.batch_size, rank=rank, size=num_replicas, skip=skip, drop_last=self.drop_last
+            )
+            return self.torch_loader(once, "validation", seed)
+        share, position = self.share(items, num_replicas), Position()
+        for _ in range(skip):
+            position = share.after(position)
+        return self.torch_loader(TrainingBatches(share, rank=rank, position=position), "training", seed, rank)
+
+    # --- for training and validation
+
+    def items(self, seed: int) -> Items:
+        """What an epoch consists of. Raises UsageError where it has no length."""
+        if self.batch_sampler is not None:
+            return Drawn("batches", _with_length(self.batch_sampler), seed)
+        if self.sampler is not None:
+            return Drawn("records", _with_length(self.sampler), seed)
+        return Records(len(_with_length(self.dataset)), seed if self.shuffle else None)
+
+    def share(self, items: Items, size: int) -> Share:
+        """How training cuts them for `size` ranks."""
+        rest = Rest.DROPPED if self.drop_last else Rest.SHORT
+        if self.batch_sampler is not None:
+            rest = Rest.FILLED
+        return Share(items, per_slot=self.batch_size, size=size, rest=rest)
+
+    def torch_loader(self, batches: TrainingBatches | OnePass, *seed: int | str) -> ClosableLoader:
+        """`seed`: what the random numbers of workers depend on, besides the batch."""
+        keyed = self.num_workers > 0
+        return ClosableLoader(
+            SeededDataset(self.dataset, *seed) if keyed else self.dataset,
+            batch_sampler=ForTorch(batches, keyed=keyed, items_are_batches=self.batch_sampler is not None),
+            # Creating an iterator draws from it; the global one must not move for that.
+            generator=torch.Generator().manual_seed(mixed_seed(*seed)),
+            **self._options,
+        )
+
+
+OWN_LOADER = (
+    "return torch's DataLoader or a loader of your own from build_training_data_loader, after "
+    "context.experimental.disable_dataset_reproducibility_checks() in the trial's __init__"
+)
+
+
+def _problems_of_data(dataset: Any, batch_size: int | None, batch_sampler: Any) -> Iterator[str]:
+    if isinstance(dataset, IterableDataset):
+        yield (
+            "an IterableDataset has no records to count, so a resume could not find its place; "
+            f"use a map-style dataset, or {OWN_LOADER}"
+        )
+    if batch_size is None and batch_sampler is None:
+        yield f"batch_size is None, but training counts batches; use at least 1, or {OWN_LOADER}"
+    if batch_size is not None and batch_size < 1:
+        yield f"batch_size is {batch_size}; use at least 1"
+
+
+def _problems_of_order(sampler: Any, shuffle: bool) -> Iterator[str]:
+    if sampler is not None and shuffle:
+        yield "a sampler and shuffle=True both set the order; leave one out"
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+        yield (
+            f"the sampler shares out the records to {sampler.num_replicas} ranks, which training does itself; "
+            f"leave it out, or give one of all records"
+        )
+
+
+def _problems_of_batches(batch_size: int | None, shuffle: bool, sampler: Any, drop_last: bool) -> Iterator[str]:
+    """With a batch sampler."""
+    others = {
+        f"batch_size={batch_size}": batch_size != 1,
+        "shuffle=True": shuffle,
+        "sampler": sampler is not None,
+        "drop_last=True": drop_last,
+    }
+    if given := [name for name, is_given in others.items() if is_given]:
+        yield f"a batch_sampler makes the batches, which {', '.join(given)} would, too; leave one out"
+
+
+def _with_length(sized: Any) -> Any:
+    if length_of(sized) is None:
+        raise UsageError(
+            f"DataLoader: {type(sized).__name__} has no len(), which tells where an epoch ends; give it a __len__"
+        )
+    return sized

@@ -1,0 +1,150 @@
+"""What the epochs consist of: the records of a data set, or what a sampler of the user's own yields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+from torch.utils import data
+
+from hpc_det.errors import UsageError
+from hpc_det.pytorch.data.order import Numbers, Order, epoch_order
+from hpc_det.pytorch.data.seeds import mixed_seed, seeded
+
+
+class Items(Protocol):
+    """The items of every epoch, by epoch and place."""
+
+    name: str
+    """In the plural, for messages."""
+
+    @property
+    def nominal_length(self) -> int:
+        """Items of an epoch, as the data set or the sampler tells it."""
+        ...
+
+    def length(self, epoch: int) -> int: ...
+
+    def rows(self, epoch: int, places: Numbers) -> list[list[Any]]:
+        """The items at these places, in rows as in `places` (two dimensions)."""
+        ...
+
+
+class Records:
+    """Record numbers 0 .. length-1; in their own order, or with a seed in another one each epoch. Nothing is stored."""
+
+    name = "records"
+
+    def __init__(self, length: int, seed: int | None) -> None:
+        self.nominal_length = length
+        self._seed = seed
+        self._order: tuple[int, Order] | None = None
+
+    def length(self, epoch: int) -> int:
+        return self.nominal_length
+
+    def rows(self, epoch: int, places: Numbers) -> list[list[Any]]:
+        numbers = places if self._seed is None else self._of(epoch, self._seed)[places]
+        rows: list[list[Any]] = numbers.tolist()
+        return rows
+
+    def _of(self, epoch: int, seed: int) -> Order:
+        if self._order is None or self._order[0] != epoch:
+            self._order = (epoch, epoch_order(seed, epoch, self.nominal_length))
+        return self._order[1]
+
+
+class Drawn:
+    """What a sampler yields, an epoch at a time: at most the `len()` that it has at that epoch.
+
+    It is iterated with the global generators seeded from (seed, epoch), so that torch's random samplers are functions
+    of these. For a sampler that keeps a state of its own the epochs before are iterated first, after a resume too.
+    """
+
+    def __init__(self, name: str, sampler: Iterable[Any], seed: int) -> None:
+        self.name = name
+        self._sampler = sampler
+        self._seed = seed
+        self._next_epoch = 0
+        self._lengths: dict[int, int] = {}
+        self._drawn: dict[int, Sequence[Any] | Numbers] = {}
+        """By epoch; those before the last one that was looked at are gone."""
+
+    @property
+    def nominal_length(self) -> int:
+        return len(self._sampler)  # type: ignore[arg-type]  # the DataLoader has checked that it has one
+
+    def length(self, epoch: int) -> int:
+        if epoch not in self._lengths:
+            self._draw(epoch)
+        return self._lengths[epoch]
+
+    def rows(self, epoch: int, places: Numbers) -> list[list[Any]]:
+        if epoch not in self._drawn:
+            self._draw(epoch)
+        for past in [known for known in self._drawn if known < epoch]:
+            del self._drawn[past]
+        items = self._drawn[epoch]
+        if isinstance(items, np.ndarray):
+            rows: list[list[Any]] = items[places].tolist()
+            return rows
+        return [[items[place] for place in row] for row in places.tolist()]
+
+    def _draw(self, epoch: int) -> None:
+        if not _is_stateless(self._sampler):
+            if epoch < self._next_epoch:
+                raise UsageError(
+                    f"DataLoader: {type(self._sampler).__name__} has given the {self.name} of epoch "
+                    f"{self._next_epoch - 1} already and cannot go back to epoch {epoch}; make a new DataLoader"
+                )
+            for earlier in range(self._next_epoch, epoch):
+                self._iterated(earlier)
+        self._drawn[epoch] = self._iterated(epoch)
+        self._lengths[epoch] = len(self._drawn[epoch])
+        self._next_epoch = epoch + 1
+
+    def _iterated(self, epoch: int) -> Sequence[Any] | Numbers:
+        with seeded(mixed_seed("sampler", self._seed, epoch)):
+            _set_epoch(self._sampler, epoch)
+            most = self.nominal_length
+            items = list(islice(self._sampler, most + 1))[:most]  # one more: its iterator shall come to its end
+        return _compact(items)
+
+
+def _set_epoch(sampler: Any, epoch: int) -> None:
+    """Also inside a batch sampler, which holds its sampler as `sampler` (torch.utils.data.BatchSampler)."""
+    while sampler is not None:
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        sampler = getattr(sampler, "sampler", None)
+
+
+STATELESS = (
+    list,
+    tuple,
+    range,
+    data.SequentialSampler,
+    data.RandomSampler,
+    data.SubsetRandomSampler,
+    data.WeightedRandomSampler,
+    data.DistributedSampler,
+)
+
+
+def _is_stateless(sampler: Any) -> bool:
+    """Whether it yields the same again in an epoch that it is set to: then a resume need not iterate the epochs before.
+
+    Not those with a generator of their own, nor subclasses, which may keep what they like.
+    """
+    if type(sampler) is data.BatchSampler:
+        return _is_stateless(sampler.sampler)
+    return type(sampler) in STATELESS and getattr(sampler, "generator", None) is None
+
+
+def _compact(items: list[Any]) -> Sequence[Any] | Numbers:
+    """Whole numbers as an array, which takes a fifth of the memory."""
+    if all(type(item) is int for item in items):
+        return np.array(items, dtype=np.int64)
+    return items

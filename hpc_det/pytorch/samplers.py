@@ -1,0 +1,118 @@
+"""Samplers for data sets that shard, repeat and skip by themselves, without `hpc_det.pytorch.DataLoader`.
+
+Put together in this order: shuffle, repeat, shard, batch, skip. Repeat after shuffling, else the shuffle waits for the
+end of an endless stream; shard after repeating, else ranks end their epochs at different batches; skip last, so that it
+happens once and not in every epoch. Names, arguments and orders are those of `determined.pytorch.samplers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, TypeVar
+
+import numpy as np
+from torch.utils.data import Sampler
+
+T = TypeVar("T")
+Batch = list[int]
+
+
+class _Around(Sampler[T]):
+    """A sampler around another one, or around anything that can be iterated again and has a length."""
+
+    def __init__(self, sampler: Iterable[T]) -> None:
+        self._sampler: Any = sampler
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+class RepeatSampler(_Around[T]):
+    """Begins anew at the end, without end, unless there is nothing. Its length is that of one epoch."""
+
+    def __iter__(self) -> Iterator[T]:
+        empty = False
+        while not empty:
+            empty = True
+            for item in self._sampler:
+                empty = False
+                yield item
+
+
+class RepeatBatchSampler(RepeatSampler[Batch]):
+    """RepeatSampler for batches."""
+
+    def __init__(self, batch_sampler: Iterable[Batch]) -> None:
+        super().__init__(batch_sampler)
+
+
+class DistributedSampler(_Around[T]):
+    """The share of one rank: numbers rank, rank + num_workers, rank + 2 * num_workers, ... of what is sampled.
+
+    `num_workers` is the number of ranks. Raises ValueError for a rank that is not below it.
+    """
+
+    def __init__(self, sampler: Iterable[T], num_workers: int, rank: int) -> None:
+        if num_workers < 1:
+            raise ValueError(f"num_workers is {num_workers}; it is the number of ranks, at least 1")
+        if not 0 <= rank < num_workers:
+            raise ValueError(f"rank is {rank} with num_workers {num_workers}; ranks are 0 to num_workers - 1")
+        super().__init__(sampler)
+        self._num_workers = num_workers
+        self._rank = rank
+
+    def __len__(self) -> int:
+        return len(range(self._rank, len(self._sampler), self._num_workers))
+
+    def __iter__(self) -> Iterator[T]:
+        return islice(iter(self._sampler), self._rank, None, self._num_workers)
+
+
+class DistributedBatchSampler(DistributedSampler[Batch]):
+    """DistributedSampler for batches."""
+
+    def __init__(self, batch_sampler: Iterable[Batch], num_workers: int, rank: int) -> None:
+        super().__init__(batch_sampler, num_workers, rank)
+
+
+class SkipSampler(_Around[T]):
+    """Leaves out the first `skip`, each time it is iterated. Its length does not tell of the skip."""
+
+    def __init__(self, sampler: Iterable[T], skip: int) -> None:
+        super().__init__(sampler)
+        self._skip = skip
+
+    def __iter__(self) -> Iterator[T]:
+        return islice(iter(self._sampler), self._skip, None)
+
+
+class SkipBatchSampler(SkipSampler[Batch]):
+    """SkipSampler for batches; to be preferred, since training is counted in batches."""
+
+    def __init__(self, batch_sampler: Iterable[Batch], skip: int) -> None:
+        super().__init__(batch_sampler, skip)
+
+
+class ReproducibleShuffleSampler(_Around[T]):
+    """Another order at each iteration, the first of them a function of `seed` (0 .. 2**32-1), each of the one before.
+
+    The orders are those of `numpy.random.RandomState(seed).shuffle` on the list of all that is sampled.
+    """
+
+    def __init__(self, sampler: Iterable[T], seed: int) -> None:
+        super().__init__(sampler)
+        self._random = np.random.RandomState(seed)
+
+    def __iter__(self) -> Iterator[T]:
+        sampled = list(self._sampler)
+        order = np.arange(len(sampled))
+        self._random.shuffle(order)  # the same swaps as on a list, many times as fast
+        return iter([sampled[place] for place in order.tolist()])
+
+
+class ReproducibleShuffleBatchSampler(ReproducibleShuffleSampler[Batch]):
+    """ReproducibleShuffleSampler for batches; prefer to shuffle records, which mixes better."""
+
+    def __init__(self, batch_sampler: Iterable[Batch], seed: int) -> None:
+        super().__init__(batch_sampler, seed)

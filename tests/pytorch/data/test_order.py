@@ -1,0 +1,186 @@
+"""All seeds of the statistics are fixed, so that a test that passes once passes always."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+import tracemalloc
+from collections import Counter
+from itertools import pairwise, permutations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpc_det.pytorch.data.order import SORTED_UP_TO, FeistelOrder, Numbers, Order, epoch_order
+
+LONG = SORTED_UP_TO + 3617
+SEEDS = st.integers(0, 2**63)
+EPOCHS = st.integers(0, 2**31)
+
+
+def whole(order: Order, length: int) -> Numbers:
+    return order[np.arange(length)]
+
+
+def is_like_chance(counts: Numbers, expected: float) -> bool:
+    """Whether chi-squared is within six standard deviations of its mean.
+
+    Square: counts of records at positions, where each row and column adds up to the number of epochs.
+    """
+    chi_squared = float(((counts - expected) ** 2 / expected).sum())
+    cells = len(counts) - 1
+    if counts.ndim == 2:
+        chi_squared *= cells / len(counts)
+        cells *= cells
+    return abs(chi_squared - cells) < 6 * math.sqrt(2 * cells)
+
+
+# --- a permutation
+
+
+@given(seed=SEEDS, epoch=EPOCHS, length=st.integers(0, 100))
+@settings(deadline=None)
+def test_an_order_is_a_permutation(seed: int, epoch: int, length: int) -> None:
+    assert sorted(whole(epoch_order(seed, epoch, length), length)) == list(range(length))
+
+
+@given(start=SEEDS, length=st.integers(2, 400))
+@settings(deadline=None)
+def test_the_cipher_is_one_of_any_length(start: int, length: int) -> None:
+    assert sorted(whole(FeistelOrder(np.uint64(start), length), length)) == list(range(length))
+
+
+@pytest.mark.parametrize(
+    "length", [SORTED_UP_TO, SORTED_UP_TO + 1, 2**15 - 1, 2**15, 2**15 + 1, 2**16 - 1, 2**16, 2**16 + 1, 100_003]
+)
+def test_long_orders_are_permutations(length: int) -> None:
+    assert np.array_equal(np.sort(whole(epoch_order(3, 5, length), length)), np.arange(length))
+
+
+@pytest.mark.parametrize("length", [10**8, 2**40, 2**40 + 1, 2**62 - 1])
+def test_orders_of_any_length_give_records_that_are_there_and_differ(length: int) -> None:
+    positions = np.linspace(0, length - 1, 50_000, dtype=np.int64)
+    records = epoch_order(3, 5, length)[positions]
+    assert records.dtype == np.int64
+    assert records.min() >= 0
+    assert records.max() < length
+    assert len(np.unique(records)) == len(np.unique(positions))
+
+
+@pytest.mark.parametrize("length", [100, LONG])
+def test_records_have_the_shape_of_the_positions(length: int) -> None:
+    order = epoch_order(3, 5, length)
+    positions = np.arange(60).reshape(3, 20)
+    assert np.array_equal(order[positions], whole(order, 60).reshape(3, 20))
+
+
+# --- a function of its arguments alone
+
+
+@given(seed=SEEDS, epoch=EPOCHS, length=st.sampled_from([50, LONG]))
+@settings(deadline=None)
+def test_it_neither_reads_nor_moves_a_global_generator(seed: int, epoch: int, length: int) -> None:
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    before = whole(epoch_order(seed, epoch, length), length)
+    drawn = random.random(), np.random.random(), torch.rand(())
+    random.seed(2), np.random.seed(2), torch.manual_seed(2)
+    assert np.array_equal(whole(epoch_order(seed, epoch, length), length), before)
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    assert (random.random(), np.random.random(), torch.rand(())) == drawn
+
+
+def test_it_is_the_same_with_every_version() -> None:
+    assert whole(epoch_order(1, 2, 10), 10).tolist() == [0, 1, 5, 8, 7, 4, 3, 6, 2, 9]
+    assert whole(epoch_order(1, 2, 10**8), 5).tolist() == [50462345, 66842787, 4496729, 71490669, 52687291]
+
+
+def test_every_seed_and_epoch_has_its_own() -> None:
+    orders = {tuple(whole(epoch_order(seed, epoch, 50), 50)) for seed in range(20) for epoch in range(20)}
+    assert len(orders) == 400
+
+
+# --- a good shuffle
+
+
+@pytest.mark.parametrize("over", ["epochs", "seeds"])
+def test_all_orders_of_four_records_are_equally_frequent(over: str) -> None:
+    count = 24 * 200
+    orders = [epoch_order(7, k, 4) if over == "epochs" else epoch_order(k, 7, 4) for k in range(count)]
+    found = Counter(tuple(whole(order, 4).tolist()) for order in orders)
+    assert found.keys() == set(permutations(range(4)))
+    assert is_like_chance(np.array(list(found.values())), count / 24)
+
+
+@pytest.mark.parametrize("length", [2, 3, 10, 33])
+def test_every_record_comes_equally_often_at_every_position(length: int) -> None:
+    epochs = 200 * length
+    counts = np.zeros((length, length), dtype=np.int64)
+    for epoch in range(epochs):
+        counts[np.arange(length), whole(epoch_order(11, epoch, length), length)] += 1
+    assert is_like_chance(counts, epochs / length)
+
+
+def test_the_cipher_puts_every_record_equally_often_at_every_position_too() -> None:
+    length, epochs = 40, 8000
+    counts = np.zeros((length, length), dtype=np.int64)
+    for epoch in range(epochs):
+        counts[np.arange(length), whole(FeistelOrder(np.uint64(epoch), length), length)] += 1
+    assert is_like_chance(counts, epochs / length)
+
+
+def test_every_two_records_of_the_cipher_come_equally_often_after_each_other() -> None:
+    length, epochs = 16, 8000
+    counts = np.zeros((length, length), dtype=np.int64)
+    for epoch in range(epochs):
+        first, second = whole(FeistelOrder(np.uint64(epoch), length), length)[:2]
+        counts[first, second] += 1
+    assert not counts.diagonal().any()
+    different = counts[~np.eye(length, dtype=bool)]
+    assert is_like_chance(different, epochs / len(different))
+
+
+def test_no_stretch_of_a_long_epoch_prefers_any_records() -> None:
+    stretches = 50
+    counts = np.zeros((stretches, stretches), dtype=np.int64)
+    for epoch in range(20):
+        order = whole(epoch_order(13, epoch, LONG), LONG)
+        counts += np.histogram2d(np.arange(LONG), order, bins=stretches)[0].astype(np.int64)
+    assert is_like_chance(counts, 20 * LONG / stretches**2)
+
+
+@pytest.mark.parametrize("length", [5000, LONG])
+def test_epochs_and_neighbours_are_uncorrelated(length: int) -> None:
+    noise = 5 / math.sqrt(length)
+    orders = [whole(epoch_order(17, epoch, length), length) for epoch in range(5)]
+    for one, next_one in pairwise(orders):
+        assert abs(np.corrcoef(one, next_one)[0, 1]) < noise
+    for order in orders:
+        assert abs(np.corrcoef(np.arange(length), order)[0, 1]) < noise
+        assert all(abs(np.corrcoef(order[:-step], order[step:])[0, 1]) < noise for step in (1, 2, 32, 128))
+        assert abs((order[1:] > order[:-1]).mean() - 0.5) < noise
+
+
+def test_about_one_record_an_epoch_keeps_its_place() -> None:
+    kept = [(whole(epoch_order(19, epoch, LONG), LONG) == np.arange(LONG)).sum() for epoch in range(200)]
+    assert abs(np.mean(kept) - 1) < 5 / math.sqrt(200)
+
+
+# --- at once, in no memory
+
+
+def test_a_hundred_million_records_start_at_once_and_take_no_memory() -> None:
+    positions = np.arange(57_000_000, 57_008_192)
+    tracemalloc.start()
+    try:
+        begin = time.perf_counter()
+        epoch_order(3, 5, 10**8)[positions]
+        took_s = time.perf_counter() - begin
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert took_s < 0.1
+    assert peak < 2 * 2**20

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+
+from hpc_det.launch.signals import STOP_SIGNALS
+from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerInit, end_workers, shield
+
+
+def loader(dataset: Dataset[Any], **options: Any) -> ClosableLoader:
+    return ClosableLoader(dataset, **{"num_workers": 1, "worker_init_fn": WorkerInit(None), **options})
+
+
+class Numbers(Dataset[Any]):
+    """Those of its process."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        return os.getpid()
+
+
+# --- signals
+
+
+class Immortal(Numbers):
+    """Sends its own worker process every stop signal before it gives a record."""
+
+    def __getitem__(self, index: int) -> int:
+        for number in STOP_SIGNALS:
+            os.kill(os.getpid(), number)
+        return os.getpid()
+
+
+class ImmortalStream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return (Immortal()[index] for index in range(4))
+
+
+def test_workers_ignore_the_stop_signals() -> None:
+    (pid,) = {int(pid) for batch in loader(Immortal()) for pid in batch}
+    assert pid != os.getpid()
+
+
+def test_so_do_those_of_a_loader_that_is_not_ours() -> None:
+    initialized: list[int] = []
+    foreign = torch.utils.data.DataLoader(ImmortalStream(), num_workers=1, worker_init_fn=initialized.append)
+    shield(foreign)
+    shield(foreign)
+    assert len({int(pid) for batch in foreign for pid in batch}) == 1
+    assert initialized == [], "it ran in the worker"
+
+
+def test_what_is_no_torch_loader_needs_no_shield() -> None:
+    shield([1, 2, 3])
+
+
+def test_stop_signals_are_those_that_schedulers_send() -> None:
+    assert {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2} <= set(STOP_SIGNALS)
+
+
+# --- the users' worker_init_fn
+
+
+class Named(Dataset[Any]):
+    name = "nobody"
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> str:
+        return self.name
+
+
+def name_dataset(worker_id: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.name = f"{info.dataset.name} of worker {worker_id}"  # type: ignore[attr-defined]
+
+
+def test_the_users_worker_init_fn_runs_too_and_reaches_the_dataset() -> None:
+    dataset = SeededDataset(Named(), "seed")
+    batches = loader(dataset, batch_sampler=[((0, 0), [1, 2])], worker_init_fn=WorkerInit(name_dataset))
+    assert list(batches) == [["nobody of worker 0"] * 2]
+
+
+# --- random numbers
+
+
+class Noisy(Dataset[Any]):
+    """Draws from every global generator for each record, as augmentation does."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
+        return index, random.random(), float(np.random.random()), float(torch.rand(()))
+
+
+def noisy_collate(records: list[Any]) -> list[Any]:
+    return [records, random.random(), float(np.random.random()), float(torch.rand(()))]
+
+
+BATCHES = [((epoch, done), [done, done + 1]) for epoch in range(2) for done in range(0, 10, 2)]
+
+
+def noise(batches: list[Any], workers: int, seed: str = "seed") -> list[Any]:
+    return list(
+        loader(SeededDataset(Noisy(), seed), batch_sampler=batches, num_workers=workers, collate_fn=noisy_collate)
+    )
+
+
+def test_random_numbers_depend_on_the_batch_alone() -> None:
+    undisturbed = noise(BATCHES, workers=1)
+    assert noise(BATCHES, workers=2) == undisturbed
+    assert noise(BATCHES[4:], workers=2) == undisturbed[4:]
+
+
+def test_every_batch_and_every_seed_has_its_own() -> None:
+    found = noise(BATCHES, workers=1) + noise(BATCHES, workers=1, seed="other")
+    for generator in (1, 2, 3):
+        drawn = {record[generator] for batch in found for record in batch[0]} | {batch[generator] for batch in found}
+        assert len(drawn) == 3 * len(found)
+
+
+# --- the dataset in a worker
+
+
+class AtOnce(Named):
+    def __getitems__(self, indices: list[int]) -> list[str]:
+        assert type(indices) is list
+        return [f"{self.name} {index}" for index in indices]
+
+
+def test_a_dataset_that_fetches_a_batch_at_once_does_so() -> None:
+    assert SeededDataset(AtOnce(), "seed").__getitems__(((0, 0), [1, 2])) == ["nobody 1", "nobody 2"]
+
+
+def test_it_looks_like_the_users_dataset() -> None:
+    dataset: Any = SeededDataset(Named(), "seed")
+    assert (len(dataset), dataset[0], dataset.name) == (4, "nobody", "nobody")
+    with pytest.raises(AttributeError, match="'Named' object has no attribute 'color'"):
+        dataset.color  # noqa: B018
+
+
+def test_it_goes_to_processes_that_do_not_fork() -> None:
+    dataset: Any = pickle.loads(pickle.dumps(SeededDataset(Named(), "seed")))
+    assert dataset.__getitems__(((0, 0), [1, 2])) == ["nobody", "nobody"]
+
+
+# --- their end
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_closing_ends_the_workers_of_iterations_that_were_left(persistent: bool) -> None:
+    numbers = loader(Numbers(), num_workers=2, persistent_workers=persistent)
+    left = [iter(numbers), iter(numbers)]
+    assert all(next(iteration) for iteration in left)
+    workers = [worker for iteration in left for worker in iteration._workers]
+    assert all(worker.is_alive() for worker in workers)
+    numbers.close()
+    assert not any(worker.is_alive() for worker in workers)
+    numbers.close()
+    assert len(list(numbers)) == 40, "it can be iterated anew"
+    numbers.close()
+
+
+def test_persistent_workers_stay_from_pass_to_pass_also_after_one_that_was_left() -> None:
+    numbers = loader(Numbers(), persistent_workers=True)
+    pids = [{int(pid) for batch in numbers for pid in batch}]
+    pids.append({int(next(iter(numbers)))})
+    pids.append({int(pid) for batch in numbers for pid in batch})
+    assert pids[0] == pids[1] == pids[2]
+    numbers.close()
+
+
+class Stuck(Numbers):
+    def __init__(self) -> None:
+        self.reached = multiprocessing.get_context("fork").Event()
+
+    def __getitem__(self, index: int) -> int:
+        self.reached.set()
+        while True:
+            signal.pause()
+
+
+def test_a_worker_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
+    stuck = Stuck()
+    numbers = loader(stuck)
+    iteration = iter(numbers)
+    assert stuck.reached.wait(timeout=60)
+    numbers.close()
+    (worker,) = iteration._workers
+    assert worker.exitcode == -signal.SIGKILL
+
+
+def test_other_iterators_have_no_workers() -> None:
+    end_workers(iter([1]))
+    end_workers(None)
+    numbers = loader(TensorDataset(torch.arange(4)), num_workers=0)
+    iteration = iter(numbers)
+    numbers.close()
+    assert len(list(iteration)) == 4
