@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from hpc_det.checkpoint.committed import Committed, FileEntry, committed, newest_good
 from hpc_det.checkpoint.prune import superfluous
 from hpc_det.checkpoint.staging import Staging, new_staging
 from hpc_det.core.distributed import Distributed
+from hpc_det.core.numpy_values import is_plain, stand_ins, with_arrays
 from hpc_det.errors import HpcDetError
+
+Finish = Callable[[Path], Mapping[str, FileEntry] | None]
 
 
 class CheckpointContext:
@@ -24,12 +29,13 @@ class CheckpointContext:
         self._checkpoints = checkpoints
         self._distributed = distributed
 
-    def save(self, steps: int, files: Mapping[str, Any], finish: Callable[[Path], None]) -> str:
+    def save(self, steps: int, files: Mapping[str, Any], finish: Finish) -> str:
         """Write this rank's `files` (name -> what torch.save takes), and commit those of all ranks; the uuid.
 
-        `finish(partial folder)` runs on rank 0 before the commit; files it adds belong to the checkpoint.
+        `finish(partial folder)` runs on rank 0 before the commit; files it adds belong to the checkpoint. It may return
+        the entries of those that are on disk already; the others are flushed and read for their checksums.
         """
-        if problems := [problem for name, content in files.items() for problem in _not_loadable(content, name)]:
+        if problems := [problem for name, content in files.items() for problem in not_loadable(content, name)]:
             raise HpcDetError(problems)
         chief = self._distributed.is_chief
         uuid = self._distributed.broadcast_json(new_staging(self._checkpoints).uuid if chief else None)
@@ -41,7 +47,7 @@ class CheckpointContext:
         written = self._distributed.gather_json({name: asdict(entry) for name, entry in entries.items()})
         if chief:
             everyone = {name: FileEntry(**entry) for part in written for name, entry in part.items()}
-            finish(staging.partial)
+            everyone.update(finish(staging.partial) or {})
             staging.add_others(everyone)
             staging.commit(steps, everyone)
         self._distributed.barrier()
@@ -71,22 +77,33 @@ def _delete(checkpoint: Committed) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-_LOADABLE = (torch.Tensor, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_VALUES = (bool, int, float, complex, str, bytes, bytearray, type(None), torch.dtype, torch.device)
+_MAPS = (dict, OrderedDict, Counter)
+_ROWS = (list, tuple, set, torch.Size)
 
 
-def _not_loadable(content: Any, path: str) -> Iterator[str]:
-    """What `load` would refuse, since it could run code: better no save than a resume that fails."""
-    if isinstance(content, dict):
+def not_loadable(content: Any, path: str) -> Iterator[str]:
+    """What `load` would refuse, since it could run code: better no save than a resume that fails.
+
+    Classes derived from these are refused, too: unpickling would have to import them.
+    """
+    kind = type(content)
+    if kind in _MAPS:
         for key, value in content.items():
-            yield from _not_loadable(value, f"{path}: {key}" if path.endswith(".pth") else f"{path}.{key}")
-    elif isinstance(content, list | tuple | set):
+            yield from not_loadable(key, f"{path}: the key {key!r}")
+            yield from not_loadable(value, f"{path}: {key}" if path.endswith(".pth") else f"{path}.{key}")
+    elif kind in _ROWS:
         for i, value in enumerate(content):
-            yield from _not_loadable(value, f"{path}[{i}]")
-    elif not isinstance(content, _LOADABLE) or type(content).__module__ == "numpy":  # numpy.float64 is a float
-        kind = f"{type(content).__module__}.{type(content).__name__}"
-        yield f"{path}: {kind} cannot be part of a checkpoint; save tensors, numbers, texts, lists and maps of them"
+            yield from not_loadable(value, f"{path}[{i}]")
+    elif kind not in _VALUES and not isinstance(content, torch.Tensor) and not is_plain(content):
+        found = f"{content.dtype} array" if kind is np.ndarray else f"{kind.__module__}.{kind.__name__}"
+        yield f"{path}: {found} cannot be part of a checkpoint; save tensors, numbers, texts, lists and maps of them"
 
 
-def load(path: Path) -> Any:
-    """A file of a checkpoint, on the CPU, without unpickling anything but tensors and plain containers."""
-    return torch.load(path, map_location="cpu", weights_only=True)
+def load(path: Path, **options: Any) -> Any:
+    """A file of a checkpoint, on the CPU, unpickling nothing but tensors, numpy's numbers, texts and plain containers.
+
+    `options`: torch.load's `map_location` and `mmap`. Raises pickle.UnpicklingError where the file holds anything else.
+    """
+    with stand_ins():
+        return with_arrays(torch.load(path, **{"map_location": "cpu", **options, "weights_only": True}))

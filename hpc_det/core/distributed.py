@@ -1,19 +1,23 @@
 """The gang as one rank sees it: numbers and collectives.
 
-The collectives carry JSON in tensors. torch's object collectives would unpickle what comes from the network.
+The loop's own collectives carry JSON in tensors; a trial's carry any object, sealed (see hpc_det.core.sealed). torch's
+object collectives would unpickle whatever comes from the network.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
+
+from hpc_det.core.sealed import Alone, SealedGroup, shared_secret
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +29,8 @@ class Distributed:
     local_rank: int = 0
     local_size: int = 1
     nodes: int = 1
+    env: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Says where the secret is that the ranks share; asked at the first collective on objects."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Distributed:
@@ -36,6 +42,7 @@ class Distributed:
             local_rank=int(env.get("LOCAL_RANK", 0)),
             local_size=local_size,
             nodes=size // local_size,
+            env=env,
         )
 
     def get_rank(self) -> int:
@@ -67,6 +74,8 @@ class Distributed:
             dist.init_process_group("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
 
     def stop(self) -> None:
+        for objects in ("_gang", "_node"):
+            vars(self).pop(objects, None)  # they hold process groups, whose destructors must not come later
         if self.size > 1:
             dist.destroy_process_group()
 
@@ -96,6 +105,54 @@ class Distributed:
     def broadcast_json(self, data: Any) -> Any:
         """What rank 0 gave."""
         return self.gather_json(data if self.is_chief else None)[0]
+
+    # --- any object that pickle takes
+
+    def gather(self, data: Any) -> list[Any] | None:
+        """What every rank gave, in rank order, on rank 0; None on the others.
+
+        Like all that follow: raises HpcDetError for what no rank of this run has sent, before unpickling it, and where
+        the ranks share no secret (see `shared_secret`).
+        """
+        return self._gang.gather(data)
+
+    def allgather(self, data: Any) -> list[Any]:
+        """What every rank gave, in rank order, on every rank."""
+        return self._gang.allgather(data)
+
+    def broadcast(self, data: Any) -> Any:
+        """What rank 0 gave, on every rank."""
+        return self._gang.broadcast(data)
+
+    def gather_local(self, data: Any) -> list[Any] | None:
+        """`gather` among the ranks of this node, on local rank 0."""
+        return self._node.gather(data)
+
+    def allgather_local(self, data: Any) -> list[Any]:
+        """`allgather` among the ranks of this node."""
+        return self._node.allgather(data)
+
+    def broadcast_local(self, data: Any) -> Any:
+        """What local rank 0 gave, on every rank of this node."""
+        return self._node.broadcast(data)
+
+    @cached_property
+    def _gang(self) -> Alone | SealedGroup:
+        return Alone() if self.size == 1 else SealedGroup(range(self.size), self.rank, shared_secret(self.env))
+
+    @cached_property
+    def _node(self) -> Alone | SealedGroup:
+        if self.nodes == 1:
+            return self._gang
+        if self.local_size == 1:
+            return Alone()
+        first = self.rank - self.local_rank
+        ranks = range(first, first + self.local_size)
+        # ranks of other nodes need not take part
+        group = dist.new_group([*ranks], backend="gloo", use_local_synchronization=True)
+        return SealedGroup(ranks, self.rank, shared_secret(self.env), group)
+
+    # --- for threads
 
     def side_store(self, env: Mapping[str, str]) -> Store:
         """A key-value store of all ranks on a connection of its own, for a thread that waits in it."""

@@ -1,66 +1,269 @@
-"""Metrics: summed on the device between reports, averaged over batches and ranks, written by rank 0 as JSON lines."""
+"""Metrics: summed where they are between reports, reduced over batches and ranks, written by rank 0 as JSON lines."""
 
 from __future__ import annotations
 
+import enum
+import functools
 import json
 import math
-import numbers
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import torch
 
 from hpc_det.core.distributed import Distributed
-from hpc_det.store.files import append_line, read_lines, write_atomic
+from hpc_det.errors import UsageError
+from hpc_det.store.files import append_line, flush_file, read_lines, write_atomic
 from hpc_det.store.folders import TrialFolder
 
 
-class MetricSums:
-    """Running sums of scalar metrics, without synchronization: tensors are summed where they are, in float64."""
+class Reducer(enum.Enum):
+    """How a validation metric's values, one a batch, become one; for AVG every batch of every rank weighs the same."""
 
-    def __init__(self) -> None:
-        self._sums: dict[str, Any] = {}
+    AVG = 1
+    SUM = 2
+    MAX = 3
+    MIN = 4
+
+
+Total = float | torch.Tensor | None
+"""A metric so far: a 0-dim float64 tensor for one that lives on another device; None once a value was no scalar."""
+
+
+class MetricWindow:
+    """The metrics of the batches between two reports, without synchronization.
+
+    A metric is a number or a one-element tensor; anything else makes it None (upstream's rule), or, with
+    `numbers_only`, raises UsageError. `keep_batches` also keeps the values of each batch.
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer | Mapping[str, Reducer] = Reducer.AVG,
+        *,
+        keep_batches: bool = False,
+        numbers_only: bool = False,
+    ) -> None:
+        """Raises UsageError for a reducer of another kind."""
+        self._reducer = _checked(reducer)
+        self._numbers_only = numbers_only
+        self._kept: list[MetricWindow] | None = [] if keep_batches else None
+        self._totals: dict[str, Total] = {}
+        self._folds: dict[str, Fold] = {}
         self.batches = 0
 
     def add(self, metrics: Mapping[str, Any]) -> None:
-        """One batch. Raises ValueError for names that differ from the last batch's, or a value that is no scalar."""
-        if self.batches and metrics.keys() != self._sums.keys():
-            raise ValueError(
-                f"metric names changed between batches: {sorted(self._sums)} before, {sorted(metrics)} now; "
-                f"return the same names every time"
-            )
+        """One batch. Raises UsageError for names that differ from the last batch's."""
+        totals, folds = self._totals, self._folds
+        if metrics.keys() != totals.keys():
+            self._begin(metrics)
         for name, value in metrics.items():
-            self._sums[name] = self._added(name, value)
+            number, total = _scalar(value), totals[name]
+            if number is None and self._numbers_only:
+                raise UsageError(_no_number(name, value))
+            totals[name] = None if number is None or total is None else folds[name](total, number)
         self.batches += 1
+        if self._kept is not None:
+            self._kept.append(_window_of(metrics))
 
-    def _added(self, name: str, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            value = value.detach().reshape(())
-            known = self._sums.get(name, 0.0)
-            # a new tensor at the first batch, in place afterwards: no allocation that grows
-            return known.add_(value) if isinstance(known, torch.Tensor) else value.to(torch.float64) + known
-        if isinstance(value, numbers.Real):
-            return self._sums.get(name, 0.0) + float(value)
-        raise ValueError(
-            f"metric '{name}': {type(value).__name__} is no scalar; return a number or a one-element tensor"
-        )
+    def reduce(self, distributed: Distributed) -> dict[str, float | None]:
+        """Collective: the same on every rank. A rank without batches takes part with nothing.
+
+        Raises UsageError, on every rank, for names that differ between ranks or are not those of the reducers.
+        """
+        return self._reduced(distributed.gather_json(self._sums()))
+
+    def batch_metrics(self, distributed: Distributed) -> list[dict[str, float | None]]:
+        """Collective: what was kept of each batch, averaged over the ranks."""
+        assert self._kept is not None, "a window without keep_batches"
+        by_rank = distributed.gather_json([batch._sums() for batch in self._kept])
+        return [self._reduced(batch) for batch in _aligned(by_rank)]
+
+    def reset(self) -> None:
+        """As new; names may be others from here on."""
+        self.batches = 0
+        self._totals.clear()
+        if self._kept is not None:
+            self._kept.clear()
 
     def state(self) -> dict[str, Any]:
-        """Exact, so that a resumed window goes on as if it had not been cut."""
-        return {"batches": self.batches, "sums": {name: float(value) for name, value in self._sums.items()}}
+        """Numbers alone, and exact: a window that is restored from it goes on as if it had not been cut."""
+        return {**self._sums(), "kept": [batch._sums() for batch in self._kept or []]}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.batches, self._sums = state["batches"], dict(state["sums"])
+    def restore(self, *states: Mapping[str, Any]) -> None:
+        """As saved by one rank, or by several ranks of a gang of another size: then sums and batches add up."""
+        self.batches, self._totals = self._merged(states)
+        self._folds = {name: self._fold(name) for name in self._totals}
+        if self._kept is not None:
+            self._kept = [_window_restored(batch) for batch in _aligned([state["kept"] for state in states])]
 
-    def mean_over_ranks(self, distributed: Distributed) -> dict[str, float]:
-        """Collective. Every batch of every rank weighs the same; a rank without batches takes part with nothing."""
-        names: list[str] = next((known for known in distributed.gather_json(sorted(self._sums)) if known), [])
-        values = torch.tensor(
-            [float(self._sums.get(name, 0.0)) for name in names] + [self.batches], dtype=torch.float64
-        )
-        *sums, batches = distributed.sum(values).tolist()
-        return {name: value / batches for name, value in zip(names, sums, strict=True)}
+    def _begin(self, metrics: Mapping[str, Any]) -> None:
+        if self.batches:
+            raise UsageError(
+                f"metric names changed between batches: {_listed(self._totals)} before, {_listed(metrics)} now; "
+                f"return the same names every time"
+            )
+        for name in metrics:
+            if not isinstance(name, str):
+                raise UsageError(
+                    f"metric {name!r}: a name is a text, not {type(name).__name__}; return a dict with texts"
+                )
+            self._folds[name] = self._fold(name)
+            self._totals[name] = _START[self._reducer_of(name)]
+
+    def _reducer_of(self, name: str) -> Reducer:
+        """A name without one is an error of `reduce`, where all ranks learn of it."""
+        return self._reducer if isinstance(self._reducer, Reducer) else self._reducer.get(name, Reducer.AVG)
+
+    def _fold(self, name: str) -> Fold:
+        return _FOLDS[self._reducer_of(name)]
+
+    def _sums(self) -> dict[str, Any]:
+        totals = {name: None if total is None else float(total) for name, total in self._totals.items()}
+        return {"batches": self.batches, "totals": totals}
+
+    def _merged(self, sums: Sequence[Mapping[str, Any]]) -> tuple[int, dict[str, Total]]:
+        """In the order given, so that every rank rounds alike."""
+        parts = [part["totals"] for part in sums if part["batches"]]
+        totals = {name: self._folded(name, [part[name] for part in parts]) for name in (parts[0] if parts else ())}
+        return sum(part["batches"] for part in sums), totals
+
+    def _folded(self, name: str, totals: list[Total]) -> Total:
+        return None if None in totals else functools.reduce(self._fold(name), totals)  # type: ignore[arg-type]
+
+    def _reduced(self, sums: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+        self._check_names(sums)
+        batches, totals = self._merged(sums)
+        averaged = {name for name in totals if self._reducer_of(name) is Reducer.AVG}
+        return {
+            name: None if total is None else float(total) / batches if name in averaged else float(total)
+            for name, total in totals.items()
+        }
+
+    def _check_names(self, sums: Sequence[Mapping[str, Any]]) -> None:
+        by_rank = {rank: part["totals"] for rank, part in enumerate(sums) if part["batches"]}
+        if not by_rank:
+            return
+        first, known = next(iter(by_rank.items()))
+        for rank, names in by_rank.items():
+            if names.keys() != known.keys():
+                raise UsageError(
+                    f"metric names differ between ranks: rank {first} has {_listed(known)}, rank {rank} "
+                    f"{_listed(names)}; return the same names on every rank"
+                )
+        if not isinstance(self._reducer, Reducer) and self._reducer.keys() != known.keys():
+            raise UsageError(
+                f"evaluation_reducer names {_listed(self._reducer)}, evaluate_batch returns {_listed(known)}; "
+                f"give a reducer for each of those names and no other, or one Reducer for all"
+            )
+
+
+def _window_of(metrics: Mapping[str, Any]) -> MetricWindow:
+    window = MetricWindow()
+    window.add(metrics)
+    return window
+
+
+def _window_restored(states: Sequence[Mapping[str, Any]]) -> MetricWindow:
+    window = MetricWindow()
+    window.restore(*states)
+    return window
+
+
+def _aligned(by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> list[tuple[Mapping[str, Any], ...]]:
+    """Batch by batch, aligned at the newest: a rank that a resume has added knows no older ones."""
+    newest_first = zip_longest(*map(reversed, by_rank), fillvalue=MetricWindow()._sums())
+    return list(newest_first)[::-1]
+
+
+# --- one value
+
+
+def scalar(value: Any) -> float | None:
+    """A number, or a tensor or array of one element, as a float; None for anything else."""
+    number = _scalar(value)
+    return None if number is None else float(number)
+
+
+def _scalar(value: Any) -> float | torch.Tensor | None:
+    """As `scalar`; a tensor of another device stays there, 0-dim and without a graph: nothing waits for it."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1 or value.is_complex():
+            return None
+        return float(value.item()) if value.is_cpu else value.detach().reshape(())
+    if isinstance(value, (float, int)):
+        return float(value)
+    if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 and value.dtype.kind in "biuf":
+        return float(value.item())
+    return None
+
+
+def _no_number(name: str, value: Any) -> str:
+    several = isinstance(value, (torch.Tensor, np.ndarray))
+    kind = f"{type(value).__name__} of shape {tuple(value.shape)}" if several else type(value).__name__
+    return (
+        f"evaluate_batch: metric '{name}' is no number but {'None' if value is None else kind}; return a number or "
+        f"a tensor of one element (context.wrap_reducer makes metrics of anything else)"
+    )
+
+
+# --- two values
+
+Fold = Callable[[float | torch.Tensor, float | torch.Tensor], float | torch.Tensor]
+
+
+def _sum(total: float | torch.Tensor, value: float | torch.Tensor) -> float | torch.Tensor:
+    if isinstance(total, torch.Tensor):
+        return total.add_(value)  # in place: no allocation
+    return _precise(value) + total if isinstance(value, torch.Tensor) else total + value
+
+
+def _extreme(
+    of_tensors: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    of_numbers: Callable[[float, float], float],
+    total: float | torch.Tensor,
+    value: float | torch.Tensor,
+) -> float | torch.Tensor:
+    """NaN stays NaN, unlike with Python's max and min."""
+    if isinstance(value, torch.Tensor):
+        known = total if isinstance(total, torch.Tensor) else torch.full_like(_precise(value), total)
+        return of_tensors(known, value)
+    if isinstance(total, torch.Tensor):
+        return of_tensors(total, torch.full_like(total, value))
+    return math.nan if math.isnan(total) or math.isnan(value) else of_numbers(total, value)
+
+
+_FOLDS: dict[Reducer, Fold] = {
+    Reducer.AVG: _sum,
+    Reducer.SUM: _sum,
+    Reducer.MAX: functools.partial(_extreme, torch.maximum, max),
+    Reducer.MIN: functools.partial(_extreme, torch.minimum, min),
+}
+_START = {Reducer.AVG: 0.0, Reducer.SUM: 0.0, Reducer.MAX: -math.inf, Reducer.MIN: math.inf}
+
+
+def _precise(value: torch.Tensor) -> torch.Tensor:
+    try:
+        return value.to(torch.float64)
+    except TypeError:  # Apple's GPUs have none
+        return value.to(torch.float32)
+
+
+def _checked(reducer: Any) -> Reducer | Mapping[str, Reducer]:
+    for given in reducer.values() if isinstance(reducer, Mapping) else [reducer]:
+        if not isinstance(given, Reducer):
+            raise UsageError(
+                f"evaluation_reducer: {given!r} is no Reducer; return one of {', '.join(map(str, Reducer))}, or a dict "
+                f"with one for each metric (functions go through context.wrap_reducer)"
+            )
+    return reducer  # type: ignore[no-any-return]
+
+
+def _listed(names: Iterable[Any]) -> list[str]:
+    return sorted(map(str, names))
 
 
 class MetricsLog:
@@ -81,23 +284,46 @@ class MetricsLog:
         records = [record for record in read_lines(self._path) if record["kind"] == "validation"]
         return {record["steps"]: float(record["metrics"][metric]) for record in records if metric in record["metrics"]}
 
-    def report(self, kind: str, steps: int, total: int, metrics: Mapping[str, float]) -> None:
-        """`kind`: training or validation; `total`: batches of the whole trial."""
+    def report(self, kind: str, steps: int, total: int, metrics: Mapping[str, Any], **facts: float) -> None:
+        """`kind`: training or validation; `total`: batches of the whole trial; `facts`: fields beside the metrics.
+
+        What JSON cannot hold becomes null.
+        """
         append_line(
             self._path,
             {
                 "kind": kind,
                 "steps": steps,
                 "total": total,
-                "metrics": {name: spelled(value) for name, value in metrics.items()},
+                "metrics": spelled(metrics),
+                **facts,
                 "attempt": self._attempt,
                 "time": time.time(),
             },
+            durable=False,
         )
 
+    def flush(self) -> None:
+        """Make the reports durable: before a checkpoint, behind which a resumed run does not look."""
+        flush_file(self._path)
 
-def spelled(value: float) -> float | str:
-    """JSON has no NaN and no infinities; upstream's words for them."""
+
+def spelled(value: Any) -> Any:
+    """As JSON holds it: upstream's words for NaN and the infinities, lists for arrays, null for what has no form."""
+    if isinstance(value, float):
+        return _spelled(float(value))
+    if isinstance(value, (str, int, type(None))):
+        return value
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+        return spelled(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): spelled(content) for key, content in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [spelled(content) for content in value]
+    return None
+
+
+def _spelled(value: float) -> float | str:
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

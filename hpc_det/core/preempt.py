@@ -38,7 +38,8 @@ class StopAgreement:
         self._settled = False
         self._noticed = False
         self._changed = threading.Condition()
-        threading.Thread(target=self._agree, name="stop-agreement", daemon=True).start()
+        self._thread = threading.Thread(target=self._agree, name="stop-agreement", daemon=True)
+        self._thread.start()
 
     @property
     def stopped(self) -> bool:
@@ -54,6 +55,12 @@ class StopAgreement:
     def noticed(self) -> bool:
         """Whether a stop is on its way: each rank learns it in its own time, so alone it decides nothing."""
         return self._noticed
+
+    def close(self) -> None:
+        """Nobody will ask any more. A gang's thread waits in the store until that ends with the run."""
+        if self._size == 1:
+            self._store.set("notice", "1")
+            self._thread.join()
 
     def _verdict(self) -> bool:
         with self._changed:
@@ -105,12 +112,23 @@ class Listener:
         self._signals = signals
         self._line = line
         self._give_notice = give_notice
-        threading.Thread(target=self._listen, name="stop-listener", daemon=True).start()
+        self._end, self._end_by = os.pipe()
+        self._thread = threading.Thread(target=self._listen, name="stop-listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Hear nothing any more."""
+        os.write(self._end_by, b"end")
+        self._thread.join()
+        os.close(self._end)
+        os.close(self._end_by)
 
     def _listen(self) -> None:
-        sources: list[int] = [self._signals.fd, *([self._line.connection.fileno()] if self._line else [])]
+        sources: list[int] = [self._end, self._signals.fd, *([self._line.connection.fileno()] if self._line else [])]
         while True:
             ready = select.select(sources, [], [])[0]
+            if self._end in ready:
+                return
             if self._signals.fd in ready:
                 self._on_signals(self._signals.received())
             if self._line and self._line.connection.fileno() in ready:

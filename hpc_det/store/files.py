@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,11 @@ def read_json(path: Path) -> Any | None:
         return None
 
 
-def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one JSON line to `path`, which has one writer. A line torn by a crash is ended first."""
+def append_line(path: Path, record: dict[str, Any], *, durable: bool = True) -> None:
+    """Append one JSON line to `path`, which has one writer. A line torn by a crash is ended first.
+
+    Not `durable`: on disk at the next `flush_file`, and in sight of other processes at once.
+    """
     line = json.dumps(record, allow_nan=False).encode() + b"\n"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -61,9 +65,16 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
             line = b"\n" + line
         if os.write(descriptor, line) < len(line):
             raise OSError(errno.ENOSPC, "no space left for a whole line", str(path))
-        os.fsync(descriptor)
+        if durable:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def flush_file(path: Path) -> None:
+    """Make what was written to `path` durable; nothing where there is no such file."""
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -65,6 +65,16 @@ class TrialFolder:
         return self.path / "checkpoints"
 
     @property
+    def tensorboard(self) -> Path:
+        """Event files and profiler traces, written by rank 0."""
+        return self.path / "tensorboard"
+
+    @property
+    def code(self) -> Path:
+        """What the job imports: the experiment's."""
+        return ExperimentFolder(self.path.parent.parent).code
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 

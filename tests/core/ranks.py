@@ -87,7 +87,10 @@ def _rank(
     rank: int, size: int, port: int, line: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
     torch.set_num_threads(1)
+    # As in a rank that a launcher has started; a child of the fork server would have it start its workers, too.
+    multiprocessing.set_start_method("fork", force=True)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+    os.environ.update(HPC_DET_SECRET="the secret of these ranks")
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
     distributed = Distributed.from_env(os.environ)
     try:

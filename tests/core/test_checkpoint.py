@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections import Counter, OrderedDict, defaultdict
+from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from hpc_det.checkpoint.committed import committed
+from hpc_det.checkpoint.committed import FileEntry, committed
 from hpc_det.core.checkpoint import CheckpointContext, load
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import HpcDetError
@@ -115,16 +118,90 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path: Path, write: Any) -> None:
     assert victim.exists(), "the trap itself is dull"
 
 
-@pytest.mark.parametrize(
-    ("state", "said"),
-    [
-        ({"where": Path("/")}, r"state_dict.pth: callbacks.mine.where: pathlib\S*PosixPath cannot be part"),
-        ({"best": [0.5, np.float64(0.4)]}, r"state_dict.pth: callbacks.mine.best\[1\]: numpy.float64 cannot be part"),
-    ],
-)
-def test_what_a_resume_would_not_load_is_refused_at_the_save(folder: Path, state: dict[str, Any], said: str) -> None:
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+
+class Level(IntEnum):
+    LOW = 0
+
+
+KEPT: list[Any] = [
+    {"steps": 3, "best": 0.5, "name": "ä", "none": None, "flag": True, "wave": 1j, 7: b"", "raw": b"ab"},
+    [torch.ones(2), nn.Parameter(torch.ones(2)), torch.float32, torch.device("cpu"), torch.Size([2])],
+    (OrderedDict(a=1), Counter("aab"), {1, 2}, bytearray(b"ab")),
+    {
+        "best": np.float64(0.4),
+        "seen": np.int32(2),
+        "flag": np.bool_(True),
+        "history": np.arange(3.0),
+        "name": np.str_("ä"),
+    },
+    torch.optim.lr_scheduler.MultiStepLR(torch.optim.SGD([torch.ones(1)]), [1, 2]).state_dict(),
+]
+
+REFUSED = {
+    "pathlib.PosixPath": Path("/"),
+    "collections.defaultdict": defaultdict(int, a=1),
+    "tests.core.test_checkpoint.Pair": Pair(1, 2),
+    "tests.core.test_checkpoint.Level": Level.LOW,
+    "builtins.frozenset": frozenset([1]),
+    "builtins.function": note,
+    "object array": np.array([{}], dtype=object),
+    "numpy.datetime64": np.datetime64("2024-01-01"),
+}
+
+
+def rows(value: Any) -> Any:
+    """Comparable with ==."""
+    if isinstance(value, dict):
+        return type(value), [(key, rows(item)) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return type(value), [rows(item) for item in value]
+    return type(value), value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value
+
+
+@pytest.mark.parametrize("state", KEPT)
+def test_what_a_save_takes_a_resume_loads(folder: Path, state: Any) -> None:
     context = CheckpointContext(folder, Distributed())
+    uuid = context.save(1, {"state_dict.pth": {"callbacks": {"mine": state}}}, lambda _: None)
+    back = load(folder / uuid / "state_dict.pth")["callbacks"]["mine"]
+    assert rows(back) == rows(state)
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_a_resume_would_not_load_is_refused_at_the_save(folder: Path, tmp_path: Path, kind: str) -> None:
+    context = CheckpointContext(folder, Distributed())
+    said = rf"state_dict.pth: callbacks.mine.where\[1\]: (pathlib\._local)?{kind} cannot be part of a checkpoint"
     with pytest.raises(HpcDetError, match=said):
-        context.save(1, {"state_dict.pth": {"callbacks": {"mine": state}}}, lambda _: None)
+        context.save(1, {"state_dict.pth": {"callbacks": {"mine": {"where": [0, REFUSED[kind]]}}}}, lambda _: None)
     assert context.newest() is None
     assert not list(folder.iterdir())
+    torch.save(REFUSED[kind], tmp_path / "a.pth")
+    with pytest.raises(pickle.UnpicklingError):
+        load(tmp_path / "a.pth")
+
+
+def test_keys_are_looked_at_too(folder: Path) -> None:
+    context = CheckpointContext(folder, Distributed())
+    with pytest.raises(HpcDetError, match=r"state_dict.pth: the key \(.*Path.*\)\[1\]: pathlib\S*Path cannot be part"):
+        context.save(1, {"state_dict.pth": {(1, Path("/")): 1}}, lambda _: None)
+
+
+# --- what rank 0 adds
+
+
+def add_known(folder: Path) -> dict[str, FileEntry]:
+    note(folder)
+    (folder / "code").mkdir()
+    (folder / "code" / "model_def.py").write_text("from the snapshot")
+    return {"code/model_def.py": FileEntry(size=17, crc32=0xDEAD)}
+
+
+def test_files_whose_checksums_are_known_are_not_read_again(folder: Path) -> None:
+    CheckpointContext(folder, Distributed()).save(1, {"a.pth": 1}, add_known)
+    (checkpoint,) = committed(folder)
+    assert set(checkpoint.files) == {"a.pth", "code/model_def.py", "extra/note.txt"}
+    assert checkpoint.files["code/model_def.py"] == FileEntry(size=17, crc32=0xDEAD)
+    assert [problem.partition(":")[0] for problem in checkpoint.damage()] == ["model_def.py"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,6 +32,96 @@ def test_every_rank_gets_what_all_gave(on_ranks: OnRanks, size: int) -> None:
         "nothing": [None] * size,
     }
     assert on_ranks(size, collectives) == [expected] * size
+
+
+# --- objects
+
+
+class Item:
+    """Nothing that JSON or torch knows."""
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Item) and self.content == other.content
+
+    def __hash__(self) -> int:
+        return hash(self.content)
+
+
+def with_secret(distributed: Distributed, **changes: Any) -> Distributed:
+    return replace(distributed, env={"HPC_DET_SECRET": "of these tests"}, **changes)
+
+
+def object_collectives(distributed: Distributed) -> list[Any]:
+    distributed = with_secret(distributed)
+    own = {"rank": distributed.rank, Item(distributed.rank): "x" * 10_000 * distributed.rank}
+    return [
+        distributed.gather(own),
+        distributed.allgather(own),
+        distributed.broadcast(own),
+        distributed.gather(None),
+        distributed.gather_local(own),
+        distributed.allgather_local(own),
+        distributed.broadcast_local(own),
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_collective_carries_any_object(on_ranks: OnRanks, size: int) -> None:
+    everyone = [{"rank": rank, Item(rank): "x" * 10_000 * rank} for rank in range(size)]
+    for rank, given in enumerate(on_ranks(size, object_collectives)):
+        gathered = everyone if rank == 0 else None
+        nothing = [None] * size if rank == 0 else None
+        assert given == [gathered, everyone, everyone[0], nothing, gathered, everyone, everyone[0]]
+
+
+def test_alone_an_object_is_given_back_as_it_is() -> None:
+    item = Item(1)
+    alone = Distributed()
+    for given in (alone.gather(item), alone.allgather(item), alone.gather_local(item), alone.allgather_local(item)):
+        assert given is not None
+        assert len(given) == 1
+        assert given[0] is item
+    assert alone.broadcast(item) is item
+    assert alone.broadcast_local(item) is item
+
+
+def local_collectives(distributed: Distributed, local_size: int) -> list[Any]:
+    """As many nodes as it takes, with `local_size` ranks each."""
+    rank = distributed.rank
+    nodes = distributed.size // local_size
+    distributed = with_secret(distributed, local_rank=rank % local_size, local_size=local_size, nodes=nodes)
+    local = [distributed.gather_local(Item(rank)), distributed.allgather_local(rank), distributed.broadcast_local(rank)]
+    return [*local, distributed.allgather(rank)]
+
+
+def test_local_collectives_stay_within_a_node(on_ranks: OnRanks) -> None:
+    everyone = [0, 1, 2, 3]
+    assert on_ranks(4, local_collectives, 2) == [
+        [[Item(0), Item(1)], [0, 1], 0, everyone],
+        [None, [0, 1], 0, everyone],
+        [[Item(2), Item(3)], [2, 3], 2, everyone],
+        [None, [2, 3], 2, everyone],
+    ]
+
+
+def test_a_rank_alone_on_its_node_has_only_itself(on_ranks: OnRanks) -> None:
+    assert on_ranks(2, local_collectives, 1) == [[[Item(0)], [0], 0, [0, 1]], [[Item(1)], [1], 1, [0, 1]]]
+
+
+def one_node_only(distributed: Distributed) -> list[int] | None:
+    """Ranks 0 and 1 have something to tell each other, and 2 and 3 have not."""
+    distributed = with_secret(distributed, local_rank=distributed.rank % 2, local_size=2, nodes=2)
+    return distributed.allgather_local(distributed.rank) if distributed.rank < 2 else None
+
+
+def test_a_node_needs_no_other_for_its_local_collectives(on_ranks: OnRanks) -> None:
+    assert on_ranks(4, one_node_only) == [[0, 1], [0, 1], None, None]
+
+
+# --- stores
 
 
 def side_by_side(distributed: Distributed) -> bytes:

@@ -1,0 +1,213 @@
+"""A trained trial from a checkpoint's folder, away from any cluster: ours or Determined's.
+
+The folder says which class it was and with what it was built (load_data.json), brings the code (code/), and holds the
+state (state_dict.pth). Files are read without unpickling anything but tensors, numbers, texts and plain containers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+
+from hpc_det.checkpoint.committed import MANIFEST, committed
+from hpc_det.core.checkpoint import load
+from hpc_det.core.distributed import Distributed
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.pytorch.context import PyTorchTrialContext
+from hpc_det.pytorch.fresh_import import importing_from
+from hpc_det.pytorch.portable import CODE, LOAD_DATA, METADATA
+from hpc_det.pytorch.state import STATE_DICT, restore_models
+from hpc_det.pytorch.trial import PyTorchTrial
+from hpc_det.store.files import read_json
+
+PLACES = (STATE_DICT, f"determined/{STATE_DICT}", f"pedl/{STATE_DICT}", "checkpoint.pt")
+"""Where the state is, ours and Determined's through the years."""
+_DDP_PREFIX = "module."
+
+
+class CheckpointLoadContext(PyTorchTrialContext):
+    """For a trial that is loaded by hand: one rank, on this machine's first GPU or its CPU."""
+
+    def __init__(
+        self,
+        hparams: dict[str, Any] | None = None,
+        exp_conf: dict[str, Any] | None = None,
+        *,
+        trial_seed: int = 0,
+        experiment_id: int = 0,
+        trial_id: int = 0,
+    ) -> None:
+        ids = {"trial_seed": trial_seed, "experiment_id": experiment_id, "trial_id": trial_id}
+        super().__init__({**ids, "hparams": hparams or {}, "config": exp_conf or {}}, Distributed())
+
+
+def load_trial_from_checkpoint_path(
+    path: str | os.PathLike[str],
+    trial_class: type[PyTorchTrial] | None = None,
+    trial_kwargs: dict[str, Any] | None = None,
+    torch_load_kwargs: dict[str, Any] | None = None,
+    **legacy: Any,
+) -> PyTorchTrial:
+    """The trial as it was saved: an instance with its models, optimizers and schedulers restored.
+
+    Its class comes from the checkpoint's own code, unless `trial_class` is given, which a trial of the Trainer form
+    needs. It is built as trial_class(context, **trial_kwargs). While that goes on, modules are imported from `code/`
+    alone, and afterwards no trace of them is left: what a method imports when it is called must be importable then.
+
+    `torch_load_kwargs` may hold `map_location` and `mmap`; `legacy` is their former place.
+
+    Raises UsageError for what is no checkpoint or lacks what is needed, HpcDetError for a damaged one and where the
+    class wraps other objects than were saved; what the trial itself raises goes through.
+    """
+    options = _torch_options({**(torch_load_kwargs or {}), **legacy})
+    folder = Path(path).resolve()
+    _check_folder(folder)
+    about = _about(folder)
+    with nullcontext() if trial_class else importing_from(folder / CODE):
+        trial_class = trial_class or _class_of(about, folder)
+        context = _context(about)
+        trial = trial_class(context, **(trial_kwargs or {}))
+        restore_models(stored_state(folder, context.models, **options), context, folder)
+    return trial
+
+
+def stored_state(folder: Path, models: Sequence[torch.nn.Module] = (), **options: Any) -> dict[str, Any]:
+    """The content of a checkpoint's state_dict.pth, at any of its places, with the four keys of the API guide.
+
+    Fitted to `models`: Determined stored those of several slots with DDP's "module." before each name. `options` are
+    torch.load's `map_location` and `mmap`. Raises UsageError where there is no such file, HpcDetError for one that is
+    damaged, holds objects, or holds something else.
+    """
+    file = _state_file(folder)
+    state = _loaded(file, options)
+    if not isinstance(state, dict) or "models_state_dict" not in state:
+        raise HpcDetError(f"{file}: has no models_state_dict, so it is not the state of a PyTorchTrial")
+    stored = state["models_state_dict"]
+    fitted = [_without_prefix(content, model) for content, model in zip(stored, models, strict=False)]
+    return {
+        "optimizers_state_dict": [],
+        "lr_schedulers_state_dict": [],
+        "callbacks": {},
+        **state,
+        "models_state_dict": [*fitted, *stored[len(fitted) :]],
+    }
+
+
+def _torch_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    problems = [
+        f"torch_load_kwargs: {name} is not supported; use map_location and mmap"
+        for name in given
+        if name not in ("map_location", "mmap", "weights_only")
+    ]
+    if not given.get("weights_only", True):
+        problems.append(
+            "torch_load_kwargs: weights_only=False would run whatever code the file brings; leave it out. What a "
+            "PyTorchTrial saves is loaded without, numpy's arrays and numbers included"
+        )
+    if problems:
+        raise UsageError(problems)
+    return {name: value for name, value in given.items() if name != "weights_only"}
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder; name the folder of a checkpoint, checkpoints/UUID of its trial")
+    _state_file(folder)
+    if not (folder / MANIFEST).exists():
+        return  # Determined wrote none
+    checkpoint = next((known for known in committed(folder.parent) if known.path == folder), None)
+    problems = checkpoint.damage() if checkpoint else [f"{MANIFEST} itself"]
+    if problems:
+        raise HpcDetError([f"{folder}: damaged: {problem}; use another checkpoint" for problem in problems])
+
+
+def _state_file(folder: Path) -> Path:
+    found = next((folder / place for place in PLACES if (folder / place).is_file()), None)
+    if found is None:
+        raise UsageError(f"{folder}: none of {', '.join(PLACES)} is there; name the folder of a checkpoint")
+    return found
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """load_data.json; what Determined up to 0.17.7 put into metadata.json at the download; or nothing."""
+    try:
+        about: Any = read_json(folder / LOAD_DATA)
+        if about is not None:
+            return dict(about)
+        about = read_json(folder / METADATA) or {}
+    except ValueError as error:
+        raise HpcDetError(f"{folder}: damaged: {LOAD_DATA} or {METADATA} is no JSON: {error}") from None
+    return {**about, "trial_cls_spec": (about.get("experiment_config") or {}).get("entrypoint")}
+
+
+def _context(about: Mapping[str, Any]) -> CheckpointLoadContext:
+    ids = {name: about[name] for name in ("trial_seed", "experiment_id", "trial_id") if name in about}
+    return CheckpointLoadContext(about.get("hparams"), about.get("experiment_config"), **ids)
+
+
+def _class_of(about: Mapping[str, Any], folder: Path) -> type[PyTorchTrial]:
+    name = about.get("trial_cls_spec")
+    if about.get("is_trainer") or about.get("trial_in_main"):
+        raise UsageError(
+            f"{folder}: saved by a Trainer in a script of its own, which is not run again to find {name}; pass the "
+            f"class as trial_class"
+        )
+    if not isinstance(name, str) or ":" not in name:
+        raise UsageError(f"{folder / LOAD_DATA}: does not say which class was trained; pass it as trial_class")
+    module_name, _, qualified_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UsageError(f"{folder}: cannot import {name}: {error}; {_remedy(error)}") from error
+    try:
+        found = attrgetter(qualified_name)(module)
+    except AttributeError:
+        raise UsageError(
+            f"{folder}: {module.__file__} has no {qualified_name}; pass the class as trial_class"
+        ) from None
+    if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
+        raise UsageError(f"{folder}: {name} is no subclass of hpc_det.pytorch.PyTorchTrial; pass one as trial_class")
+    return found
+
+
+def _remedy(error: ImportError) -> str:
+    if (error.name or "").split(".")[0] == "determined":
+        return "call hpc_det.compat.install() first: then it imports hpc_det instead"
+    return "install what it imports, or pass the class as trial_class"
+
+
+def _loaded(path: Path, options: Mapping[str, Any]) -> Any:
+    try:
+        return load(path, **options)
+    except pickle.UnpicklingError as error:
+        raise HpcDetError(
+            f"{path}: holds more than tensors, numbers, texts, lists and maps, and to load it could run code that it "
+            f"brings ({_reason(error)}). If you trust it: torch.load it with weights_only=False, take that out, and "
+            f"torch.save it"
+        ) from None
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise HpcDetError(f"{path}: cannot be read ({said}); it may be damaged: use another checkpoint") from None
+
+
+def _reason(error: pickle.UnpicklingError) -> str:
+    """torch's own words, between its advice how to load the file anyway and the address of its documentation."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = lines[-2] if len(lines) > 1 else str(error)
+    return reason.removeprefix("WeightsUnpickler error: ").partition(". Please use ")[0]
+
+
+def _without_prefix(content: dict[str, Any], model: torch.nn.Module) -> dict[str, Any]:
+    """A model may have a child called `module` itself."""
+    if content.keys() != model.state_dict().keys() and all(name.startswith(_DDP_PREFIX) for name in content):
+        consume_prefix_in_state_dict_if_present(content, _DDP_PREFIX)
+    return content

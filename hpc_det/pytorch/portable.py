@@ -1,0 +1,161 @@
+"""What lets a checkpoint be used away from its experiment: the code, and what the trial was built with.
+
+code/             the experiment's code as the trial's first attempt found it
+load_data.json    trial class, hyperparameters, effective configuration (secrets masked), seed and ids
+metadata.json     versions, batches trained; callbacks may add to it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpc_det.checkpoint.committed import FileEntry, checksum
+from hpc_det.config.secrets import masked
+from hpc_det.errors import UsageError
+from hpc_det.store.files import flush_folder
+
+CODE = "code"
+LOAD_DATA = "load_data.json"
+METADATA = "metadata.json"
+
+
+class Portable:
+    """Made once per process; `write` is for rank 0.
+
+    `spec` is the content of trial.json; `code` is None where nobody says what belongs to the trial. Raises UsageError
+    for hyperparameters or a configuration that are no JSON.
+    """
+
+    def __init__(self, spec: Mapping[str, Any], trial_class: type, code: Path | None, *, is_trainer: bool) -> None:
+        self._code = code
+        self._load_data = _json(
+            {
+                "trial_type": "PyTorchTrial",
+                "trial_cls_spec": f"{trial_class.__module__}:{trial_class.__qualname__}",
+                "is_trainer": is_trainer,
+                "experiment_config": _masked(spec["config"]),
+                **{name: spec[name] for name in ("hparams", "trial_seed", "experiment_id", "trial_id")},
+            }
+        )
+
+    def write(self, folder: Path, steps: int) -> dict[str, FileEntry]:
+        """Add to the partial folder of a checkpoint at `steps` batches; the entries of the files in `code/`.
+
+        Those are durable already and need no reading: for `CheckpointContext.save`'s `finish`.
+        """
+        (folder / LOAD_DATA).write_text(self._load_data, encoding="utf-8")
+        (folder / METADATA).write_text(_json(_metadata(steps)), encoding="utf-8")
+        for name in self._entries:
+            _place(self._kept / name, folder / CODE / name)
+        return {f"{CODE}/{name}": entry for name, entry in self._entries.items()}
+
+    @cached_property
+    def _kept(self) -> Path:
+        assert self._code is not None
+        return keep_code(self._code)
+
+    @cached_property
+    def _entries(self) -> dict[str, FileEntry]:
+        if self._code is None:
+            return {}
+        files = (path for path in sorted(self._kept.rglob("*")) if path.is_file())
+        return {str(path.relative_to(self._kept)): checksum(path) for path in files}
+
+
+def keep_code(code: Path) -> Path:
+    """A read-only copy of `code` beside it, made at the first call for an experiment.
+
+    Trials work in `code`: they download data there and append to files. Call this before the trial is imported. All
+    checkpoints share the files of the copy.
+    """
+    kept = code.with_name(f".{code.name}-kept")
+    if not kept.exists():
+        partial = Path(tempfile.mkdtemp(prefix=f"{kept.name}-", dir=code.parent))
+        try:
+            shutil.copytree(code, partial, dirs_exist_ok=True, copy_function=_keep, ignore=_not_submitted)
+            _flush_tree(partial)
+            _rename_unless_there(partial, kept)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return kept
+
+
+def _not_submitted(folder: str, names: list[str]) -> set[str]:
+    """What a snapshot never holds: bytecode, links, and what is neither file nor folder."""
+    paths = ((name, Path(folder, name)) for name in names)
+    return {
+        name
+        for name, path in paths
+        if name == "__pycache__" or path.is_symlink() or not (path.is_file() or path.is_dir())
+    }
+
+
+def _keep(source: str, target: str) -> None:
+    shutil.copy2(source, target)
+    _flush_file(target)
+    os.chmod(target, os.stat(target).st_mode & 0o555)
+
+
+def _place(kept: Path, target: Path) -> None:
+    """A hard link, or a copy where the file system has none."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(kept, target)
+    except OSError:
+        shutil.copy2(kept, target)
+        _flush_file(target)
+
+
+def _flush_file(path: str | Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _flush_tree(folder: Path) -> None:
+    for path in [folder, *folder.rglob("*")]:
+        if path.is_dir():
+            flush_folder(path)
+
+
+def _rename_unless_there(partial: Path, final: Path) -> None:
+    try:
+        os.rename(partial, final)
+    except OSError:
+        if not final.exists():  # another trial of the experiment was first
+            raise
+    flush_folder(final.parent)
+
+
+def _metadata(steps: int) -> dict[str, Any]:
+    return {
+        "hpc_det_version": version("hpc_det"),
+        "framework": f"torch-{torch.__version__}",
+        "format": "pickle",
+        "steps_completed": steps,
+    }
+
+
+def _masked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A script may give any part of a configuration, or none."""
+    environment = {"environment_variables": [], **(config.get("environment") or {})}
+    return masked({**config, "data": config.get("data") or {}, "environment": environment})
+
+
+def _json(content: dict[str, Any]) -> str:
+    try:
+        return json.dumps(content, indent=1) + "\n"
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"hyperparameters and configuration become part of checkpoints as JSON: {error}; give numbers, texts, "
+            f"lists and maps"
+        ) from None

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+from hpc_det.errors import UsageError
+from hpc_det.pytorch.tensorboard import TensorBoard
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "tensorboard"
+
+
+def shown(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows: (step, value) by tag."""
+    events = EventAccumulator(str(folder)).Reload()
+    tags: list[str] = events.Tags()["scalars"]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+
+
+def attempt(folder: Path, resumed_at: int, *reports: tuple[str, int, dict[str, Any]]) -> None:
+    board = TensorBoard(folder)
+    board.begin_at(resumed_at)
+    for report in reports:
+        board.report(*report)
+    board.close()
+
+
+def test_reports_are_shown_under_the_names_that_upstream_gave_them(folder: Path) -> None:
+    attempt(
+        folder,
+        0,
+        ("validation", 0, {"loss": 3.0}),
+        ("training", 10, {"loss": 2.0, "val": 1.0}),
+        ("validation", 10, {"loss": 1.0, "validation_error": 0.5, "val_loss": 0.25, "accuracy": 0.75}),
+        ("training", 20, {"loss": 0.5, "val": 1.5}),
+    )
+    assert shown(folder) == {
+        "Determined/loss": [(10, 2.0), (20, 0.5)],
+        "Determined/val": [(10, 1.0), (20, 1.5)],
+        "Determined/val_loss": [(0, 3.0), (10, 1.0), (10, 0.25)],
+        "Determined/validation_error": [(10, 0.5)],
+        "Determined/val_accuracy": [(10, 0.75)],
+    }
+
+
+def test_only_numbers_are_shown(folder: Path) -> None:
+    metrics = {"int": 3, "numpy": np.float64(0.5), "tensor": torch.tensor([2.0]), "infinite": math.inf, "none": None}
+    attempt(folder, 0, ("training", 1, {**metrics, "text": "a", "list": [1.0], "several": torch.ones(2)}))
+    assert shown(folder) == {
+        "Determined/int": [(1, 3.0)],
+        "Determined/numpy": [(1, 0.5)],
+        "Determined/tensor": [(1, 2.0)],
+        "Determined/infinite": [(1, math.inf)],
+    }
+
+
+def test_the_lost_stretch_beyond_a_checkpoint_is_hidden(folder: Path) -> None:
+    attempt(folder, 0, *[("training", steps, {"loss": steps / 10}) for steps in (10, 20, 30, 40)])
+    attempt(folder, 20, ("training", 30, {"loss": 7.0}))
+    assert shown(folder) == {"Determined/loss": [(10, 1.0), (20, 2.0), (30, 7.0)]}
+
+
+def test_so_is_what_the_trials_own_writer_wrote_there_also_when_it_was_made_before(folder: Path) -> None:
+    first = TensorBoard(folder)
+    writer = first.writer
+    first.begin_at(0)
+    for step in (5, 25):
+        writer.add_scalar("mine", step, step)
+    first.close()
+    second = TensorBoard(folder)
+    writer = second.writer
+    writer.add_text("note", "made in the constructor")
+    second.begin_at(20)
+    writer.add_scalar("mine", 26.0, 26)
+    second.close()
+    assert shown(folder) == {"mine": [(5, 5.0), (26, 26.0)]}
+    events = EventAccumulator(str(folder)).Reload()
+    assert events.Tags()["tensors"] == ["note/text_summary"]
+
+
+def test_there_is_one_writer_and_it_is_made_when_it_is_needed(folder: Path) -> None:
+    board = TensorBoard(folder)
+    board.begin_at(0)
+    board.flush()
+    board.close()
+    assert not folder.exists()
+    writer = board.writer
+    board.report("training", 1, {"loss": 1.0})
+    assert board.writer is writer
+    assert len(list(folder.iterdir())) == 1
+    board.close()
+
+
+def test_what_is_flushed_can_be_seen_at_once(folder: Path) -> None:
+    board = TensorBoard(folder)
+    for steps in range(30):
+        board.report("training", steps, {"loss": 1.0})
+    board.flush()
+    assert len(shown(folder)["Determined/loss"]) == 30
+    board.close()
+
+
+def test_no_thread_is_left(folder: Path) -> None:
+    before = set(threading.enumerate())
+    board = TensorBoard(folder)
+    board.report("training", 1, {"loss": 1.0})
+    assert set(threading.enumerate()) > before
+    board.close()
+    assert set(threading.enumerate()) == before
+    board.close()
+
+
+def test_reports_can_be_switched_off(folder: Path) -> None:
+    board = TensorBoard(folder)
+    assert board.enabled
+    board.enabled = False
+    board.report("training", 1, {"loss": 1.0})
+    assert not folder.exists()
+
+
+def test_off_cluster_there_is_no_folder() -> None:
+    board = TensorBoard(None)
+    board.report("training", 1, {"loss": 1.0})
+    board.begin_at(0)
+    board.close()
+    with pytest.raises(UsageError, match="there is none off cluster"):
+        _ = board.folder
+    with pytest.raises(UsageError, match="there is none off cluster"):
+        _ = board.writer
+
+
+def test_without_tensorboard_reports_are_left_out_and_a_writer_says_how_to_install_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    for module in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
+        monkeypatch.delitem(sys.modules, module)
+    board = TensorBoard(folder)
+    board.begin_at(0)
+    board.report("training", 1, {"loss": 1.0})
+    board.flush()
+    board.close()
+    assert not folder.exists()
+    with pytest.raises(UsageError, match="tensorboard is not installed; run python3 -m pip install tensorboard"):
+        _ = board.writer
+
+
+def test_the_module_itself_loads_no_tensorboard() -> None:
+    code = "import hpc_det.pytorch.tensorboard, sys; print(any(name.startswith('tensorboard') for name in sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
