@@ -13,6 +13,7 @@ One flow, one folder a step:
     checkpoint  6. what survives: stage, commit, verify, prune
     requeue     7. what happens next: causes and budgets -> decision
     store          the run folder: every file name, the journal, the stop request
+    compat         other names for hpc_det: `import determined`, for code that was written for Determined
     errors         what a user sees when something is wrong
     process        processes as Linux shows them
     resources      where conf/, slurm_templates/ and docs/examples/ lie

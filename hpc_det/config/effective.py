@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from hpc_det import compat
 from hpc_det.config.checks import FREE_FORM, cross_problems, hyperparameter_problems, text_problems
-from hpc_det.config.entrypoint import check_entrypoint
+from hpc_det.config.entrypoint import check_entrypoint, speaks_determined
 from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers
 from hpc_det.config.problems import Problem, render, schema_problems, shown
 from hpc_det.config.request import Request
@@ -42,7 +43,7 @@ def effective(request: Request) -> Effective:
     cluster = _validated(Cluster, profile, "cluster", problems)
     problems += text_problems(profile, "cluster")
     site = merge(_site_defaults(request.cluster, problems), {} if problems else _of_every_job(profile))
-    merged = merge_layers([("cluster", site), ("template", request.template or {}), ("config", request.config)])
+    merged = _merged([("cluster", site), ("template", request.template or {}), ("config", request.config)], request)
     experiment = _validated(Experiment, merged.tree, "", problems)
     problems += text_problems(merged.tree)
     problems += hyperparameter_problems(merged.tree.get("hyperparameters"))
@@ -61,6 +62,15 @@ def effective(request: Request) -> Effective:
         origins={path: _origin(path, written) for path, _value in leaves(tree)},
         context_dir=request.context_dir,
     )
+
+
+def _merged(layers: Sequence[tuple[str, Tree]], request: Request) -> Merged:
+    """The layers, and below them all what the entrypoint that they say asks for."""
+    merged = merge_layers(layers)
+    if not speaks_determined(merged.tree.get("entrypoint"), request.context_dir):
+        return merged
+    variables = [f"{compat.VARIABLE}={compat.DETERMINED}"]
+    return merge_layers([("entrypoint", {"environment": {"environment_variables": variables}}), *layers])
 
 
 def _site_defaults(profile: Tree, problems: list[Problem]) -> Tree:

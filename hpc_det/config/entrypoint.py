@@ -8,11 +8,14 @@ import shlex
 import sysconfig
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
 _TRIAL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
+_LAUNCHER = re.compile(r"(determined|hpc_det)\.launch\.(\w+)")
 _REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data_loader")
 _EVALUATE = ("evaluate_batch", "evaluate_full_dataset")
 _ROOT = "PyTorchTrial"
@@ -24,9 +27,12 @@ def check_entrypoint(entrypoint: object, context_dir: Path) -> list[str]:
     What cannot be known without running the code (a computed class, a base class from elsewhere) is no problem.
     """
     try:
-        trial = _trial(entrypoint)
+        words = _words(entrypoint)
+        trial = _trial(words)
     except ValueError as error:
         return [f"entrypoint: {error}"]
+    if problems := [*_launcher_problems(words)]:
+        return problems
     if trial is None:
         return []
     module, class_name = trial
@@ -42,11 +48,42 @@ def check_entrypoint(entrypoint: object, context_dir: Path) -> list[str]:
     return _class_problems(tree, class_name, file)
 
 
-def _trial(entrypoint: object) -> tuple[str, str] | None:
-    """(module, class), or None where the entrypoint names no trial in the context directory."""
+def speaks_determined(entrypoint: object, context_dir: Path) -> bool:
+    """Whether this was written for Determined: it names a launcher of Determined's, or nothing but `module:Class`, or
+    its trial's file imports `determined`.
+    """
+    with suppress(OSError, SyntaxError, ValueError):
+        words = _words(entrypoint)
+        if len(words) == 1 and _TRIAL.fullmatch(words[0]):
+            return True
+        if any("determined.launch." in word for word in words):
+            return True
+        trial = _trial(words)
+        file = _module_file(context_dir, trial[0]) if trial else None
+        return file is not None and "determined" in _imported(_parse(file))
+    return False
+
+
+def trial_name(entrypoint: object) -> str | None:
+    """The `module:Class` that the entrypoint names, if any."""
+    return _argument(_words(entrypoint))
+
+
+def _words(entrypoint: object) -> list[str]:
+    """None at all of what is no entrypoint: that is the schema's to say."""
     words = _shell_words(entrypoint) if isinstance(entrypoint, str) else entrypoint
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        return None
+    return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else []
+
+
+def _launcher_problems(words: list[str]) -> Iterator[str]:
+    for match in filter(None, map(_LAUNCHER.fullmatch, words)):
+        package, launcher = match.groups()
+        if find_spec(f"hpc_det.launch.{launcher}") is None:
+            yield f"entrypoint: {match[0]}: hpc_det has no such launcher; use {package}.launch.torch_distributed"
+
+
+def _trial(words: list[str]) -> tuple[str, str] | None:
+    """(module, class), or None where the entrypoint names no trial in the context directory."""
     if any("PYTHONPATH" in word for word in words) or "cd" in words:
         return None
     name = _argument(words)
@@ -128,6 +165,18 @@ def _scope(body: ast.Module | ast.ClassDef) -> Iterator[ast.AST]:
         yield node
         if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             pending.extend(ast.iter_child_nodes(node))
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """The packages that this module's top level imports."""
+    modules: set[str] = set()
+    for node in _scope(tree):
+        match node:
+            case ast.Import(names=names):
+                modules |= {alias.name for alias in names}
+            case ast.ImportFrom(module=str(module), level=0):
+                modules.add(module)
+    return {module.partition(".")[0] for module in modules}
 
 
 def _bound_names(body: ast.Module | ast.ClassDef) -> Iterator[str]:

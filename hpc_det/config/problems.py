@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from hpc_det.config.determineds_keys import REMEDIES
 from hpc_det.config.managed_flags import RefusedFlagsError
 from hpc_det.config.merge import join
 from hpc_det.config.schema import expectation, keys_at
@@ -75,4 +76,6 @@ def _problems(model: type[BaseModel], details: ErrorDetails, keys: tuple[str, ..
 
 def unknown_key(path: str, key: str, known: list[str]) -> Problem:
     """`key`, which stands at `path`, is none of `known`."""
+    if path in REMEDIES:
+        return Problem(path, "a key of Determined's that hpc_det does not have", REMEDIES[path])
     return Problem(path, f"unknown key {key!r}", nearest(key, known) or f"known: {', '.join(known)}")

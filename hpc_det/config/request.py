@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpc_det.config.merge import Tree, join
+from hpc_det.config.merge import Tree, join, merge
 from hpc_det.config.plain_yaml import load_yaml, parse_yaml
 from hpc_det.config.problems import nearest
 from hpc_det.errors import UsageError
@@ -71,6 +71,30 @@ def from_hydra(overrides: Sequence[str], env: Mapping[str, str]) -> Request:
         context_dir=_context_dir(config.pop("context_dir", None)),
         config=config,
     )
+
+
+def for_test(request: Request) -> Request:
+    """One batch of everything, and nothing that stays."""
+    description = str(request.config.get("description") or "")
+    overrides: Tree = {
+        "description": f"[test-mode] {description}".strip(),
+        "searcher": {"max_length": {"batches": 1}},
+        "scheduling_unit": 1,
+        "min_validation_period": {"batches": 0},
+        "min_checkpoint_period": {"batches": 0},
+        "perform_initial_validation": False,
+        "checkpoint_storage": {"save_experiment_best": 0, "save_trial_best": 0, "save_trial_latest": 0},
+        "max_restarts": 0,
+    }
+    return _overridden(request, overrides)
+
+
+def on_one_slot(request: Request) -> Request:
+    return _overridden(request, {"resources": {"slots_per_trial": 1}})
+
+
+def _overridden(request: Request, overrides: Tree) -> Request:
+    return replace(request, config=merge(request.config, overrides))
 
 
 def apply_override(config: Tree, override: str) -> None:

@@ -173,6 +173,13 @@ class Slurm(Section):
     sbatch_args: SbatchArgs = []
 
 
+class Optimizations(Section):
+    aggregation_frequency: Positive = 1
+    average_aggregated_gradients: Flag = True
+    average_training_metrics: Flag = True
+    gradient_compression: Flag = False
+
+
 class CheckpointStorage(Section):
     save_experiment_best: NotNegative = 0
     save_trial_best: NotNegative = 1
@@ -198,6 +205,7 @@ class Experiment(Section):
     perform_initial_validation: Flag = False
     checkpoint_policy: Annotated[Literal["best", "all", "none"], Field(description="best, all or none")] = "best"
     reproducibility: Reproducibility = Reproducibility()
+    optimizations: Optimizations = Optimizations()
     environment: Environment = Environment()
     slurm: Slurm = Slurm()
     checkpoint_storage: CheckpointStorage = CheckpointStorage()

@@ -19,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from hpc_det import compat
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.doorbell import Doorbell
@@ -94,7 +95,7 @@ class Agent:
         environment.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
         if interface:
             environment.setdefault("GLOO_SOCKET_IFNAME", interface)
-        return environment
+        return compat.for_children(environment) if compat.is_on(environment) else environment
 
     def _meet(self) -> tuple[Attempt, str | None]:
         address, interface = own_address(self._plan.nodes)

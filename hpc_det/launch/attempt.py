@@ -22,7 +22,7 @@ class Attempt:
     master_addr: str
     master_port: int
     secret: str
-    """Keeps the stop keys of attempts apart. It hides nothing: c10d's store trusts whoever reaches it."""
+    """Known to the ranks of this attempt alone: it seals the objects that they exchange. Never sent in clear."""
     socket: str
     """The agent's Unix socket in a folder of mode 0700 on this node."""
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_det.errors import HpcDetError
@@ -18,24 +20,42 @@ from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 
 
-def main(trial_name: str) -> int:
-    attempt = Attempt.from_env(os.environ)
-    rank = int(os.environ["RANK"])
+@dataclass(frozen=True, kw_only=True)
+class RankProcess:
+    """What the rank's process sets up before torch is imported."""
+
+    attempt: Attempt
+    signals: SignalPipe
+    line: Line
+
+    def say_goodbye(self, code: int) -> None:
+        """The last word to the agent: a line that ends without it means that the rank was lost."""
+        self.line.send({"bye": code})
+
+
+def join_gang(env: Mapping[str, str]) -> RankProcess:
+    """Say hello to the agent. From now on what this process prints goes to its log, and signals wait to be read."""
+    attempt, rank = Attempt.from_env(env), int(env["RANK"])
     _log_to(attempt.trial.rank_log(attempt.number, rank))
-    signals = SignalPipe(STOP_SIGNALS)
-    line = Line.connect(attempt.socket)
-    os.register_at_fork(after_in_child=lambda: _let_go(signals, line))
-    line.send({"hello": rank, "pid": os.getpid()})
-    code = _run(trial_name, attempt, rank, signals, line)
-    line.send({"bye": code})
+    process = RankProcess(attempt=attempt, signals=SignalPipe(STOP_SIGNALS), line=Line.connect(attempt.socket))
+    os.register_at_fork(after_in_child=lambda: _let_go(process.signals, process.line))
+    process.line.send({"hello": rank, "pid": os.getpid()})
+    return process
+
+
+def main(trial_name: str) -> int:
+    process = join_gang(os.environ)
+    code = _run(trial_name, process, int(os.environ["RANK"]))
+    process.say_goodbye(code)
     return code
 
 
-def _run(trial_name: str, attempt: Attempt, rank: int, signals: SignalPipe, line: Line) -> int:
+def _run(trial_name: str, process: RankProcess, rank: int) -> int:
+    attempt = process.attempt
     try:
-        from hpc_det.pytorch.harness import RankProcess, run_trial
+        from hpc_det.pytorch.harness import run_trial
 
-        run_trial(trial_name, RankProcess(attempt=attempt, signals=signals, line=line), os.environ)
+        run_trial(trial_name, process, os.environ)
     except HpcDetError as error:
         print(f"hpc-det: {error}", file=sys.stderr)
         note_failure(attempt.trial, attempt.number, failure_now(rank, str(error), user_error=True))

@@ -19,9 +19,8 @@ class SignalPipe:
         self.fd, self._write = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self._write, False)
-        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        for number in self._signals:
-            signal.signal(number, _nothing)
+        self._former_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._former = {number: signal.signal(number, _nothing) for number in self._signals}
 
     def received(self) -> list[signal.Signals]:
         """The signals since the last call. CHLD and others come through the pipe too, where a library handles them."""
@@ -30,6 +29,14 @@ class SignalPipe:
         except BlockingIOError:
             return []
         return [signal.Signals(number) for number in numbers if number in self._signals]
+
+    def close(self) -> None:
+        """As before it was made."""
+        signal.set_wakeup_fd(self._former_fd)
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        os.close(self.fd)
+        os.close(self._write)
 
     def let_go(self) -> None:
         """In a forked child: signals have their default actions, and none of them is news of the parent."""

@@ -2,7 +2,8 @@
 
     python3 -m hpc_det.launch.torch_distributed [[TORCH_OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...)
 
-Rendezvous is static: rank numbers follow from the plan. Overrides come after our defaults, so torchrun takes theirs.
+SCRIPT is a Python file or a command, such as `python3 train.py`. Rendezvous is static: rank numbers follow from the
+plan. Overrides come after our defaults, so torchrun takes theirs.
 """
 
 from __future__ import annotations
@@ -30,9 +31,15 @@ def torchrun_command(launch: Launch, attempt: Attempt) -> list[str]:
         "--max-restarts=0",
         # torchrun must not answer the scheduler's signals, the agent does: see hpc_det.launch.signals.shielded
         "--signals-to-handle=SIGQUIT",
+        *([] if _is_for_python(launch.command) else ["--no-python"]),
         *launch.overrides,
         *launch.command,
     ]
+
+
+def _is_for_python(command: tuple[str, ...]) -> bool:
+    """A file or a module; all else is a command, which is what upstream's launcher takes."""
+    return command[0] == "-m" or command[0].endswith(".py")
 
 
 def main(argv: list[str]) -> NoReturn:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,55 @@ def test_who_wrote_a_length_wrote_its_unit(build: Build) -> None:
     result = build(template={"min_validation_period": 5}, min_checkpoint_period={"epochs": 1})
     assert result.origins["min_validation_period.batches"] == "template"
     assert result.origins["min_checkpoint_period.epochs"] == "config"
+
+
+COMPAT = "HPC_DET_COMPAT=determined"
+VARIABLES = "environment.environment_variables"
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "model_def:MyTrial",
+        "python3 -m determined.launch.torch_distributed --trial model_def:MyTrial",
+        ["python3", "-m", "determined.launch.torch_distributed", "python3", "train.py"],
+        "bash -c 'python3 -m determined.launch.torch_distributed python3 train.py'",
+        "pip install x && python3 -m determined.launch.torch_distributed -- bash run.sh",
+    ],
+)
+def test_an_entrypoint_in_determineds_spelling_switches_its_names_on(build: Build, entrypoint: Any) -> None:
+    result = build(entrypoint=entrypoint)
+    assert result.experiment.environment.variables("cpu") == [COMPAT]
+    assert result.origins[f"{VARIABLES}[0]"] == "entrypoint"
+
+
+@pytest.mark.parametrize("line", ["import determined as det", "from determined.pytorch import PyTorchTrial"])
+def test_a_trial_that_imports_determined_switches_its_names_on(build: Build, code: Path, line: str) -> None:
+    (code / "model_def.py").write_text(f"try:\n    {line}\nfinally:\n    pass\nMyTrial = 1\n")
+    assert build().experiment.environment.variables("cpu") == [COMPAT]
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "python3 -m hpc_det.launch.torch_distributed --trial model_def:MyTrial",
+        ["model_def:MyTrial", "x"],
+        "python3 train.py --note determined",
+    ],
+)
+def test_no_other_experiment_hears_of_determined(build: Build, entrypoint: Any) -> None:
+    assert build(entrypoint=entrypoint).experiment.environment.variables("cpu") == []
+
+
+def test_who_wants_the_real_determined_has_the_last_word(build: Build) -> None:
+    variables = ["HPC_DET_COMPAT="]
+    result = build(entrypoint="model_def:MyTrial", environment={"environment_variables": variables})
+    assert result.experiment.environment.variables("cpu") == [COMPAT, *variables]
+
+
+def test_determineds_names_are_there_on_every_kind_of_slot(build: Build) -> None:
+    result = build(entrypoint="model_def:MyTrial", environment={"environment_variables": {"cuda": ["A=1"]}})
+    assert [result.experiment.environment.variables(kind) for kind in ("cpu", "gpu")] == [[COMPAT], [COMPAT, "A=1"]]
 
 
 def test_a_problem_names_the_template_or_the_cluster_that_holds_it(problems: Problems) -> None:

@@ -115,6 +115,21 @@ def test_an_entrypoint_that_names_no_module_of_the_folder_is_left_alone(tmp_path
     assert check_entrypoint(entrypoint, tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("entrypoint", "problem"),
+    [
+        ("python3 -m determined.launch.nobody --trial model_def:T", "determined.launch.nobody: hpc_det has no such"),
+        ("python3 -m hpc_det.launch.torchrun x.py", "hpc_det.launch.torchrun: hpc_det has no such launcher"),
+    ],
+)
+def test_a_launcher_that_there_is_not_is_told_before_the_job_waits(
+    tmp_path: Path, entrypoint: str, problem: str
+) -> None:
+    (told,) = check(tmp_path, "class T: ...", entrypoint)
+    assert told.startswith(f"entrypoint: {problem}")
+    assert told.endswith(".launch.torch_distributed")
+
+
 def test_a_missing_module_is_told_with_what_there_is(tmp_path: Path) -> None:
     assert check(tmp_path, "", "python3 -m x --trial model:T") == [
         f"entrypoint: no module 'model' in context_dir {tmp_path}, which holds model_def.py"

@@ -28,6 +28,12 @@ def test_the_defaults_are_determineds() -> None:
         "perform_initial_validation": False,
         "checkpoint_policy": "best",
         "reproducibility": {"experiment_seed": None},
+        "optimizations": {
+            "aggregation_frequency": 1,
+            "average_aggregated_gradients": True,
+            "average_training_metrics": True,
+            "gradient_compression": False,
+        },
         "environment": {"environment_variables": []},
         "slurm": {"sbatch_args": []},
         "checkpoint_storage": {"save_experiment_best": 0, "save_trial_best": 1, "save_trial_latest": 1},

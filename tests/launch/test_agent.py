@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,22 @@ def test_it_runs_in_the_snapshot_with_the_plans_variables_and_can_import_from_th
     assert (found["A"], found["B"]) == ("last", "$(touch X)")
     assert found["PYTHONPATH"] == f"{gang.code}{os.pathsep}/site/lib"
     assert (gang.code / "cwd").read_text() == f"{gang.code}\n"
+
+
+def test_where_the_plan_asks_for_it_every_python_below_finds_hpc_det_as_determined(gang: Gang) -> None:
+    gang.plan("$PYTHON -c 'import determined; print(determined.__file__)' >found")
+    assert gang.start_agent().wait(timeout=30) == 1
+    variables = (f"PYTHON={sys.executable}", "HPC_DET_COMPAT=determined")
+    gang.plan("$PYTHON -c 'import determined; print(determined.__file__)' >found", environment=variables)
+    assert gang.start_agent().wait(timeout=30) == 0
+    assert (gang.code / "found").read_text().endswith("/hpc_det/compat/path/determined/__init__.py\n")
+
+
+def test_a_value_of_the_plan_that_means_nothing_is_the_users_error(gang: Gang) -> None:
+    gang.plan("true", environment=("HPC_DET_COMPAT=horovod",))
+    assert gang.start_agent().wait(timeout=30) == 1
+    assert failure(gang).message == "HPC_DET_COMPAT: got 'horovod'; expected 'determined', or nothing"
+    assert failure(gang).user_error
 
 
 def test_threads_and_look_ups_are_limited_unless_the_user_says_otherwise(gang: Gang) -> None:

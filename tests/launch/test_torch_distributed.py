@@ -6,6 +6,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from hpc_det.launch.arguments import Launch
 from hpc_det.launch.failure import first_failure
 from hpc_det.launch.rendezvous import free_port
@@ -36,6 +38,17 @@ def test_torchrun_is_told_the_gangs_shape_and_a_static_meeting_point() -> None:
 def test_overrides_come_after_our_flags_and_before_the_script() -> None:
     command = torchrun_command(Launch(("--max-restarts=2", "--tee=3"), ("train.py",)), ATTEMPT)
     assert command[-3:] == ["--max-restarts=2", "--tee=3", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("words", "for_python"),
+    [("train.py a", True), ("-m package.train", True), ("python3 train.py", False), ("bash run.sh", False)],
+)
+def test_a_command_is_started_as_it_is_and_a_file_by_python(words: str, for_python: bool) -> None:
+    command = tuple(words.split())
+    started = torchrun_command(Launch((), command), ATTEMPT)
+    assert started[-len(command) :] == list(command)
+    assert ("--no-python" not in started) is for_python
 
 
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:

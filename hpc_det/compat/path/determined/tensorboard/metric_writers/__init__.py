@@ -1,0 +1,1 @@
+"""Of Determined's package only the writer that trials used."""

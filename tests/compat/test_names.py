@@ -1,0 +1,101 @@
+"""What `import determined` gives, and what it says of what it cannot give."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.compat.programs import printed, refusal
+
+
+def test_every_name_of_determined_pytorch_is_hpc_dets_own() -> None:
+    code = "import determined.pytorch as theirs, hpc_det.pytorch as ours\n"
+    code += "print([name for name in ours.__all__ if getattr(theirs, name) is not getattr(ours, name)])"
+    assert printed(code) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("statement", "name"),
+    [
+        ("import determined as det", "det.pytorch.PyTorchTrial"),
+        ("import determined.pytorch", "determined.pytorch.PyTorchTrial"),
+        ("from determined import pytorch", "pytorch.PyTorchTrial"),
+        ("from determined.pytorch import PyTorchTrial as P", "P"),
+        ("from determined.pytorch import *", "PyTorchTrial"),
+        ("from determined.pytorch.trial import PyTorchTrial as P", "P"),
+        ("import determined.pytorch.trial as t", "t.PyTorchTrial"),
+        ("from determined.pytorch import trial as t", "t.PyTorchTrial"),
+    ],
+)
+def test_every_way_to_import_leads_to_the_same_class(statement: str, name: str) -> None:
+    assert printed(f"import hpc_det.pytorch as ours\n{statement}\nprint({name} is ours.PyTorchTrial)") == "True"
+
+
+def test_a_trial_of_determineds_is_a_trial_of_ours() -> None:
+    code = "import determined as det\nfrom hpc_det.pytorch import PyTorchTrial\n"
+    code += "class T(det.pytorch.PyTorchTrial): ...\nprint(issubclass(T, PyTorchTrial))"
+    assert printed(code) == "True"
+
+
+def test_no_module_is_executed_a_second_time_under_its_other_name() -> None:
+    code = "import sys, determined.pytorch.trial, determined.launch.torch_distributed\n"
+    code += "print([n for n, m in sys.modules.items() if n.startswith('determined.') and 'annotations' in vars(m)])"
+    assert printed(code) == "[]"
+
+
+def test_the_samplers_are_a_module_below_pytorch() -> None:
+    code = "import determined.pytorch.samplers\nfrom determined.pytorch import samplers\n"
+    code += "import hpc_det.pytorch.samplers as ours\n"
+    code += "both, name = (samplers, determined.pytorch.samplers), 'ReproducibleShuffleSampler'\n"
+    code += "print([getattr(theirs, name) is getattr(ours, name) for theirs in both])"
+    assert printed(code) == "[True, True]"
+
+
+def test_determineds_own_names_are_there_too() -> None:
+    code = "import determined as det, logging, hpc_det.errors\n"
+    code += "logging.basicConfig(format=det.LOG_FORMAT)\nprint(det.InvalidHP is hpc_det.errors.InvalidHP)"
+    assert printed(code) == "True"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "name"),
+    [
+        ("import determined.keras", "ModuleNotFoundError", "determined.keras"),
+        ("from determined import keras", "ModuleNotFoundError", "determined.keras"),
+        ("import determined as det; det.keras", "AttributeError", "determined.keras"),
+        ("from determined.experimental import client", "ModuleNotFoundError", "determined.experimental"),
+        ("import determined.launch.horovod", "ModuleNotFoundError", "determined.launch.horovod"),
+        (
+            "from determined.pytorch import LightningAdapter",
+            "ModuleNotFoundError",
+            "determined.pytorch.LightningAdapter",
+        ),
+        (
+            "import determined as det; det.pytorch.reset_parameters",
+            "AttributeError",
+            "determined.pytorch.reset_parameters",
+        ),
+    ],
+)
+def test_what_hpc_det_does_not_have_is_named(code: str, kind: str, name: str) -> None:
+    assert refusal(code) == (
+        f"{kind}: {name}: hpc_det has no counterpart; docs/porting.md says what it has, and what to do without the rest"
+    )
+
+
+def test_a_probe_for_what_is_not_there_is_answered_as_python_answers_it() -> None:
+    code = "import determined as det\ntry:\n    from determined import keras\nexcept ImportError:\n    keras = None\n"
+    assert printed(f"{code}print(keras, hasattr(det, 'keras'), hasattr(det.pytorch, 'keras'))") == "None False False"
+
+
+def test_a_names_list_shows_what_there_is() -> None:
+    assert "PyTorchTrial" in printed("import determined.pytorch; print(dir(determined.pytorch))")
+
+
+HEAVY = "{'torch', 'numpy', 'pydantic', 'yaml'} & set(sys.modules)"
+
+
+def test_nothing_heavy_is_loaded_before_somebody_asks_for_it() -> None:
+    switched_on = "import sys, hpc_det.compat; hpc_det.compat.install()"
+    assert printed(f"{switched_on}; import determined; print({HEAVY})", before=()) == "set()"
+    assert printed(f"{switched_on}; import determined.launch.torch_distributed; print({HEAVY})", before=()) == "set()"
+    assert "torch" in printed(f"{switched_on}; import determined.pytorch; print({HEAVY})", before=())

@@ -1,0 +1,72 @@
+"""A trial and its experiment file as they were written for Determined, through the real command line."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from hpc_det.checkpoint.committed import committed
+from tests.compat.programs import printed
+from tests.e2e.story import Story, hpc_det
+
+TRIAL = Path(__file__).with_name("trial")
+EXPERIMENT = TRIAL / "distributed.yaml"
+
+
+def best(story: Story, metric: str) -> float:
+    return max(metrics[metric] for kind, _, metrics in story.series if kind == "validation")
+
+
+def test_nothing_that_was_written_for_determined_names_hpc_det() -> None:
+    code = [path.read_text().splitlines()[4:] for path in TRIAL.glob("*.*")]
+    assert [line for lines in code for line in lines if "hpc_det" in line] == []
+
+
+def test_an_unmodified_trial_trains_on_two_slots() -> None:
+    said = hpc_det("experiment", "create", EXPERIMENT, TRIAL, "--cluster", "local", "--follow").stdout
+    story = Story.of(1)
+    assert "Experiment 1: COMPLETED after 138 batches" in said
+    assert best(story, "accuracy") > 0.95
+    assert min(best(story, f"accuracy_{digit}") for digit in range(10)) > 0.8
+    assert "trial 1 of experiment 1" in story.trial.rank_log(1, 0).read_text()
+    (newest, *_) = committed(story.trial.checkpoints)
+    assert (newest.path / "diary.txt").read_text() == "6 epochs\n"
+    load = f"from determined import pytorch; trial = pytorch.load_trial_from_checkpoint_path({str(newest.path)!r})"
+    assert printed(f"{load}; print(trial.model[0].out_channels)") == "8"
+
+
+def test_an_unmodified_trial_runs_in_one_process_without_a_job(tmp_path: Path) -> None:
+    shutil.copytree(TRIAL, tmp_path / "trial")
+    said = hpc_det("experiment", "create", EXPERIMENT, tmp_path / "trial", "--local", "--test").stdout
+    assert said.splitlines()[-1] == "One batch was trained, validated and saved."
+
+
+def short(entrypoint: str | None = None) -> Story:
+    overrides = ["searcher.max_length={batches: 3}", "reproducibility.experiment_seed=5"]
+    if entrypoint:
+        overrides.append(f"entrypoint={entrypoint}")
+    story = Story.begin(*overrides, config=EXPERIMENT, context=TRIAL)
+    story.wait()
+    return story
+
+
+def test_every_entrypoint_of_a_ported_trial_leads_to_the_same_weights() -> None:
+    unmodified = short()
+    assert short("model_def:DigitsTrial").same_as(unmodified)
+    assert short("python3 -m hpc_det.launch.torch_distributed --trial model_def:DigitsTrial").same_as(unmodified)
+    assert short("bash -c 'python3 -m determined.launch.torch_distributed --trial model_def:DigitsTrial'").same_as(
+        unmodified
+    )
+
+
+def test_a_search_point_that_a_trial_calls_invalid_is_no_reason_to_start_again() -> None:
+    story = Story.begin("hyperparameters.n_filters1=32", config=EXPERIMENT, context=TRIAL)
+    story.wait(check=False)
+    assert len(story.causes) == 1
+    assert "a later layer must not be narrower" in story.logged
+
+
+def test_the_effective_configuration_says_what_determined_means() -> None:
+    said = hpc_det("experiment", "create", EXPERIMENT, TRIAL, "--dry-run", "--explain").stdout
+    assert re.search(r'environment_variables\[0\]: "HPC_DET_COMPAT=determined" +\(entrypoint\)', said)

@@ -1,0 +1,111 @@
+"""The ways to switch it on, and how far each reaches."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_det import compat
+from hpc_det.errors import UsageError
+from tests.compat.programs import HOOKED, printed, python
+
+SHOW = "import determined, sys; print(determined.InvalidHP.__module__, *sys.argv[1:])\n"
+
+
+def test_without_it_there_is_no_determined() -> None:
+    done = python("-c", "import determined")
+    assert done.stderr.endswith("ModuleNotFoundError: No module named 'determined'\n")
+
+
+def test_the_runner_runs_a_script_with_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SHOW)
+    done = python(*HOOKED, str(tmp_path / "train.py"), "--lr", "1")
+    assert (done.stdout, done.stderr) == ("hpc_det.errors --lr 1\n", "")
+
+
+def test_the_runner_runs_a_module_with_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").write_text(SHOW)
+    done = python(*HOOKED, "-m", "package.train", "-m", "x", env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (done.stdout, done.stderr) == ("hpc_det.errors -m x\n", "")
+
+
+def test_the_runner_ends_as_the_program_does() -> None:
+    assert python(*HOOKED, "-c", "raise SystemExit(7)").returncode == 7
+
+
+@pytest.mark.parametrize(("arguments", "code"), [((), 2), (("--help",), 0)])
+def test_the_runner_says_how_it_is_used(arguments: tuple[str, ...], code: int) -> None:
+    done = python(*HOOKED, *arguments)
+    assert done.returncode == code
+    assert "python3 -m hpc_det.compat [PYTHON_OPTIONS...] (SCRIPT | -m MODULE) ARGS..." in done.stdout
+
+
+def test_children_of_the_program_have_it_too() -> None:
+    child = f"import subprocess; print(subprocess.check_output(['{sys.executable}', '-c', {SHOW!r}], text=True))"
+    assert printed(child) == "hpc_det.errors"
+
+
+def test_installed_in_code_it_reaches_processes_of_multiprocessing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import multiprocessing\n"
+        "import hpc_det.compat\n"
+        "hpc_det.compat.install()\n"
+        "def show():\n"
+        "    import determined\n"
+        "    print(determined.InvalidHP.__module__)\n"
+        "if __name__ == '__main__':\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=show)\n"
+        "    process.start()\n"
+        "    process.join()\n"
+    )
+    done = python(str(tmp_path / "train.py"))
+    assert (done.stdout, done.stderr) == ("hpc_det.errors\n", "")
+
+
+def test_installed_twice_it_is_there_once() -> None:
+    code = "import sys, hpc_det.compat as c; c.install(); import determined; c.install(); import determined\n"
+    assert printed(f"{code}print(len([p for p in sys.path if p.endswith('compat/path')]))", before=()) == "1"
+
+
+@pytest.fixture
+def another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed `determined`."""
+    (tmp_path / "determined").mkdir()
+    (tmp_path / "determined" / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path / "determined" / "__init__.py"
+
+
+def test_hpc_det_wins_over_an_installed_determined_and_says_so(another: Path) -> None:
+    done = python(*HOOKED, "-c", SHOW)
+    assert done.stdout == "hpc_det.errors\n"
+    assert done.stderr == f"hpc-det: `determined` is hpc_det in this process, not {another}\n"
+
+
+def test_what_is_imported_already_cannot_become_another(another: Path) -> None:
+    done = python("-c", "import determined, hpc_det.compat; hpc_det.compat.install()")
+    assert done.stderr.splitlines()[-1].endswith(
+        f"UsageError: hpc_det.compat: {another} is imported already; call install() before"
+    )
+
+
+def test_the_variable_switches_it_on() -> None:
+    assert compat.is_on({"HPC_DET_COMPAT": "determined"})
+    assert not compat.is_on({"HPC_DET_COMPAT": ""})
+    assert not compat.is_on({})
+
+
+def test_a_variable_that_names_something_else_is_refused() -> None:
+    with pytest.raises(UsageError, match="HPC_DET_COMPAT: got 'horovod'; expected 'determined', or nothing"):
+        compat.is_on({"HPC_DET_COMPAT": "horovod"})
+
+
+def test_what_was_on_the_path_before_stays_there() -> None:
+    first, second = compat.for_children({"PYTHONPATH": "/code", "A": "1"})["PYTHONPATH"].split(":")
+    assert (Path(first) / "determined" / "__init__.py").exists()
+    assert second == "/code"
+    assert compat.for_children({})["PYTHONPATH"] == first
