@@ -2,6 +2,7 @@
 
 HpcDetError            exit code 1: the world refused (scheduler, file system, a trial that failed)
 └── UsageError         exit code 2: what was asked for cannot be done (config, arguments, missing files)
+    └── InvalidHP      raised by a trial: these hyperparameters make no sense
 """
 
 from __future__ import annotations
@@ -23,3 +24,7 @@ class UsageError(HpcDetError):
     """Bad input: nothing was submitted and nothing was written."""
 
     exit_code = 2
+
+
+class InvalidHP(UsageError):
+    """A trial raises it for hyperparameters that cannot work: it is not started again."""

@@ -7,25 +7,36 @@ from collections.abc import Iterator
 
 import click
 
-from hpc_det.cli.parameters import store
+from hpc_det.cli.local import run_here
+from hpc_det.cli.parameters import Choices, store
 from hpc_det.config.effective import Effective, effective
 from hpc_det.config.merge import leaves
-from hpc_det.config.request import Request
+from hpc_det.config.request import Request, for_test, on_one_slot
 from hpc_det.config.secrets import masked
+from hpc_det.store.folders import ExperimentStore
 from hpc_det.submit.submission import prepare, submit
 
 
-def submit_or_show(request: Request, *, dry_run: bool, explain: bool, follow: bool) -> None:
+def submit_or_show(request: Request, choices: Choices) -> None:
     """Everything a dry run prints is what a submission would use. Comments follow a script, so it stays one."""
+    if choices.test:
+        request = for_test(request)
+    if choices.local:
+        request = on_one_slot(request)
     found = effective(request)
     experiments = store()
-    if dry_run:
+    if choices.dry_run:
         click.echo(prepare(found, experiments.folder(experiments.next_id())).script.encode(), nl=False)
-    if explain:
+    if choices.explain:
         for line in explained(found):
             click.echo(f"# {line}")
-    if dry_run:
-        return
+    if choices.local:
+        run_here(found, test=choices.test, debug=choices.pdb)
+    elif not choices.dry_run:
+        _submit(found, experiments, follow=choices.follow)
+
+
+def _submit(found: Effective, experiments: ExperimentStore, *, follow: bool) -> None:
     folder = submit(found, experiments)
     click.echo(f"Created experiment {folder.id}")
     if follow:

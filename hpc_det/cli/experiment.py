@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from hpc_det.cli.parameters import experiment_argument, store
+from hpc_det.cli.parameters import Choices, choices_options, experiment_argument, store
 from hpc_det.store.folders import ExperimentFolder
 
 
@@ -23,24 +23,21 @@ def experiment() -> None:
 @click.option("--template", metavar="NAME", help="The template that the configuration is merged over.")
 @click.option("--config", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key of CONFIG; repeatable.")
 @click.option("--cluster", metavar="NAME", help="The cluster profile; by default local, this machine.")
-@click.option("--dry-run", is_flag=True, help="Print the script that would be submitted; touch nothing.")
-@click.option("--explain", is_flag=True, help="Show the effective configuration and who wrote each key.")
-@click.option("-f", "--follow", is_flag=True, help="Show the training until it ends.")
+@choices_options
 def create(
     config: Path,
     context_dir: Path | None,
     template: str | None,
     overrides: tuple[str, ...],
     cluster: str | None,
-    dry_run: bool,
-    explain: bool,
-    follow: bool,
+    choices: Choices,
 ) -> None:
     """Create an experiment from a YAML file and the folder of its code.
 
     CONTEXT_DIR is copied for the job, without what its .detignore names; by default the `context_dir` of CONFIG, or
     the current directory. Without --follow the last line is `Created experiment N`. A dry run's output is the script;
-    --explain adds comment lines.
+    --explain adds comment lines. --local trains in this process, on the folder itself: with --test it shows in seconds
+    whether everything fits together, with --pdb it stops in the debugger where it does not.
 
     \b
     Example:
@@ -51,7 +48,7 @@ def create(
     from hpc_det.config.request import from_file
 
     request = from_file(config, context_dir, overrides, template, cluster, os.environ)
-    submit_or_show(request, dry_run=dry_run, explain=explain, follow=follow)
+    submit_or_show(request, choices)
 
 
 @experiment.command("list")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
 
 import click
 
+from hpc_det.errors import UsageError
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
 from hpc_det.store.root import state_root
 
@@ -30,3 +35,40 @@ class ExperimentId(click.ParamType):  # type: ignore[type-arg]  # generic since 
 
 
 experiment_argument = click.argument("experiment", metavar="ID", type=ExperimentId())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """How an experiment is created: the flags of `experiment create` and `run`."""
+
+    dry_run: bool
+    explain: bool
+    follow: bool
+    test: bool
+    local: bool
+    pdb: bool
+
+    def __post_init__(self) -> None:
+        if self.pdb and not self.local:
+            raise UsageError("--pdb: a job has no keyboard; add --local")
+        if self.local and (self.dry_run or self.follow):
+            raise UsageError("--local: there is no job to show or to follow; leave out --dry-run and --follow")
+
+
+def choices_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command gets one argument `choices` for all the flags."""
+    options = [
+        click.option("--dry-run", is_flag=True, help="Print the script that would be submitted; touch nothing."),
+        click.option("--explain", is_flag=True, help="Show the effective configuration and who wrote each key."),
+        click.option("-f", "--follow", is_flag=True, help="Show the training until it ends."),
+        click.option("--test", is_flag=True, help="Only one batch, one validation and one checkpoint."),
+        click.option("--local", is_flag=True, help="Train in this process, on one slot, without a job."),
+        click.option("--pdb", is_flag=True, help="With --local: open the debugger where the trial raises an error."),
+    ]
+    names = [field.name for field in fields(Choices)]
+
+    @functools.wraps(command)
+    def with_choices(**arguments: Any) -> Any:
+        return command(choices=Choices(**{name: arguments.pop(name) for name in names}), **arguments)
+
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), with_choices)

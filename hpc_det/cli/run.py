@@ -6,16 +6,15 @@ import os
 
 import click
 
+from hpc_det.cli.parameters import Choices, choices_options
 from hpc_det.errors import UsageError
 
 
 @click.command()
 @click.argument("overrides", metavar="[HYDRA OVERRIDES]...", nargs=-1, type=click.UNPROCESSED)
-@click.option("--dry-run", is_flag=True, help="Print the script that would be submitted; touch nothing.")
-@click.option("--explain", is_flag=True, help="Show the effective configuration and who wrote each key.")
-@click.option("-f", "--follow", is_flag=True, help="Show the training until it ends.")
+@choices_options
 @click.option("-m", "--multirun", is_flag=True, hidden=True)
-def run(overrides: tuple[str, ...], dry_run: bool, explain: bool, follow: bool, multirun: bool) -> None:
+def run(overrides: tuple[str, ...], choices: Choices, multirun: bool) -> None:
     """Create an experiment from a Hydra command line.
 
     The overrides are Hydra's, on conf/config.yaml: `KEY=VALUE` sets a key, `+KEY=VALUE` adds one, `~KEY` removes one,
@@ -30,4 +29,4 @@ def run(overrides: tuple[str, ...], dry_run: bool, explain: bool, follow: bool, 
     from hpc_det.cli.create import submit_or_show
     from hpc_det.config.request import from_hydra
 
-    submit_or_show(from_hydra(overrides, os.environ), dry_run=dry_run, explain=explain, follow=follow)
+    submit_or_show(from_hydra(overrides, os.environ), choices)

@@ -1,116 +1,108 @@
-"""What a trial can ask and must wrap."""
+"""What a PyTorchTrial can ask and must wrap."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
-import numpy as np
 import torch
 
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.ddp import data_parallel
+from hpc_det.pytorch.amp import Precision
+from hpc_det.pytorch.ddp import DataParallel, data_parallel, synchronized_batch_norm
+from hpc_det.pytorch.experimental import PyTorchExperimentalContext
 from hpc_det.pytorch.lr_scheduler import LRScheduler, ScheduledStep
+from hpc_det.pytorch.trial_context import TrialContext, parameters_of
+from hpc_det.search.sample import sample
 
+Model = TypeVar("Model", bound=torch.nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 Scheduler = TypeVar("Scheduler", bound=torch.optim.lr_scheduler.LRScheduler)
+ClipGrads = Callable[[Iterator[torch.nn.Parameter]], Any]
 
 
-class PyTorchTrialContext:
-    """One rank's view of its trial. `spec` is the content of trial.json."""
+class PyTorchTrialContext(TrialContext):
+    """Wraps what is trained, and takes the steps of training."""
 
-    def __init__(self, spec: dict[str, Any], distributed: Distributed) -> None:
-        self._spec = spec
-        self.distributed = distributed
-        self.device = distributed.device
+    def __init__(self, spec: dict[str, Any], distributed: Distributed, tensorboard: Path | None = None) -> None:
+        super().__init__(spec, distributed, tensorboard)
+        optimizations = spec["config"].get("optimizations", {})
+        self.aggregation_frequency: int = optimizations.get("aggregation_frequency", 1)
+        """Batches between optimizer steps."""
+        self._averages_gradients: bool = optimizations.get("average_aggregated_gradients", True)
+        self._compresses_gradients: bool = optimizations.get("gradient_compression", False)
+        self.experimental = PyTorchExperimentalContext(self)
+        self.precision = Precision(self.device)
         self.models: list[torch.nn.Module] = []
         """As given to `wrap_model`, without the wrapping: what checkpoints hold."""
         self.wrapped_models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.scheduled_steps: list[ScheduledStep] = []
-        self._stop_requested = False
-        self._batch: int | None = None
-        self._epoch: int | None = None
+        self._sums_gradients: set[int] = set()
+        """Positions of the optimizers whose aggregated gradients are not averaged."""
+        self._steps_now = True
 
-    # --- information
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> PyTorchTrialContext:
+        """Off cluster: to build a trial in a notebook or a test. Each hyperparameter with a range is drawn at random.
 
-    def get_experiment_id(self) -> int:
-        return int(self._spec["experiment_id"])
+        `wrap_*` give back what they are given, on this machine's device.
+        """
+        seed = config.get("reproducibility", {}).get("experiment_seed") or 0
+        hparams = sample(config.get("hyperparameters", {}))
+        spec = {"experiment_id": 0, "trial_id": 0, "trial_seed": seed, "hparams": hparams, "config": config}
+        return cls(spec, Distributed())
 
-    def get_trial_id(self) -> int:
-        return int(self._spec["trial_id"])
-
-    def get_trial_seed(self) -> int:
-        return int(self._spec["trial_seed"])
-
-    def get_experiment_config(self) -> dict[str, Any]:
-        """The effective config."""
-        return dict(self._spec["config"])
-
-    def get_data_config(self) -> dict[str, Any]:
-        """The section `data` of the config."""
-        return dict(self._spec["config"]["data"])
-
-    def get_hparams(self) -> dict[str, Any]:
-        return dict(self._spec["hparams"])
-
-    def get_hparam(self, name: str) -> Any:
-        """Raises UsageError naming the known ones."""
-        hparams = self._spec["hparams"]
-        if name not in hparams:
-            raise UsageError(
-                f"hyperparameters.{name}: not in the experiment config, which has {sorted(hparams)}; add it"
-            )
-        return hparams[name]
-
-    def get_global_batch_size(self) -> int:
-        return int(self.get_hparam("global_batch_size"))
-
-    def get_per_slot_batch_size(self) -> int:
-        """global_batch_size // slots; the remainder is dropped."""
-        return self.get_global_batch_size() // self.distributed.size
-
-    def current_train_batch(self) -> int:
-        """The global number of the batch in training, from 0. Raises UsageError before training."""
-        return self._during_training(self._batch)
-
-    def current_train_epoch(self) -> int:
-        return self._during_training(self._epoch)
-
-    def set_progress(self, batch: int, epoch: int) -> None:
-        """The loop's word before each batch."""
-        self._batch, self._epoch = batch, epoch
-
-    # --- stop
-
-    def set_stop_requested(self, stop_requested: bool) -> None:
-        """Finish cleanly at the end of this batch. Every rank must ask for it at the same batch."""
-        self._stop_requested = stop_requested
-
-    def get_stop_requested(self) -> bool:
-        return self._stop_requested
+    @property
+    def lr_schedulers(self) -> list[torch.optim.lr_scheduler.LRScheduler]:
+        return [step.scheduler for step in self.scheduled_steps]
 
     # --- wrapping
 
-    def wrap_model(self, model: torch.nn.Module, **ddp_options: Any) -> torch.nn.Module:
-        """The model on this rank's device; with several ranks in DistributedDataParallel(**ddp_options)."""
-        model = model.to(self.device)
-        self.models.append(model)
-        wrapped: torch.nn.Module = model
-        if self.distributed.size > 1:
-            wrapped = data_parallel(model, self.device, ddp_options)
-        self.wrapped_models.append(wrapped)
-        return wrapped
+    def wrap_model(self, model: Model, *, sync_batch_norm: bool = False, **ddp_options: Any) -> Model:
+        """The model on this rank's device; with several ranks in DistributedDataParallel(**ddp_options).
 
-    def wrap_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        What is returned has the model's own attributes and methods either way. Call it before an optimizer is
+        made. `sync_batch_norm`: batch norms over all ranks (GPUs only).
+        """
+        own: torch.nn.Module = model.to(self.device)
+        if sync_batch_norm and self.distributed.size > 1:
+            own = synchronized_batch_norm(own, self.device)
+        self.precision.prepare(own)
+        self.models.append(own)
+        wrapped = self._data_parallel(own, ddp_options) if self.distributed.size > 1 else own
+        self.wrapped_models.append(wrapped)
+        return cast(Model, wrapped)
+
+    def wrap_optimizer(
+        self,
+        optimizer: Optimizer,
+        backward_passes_per_step: int = 1,
+        fp16_compression: bool | None = None,
+        average_aggregated_gradients: bool | None = None,
+    ) -> Optimizer:
+        """`fp16_compression`: gradients of this optimizer's models are exchanged as float16.
+
+        `average_aggregated_gradients` overrides optimizations.average_aggregated_gradients. `backward_passes_per_step`
+        had a meaning under horovod alone: DDP counts backward passes by itself.
+        """
+        if backward_passes_per_step < 1:
+            raise UsageError(f"wrap_optimizer: backward_passes_per_step is {backward_passes_per_step}; use at least 1")
+        averages = self._averages_gradients if average_aggregated_gradients is None else average_aggregated_gradients
+        if not averages:
+            self._sums_gradients.add(len(self.optimizers))
+        if fp16_compression and not self._compresses_gradients:
+            self._compress_gradients_of(optimizer)
         self.optimizers.append(optimizer)
         return optimizer
 
     def wrap_lr_scheduler(
         self, lr_scheduler: Scheduler, step_mode: LRScheduler.StepMode, frequency: int = 1
     ) -> Scheduler:
-        """The loop steps it after every `frequency` batches or epochs, or leaves that to the trial (MANUAL_STEP).
+        """The loop steps it after every `frequency` batches, epochs or optimizer steps, or leaves it to the trial.
 
         Raises UsageError where its optimizer is not wrapped, or ReduceLROnPlateau is not stepped by hand.
         """
@@ -125,40 +117,98 @@ class PyTorchTrialContext:
         self.scheduled_steps.append(ScheduledStep(lr_scheduler, step_mode, frequency))
         return lr_scheduler
 
+    def wrap_scaler(self, scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
+        """A scaler that the trial uses by itself, in `scale(loss)`, `step_optimizer(..., scaler=...)` and `update()`.
+
+        Call it before `wrap_model`, once. Checkpoints hold its state.
+        """
+        self.precision.take_scaler(scaler)
+        return scaler
+
+    def configure_apex_amp(
+        self, models: Any, optimizers: Any, enabled: bool = True, opt_level: str = "O1", **options: Any
+    ) -> tuple[Any, Any]:
+        """For trials that were written for NVIDIA's apex.amp, which its authors have given up for torch's own AMP.
+
+        Off (`enabled=False` or level O0) it gives back what it got; otherwise it raises UsageError.
+        """
+        if enabled and opt_level != "O0":
+            raise UsageError(
+                f"configure_apex_amp: opt_level is {opt_level!r}, and apex.amp is no longer maintained or supported; "
+                f"call context.experimental.use_amp() before wrap_model instead"
+            )
+        return models, optimizers
+
     # --- in train_batch
 
-    def to_device(self, data: Any) -> Any:
-        """Tensors and numeric arrays, nested in dicts, lists and tuples, on this rank's device; the rest as it is."""
-        if isinstance(data, torch.Tensor):
-            return data.to(self.device, non_blocking=True)
-        if isinstance(data, np.ndarray) and data.dtype.kind in "fciub":
-            return torch.from_numpy(data).to(self.device, non_blocking=True)
-        if isinstance(data, dict):
-            return {name: self.to_device(value) for name, value in data.items()}
-        if isinstance(data, tuple) and hasattr(data, "_fields"):
-            return type(data)(*map(self.to_device, data))
-        if isinstance(data, (list, tuple)):
-            return type(data)(map(self.to_device, data))
-        return data
-
-    def backward(self, loss: torch.Tensor, retain_graph: bool = False, create_graph: bool = False) -> None:
-        loss.backward(retain_graph=retain_graph, create_graph=create_graph)  # type: ignore[no-untyped-call]
+    def backward(
+        self,
+        loss: torch.Tensor,
+        gradient: torch.Tensor | None = None,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+    ) -> None:
+        """loss.backward(...), scaled where `use_amp` needs it."""
+        self.precision.scaled(loss).backward(gradient, retain_graph, create_graph)  # type: ignore[no-untyped-call]
 
     def step_optimizer(
         self,
         optimizer: torch.optim.Optimizer,
-        clip_grads: Callable[[Iterator[torch.nn.Parameter]], Any] | None = None,
+        clip_grads: ClipGrads | None = None,
         auto_zero_grads: bool = True,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        """Step and zero. `clip_grads` gets the optimizer's parameters first."""
+        """Step and zero. `clip_grads` gets the optimizer's parameters first, with their true gradients.
+
+        With `optimizations.aggregation_frequency` F only every F-th batch does anything. `scaler`: the one given to
+        `wrap_scaler`, if any.
+        """
+        if not auto_zero_grads and self.aggregation_frequency > 1:
+            raise UsageError(
+                f"step_optimizer: auto_zero_grads=False does not go with optimizations.aggregation_frequency "
+                f"{self.aggregation_frequency}: gradients are summed over batches in between; leave one of them out"
+            )
+        if not self._steps_now:
+            return
+        if self.aggregation_frequency > 1:
+            self._average_gradients(optimizer)
         if clip_grads is not None:
-            clip_grads(parameter for group in optimizer.param_groups for parameter in group["params"])
-        optimizer.step()
+            self.precision.unscale(optimizer, scaler)
+            clip_grads(iter(parameters_of(optimizer)))
+        self.precision.step(optimizer, scaler)
         if auto_zero_grads:
             optimizer.zero_grad()
 
-    @staticmethod
-    def _during_training(value: int | None) -> int:
-        if value is None:
-            raise UsageError("current_train_batch and current_train_epoch are known in training only, not before")
-        return value
+    # --- the loop's words
+
+    @contextlib.contextmanager
+    def aggregating(self, steps_now: bool) -> Iterator[None]:
+        """One batch. Unless it `steps_now`, its gradients stay on this rank, added to those that are there."""
+        self._steps_now = steps_now
+        with contextlib.ExitStack() as stack:
+            for model in self.wrapped_models:
+                if not steps_now and isinstance(model, DataParallel):
+                    stack.enter_context(model.no_sync())
+            yield
+
+    # --- helpers
+
+    def _data_parallel(self, model: torch.nn.Module, options: dict[str, Any]) -> DataParallel:
+        wrapped = data_parallel(model, self.device, options)
+        if self._compresses_gradients:
+            wrapped.compress_gradients()
+        return wrapped
+
+    def _average_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Over the batches since the last step; DDP averages over ranks."""
+        if any(self.optimizers[k] is optimizer for k in self._sums_gradients):
+            return
+        for parameter in parameters_of(optimizer):
+            if parameter.grad is not None:
+                parameter.grad.div_(self.aggregation_frequency)
+
+    def _compress_gradients_of(self, optimizer: torch.optim.Optimizer) -> None:
+        trained = {id(parameter) for parameter in parameters_of(optimizer)}
+        for model in self.wrapped_models:
+            if isinstance(model, DataParallel) and any(id(parameter) in trained for parameter in model.parameters()):
+                model.compress_gradients()

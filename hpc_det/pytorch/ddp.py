@@ -7,19 +7,60 @@ more the first iteration after a resume would round differently from the same it
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from hpc_det.errors import UsageError
 
-def data_parallel(model: torch.nn.Module, device: torch.device, options: dict[str, Any]) -> DistributedDataParallel:
+
+class DataParallel(DistributedDataParallel):
+    """With the wrapped model's own attributes and methods in reach."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """In a validation ranks run at their own pace: nothing may be exchanged there (DDP would send buffers)."""
+        if not self.training and not torch.is_grad_enabled():
+            return self.module(*inputs, **options)
+        return super().forward(*inputs, **options)  # type: ignore[no-untyped-call]
+
+    def compress_gradients(self) -> None:
+        """Exchange them as float16 (torch's fp16_compress_hook)."""
+        self.register_comm_hook(None, default_hooks.fp16_compress_hook)
+
+
+def data_parallel(model: torch.nn.Module, device: torch.device, options: dict[str, Any]) -> DataParallel:
     """`model` in DDP, with its final buckets from the first iteration on."""
-    wrapped = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None, **options)
+    wrapped = DataParallel(model, device_ids=[device] if device.type == "cuda" else None, **options)
     rebuilds = not options.get("find_unused_parameters") and not options.get("static_graph")
     if rebuilds and _takes_plain_gradients(model):
         _settle_buckets(wrapped)
     return wrapped
+
+
+def synchronized_batch_norm(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """With torch.nn.SyncBatchNorm for every batch norm. Raises UsageError without a GPU, where torch has none."""
+    if device.type != "cuda":
+        raise UsageError("wrap_model: sync_batch_norm=True needs GPUs, this rank has none; leave it out on CPUs")
+    converted: torch.nn.Module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    return converted
+
+
+def share_buffers(models: Iterable[torch.nn.Module]) -> None:
+    """Collective: all ranks take rank 0's buffers, as they would at the next training batch."""
+    for model in models:
+        if isinstance(model, DistributedDataParallel) and model.broadcast_buffers:
+            for buffer in model.module.buffers():
+                dist.broadcast(buffer, src=0)
 
 
 def _takes_plain_gradients(model: torch.nn.Module) -> bool:

@@ -1,6 +1,6 @@
 """The training loop: local and distributed, fresh and resumed, one path.
 
-    restore
+    build the data, restore
     until trained to the end, or all ranks agree to stop:
         validate and checkpoint where they are due at this batch
         train one batch
@@ -12,34 +12,44 @@ does after its resume exactly what it would have done without the stop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.checkpoint.prune import RESUME_DEPTH
 from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.distributed import Distributed
-from hpc_det.core.metrics import MetricsLog, MetricSums
+from hpc_det.core.metrics import MetricsLog, MetricWindow
 from hpc_det.core.preempt import StopAgreement
-from hpc_det.core.rng import restore_rng, rng_state, seed_everything
+from hpc_det.core.rng import seed_everything
 from hpc_det.errors import UsageError
+from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.context import PyTorchTrialContext
-from hpc_det.pytorch.data import Position
-from hpc_det.pytorch.schedule import Length
+from hpc_det.pytorch.data import DataLoader, Position, TrainingData, length_of, training_data, validation_data
+from hpc_det.pytorch.device import prefetched
+from hpc_det.pytorch.load import stored_state
+from hpc_det.pytorch.portable import Portable
+from hpc_det.pytorch.progress import Progress
+from hpc_det.pytorch.schedule import Schedule
 from hpc_det.pytorch.state import (
     PROGRESS,
     STATE_DICT,
-    Progress,
     model_state,
     progress_state,
     rank_file,
     rank_state,
+    restore_generators,
     restore_models,
+    restore_rank,
     restored_progress,
-    restored_rank,
 )
 from hpc_det.pytorch.trial import PyTorchTrial
+from hpc_det.pytorch.validation import Validation
 from hpc_det.search.metric import better
 
 
@@ -48,28 +58,25 @@ class Loop:
         self,
         trial: PyTorchTrial,
         context: PyTorchTrialContext,
+        schedule: Schedule,
         *,
         stop: StopAgreement,
         checkpoints: CheckpointContext,
         log: MetricsLog,
+        portable: Portable,
+        warm_start: Path | None = None,
     ) -> None:
+        """`warm_start`: a checkpoint whose models a trial without one of its own begins with."""
         self._trial = trial
         self._context = context
+        self._schedule = schedule
         self._distributed: Distributed = context.distributed
         self._stop = stop
         self._checkpoints = checkpoints
         self._log = log
-        self._config = context.get_experiment_config()
-        self._callbacks = trial.build_callbacks()
-        self._training_data = trial.build_training_data_loader()
-        self._validation_data = trial.build_validation_data_loader()
-        self._validation_data.check_validation()
-        self._share = self._training_data.share(self._distributed.size)
-        self._max_length = self._length(self._config["searcher"]["max_length"])
-        self._validation_period = self._length(self._config["min_validation_period"])
-        self._checkpoint_period = self._length(self._config["min_checkpoint_period"])
+        self._portable = portable
+        self._warm_start = warm_start
         self._progress = Progress()
-        self._window = MetricSums()
         self._validations: dict[int, float] = {}
         self._improved = False
         """Whether the last validation was the best so far."""
@@ -78,19 +85,15 @@ class Loop:
 
     def run(self) -> Progress:
         """Train until the end or the agreed stop, and leave everything saved."""
-        self._restore()
-        self._set_training_mode(True)
-        batches = self._batches()
-        while True:
-            settled = self._settle_boundary()
-            if (settled and self._finished()) or self._stop.should_stop():
-                break
-            if settled:
-                self._train(next(batches))
-        if not self._is_saved():
-            self._save()
+        self._callbacks = Callbacks(self._trial.build_callbacks())
+        with ExitStack() as stack:
+            stack.callback(self._callbacks.call, "on_trial_shutdown")
+            batches = self._begin(stack)
+            self._train_to_the_end(batches)
+            if not self._is_saved():
+                self._save()
         if self._finished() and not self.stopped and self._distributed.is_chief:
-            self._prune(latest=self._config["checkpoint_storage"]["save_trial_latest"])
+            self._prune(latest=self._schedule.save_latest)
         return self._progress
 
     @property
@@ -98,155 +101,196 @@ class Loop:
         """Whether `run` returned early because all ranks agreed to."""
         return self._stop.stopped
 
+    def _train_to_the_end(self, batches: Iterator[Any]) -> None:
+        while True:
+            settled = self._settle_boundary()
+            if (settled and self._finished()) or self._stop.should_stop():
+                return
+            if settled:
+                self._train(next(batches))
+
     # --- start
 
-    def _restore(self) -> None:
+    def _begin(self, stack: ExitStack) -> Iterator[Any]:
+        """Data first, then state (upstream's order): making an iterator may draw random numbers."""
         found = self._checkpoints.newest()
-        if found is None:
-            self._seed_this_rank()
-        else:
-            folder, _ = found
-            restore_models(folder, self._context, self._callbacks)
-            self._progress = restored_progress(folder)
+        ranks = 0
+        if found:
+            self._progress, ranks = restored_progress(found[0])
+        self._context.begin_training(self._progress.steps)
+        self._callbacks.call("on_trial_startup", self._progress.steps, found[0].name if found else None)
+        batches = self._build_data(stack)
+        self._restore(found[0] if found else None, ranks)
+        self._callbacks.call("on_training_start")
+        self._context.profiler.start()
+        stack.callback(self._context.profiler.stop)
+        stack.callback(self._context.tensorboard.close)
+        return batches
+
+    def _build_data(self, stack: ExitStack) -> Iterator[Any]:
+        place = {"rank": self._distributed.rank, "size": self._distributed.size, "seed": self._context.get_trial_seed()}
+        training = self._checked(self._trial.build_training_data_loader(), "training")
+        validation = self._checked(self._trial.build_validation_data_loader(), "validation")
+        # All ranks take rank 0's word for the end of an epoch, as upstream does.
+        length = None if isinstance(training, DataLoader) else self._distributed.broadcast_json(length_of(training))
+        self._data: TrainingData = training_data(training, **place, batches_per_epoch=length)
+        validation_share = validation_data(validation, **place)
+        for data in (self._data, validation_share):
+            stack.callback(data.close)
+        self._total = self._schedule.max_length.batches(self._data.batches_per_epoch)
+        self._validation = Validation(
+            self._trial, self._context, self._callbacks, validation_share, self._stop, self._schedule.validation_batches
+        )
+        self._window = MetricWindow(keep_batches=self._callbacks.overrides("on_training_workload_end"))
+        self._records, self._window_began = 0, time.monotonic()
+        return self._moved(self._data.batches(self._progress.position))
+
+    def _checked(self, loader: Any, kind: str) -> Any:
+        if not isinstance(loader, DataLoader) and self._context.checks_dataset_reproducibility:
+            raise UsageError(
+                f"build_{kind}_data_loader returned {type(loader).__name__}: hpc_det.pytorch.DataLoader makes the "
+                f"order of records reproducible and shares them over ranks; use that, or call "
+                f"context.experimental.disable_dataset_reproducibility_checks() and see to both in your loader"
+            )
+        return loader
+
+    def _moved(self, batches: Iterator[Any]) -> Iterator[Any]:
+        if not self._context.to_device_automatically:
+            return batches
+        if self._context.device.type == "cuda" and self._data.loads_in_workers:
+            return prefetched(batches, self._context.to_device, self._context.device)
+        return map(self._context.to_device, batches)
+
+    def _restore(self, folder: Path | None, ranks: int) -> None:
+        known_rank = False
+        if folder or self._warm_start:
+            where = folder or self._warm_start
+            assert where is not None
+            state = stored_state(where, self._context.models)
+            self._callbacks.call("on_checkpoint_load_start", state)
+            restore_models(state, self._context, where)
+            self._callbacks.restore(state["callbacks"])
+        if folder:
+            known_rank = restore_rank(folder, ranks, self._distributed, self._context, self._window)
             self._context.set_stop_requested(self._progress.stop_requested)
-            window = restored_rank(folder, self._distributed.rank)
-            if window is None:
-                self._seed_this_rank()
-            else:
-                self._window.restore(window)
             self._saved = self._reached()
         if self._distributed.is_chief:
             self._log.begin_at(trained=self._progress.steps, validated=self._progress.validated)
-            self._validations = self._log.validations(self._config["searcher"]["metric"])
+            if self._schedule.metric:
+                self._validations = self._log.validations(self._schedule.metric)
+        self._context.tensorboard.begin_at(self._progress.steps)
+        for model in self._context.wrapped_models:
+            model.train()
+        if folder and known_rank:
+            restore_generators(folder, self._distributed.rank)
+        else:
+            self._seed_this_rank()
 
     def _seed_this_rank(self) -> None:
         """Weights were built from the trial's seed, the same on all ranks; their noise from here on differs."""
         seed_everything((self._context.get_trial_seed() + self._distributed.rank) % 2**32)
 
-    def _batches(self) -> Iterator[Any]:
-        return self._training_data.training_batches(
-            rank=self._distributed.rank,
-            size=self._distributed.size,
-            position=self._progress.position,
-            seed=self._context.get_trial_seed(),
-        )
-
     # --- one batch
 
     def _train(self, batch: Any) -> None:
         progress, context = self._progress, self._context
-        context.set_progress(progress.steps, progress.position.epoch)
-        metrics = self._trial.train_batch(context.to_device(batch), progress.position.epoch, progress.steps)
-        self._window.add(metrics if isinstance(metrics, dict) else {"loss": metrics})
-        before = progress.position
-        progress.steps += 1
-        progress.position, _ = self._share.span(before)
+        before, number = progress.position, progress.steps
+        after = self._data.after(before)
+        starts_epoch = progress.epoch_ended or number == 0
+        steps_now = (number + 1) % context.aggregation_frequency == 0
+        context.begin_batch(number, before, starts_epoch=starts_epoch, ends_epoch=after.epoch > before.epoch)
+        if starts_epoch:
+            self._callbacks.call("on_training_epoch_start", before.epoch)
+        metrics = self._trained(batch, before.epoch, number, steps_now)
+        self._window.add(metrics if isinstance(metrics, dict) else self._as_loss(metrics))
+        self._records += self._trial.get_batch_length(batch)
+        progress.advance(after)
         progress.stop_requested = context.get_stop_requested()
-        self._step_schedulers(before)
-        if self._finished() or progress.steps % self._config["scheduling_unit"] == 0:
+        if steps_now and context.scheduled_steps:
+            self._step_schedulers(number, before)
+        if progress.epoch_ended:
+            self._callbacks.call("on_training_epoch_end", before.epoch)
+        if self._schedule.report_is_due(progress):
             self._report_training()
+        context.profiler.step()
 
-    def _step_schedulers(self, before: Position) -> None:
-        epoch_ended = self._progress.position.epoch > before.epoch
+    def _trained(self, batch: Any, epoch: int, number: int, steps_now: bool) -> Any:
+        with self._context.aggregating(steps_now):
+            metrics = self._trial.train_batch(batch, epoch, number)
+        self._context.precision.end_batch()
+        return metrics
+
+    def _as_loss(self, value: Any) -> dict[str, Any]:
+        if not isinstance(value, torch.Tensor):
+            raise UsageError(f"train_batch returned {type(value).__name__}; return the loss or a dict of metrics")
+        return {"loss": value}
+
+    def _step_schedulers(self, number: int, before: Position) -> None:
         for scheduled in self._context.scheduled_steps:
-            scheduled.after_batch(self._progress.steps)
-            if epoch_ended:
-                scheduled.after_epoch(self._progress.position.epoch)
-        if epoch_ended:
-            for callback in self._callbacks.values():
-                callback.on_training_epoch_end(before.epoch)
+            scheduled.after_optimizer_step(
+                number, self._context.aggregation_frequency, lambda: self._epochs_until_next_step(before)
+            )
+
+    def _epochs_until_next_step(self, before: Position) -> range:
+        """Those that the batch at `before` or one after it ends, up to the batch of the next optimizer step."""
+        position = before
+        for _ in range(self._context.aggregation_frequency):
+            position = self._data.after(position)
+        return range(before.epoch, position.epoch)
 
     def _report_training(self) -> None:
-        metrics = self._window.mean_over_ranks(self._distributed)
-        self._window = MetricSums()
-        self._report("training", metrics)
+        averages = self._averages_training_metrics()
+        gang = self._distributed if averages else Distributed()
+        metrics: dict[str, Any] = dict(self._window.reduce(gang))
+        metrics.update(self._context.reducers.reduce(self._distributed, training=True))
+        if self._callbacks.overrides("on_training_workload_end"):
+            self._callbacks.call("on_training_workload_end", metrics, self._window.batch_metrics(gang))
+        self._window.reset()
+        self._context.reducers.reset(training=True)
+        self._report("training", metrics, records_per_s=self._records_per_s())
+
+    def _averages_training_metrics(self) -> bool:
+        """Otherwise rank 0 reports its own (optimizations.average_training_metrics)."""
+        optimizations = self._context.get_experiment_config().get("optimizations", {})
+        return bool(optimizations.get("average_training_metrics", True))
+
+    def _records_per_s(self) -> float:
+        """Of all ranks, by rank 0's count."""
+        now = time.monotonic()
+        rate = self._records * self._distributed.size / max(now - self._window_began, 1e-9)
+        self._records, self._window_began = 0, now
+        return rate
 
     # --- boundaries
 
     def _settle_boundary(self) -> bool:
         """Validate and save if that is due here; False when a stop is on its way and the validation was abandoned."""
-        if self._validation_is_due() and not self._validate():
+        if self._schedule.validation_is_due(self._progress) and not self._validate():
             return False
-        if self._checkpoint_is_due():
+        if self._schedule.checkpoint_is_due(self._progress, improved=self._improved) and not self._is_saved():
             self._save()
         return True
 
     def _finished(self) -> bool:
-        progress = self._progress
-        return self._max_length.reached(progress.steps, progress.position) or self._context.get_stop_requested()
-
-    def _validation_is_due(self) -> bool:
-        progress = self._progress
-        if progress.validated == progress.steps:
-            return False
-        if progress.steps == 0:
-            return bool(self._config["perform_initial_validation"])
-        return self._finished() or self._validation_period.due(progress.steps, progress.position)
-
-    def _checkpoint_is_due(self) -> bool:
-        progress, policy = self._progress, self._config["checkpoint_policy"]
-        if self._is_saved() or progress.steps == 0:
-            return False
-        if self._checkpoint_period.due(progress.steps, progress.position):
-            return True
-        return progress.validated == progress.steps and (policy == "all" or (policy == "best" and self._improved))
-
-    # --- validation
+        return self._context.get_stop_requested() or self._schedule.finished(self._progress)
 
     def _validate(self) -> bool:
-        """False when it was abandoned for a stop: it is done again after the resume.
-
-        Training's generators are put back afterwards, so that validating more or less often changes no weight.
-        """
-        generators = rng_state()
-        sums = self._evaluate()
-        restore_rng(generators)
-        if sums is None:
+        metrics = self._validation.run()
+        if metrics is None:
             return False
-        metrics = sums.mean_over_ranks(self._distributed)
         self._take_validation(metrics)
-        for callback in self._callbacks.values():
-            callback.on_validation_end(metrics)
         return True
 
-    def _evaluate(self) -> MetricSums | None:
-        loader = self._validation_data
-        batches = loader.validation_batches(
-            rank=self._distributed.rank, size=self._distributed.size, seed=self._context.get_trial_seed()
-        )
-        sums = MetricSums()
-        self._set_training_mode(False)
-        whole = self._evaluate_batches(batches, sums)
-        self._set_training_mode(True)
-        return sums if all(self._distributed.gather_json(whole)) else None
-
-    def _evaluate_batches(self, batches: Iterable[Any], sums: MetricSums) -> bool:
-        """False when it left off, since this rank knows of a stop."""
-        with torch.no_grad():
-            for batch in batches:
-                if self._stop.noticed:
-                    return False
-                sums.add(self._trial.evaluate_batch(self._context.to_device(batch)))
-        return True
-
-    def _take_validation(self, metrics: dict[str, float]) -> None:
-        searcher, progress = self._config["searcher"], self._progress
-        if searcher["metric"] not in metrics:
-            raise UsageError(
-                f"searcher.metric: '{searcher['metric']}' is not among the validation metrics {sorted(metrics)} that "
-                f"evaluate_batch returns; name one of those"
-            )
-        value = metrics[searcher["metric"]]
-        self._improved = better(value, progress.best, searcher["smaller_is_better"])
-        if self._improved:
-            progress.best = value
+    def _take_validation(self, metrics: dict[str, Any]) -> None:
+        progress, name = self._progress, self._schedule.metric
+        if name is not None:
+            value = _scalar(name, metrics)
+            self._improved = better(value, progress.best, self._schedule.smaller_is_better)
+            if self._improved:
+                progress.best = value
+            self._validations[progress.steps] = value
         progress.validated = progress.steps
-        self._validations[progress.steps] = value
         self._report("validation", metrics)
-
-    def _set_training_mode(self, training: bool) -> None:
-        for model in self._context.wrapped_models:
-            model.train(training)
 
     # --- saving
 
@@ -258,33 +302,52 @@ class Loop:
         return self._progress.steps, self._progress.validated
 
     def _save(self) -> None:
-        files = {rank_file(self._distributed.rank): rank_state(self._window.state())}
+        self._progress.stop_requested = self._context.get_stop_requested()
+        files = {rank_file(self._distributed.rank): rank_state(self._context, self._window)}
         if self._distributed.is_chief:
-            files[STATE_DICT] = model_state(self._context, self._callbacks)
-            files[PROGRESS] = progress_state(self._progress)
-        self._checkpoints.save(self._progress.steps, files, self._finish_checkpoint)
+            state = model_state(self._context, self._callbacks)
+            self._callbacks.call("on_checkpoint_save_start", state)
+            files[STATE_DICT] = state
+            files[PROGRESS] = progress_state(self._progress, self._distributed.size)
+            self._log.flush()
+        uuid = self._checkpoints.save(self._progress.steps, files, self._finish_checkpoint)
         self._saved = self._reached()
         if self._distributed.is_chief:
-            self._prune(latest=max(RESUME_DEPTH, self._config["checkpoint_storage"]["save_trial_latest"]))
+            self._prune(latest=max(RESUME_DEPTH, self._schedule.save_latest))
+        self._callbacks.call("on_checkpoint_upload_end", uuid)
 
-    def _finish_checkpoint(self, folder: Any) -> None:
-        for callback in self._callbacks.values():
-            callback.on_checkpoint_write_end(folder)
+    def _finish_checkpoint(self, folder: Path) -> dict[str, FileEntry]:
+        entries = self._portable.write(folder, self._progress.steps)
+        self._callbacks.call("on_checkpoint_write_end", str(folder))
+        return entries
 
     def _prune(self, latest: int) -> None:
         self._checkpoints.prune(
             self._validations,
-            smaller_is_better=self._config["searcher"]["smaller_is_better"],
-            best=max(self._config["checkpoint_storage"][key] for key in ("save_trial_best", "save_experiment_best")),
+            smaller_is_better=self._schedule.smaller_is_better,
+            best=self._schedule.save_best,
             latest=latest,
         )
 
     # --- helpers
 
-    def _report(self, kind: str, metrics: dict[str, float]) -> None:
+    def _report(self, kind: str, metrics: dict[str, Any], **facts: float) -> None:
         if self._distributed.is_chief:
-            total = self._max_length.batches(self._share.batches_per_epoch())
-            self._log.report(kind, self._progress.steps, total, metrics)
+            self._log.report(kind, self._progress.steps, self._total, metrics, **facts)
+            self._context.tensorboard.report(kind, self._progress.steps, metrics)
 
-    def _length(self, config: Any) -> Length:
-        return Length.from_config(config, self._share.global_batch)
+
+def _scalar(name: str, metrics: dict[str, Any]) -> float:
+    """The searcher metric as a number. Raises UsageError where it is missing or none."""
+    if name not in metrics:
+        raise UsageError(
+            f"searcher.metric: '{name}' is not among the validation metrics {sorted(metrics)} that the trial returns; "
+            f"name one of those"
+        )
+    value = metrics[name]
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"searcher.metric: '{name}' is {type(value).__name__}, no number; return one number for it"
+        ) from None

@@ -1,8 +1,13 @@
-"""When a learning-rate scheduler steps."""
+"""When a learning-rate scheduler steps.
+
+Never on a batch without an optimizer step: with gradients aggregated over several batches, what the batches since the
+last optimizer step were owed is made up for at the next one.
+"""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +20,7 @@ class LRScheduler:
         STEP_EVERY_EPOCH = 1
         STEP_EVERY_BATCH = 2
         MANUAL_STEP = 3
+        STEP_EVERY_OPTIMIZER_STEP = 4
 
 
 @dataclass(frozen=True)
@@ -25,12 +31,25 @@ class ScheduledStep:
     mode: LRScheduler.StepMode
     frequency: int
 
-    def after_batch(self, batches: int) -> None:
-        """`batches`: trained so far, this one included."""
-        if self.mode is LRScheduler.StepMode.STEP_EVERY_BATCH and batches % self.frequency == 0:
+    def after_optimizer_step(self, batch: int, aggregation: int, epochs: Callable[[], range]) -> None:
+        """After the optimizer step of `batch` (from 0), which ends a window of `aggregation` batches.
+
+        `epochs()`: the epochs that end before the next optimizer step, whose batch lies in a later one.
+        """
+        for _ in range(self._steps(batch, aggregation, epochs)):
             self.scheduler.step()
 
-    def after_epoch(self, epochs: int) -> None:
-        """`epochs`: completed so far, this one included."""
-        if self.mode is LRScheduler.StepMode.STEP_EVERY_EPOCH and epochs % self.frequency == 0:
-            self.scheduler.step()
+    def _steps(self, batch: int, aggregation: int, epochs: Callable[[], range]) -> int:
+        if self.mode is LRScheduler.StepMode.STEP_EVERY_BATCH:
+            return _multiples(range(batch + 1 - aggregation, batch + 1), self.frequency)
+        if self.mode is LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP:
+            step = batch // aggregation
+            return _multiples(range(step, step + 1), self.frequency)
+        if self.mode is LRScheduler.StepMode.STEP_EVERY_EPOCH:
+            return _multiples(epochs(), self.frequency)
+        return 0
+
+
+def _multiples(numbers: range, frequency: int) -> int:
+    """How many n of `numbers` complete a period: (n + 1) % frequency == 0."""
+    return numbers.stop // frequency - numbers.start // frequency

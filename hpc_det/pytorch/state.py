@@ -1,100 +1,152 @@
 """What a checkpoint of a PyTorchTrial holds, and how it comes back.
 
 state_dict.pth    models_state_dict, optimizers_state_dict, lr_schedulers_state_dict, callbacks    rank 0
-progress.pth      batches, position, validation state                                              rank 0
-rank-R.pth        random generators and the open metrics window of rank R                          each rank
+                  and scaler_state_dict where losses are scaled
+progress.pth      batches, position, validation state, number of ranks                             rank 0
+rank-R.pth        random generators, gradients that wait for an optimizer step, and the open       each rank
+                  windows of metrics and reducers
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hpc_det.core.checkpoint import load
+from hpc_det.core.distributed import Distributed
+from hpc_det.core.metrics import MetricWindow
 from hpc_det.core.rng import restore_rng, rng_state
 from hpc_det.errors import HpcDetError
-from hpc_det.pytorch.callback import PyTorchCallback
+from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.data import Position
+from hpc_det.pytorch.progress import Progress
 
 STATE_DICT = "state_dict.pth"
 PROGRESS = "progress.pth"
-
-
-@dataclass
-class Progress:
-    """Where the trial is. The same on every rank."""
-
-    steps: int = 0
-    """Batches trained."""
-    position: Position = field(default_factory=Position)
-    validated: int = -1
-    """Batches at the last validation."""
-    best: float | None = None
-    """The best value of the searcher metric so far."""
-    stop_requested: bool = False
-    """By the trial: a stop in the last validation must not make it train on."""
 
 
 def rank_file(rank: int) -> str:
     return f"rank-{rank}.pth"
 
 
-def model_state(context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback]) -> dict[str, Any]:
-    """The four keys that the PyTorch API guide promises."""
+# --- models
+
+
+def model_state(context: PyTorchTrialContext, callbacks: Callbacks) -> dict[str, Any]:
+    """The four keys that the PyTorch API guide promises, and Determined's fifth."""
+    state = {key: [owner.state_dict() for owner in owners] for key, owners in _owners(context).items()}
+    scaler = context.precision.scaler
     return {
-        "models_state_dict": [model.state_dict() for model in context.models],
-        "optimizers_state_dict": [optimizer.state_dict() for optimizer in context.optimizers],
-        "lr_schedulers_state_dict": [step.scheduler.state_dict() for step in context.scheduled_steps],
-        "callbacks": {name: callback.state_dict() for name, callback in callbacks.items()},
+        **state,
+        "callbacks": callbacks.state(),
+        **({"scaler_state_dict": scaler.state_dict()} if scaler else {}),
     }
 
 
-def restore_models(folder: Path, context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback]) -> None:
+def restore_models(state: dict[str, Any], context: PyTorchTrialContext, where: Path) -> None:
     """Raises HpcDetError where the trial no longer wraps as many objects as it did."""
-    state = load(folder / STATE_DICT)
-    schedulers = [step.scheduler for step in context.scheduled_steps]
-    owners: dict[str, list[Any]] = {
-        "models_state_dict": context.models,
-        "optimizers_state_dict": context.optimizers,
-        "lr_schedulers_state_dict": schedulers,
-    }
     problems = [
-        f"{folder / STATE_DICT}: {key} holds {len(state[key])}, the trial wraps {len(objects)}"
-        for key, objects in owners.items()
-        if len(state[key]) != len(objects)
+        f"{where / STATE_DICT}: {key} holds {len(state[key])}, the trial wraps {len(owners)}"
+        for key, owners in _owners(context).items()
+        if len(state[key]) != len(owners)
     ]
     if problems:
         raise HpcDetError(problems)
-    for key, objects in owners.items():
-        for owner, content in zip(objects, state[key], strict=True):
+    for key, owners in _owners(context).items():
+        for owner, content in zip(owners, state[key], strict=True):
             owner.load_state_dict(content)
-    for name, callback in callbacks.items():
-        if name in state["callbacks"]:
-            callback.load_state_dict(state["callbacks"][name])
+    if context.precision.scaler and "scaler_state_dict" in state:
+        context.precision.scaler.load_state_dict(state["scaler_state_dict"])
 
 
-def progress_state(progress: Progress) -> dict[str, Any]:
-    return asdict(progress)
+def _owners(context: PyTorchTrialContext) -> dict[str, list[Any]]:
+    return {
+        "models_state_dict": [*context.models],
+        "optimizers_state_dict": [*context.optimizers],
+        "lr_schedulers_state_dict": [*context.lr_schedulers],
+    }
 
 
-def restored_progress(folder: Path) -> Progress:
+# --- progress
+
+
+def progress_state(progress: Progress, ranks: int) -> dict[str, Any]:
+    return {**asdict(progress), "ranks": ranks}
+
+
+def restored_progress(folder: Path) -> tuple[Progress, int]:
+    """And the number of ranks that the gang had."""
     state = load(folder / PROGRESS)
-    return Progress(**{**state, "position": Position(**state["position"])})
+    ranks = state.pop("ranks")
+    return Progress(**{**state, "position": Position(**state["position"])}), ranks
 
 
-def rank_state(window: Mapping[str, Any]) -> dict[str, Any]:
-    return {"rng": rng_state(), "window": dict(window)}
+# --- ranks
 
 
-def restored_rank(folder: Path, rank: int) -> dict[str, Any] | None:
-    """The open metrics window, with the generators put back; None for a rank that the saved gang did not have."""
-    path = folder / rank_file(rank)
-    if not path.exists():
-        return None
-    state = load(path)
-    restore_rng(state["rng"])
-    window: dict[str, Any] = state["window"]
-    return window
+def rank_state(context: PyTorchTrialContext, window: MetricWindow) -> dict[str, Any]:
+    return {
+        "rng": rng_state(),
+        "window": window.state(),
+        "reducers": context.reducers.state(),
+        "gradients": _gradients(context),
+    }
+
+
+def restore_rank(
+    folder: Path, ranks: int, distributed: Distributed, context: PyTorchTrialContext, window: MetricWindow
+) -> bool:
+    """Everything of this rank but its generators, for `restore_generators`; False for a rank that the gang of `ranks`
+    did not have.
+
+    A gang of another size goes on with the same sums: rank 0 takes over all open windows, and every rank the
+    mean of the gradients, as DDP would have made it.
+    """
+    if ranks == distributed.size:
+        own = load(folder / rank_file(distributed.rank))
+        window.restore(own["window"])
+        context.reducers.restore(own["reducers"])
+        _set_gradients(context, own["gradients"])
+        return True
+    everyone = [load(folder / rank_file(rank)) for rank in range(ranks)]
+    if distributed.is_chief:
+        window.restore(*(state["window"] for state in everyone))
+        context.reducers.restore(*(state["reducers"] for state in everyone))
+    _set_gradients(context, _mean([state["gradients"] for state in everyone]))
+    return distributed.rank < ranks
+
+
+def restore_generators(folder: Path, rank: int) -> None:
+    restore_rng(load(folder / rank_file(rank))["rng"])
+
+
+def _gradients(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
+    """Those that are there: none right after an optimizer step that zeroes them."""
+    return {name: parameter.grad for name, parameter in _parameters(context) if parameter.grad is not None}
+
+
+def _set_gradients(context: PyTorchTrialContext, gradients: dict[str, torch.Tensor]) -> None:
+    for name, parameter in _parameters(context):
+        if name in gradients:
+            parameter.grad = gradients[name].to(parameter.device)
+
+
+def _parameters(context: PyTorchTrialContext) -> list[tuple[str, torch.nn.Parameter]]:
+    return [
+        (f"{k}.{name}", parameter)
+        for k, model in enumerate(context.models)
+        for name, parameter in model.named_parameters()
+    ]
+
+
+def _mean(gradients: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Over the ranks; one without a gradient counts as zero."""
+    names = {name for each in gradients for name in each}
+    return {
+        name: torch.stack([each[name] for each in gradients if name in each]).sum(dim=0) / len(gradients)
+        for name in sorted(names)
+    }

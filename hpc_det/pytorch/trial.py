@@ -2,47 +2,97 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from hpc_det.core.metrics import Reducer
+from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import PyTorchCallback
 from hpc_det.pytorch.context import PyTorchTrialContext
-from hpc_det.pytorch.data import DataLoader, TorchData
+from hpc_det.pytorch.data import DataLoader
 
 
 class PyTorchTrial:
     """Subclass this; wrap models, optimizers and schedulers in `__init__`.
 
-    `train_batch`, both loaders and `evaluate_batch` are required.
+    `train_batch`, both loaders and one of `evaluate_batch` and `evaluate_full_dataset` are required.
     """
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
 
-    def build_training_data_loader(self) -> DataLoader:
+    def build_training_data_loader(self) -> DataLoader | Iterable[Any]:
+        """hpc_det's DataLoader; any other after `context.experimental.disable_dataset_reproducibility_checks()`."""
         raise NotImplementedError
 
-    def build_validation_data_loader(self) -> DataLoader:
+    def build_validation_data_loader(self) -> DataLoader | Iterable[Any]:
         raise NotImplementedError
 
-    def train_batch(self, batch: TorchData, epoch_idx: int, batch_idx: int) -> torch.Tensor | dict[str, Any]:
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> torch.Tensor | dict[str, Any]:
         """One batch of this rank, on its device. Calls `context.backward` and `context.step_optimizer`.
 
         `batch_idx` counts from the start of the trial. Returns scalars by name; a bare tensor is the loss.
         """
         raise NotImplementedError
 
-    def evaluate_batch(self, batch: TorchData) -> dict[str, Any]:
-        """One batch of this rank's share of the validation data, without gradients, models in eval mode."""
+    def evaluate_batch(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """(batch) or (batch, batch_idx): one batch of this rank's share of the validation data, counted from 0.
+
+        Without gradients, models in eval mode. Returns scalars by name.
+        """
         raise NotImplementedError
+
+    def evaluate_full_dataset(self, data_loader: Iterable[Any]) -> dict[str, Any]:
+        """All validation data at once, on rank 0 alone, while the other ranks wait. Returns the metrics."""
+        raise NotImplementedError
+
+    def evaluation_reducer(self) -> Reducer | dict[str, Reducer]:
+        """How a metric of `evaluate_batch` becomes one number; a dict names every metric."""
+        return Reducer.AVG
 
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
         return {}
 
+    def get_batch_length(self, batch: Any) -> int:
+        """The number of records in a batch; override it for batches that are no (nested) tensors or arrays."""
+        return batch_length(batch)
 
-REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data_loader", "evaluate_batch")
+
+REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data_loader")
+EVALUATIONS = ("evaluate_batch", "evaluate_full_dataset")
 
 
-def missing_methods(trial_class: type[PyTorchTrial]) -> list[str]:
-    return [name for name in REQUIRED if getattr(trial_class, name) is getattr(PyTorchTrial, name)]
+def interface_problems(trial_class: type[PyTorchTrial]) -> list[str]:
+    """What keeps a class from being a trial: a sentence each."""
+    missing = [name for name in REQUIRED if not implements(trial_class, name)]
+    problems = [f"does not implement {', '.join(missing)}"] if missing else []
+    evaluations = [name for name in EVALUATIONS if implements(trial_class, name)]
+    if len(evaluations) != 1:
+        how_many = "both" if evaluations else "neither"
+        problems.append(f"implements {how_many} of {' and '.join(EVALUATIONS)}; implement one of them")
+    return problems
+
+
+def implements(trial_class: type[PyTorchTrial], name: str) -> bool:
+    return getattr(trial_class, name) is not getattr(PyTorchTrial, name)
+
+
+def takes_batch_idx(trial: PyTorchTrial) -> bool:
+    """Whether `evaluate_batch` has a parameter for it."""
+    parameters = inspect.signature(trial.evaluate_batch).parameters.values()
+    return len(parameters) > 1 or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+
+
+def batch_length(batch: Any) -> int:
+    """The first dimension of the first tensor or array in nested dicts, lists and tuples (upstream's rule)."""
+    if isinstance(batch, (torch.Tensor, np.ndarray)):
+        return len(batch)
+    if isinstance(batch, dict) and batch:
+        return batch_length(next(iter(batch.values())))
+    if isinstance(batch, Sequence) and not isinstance(batch, str) and batch:
+        return batch_length(batch[0])
+    raise UsageError(f"get_batch_length: {type(batch).__name__} has no length that says how many records; override it")

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.metrics import roc_auc_score
 
+from hpc_det.checkpoint.committed import committed
+from hpc_det.core.checkpoint import load
+from hpc_det.pytorch import load_trial_from_checkpoint_path
 from tests.e2e.story import Story, hpc_det
+from tests.pytorch.conftest import _torch_ready
+
+__all__ = ["_torch_ready"]  # a trial is loaded here, too
 
 PROJECT = Path(__file__).parents[2]
-GAN = PROJECT / "docs" / "examples" / "gan"
+EXAMPLES = PROJECT / "docs" / "examples"
+
+
+def begin(example: str, *overrides: str) -> Story:
+    return Story.begin(*overrides, config=EXAMPLES / example / f"{example}.yaml", context=EXAMPLES / example)
+
+
+def newest_checkpoint(story: Story) -> Path:
+    return max(committed(story.trial.checkpoints), key=lambda checkpoint: checkpoint.steps).path
+
+
+def last_validation(story: Story) -> dict[str, float]:
+    return [metrics for kind, _, metrics in story.series if kind == "validation"][-1]
+
+
+# --- digits
 
 
 def demo() -> list[str]:
@@ -22,7 +48,9 @@ def demo() -> list[str]:
     return line.split()[1:]
 
 
-def test_the_demo_learns_the_digits_and_says_where_everything_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_learns_the_digits_and_inference_reads_them_all_with_its_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(PROJECT)
     said = hpc_det(*demo()).stdout
     (listed,) = json.loads(hpc_det("experiment", "list", "--json").stdout)
@@ -31,11 +59,28 @@ def test_the_demo_learns_the_digits_and_says_where_everything_is(monkeypatch: py
     assert listed["best"]["value"] > 0.97
     for named in ("Experiment 1: COMPLETED", "Best validation: accuracy ", "Checkpoint: /", "Next: hpc-det "):
         assert named in said
+    (line,) = [line for line in said.splitlines() if line.startswith("Checkpoint: ")]
+    assert_inference_reads_all(line.removeprefix("Checkpoint: ").rpartition(" (")[0], tmp_path / "predictions")
+
+
+def assert_inference_reads_all(checkpoint: str, folder: Path) -> None:
+    """Each record once, by one of two ranks, and hardly ever wrong."""
+    story = begin("inference", f"hyperparameters.checkpoint={checkpoint}", f"data.predictions={folder}")
+    story.wait()
+    digits = load_digits().target.tolist()
+    lines = [row for path in folder.iterdir() for row in csv.DictReader(path.read_text().splitlines())]
+    read = {int(line["number"]): int(line["digit"]) for line in lines}
+    assert {path.name for path in folder.iterdir()} == {"rank-0.csv", "rank-1.csv"}
+    assert len(lines) == len(digits) == last_validation(story)["records"]
+    assert read.keys() == set(range(len(digits)))
+    assert sum(read[number] == digit for number, digit in enumerate(digits)) > 0.97 * len(digits)
+
+
+# --- gan
 
 
 def gan() -> Story:
-    overrides = ("searcher.max_length={batches: 400}", "scheduling_unit=1", "reproducibility.experiment_seed=5")
-    return Story.begin(*overrides, config=GAN / "gan.yaml", context=GAN)
+    return begin("gan", "searcher.max_length={batches: 200}", "scheduling_unit=1", "reproducibility.experiment_seed=5")
 
 
 def test_a_gan_with_two_optimizers_goes_on_bit_for_bit_after_a_preemption() -> None:
@@ -48,3 +93,33 @@ def test_a_gan_with_two_optimizers_goes_on_bit_for_bit_after_a_preemption() -> N
     story.wait()
     assert story.causes == ["preempted", "finished"]
     assert story.same_as(undisturbed)
+    generator, discriminator = load(newest_checkpoint(story) / "state_dict.pth")["optimizers_state_dict"]
+    epochs = 200 * 128 // 4096
+    assert generator["param_groups"][0]["lr"] == pytest.approx(0.0005 * 0.99**epochs)
+    assert discriminator["param_groups"][0]["lr"] == pytest.approx(0.002 * 0.9 ** (200 // 100))
+
+
+# --- roc_auc
+
+
+def test_the_area_under_the_curve_is_that_of_all_records_together() -> None:
+    story = begin("roc_auc", "searcher.max_length={epochs: 4}")
+    story.wait()
+    reported = last_validation(story)
+    trial: Any = load_trial_from_checkpoint_path(newest_checkpoint(story))
+    measurements, malignant = trial.build_validation_data_loader().dataset.tensors
+    with torch.no_grad():
+        scores = trial.model.eval()(measurements)
+    assert reported["roc_auc"] == pytest.approx(roc_auc_score(malignant, scores), abs=1e-6)
+    assert reported["roc_auc"] > 0.97
+    assert reported["sensitivity"] == pytest.approx((scores[malignant == 1] > 0).float().mean().item())
+    assert reported["specificity"] == pytest.approx((scores[malignant == 0] < 0).float().mean().item())
+
+
+# --- language_model
+
+
+def test_the_language_model_learns_more_than_how_frequent_characters_are() -> None:
+    story = begin("language_model", "searcher.max_length={batches: 120}", "reproducibility.experiment_seed=1")
+    story.wait()
+    assert last_validation(story)["perplexity"] < 10

@@ -13,7 +13,8 @@ from torch.optim import lr_scheduler
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import LRScheduler, PyTorchTrialContext
-from hpc_det.pytorch.lr_scheduler import ScheduledStep
+from hpc_det.pytorch.data import Position
+from hpc_det.pytorch.device import ToDevice
 
 EVERY_EPOCH, EVERY_BATCH = LRScheduler.StepMode.STEP_EVERY_EPOCH, LRScheduler.StepMode.STEP_EVERY_BATCH
 BY_HAND = LRScheduler.StepMode.MANUAL_STEP
@@ -72,13 +73,30 @@ def test_changing_what_was_returned_changes_no_config(context: PyTorchTrialConte
 
 
 def test_batch_and_epoch_are_known_in_training_only(context: PyTorchTrialContext) -> None:
-    for question in (context.current_train_batch, context.current_train_epoch):
-        with pytest.raises(UsageError, match="are known in training only, not before"):
+    questions = [
+        context.current_train_batch,
+        context.current_train_epoch,
+        context.is_epoch_start,
+        context.is_epoch_end,
+        context.get_initial_batch,
+    ]
+    for question in questions:
+        with pytest.raises(UsageError, match="knows batches and epochs in training only, not before"):
             question()
-    context.set_progress(batch=0, epoch=0)
-    assert (context.current_train_batch(), context.current_train_epoch()) == (0, 0)
-    context.set_progress(batch=25, epoch=2)
-    assert (context.current_train_batch(), context.current_train_epoch()) == (25, 2)
+    context.begin_training(20)
+    context.begin_batch(25, Position(2, 50), starts_epoch=False, ends_epoch=True)
+    assert [question() for question in questions] == [25, 2, False, True, 20]
+
+
+def test_a_global_batch_below_the_slots_is_refused() -> None:
+    context = PyTorchTrialContext(SPEC, Distributed(size=66))
+    with pytest.raises(UsageError, match="global_batch_size: 65 is below the 66 slots; every slot needs a record"):
+        context.get_per_slot_batch_size()
+
+
+def test_asking_for_the_global_batch_size_as_a_hyperparameter_is_warned_about(context: PyTorchTrialContext) -> None:
+    with pytest.warns(UserWarning, match=r"a loader's batch size is get_per_slot_batch_size\(\)"):
+        assert context.get_hparam("global_batch_size") == 65
 
 
 def test_a_stop_can_be_asked_for_and_taken_back(context: PyTorchTrialContext) -> None:
@@ -87,6 +105,51 @@ def test_a_stop_can_be_asked_for_and_taken_back(context: PyTorchTrialContext) ->
     assert context.get_stop_requested()
     context.set_stop_requested(False)
     assert not context.get_stop_requested()
+
+
+def test_a_stop_is_a_truth_value(context: PyTorchTrialContext) -> None:
+    wrong: Any = 1
+    with pytest.raises(UsageError, match="set_stop_requested: 1 is neither True nor False"):
+        context.set_stop_requested(wrong)
+
+
+def test_a_context_without_a_run_has_no_tensorboard(context: PyTorchTrialContext) -> None:
+    with pytest.raises(UsageError, match="get_tensorboard"):
+        context.get_tensorboard_path()
+    context.set_enable_tensorboard_logging(False)
+    assert not context.get_enable_tensorboard_logging()
+
+
+# --- off cluster
+
+SPACE = {
+    "global_batch_size": 32,
+    "layers": {"type": "int", "minval": 2, "maxval": 4},
+    "rate": {"type": "log", "base": 10, "minval": -4, "maxval": -2},
+    "dropout": {"type": "double", "minval": 0.1, "maxval": 0.2},
+    "head": {"kind": {"type": "categorical", "vals": ["a", "b"]}, "width": {"type": "const", "val": 7}},
+}
+
+
+def test_a_context_from_a_config_draws_hyperparameters_from_their_ranges() -> None:
+    drawn = [PyTorchTrialContext.from_config({"hyperparameters": SPACE, "data": {"x": 1}}) for _ in range(50)]
+    assert {context.get_hparam("layers") for context in drawn} == {2, 3, 4}
+    assert {context.get_hparam("head")["kind"] for context in drawn} == {"a", "b"}
+    for context in drawn:
+        assert 1e-4 <= context.get_hparam("rate") <= 1e-2
+        assert 0.1 <= context.get_hparam("dropout") <= 0.2
+        assert context.get_hparam("head")["width"] == 7
+        assert context.get_per_slot_batch_size() == 32
+        assert context.get_data_config() == {"x": 1}
+
+
+def test_a_context_from_a_config_gives_back_what_it_wraps() -> None:
+    context = PyTorchTrialContext.from_config({})
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    assert context.wrap_model(model) is model
+    assert context.wrap_optimizer(optimizer) is optimizer
+    assert context.distributed.gather("x") == ["x"]
 
 
 # --- wrapping
@@ -108,6 +171,11 @@ def test_a_scheduler_needs_its_optimizer_wrapped(context: PyTorchTrialContext) -
         context.wrap_lr_scheduler(lr_scheduler.StepLR(optimizer, 1), EVERY_EPOCH)
 
 
+def test_fewer_than_one_backward_pass_is_refused(context: PyTorchTrialContext) -> None:
+    with pytest.raises(UsageError, match="backward_passes_per_step is 0; use at least 1"):
+        context.wrap_optimizer(torch.optim.SGD(nn.Linear(1, 1).parameters()), backward_passes_per_step=0)
+
+
 @pytest.mark.parametrize("mode", [EVERY_EPOCH, EVERY_BATCH])
 def test_reduce_on_plateau_is_stepped_by_hand_only(
     context: PyTorchTrialContext, optimizer: torch.optim.SGD, mode: LRScheduler.StepMode
@@ -121,31 +189,6 @@ def test_reduce_on_plateau_is_stepped_by_hand_only(
 def test_a_frequency_of_zero_is_refused(context: PyTorchTrialContext, optimizer: torch.optim.SGD) -> None:
     with pytest.raises(UsageError, match="frequency is 0; use at least 1"):
         context.wrap_lr_scheduler(lr_scheduler.StepLR(optimizer, 1), EVERY_BATCH, frequency=0)
-
-
-@pytest.mark.parametrize(
-    ("mode", "frequency", "rates"),
-    [
-        (EVERY_BATCH, 1, [1, 2, 3, 4, 5, 6]),
-        (EVERY_BATCH, 2, [0, 1, 1, 2, 2, 3]),
-        (EVERY_BATCH, 4, [0, 0, 0, 1, 1, 1]),
-        (EVERY_EPOCH, 1, [0, 0, 1, 1, 1, 2]),
-        (EVERY_EPOCH, 2, [0, 0, 0, 0, 0, 1]),
-        (BY_HAND, 1, [0, 0, 0, 0, 0, 0]),
-    ],
-)
-def test_when_a_scheduler_steps_over_two_epochs_of_three_batches(
-    optimizer: torch.optim.SGD, mode: LRScheduler.StepMode, frequency: int, rates: list[int]
-) -> None:
-    step = ScheduledStep(lr_scheduler.LambdaLR(optimizer, float), mode, frequency)
-    found = []
-    for batch in range(1, 7):
-        optimizer.step()
-        step.after_batch(batch)
-        if batch % 3 == 0:
-            step.after_epoch(batch // 3)
-        found.append(optimizer.param_groups[0]["lr"])
-    assert found == rates
 
 
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler]] = {
@@ -206,7 +249,9 @@ def test_nested_data_goes_to_the_device_and_keeps_its_shape(context: PyTorchTria
         "names": np.array(["a", "b"]),
         "none": None,
     }
-    moved = context.to_device(data)
+    with pytest.warns(UserWarning, match="stays where it is; only tensors and arrays move") as warned:
+        moved = context.to_device([data, data])[0]
+    assert [str(warning.message).split()[1] for warning in warned] == ["str", "int", "ndarray", "NoneType"]
     assert moved["list"][0] is tensor
     assert moved["list"][1] == (tensor, "text")
     assert isinstance(moved["pair"], Pair)
@@ -217,9 +262,9 @@ def test_nested_data_goes_to_the_device_and_keeps_its_shape(context: PyTorchTria
     assert isinstance(data["array"], np.ndarray), "the user's own data is left as it is"
 
 
-def test_everything_goes_to_another_device(context: PyTorchTrialContext) -> None:
-    context.device = torch.device("meta")
-    moved = context.to_device([torch.ones(1), {"x": (np.ones(1), Pair(torch.ones(1), "text"))}])
+def test_everything_goes_to_another_device() -> None:
+    with pytest.warns(UserWarning, match="str stays where it is"):
+        moved = ToDevice(torch.device("meta"))([torch.ones(1), {"x": (np.ones(1), Pair(torch.ones(1), "text"))}])
     assert moved[0].device.type == moved[1]["x"][0].device.type == moved[1]["x"][1].image.device.type == "meta"
 
 
@@ -262,3 +307,36 @@ def test_backward_can_keep_the_graph(context: PyTorchTrialContext) -> None:
     context.backward(loss, create_graph=False)
     assert parameter.grad is not None
     assert parameter.grad.item() == 4
+
+
+# --- gradients of several batches
+
+
+def aggregated(average: bool, *, of_optimizer: bool | None = None) -> float:
+    """Where a parameter stands after batches with gradients 3, 5 and 100, and a step after every second."""
+    optimizations = {"aggregation_frequency": 2, "average_aggregated_gradients": average}
+    context = PyTorchTrialContext({**SPEC, "config": {"optimizations": optimizations}}, Distributed())
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = context.wrap_optimizer(torch.optim.SGD([parameter], lr=1.0), average_aggregated_gradients=of_optimizer)
+    for gradient, steps_now in ((3, False), (5, True), (100, False)):
+        with context.aggregating(steps_now):
+            context.backward((gradient * parameter).sum())
+            context.step_optimizer(optimizer)
+    return parameter.item()
+
+
+def test_aggregated_gradients_are_averaged_or_summed() -> None:
+    assert aggregated(average=True) == -4
+    assert aggregated(average=False) == -8
+
+
+def test_an_optimizer_overrides_whether_its_gradients_are_averaged() -> None:
+    assert aggregated(average=True, of_optimizer=False) == -8
+    assert aggregated(average=False, of_optimizer=True) == -4
+
+
+def test_gradients_that_stay_do_not_go_with_aggregation() -> None:
+    context = PyTorchTrialContext({**SPEC, "config": {"optimizations": {"aggregation_frequency": 4}}}, Distributed())
+    optimizer = context.wrap_optimizer(torch.optim.SGD([nn.Parameter(torch.zeros(1))]))
+    with pytest.raises(UsageError, match=r"auto_zero_grads=False does not go with .*aggregation_frequency 4"):
+        context.step_optimizer(optimizer, auto_zero_grads=False)

@@ -357,8 +357,8 @@ def test_a_searcher_metric_that_there_is_not_is_named_with_those_there_are(tmp_p
     with pytest.raises(UsageError) as error:
         life.attempt()
     assert str(error.value) == (
-        "searcher.metric: 'accuracy' is not among the validation metrics ['loss', 'noise'] that evaluate_batch "
-        "returns; name one of those"
+        "searcher.metric: 'accuracy' is not among the validation metrics ['loss', 'noise'] that the trial returns; "
+        "name one of those"
     )
 
 
@@ -371,9 +371,9 @@ class Hooks(PyTorchCallback):
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
         self.calls.append(f"validation of {sorted(metrics)}")
 
-    def on_checkpoint_write_end(self, checkpoint_dir: Path) -> None:
-        names = {path.name for path in checkpoint_dir.iterdir()}
-        assert names == {"state_dict.pth", "progress.pth", "rank-0.pth"}
+    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+        names = {path.name for path in Path(checkpoint_dir).iterdir()}
+        assert names == {"state_dict.pth", "progress.pth", "rank-0.pth", "load_data.json", "metadata.json"}
         self.calls.append("checkpoint")
 
 

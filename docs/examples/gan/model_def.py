@@ -1,10 +1,13 @@
-"""A small GAN: points in the plane learn to lie on a ring of eight Gaussians. Two models, two optimizers."""
+"""A small GAN: points in the plane learn to lie on a ring of eight Gaussians.
+
+Two models, two optimizers, two learning-rate schedulers that step at different times.
+"""
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from hpc_det.pytorch import DataLoader, PyTorchTrial, PyTorchTrialContext
+from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchTrial, PyTorchTrialContext
 
 NOISE = 8
 
@@ -50,6 +53,16 @@ class GanTrial(PyTorchTrial):
             torch.optim.Adam(
                 self.discriminator.parameters(), lr=context.get_hparam("discriminator_rate"), betas=(0.5, 0.9)
             )
+        )
+        # The discriminator slows down first, so that the generator comes to rest.
+        context.wrap_lr_scheduler(
+            torch.optim.lr_scheduler.ExponentialLR(self.generator_optimizer, gamma=0.99),
+            LRScheduler.StepMode.STEP_EVERY_EPOCH,
+        )
+        context.wrap_lr_scheduler(
+            torch.optim.lr_scheduler.ExponentialLR(self.discriminator_optimizer, gamma=0.9),
+            LRScheduler.StepMode.STEP_EVERY_BATCH,
+            frequency=100,
         )
         self.criterion = nn.BCEWithLogitsLoss()
 

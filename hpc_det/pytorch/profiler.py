@@ -1,0 +1,44 @@
+"""torch's profiler around the training loop."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpc_det.errors import UsageError
+
+
+class Profiler:
+    """Entered once for the whole loop, so that a schedule of wait, warm-up and active steps counts batches."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._profile: torch.profiler.profile | None = None
+        self._running = False
+
+    def set(self, *arguments: Any, **options: Any) -> None:
+        """What torch.profiler.profile takes; `on_trace_ready` is ours. Raises UsageError off cluster."""
+        if self._folder is None:
+            raise UsageError("set_profiler: there is no folder for traces in a context without a run")
+        if options.pop("on_trace_ready", None) is not None:
+            warnings.warn("set_profiler: on_trace_ready is not used; traces go to the TensorBoard folder", stacklevel=3)
+        handler = torch.profiler.tensorboard_trace_handler(str(self._folder))
+        self._profile = torch.profiler.profile(*arguments, on_trace_ready=handler, **options)
+
+    def start(self) -> None:
+        if self._profile:
+            self._profile.start()
+            self._running = True
+
+    def step(self) -> None:
+        """After each batch."""
+        if self._running and self._profile:
+            self._profile.step()
+
+    def stop(self) -> None:
+        if self._running and self._profile:
+            self._running = False
+            self._profile.stop()

@@ -1,0 +1,85 @@
+"""How long a trial trains, and what is due on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
+
+from hpc_det.pytorch.progress import Progress
+from hpc_det.pytorch.units import Batch, TrainUnit, period_from_config, unit_from_config
+
+CheckpointPolicy = Literal["best", "all", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Everything is derived from the progress, so that a resumed run does what an undisturbed one would have done."""
+
+    max_length: TrainUnit
+    reporting_period: TrainUnit = field(default_factory=lambda: Batch(100))
+    validation_period: TrainUnit | None = None
+    """None: at the end only."""
+    checkpoint_period: TrainUnit | None = None
+    checkpoint_policy: CheckpointPolicy = "best"
+    """Beside the period: after each validation, or each that is the best so far."""
+    initial_validation: bool = False
+    metric: str | None = None
+    """The validation metric that decides what is best."""
+    smaller_is_better: bool = True
+    save_best: int = 1
+    save_latest: int = 1
+    """How many checkpoints stay at the end."""
+    validation_batches: int | None = None
+    """None: all of them."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], global_batch_size: int | None) -> Schedule:
+        """Of an experiment's effective config."""
+        searcher, storage = config["searcher"], config["checkpoint_storage"]
+        return cls(
+            max_length=unit_from_config(searcher["max_length"], global_batch_size),
+            reporting_period=Batch(config["scheduling_unit"]),
+            validation_period=period_from_config(config["min_validation_period"], global_batch_size),
+            checkpoint_period=period_from_config(config["min_checkpoint_period"], global_batch_size),
+            checkpoint_policy=cast(CheckpointPolicy, config["checkpoint_policy"]),
+            initial_validation=config["perform_initial_validation"],
+            metric=searcher["metric"],
+            smaller_is_better=searcher["smaller_is_better"],
+            save_best=max(storage["save_trial_best"], storage["save_experiment_best"]),
+            save_latest=storage["save_trial_latest"],
+        )
+
+    def for_test(self) -> Schedule:
+        """One batch of everything."""
+        return replace(
+            self,
+            max_length=Batch(1),
+            reporting_period=Batch(1),
+            validation_period=None,
+            checkpoint_period=None,
+            initial_validation=False,
+            validation_batches=1,
+        )
+
+    def finished(self, progress: Progress) -> bool:
+        return progress.stop_requested or self.max_length.reached(progress)
+
+    def report_is_due(self, progress: Progress) -> bool:
+        return self.reporting_period.due(progress) or self.finished(progress)
+
+    def validation_is_due(self, progress: Progress) -> bool:
+        if progress.validated == progress.steps:
+            return False
+        if progress.steps == 0:
+            return self.initial_validation
+        return (self.validation_period is not None and self.validation_period.due(progress)) or self.finished(progress)
+
+    def checkpoint_is_due(self, progress: Progress, *, improved: bool) -> bool:
+        """`improved`: the last validation was the best so far."""
+        if progress.steps == 0:
+            return False
+        if self.checkpoint_period is not None and self.checkpoint_period.due(progress):
+            return True
+        wanted = self.checkpoint_policy == "all" or (self.checkpoint_policy == "best" and improved)
+        return wanted and progress.validated == progress.steps
