@@ -24,8 +24,8 @@ def run_here(found: Effective, *, test: bool, debug: bool) -> None:
     from hpc_det.pytorch.local import run_locally  # loads torch
 
     variables = found.experiment.environment.variables(found.cluster.slot_type)
-    for name, _, value in (variable.partition("=") for variable in variables):
-        os.environ[name] = value
+    for key, _, value in (variable.partition("=") for variable in variables):
+        os.environ[key] = value
     if compat.is_on(os.environ):
         compat.install()
     seed = found.tree["reproducibility"]["experiment_seed"] or 0

@@ -52,7 +52,7 @@ class Run:
         distributed = Distributed.from_env(env)
         distributed.start()
         if distributed.is_chief:
-            keep_code(attempt.trial.code)
+            keep_code(attempt.trial.experiment().code)
         stop, listener = _hear_stops(distributed, attempt.secret, env, process.signals, process.line)
         return cls(
             spec=json.loads(attempt.trial.trial.read_text(encoding="utf-8")),
@@ -62,7 +62,7 @@ class Run:
             stop=stop,
             listener=listener,
             log=MetricsLog(attempt.trial, attempt.number),
-            code=attempt.trial.code,
+            code=attempt.trial.experiment().code,
         )
 
     @classmethod

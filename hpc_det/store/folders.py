@@ -69,10 +69,8 @@ class TrialFolder:
         """Event files and profiler traces, written by rank 0."""
         return self.path / "tensorboard"
 
-    @property
-    def code(self) -> Path:
-        """What the job imports: the experiment's."""
-        return ExperimentFolder(self.path.parent.parent).code
+    def experiment(self) -> ExperimentFolder:
+        return ExperimentFolder(self.path.parent.parent)
 
     @property
     def logs(self) -> Path:
