@@ -9,7 +9,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpc_det.core.distributed import Distributed
-from hpc_det.pytorch.ddp import data_parallel
+from hpc_det.errors import UsageError
+from hpc_det.pytorch import PyTorchTrialContext
+from hpc_det.pytorch.ddp import data_parallel, share_buffers, synchronized_batch_norm
 from tests.core.ranks import OnRanks
 
 
@@ -147,3 +149,102 @@ def trained_once(distributed: Distributed, sparse: bool) -> tuple[bool, bool]:
 @pytest.mark.parametrize("sparse", [False, True])
 def test_models_with_hooks_patches_and_sparse_tables_train_as_with_plain_ddp(on_ranks: OnRanks, sparse: bool) -> None:
     assert on_ranks(2, trained_once, sparse) == [(True, False)] * 2
+
+
+# --- what the wrapper adds
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.title = "own attribute"
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.norm(self.layer(inputs))
+        return outputs
+
+    def twice(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.forward(inputs) * 2
+
+
+def reached(distributed: Distributed) -> tuple[str, bool, str]:
+    wrapped = data_parallel(Named(), distributed.device, {})
+    try:
+        missing = str(wrapped.no_such_name)
+    except AttributeError as error:
+        missing = str(error)
+    return wrapped.title, torch.is_tensor(wrapped.twice(torch.ones(3, 4))), missing
+
+
+def test_a_wrapped_models_own_attributes_are_in_reach(on_ranks: OnRanks) -> None:
+    for title, called, missing in on_ranks(2, reached):
+        assert (title, called) == ("own attribute", True)
+        assert missing == "'Named' object has no attribute 'no_such_name'"
+
+
+def evaluated(distributed: Distributed) -> float:
+    """Rank 0 evaluates twice, rank 1 not at all; then both exchange something."""
+    torch.manual_seed(distributed.rank)
+    model = Named()
+    wrapped = data_parallel(model, distributed.device, {})
+    wrapped(torch.randn(8, 4)).sum().backward()
+    share_buffers([wrapped])
+    wrapped.eval()
+    with torch.no_grad():
+        for _ in range(2 * (1 - distributed.rank)):
+            wrapped(torch.ones(2, 4))
+    distributed.barrier()
+    return float(model.norm.running_mean.sum())  # type: ignore[union-attr]
+
+
+def test_evaluation_at_each_ranks_own_pace_uses_rank_0s_buffers(on_ranks: OnRanks) -> None:
+    first, second = on_ranks(2, evaluated)
+    assert first == second != 0
+
+
+def compressed(distributed: Distributed, compress: bool) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    model = LastFirst()
+    wrapped = data_parallel(model, distributed.device, {})
+    if compress:
+        wrapped.compress_gradients()
+    inputs = torch.randn(distributed.size, 16, 13)[distributed.rank]
+    wrapped(inputs).square().mean().backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def test_compressed_gradients_are_those_of_half_precision(on_ranks: OnRanks) -> None:
+    whole, compact = on_ranks(2, compressed, False), on_ranks(2, compressed, True)
+    assert all(torch.equal(one, other) for one, other in zip(*compact, strict=True))
+    for exact, half in zip(whole[0], compact[0], strict=True):
+        assert not torch.equal(exact, half)
+        torch.testing.assert_close(half, exact, rtol=2e-3, atol=2e-4)
+
+
+def through_the_context(distributed: Distributed, config: dict[str, Any], fp16: bool) -> bool:
+    """Whether gradients were rounded to half precision on their way."""
+    spec = {"experiment_id": 1, "trial_id": 1, "trial_seed": 1, "hparams": {}, "config": config}
+    context = PyTorchTrialContext(spec, distributed)
+    model = context.wrap_model(nn.Linear(1, 1, bias=False))
+    context.wrap_optimizer(torch.optim.SGD(model.parameters()), fp16_compression=fp16)
+    context.backward(model(torch.tensor([[1.0001]])).sum())
+    gradient = context.models[0].get_parameter("weight").grad
+    assert gradient is not None
+    return gradient.item() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("compression", "of_optimizer", "rounded"), [(False, False, False), (True, False, True), (False, True, True)]
+)
+def test_the_config_or_an_optimizer_asks_for_compression(
+    on_ranks: OnRanks, compression: bool, of_optimizer: bool, rounded: bool
+) -> None:
+    config = {"optimizations": {"gradient_compression": compression}}
+    assert on_ranks(2, through_the_context, config, of_optimizer) == [rounded, rounded]
+
+
+def test_batch_norm_over_all_ranks_needs_gpus() -> None:
+    with pytest.raises(UsageError, match="sync_batch_norm=True needs GPUs, this rank has none; leave it out on CPUs"):
+        synchronized_batch_norm(Named(), torch.device("cpu"))

@@ -181,7 +181,7 @@ class Life:
         return loop
 
     @property
-    def series(self) -> list[tuple[str, int, dict[str, float]]]:
+    def series(self) -> list[tuple[str, int, dict[str, Any]]]:
         return [(record["kind"], record["steps"], record["metrics"]) for record in read_lines(self.folder.metrics)]
 
     def steps(self, kind: str) -> list[int]:
