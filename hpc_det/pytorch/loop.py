@@ -12,26 +12,22 @@ does after its resume exactly what it would have done without the stop.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.checkpoint.prune import RESUME_DEPTH
 from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.distributed import Distributed
-from hpc_det.core.metrics import MetricsLog, MetricWindow
+from hpc_det.core.metrics import MetricsLog
 from hpc_det.core.preempt import StopAgreement
 from hpc_det.core.rng import seed_everything
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.data import DataLoader, Position, TrainingData, length_of, training_data, validation_data
-from hpc_det.pytorch.device import prefetched
 from hpc_det.pytorch.load import stored_state
 from hpc_det.pytorch.portable import Portable
 from hpc_det.pytorch.progress import Progress
@@ -48,6 +44,7 @@ from hpc_det.pytorch.state import (
     restore_rank,
     restored_progress,
 )
+from hpc_det.pytorch.training_report import TrainingReport
 from hpc_det.pytorch.trial import PyTorchTrial
 from hpc_det.pytorch.validation import Validation
 from hpc_det.search.metric import better
@@ -141,9 +138,9 @@ class Loop:
         self._validation = Validation(
             self._trial, self._context, self._callbacks, validation_share, self._stop, self._schedule.validation_batches
         )
-        self._window = MetricWindow(keep_batches=self._callbacks.overrides("on_training_workload_end"))
-        self._records, self._window_began = 0, time.monotonic()
-        return self._moved(self._data.batches(self._progress.position))
+        self._open_report = TrainingReport(self._context, self._callbacks)
+        batches = self._data.batches(self._progress.position)
+        return self._context.on_device(batches, loaded_in_workers=self._data.loads_in_workers)
 
     def _checked(self, loader: Any, kind: str) -> Any:
         if not isinstance(loader, DataLoader) and self._context.checks_dataset_reproducibility:
@@ -153,13 +150,6 @@ class Loop:
                 f"context.experimental.disable_dataset_reproducibility_checks() and see to both in your loader"
             )
         return loader
-
-    def _moved(self, batches: Iterator[Any]) -> Iterator[Any]:
-        if not self._context.to_device_automatically:
-            return batches
-        if self._context.device.type == "cuda" and self._data.loads_in_workers:
-            return prefetched(batches, self._context.to_device, self._context.device)
-        return map(self._context.to_device, batches)
 
     def _restore(self, folder: Path | None, ranks: int) -> None:
         known_rank = False
@@ -171,7 +161,7 @@ class Loop:
             restore_models(state, self._context, where)
             self._callbacks.restore(state["callbacks"])
         if folder:
-            known_rank = restore_rank(folder, ranks, self._distributed, self._context, self._window)
+            known_rank = restore_rank(folder, ranks, self._distributed, self._context, self._open_report.window)
             self._context.set_stop_requested(self._progress.stop_requested)
             self._saved = self._reached()
         if self._distributed.is_chief:
@@ -202,8 +192,7 @@ class Loop:
         if starts_epoch:
             self._callbacks.call("on_training_epoch_start", before.epoch)
         metrics = self._trained(batch, before.epoch, number, steps_now)
-        self._window.add(metrics if isinstance(metrics, dict) else self._as_loss(metrics))
-        self._records += self._trial.get_batch_length(batch)
+        self._open_report.add(metrics, self._trial.get_batch_length(batch))
         progress.advance(after)
         progress.stop_requested = context.get_stop_requested()
         if steps_now and context.scheduled_steps:
@@ -211,7 +200,8 @@ class Loop:
         if progress.epoch_ended:
             self._callbacks.call("on_training_epoch_end", before.epoch)
         if self._schedule.report_is_due(progress):
-            self._report_training()
+            metrics, facts = self._open_report.close()
+            self._report("training", metrics, **facts)
         context.profiler.step()
 
     def _trained(self, batch: Any, epoch: int, number: int, steps_now: bool) -> Any:
@@ -219,11 +209,6 @@ class Loop:
             metrics = self._trial.train_batch(batch, epoch, number)
         self._context.precision.end_batch()
         return metrics
-
-    def _as_loss(self, value: Any) -> dict[str, Any]:
-        if not isinstance(value, torch.Tensor):
-            raise UsageError(f"train_batch returned {type(value).__name__}; return the loss or a dict of metrics")
-        return {"loss": value}
 
     def _step_schedulers(self, number: int, before: Position) -> None:
         for scheduled in self._context.scheduled_steps:
@@ -237,29 +222,6 @@ class Loop:
         for _ in range(self._context.aggregation_frequency):
             position = self._data.after(position)
         return range(before.epoch, position.epoch)
-
-    def _report_training(self) -> None:
-        averages = self._averages_training_metrics()
-        gang = self._distributed if averages else Distributed()
-        metrics: dict[str, Any] = dict(self._window.reduce(gang))
-        metrics.update(self._context.reducers.reduce(self._distributed, training=True))
-        if self._callbacks.overrides("on_training_workload_end"):
-            self._callbacks.call("on_training_workload_end", metrics, self._window.batch_metrics(gang))
-        self._window.reset()
-        self._context.reducers.reset(training=True)
-        self._report("training", metrics, records_per_s=self._records_per_s())
-
-    def _averages_training_metrics(self) -> bool:
-        """Otherwise rank 0 reports its own (optimizations.average_training_metrics)."""
-        optimizations = self._context.get_experiment_config().get("optimizations", {})
-        return bool(optimizations.get("average_training_metrics", True))
-
-    def _records_per_s(self) -> float:
-        """Of all ranks, by rank 0's count."""
-        now = time.monotonic()
-        rate = self._records * self._distributed.size / max(now - self._window_began, 1e-9)
-        self._records, self._window_began = 0, now
-        return rate
 
     # --- boundaries
 
@@ -303,7 +265,7 @@ class Loop:
 
     def _save(self) -> None:
         self._progress.stop_requested = self._context.get_stop_requested()
-        files = {rank_file(self._distributed.rank): rank_state(self._context, self._window)}
+        files = {rank_file(self._distributed.rank): rank_state(self._context, self._open_report.window)}
         if self._distributed.is_chief:
             state = model_state(self._context, self._callbacks)
             self._callbacks.call("on_checkpoint_save_start", state)

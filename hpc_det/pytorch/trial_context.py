@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +12,7 @@ import torch
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import Position
-from hpc_det.pytorch.device import ToDevice
+from hpc_det.pytorch.device import ToDevice, prefetched
 from hpc_det.pytorch.profiler import Profiler
 from hpc_det.pytorch.reducer import MetricReducer, Reducers
 from hpc_det.pytorch.tensorboard import TensorBoard
@@ -164,6 +164,14 @@ class TrialContext:
         return self._to_device(data)
 
     # --- the loop's words
+
+    def on_device(self, batches: Iterable[Any], *, loaded_in_workers: bool) -> Iterator[Any]:
+        """Batches as the trial gets them."""
+        if not self.to_device_automatically:
+            return iter(batches)
+        if self.device.type == "cuda" and loaded_in_workers:
+            return prefetched(batches, self.to_device, self.device)
+        return map(self.to_device, batches)
 
     def begin_training(self, batch: int) -> None:
         """After `batch` batches, in this process or an earlier one."""

@@ -17,7 +17,6 @@ from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.data import ValidationData
 from hpc_det.pytorch.ddp import share_buffers
-from hpc_det.pytorch.device import prefetched
 from hpc_det.pytorch.trial import PyTorchTrial, implements, takes_batch_idx
 
 
@@ -82,7 +81,7 @@ class Validation:
         window = MetricWindow(self._trial.evaluation_reducer(), numbers_only=True)
         outputs: list[Any] = []
         try:
-            for number, batch in enumerate(self._heeding_stops(self._moved(self._data.batches()))):
+            for number, batch in enumerate(self._heeding_stops(self._on_device())):
                 metrics = self._evaluate(batch, number)
                 window.add(metrics)
                 if self._keeps_outputs:
@@ -104,12 +103,8 @@ class Validation:
             raise UsageError(f"evaluate_batch returned {type(metrics).__name__}; return a dict of metrics")
         return metrics
 
-    def _moved(self, batches: Iterable[Any]) -> Iterator[Any]:
-        if not self._context.to_device_automatically:
-            return iter(batches)
-        if self._context.device.type == "cuda" and self._data.loads_in_workers:
-            return prefetched(batches, self._context.to_device, self._context.device)
-        return map(self._context.to_device, batches)
+    def _on_device(self) -> Iterator[Any]:
+        return self._context.on_device(self._data.batches(), loaded_in_workers=self._data.loads_in_workers)
 
     def _heeding_stops(self, batches: Iterable[Any]) -> Iterator[Any]:
         for batch in islice(batches, self._limit):
