@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from hpc_det.errors import UsageError
+from hpc_det.pytorch.nested import mapped
 
 
 class Precision:
@@ -101,12 +102,9 @@ class Autocast:
 
 def as_float32(data: Any) -> Any:
     """float16 and bfloat16 tensors as float32, in dicts, lists and tuples of any depth."""
-    if isinstance(data, torch.Tensor):
-        return data.float() if data.dtype in (torch.float16, torch.bfloat16) else data
-    if isinstance(data, dict):
-        return {name: as_float32(value) for name, value in data.items()}
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*map(as_float32, data))
-    if isinstance(data, (list, tuple)):
-        return type(data)(map(as_float32, data))
-    return data
+    return mapped(_float32, data)
+
+
+def _float32(value: Any) -> Any:
+    is_half = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if is_half else value

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
+
+from hpc_det.pytorch.nested import mapped
 
 
 class ToDevice:
@@ -22,19 +25,16 @@ class ToDevice:
 
         Copies from pinned memory do not wait for the device.
         """
-        if isinstance(data, torch.Tensor):
-            return data if data.device == self._device else data.to(self._device, non_blocking=True)
-        if isinstance(data, dict):
-            return {name: self(value) for name, value in data.items()}
-        if isinstance(data, tuple) and hasattr(data, "_fields"):
-            return type(data)(*map(self, data))
-        if isinstance(data, (list, tuple)):
-            return type(data)(map(self, data))
-        if isinstance(data, np.ndarray) and data.dtype.kind in "fciub":
-            return torch.from_numpy(data).to(self._device, non_blocking=True)
-        if hasattr(data, "to"):
-            return data.to(self._device)
-        return self._left(data)
+        return mapped(self._moved, data)
+
+    def _moved(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value if value.device == self._device else value.to(self._device, non_blocking=True)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "fciub":
+            return torch.from_numpy(value).to(self._device, non_blocking=True)
+        if hasattr(value, "to"):
+            return value.to(self._device)
+        return self._left(value)
 
     def _left(self, data: Any) -> Any:
         if type(data) not in self._warned:
@@ -66,17 +66,11 @@ def _ready(batch: Any, copied: torch.cuda.Event) -> Any:
     """For the stream that trains: after the copy, and not to be overwritten while it still reads."""
     stream = torch.cuda.current_stream()
     stream.wait_event(copied)
-    _used_on(batch, stream)
+    mapped(functools.partial(_used_on, stream), batch)
     return batch
 
 
-def _used_on(data: Any, stream: torch.cuda.Stream) -> None:
+def _used_on(stream: torch.cuda.Stream, value: Any) -> None:
     """Tell the allocator (torch.Tensor.record_stream), which knows of the copying stream alone."""
-    if isinstance(data, torch.Tensor):
-        data.record_stream(stream)
-    elif isinstance(data, dict):
-        for value in data.values():
-            _used_on(value, stream)
-    elif isinstance(data, (list, tuple)):
-        for value in data:
-            _used_on(value, stream)
+    if isinstance(value, torch.Tensor):
+        value.record_stream(stream)
