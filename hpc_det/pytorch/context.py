@@ -182,14 +182,21 @@ class PyTorchTrialContext(TrialContext):
     # --- the loop's words
 
     @contextlib.contextmanager
-    def aggregating(self, steps_now: bool) -> Iterator[None]:
-        """One batch. Unless it `steps_now`, its gradients stay on this rank, added to those that are there."""
-        self._steps_now = steps_now
+    def keeping_gradients(self) -> Iterator[None]:
+        """For a batch without an optimizer step: its gradients stay on this rank, added to those that are there."""
+        self._steps_now = False
         with contextlib.ExitStack() as stack:
             for model in self.wrapped_models:
-                if not steps_now and isinstance(model, DataParallel):
+                if isinstance(model, DataParallel):
                     stack.enter_context(model.no_sync())
             yield
+        self._steps_now = True
+
+    def let_go(self) -> None:
+        """Training is over, and the process group may end before the models do."""
+        for model in self.wrapped_models:
+            if isinstance(model, DataParallel):
+                model.let_go()
 
     # --- helpers
 

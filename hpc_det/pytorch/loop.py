@@ -205,8 +205,10 @@ class Loop:
         context.profiler.step()
 
     def _trained(self, batch: Any, epoch: int, number: int, steps_now: bool) -> Any:
-        with self._context.aggregating(steps_now):
-            metrics = self._trial.train_batch(batch, epoch, number)
+        if not steps_now:
+            with self._context.keeping_gradients():
+                return self._trial.train_batch(batch, epoch, number)
+        metrics = self._trial.train_batch(batch, epoch, number)
         self._context.precision.end_batch()
         return metrics
 

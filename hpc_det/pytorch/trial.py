@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -89,10 +89,10 @@ def takes_batch_idx(trial: PyTorchTrial) -> bool:
 
 def batch_length(batch: Any) -> int:
     """The first dimension of the first tensor or array in nested dicts, lists and tuples (upstream's rule)."""
-    if isinstance(batch, (torch.Tensor, np.ndarray)):
-        return len(batch)
-    if isinstance(batch, dict) and batch:
-        return batch_length(next(iter(batch.values())))
-    if isinstance(batch, Sequence) and not isinstance(batch, str) and batch:
+    if isinstance(batch, (torch.Tensor, np.ndarray)) and batch.ndim:
+        return int(batch.shape[0])
+    if isinstance(batch, (list, tuple)) and batch:
         return batch_length(batch[0])
+    if isinstance(batch, Mapping) and batch:
+        return batch_length(next(iter(batch.values())))
     raise UsageError(f"get_batch_length: {type(batch).__name__} has no length that says how many records; override it")

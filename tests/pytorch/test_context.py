@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -319,7 +320,7 @@ def aggregated(average: bool, *, of_optimizer: bool | None = None) -> float:
     parameter = nn.Parameter(torch.zeros(1))
     optimizer = context.wrap_optimizer(torch.optim.SGD([parameter], lr=1.0), average_aggregated_gradients=of_optimizer)
     for gradient, steps_now in ((3, False), (5, True), (100, False)):
-        with context.aggregating(steps_now):
+        with contextlib.nullcontext() if steps_now else context.keeping_gradients():
             context.backward((gradient * parameter).sum())
             context.step_optimizer(optimizer)
     return parameter.item()
