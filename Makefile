@@ -18,6 +18,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 bench: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,bench]'
 	$(BIN)/python -m tests.bench
 
 $(INSTALLED): pyproject.toml constraints.txt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import click
 
@@ -21,23 +22,31 @@ def run_here(found: Effective, *, test: bool, debug: bool) -> None:
             f"--local: the entrypoint {found.tree['entrypoint']!r} names no trial to run in this process; use one with "
             f"`--trial module:Class`, or start the script by itself"
         )
-    from hpc_det.pytorch.local import run_locally  # loads torch
+    _set_environment(found)
+    from hpc_det.pytorch.local import run_locally  # loads torch, which reads the environment
 
-    variables = found.experiment.environment.variables(found.cluster.slot_type)
-    for key, _, value in (variable.partition("=") for variable in variables):
-        os.environ[key] = value
-    if compat.is_on(os.environ):
-        compat.install()
-    seed = found.tree["reproducibility"]["experiment_seed"] or 0
-    spec = {
-        "experiment_id": 0,
-        "trial_id": 0,
-        "trial_seed": trial_seed(seed, 1),
-        "hparams": found.experiment.hparams,
-        "config": found.tree,
-    }
-    folder = run_locally(name, spec, found.context_dir, test=test, debug=debug)
+    outcome = run_locally(name, _spec(found), found.context_dir, test=test, debug=debug)
     if test:
         click.echo("One batch was trained, validated and saved.")
     else:
-        click.echo(f"Trained. Checkpoints and metrics: {folder}")
+        click.echo(f"{outcome['kind'].capitalize()} at batch {outcome['steps']}.")
+
+
+def _set_environment(found: Effective) -> None:
+    """As the ranks of a job have it."""
+    variables = found.experiment.environment.variables(found.cluster.slot_type)
+    os.environ.update({name: value for name, _, value in (variable.partition("=") for variable in variables)})
+    if found.cluster.slot_type == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if compat.is_on(os.environ):
+        compat.install()
+
+
+def _spec(found: Effective) -> dict[str, Any]:
+    return {
+        "experiment_id": 0,
+        "trial_id": 0,
+        "trial_seed": trial_seed(found.tree["reproducibility"]["experiment_seed"] or 0, 1),
+        "hparams": found.experiment.hparams,
+        "config": found.tree,
+    }

@@ -35,8 +35,7 @@ class CheckpointContext:
         `finish(partial folder)` runs on rank 0 before the commit; files it adds belong to the checkpoint. It may return
         the entries of those that are on disk already; the others are flushed and read for their checksums.
         """
-        if problems := [problem for name, content in files.items() for problem in not_loadable(content, name)]:
-            raise HpcDetError(problems)
+        check_loadable(files)
         chief = self._distributed.is_chief
         uuid = self._distributed.broadcast_json(new_staging(self._checkpoints).uuid if chief else None)
         staging = Staging(self._checkpoints, uuid)
@@ -80,6 +79,12 @@ def _delete(checkpoint: Committed) -> None:
 _VALUES = (bool, int, float, complex, str, bytes, bytearray, type(None), torch.dtype, torch.device)
 _MAPS = (dict, OrderedDict, Counter)
 _ROWS = (list, tuple, set, torch.Size)
+
+
+def check_loadable(files: Mapping[str, Any]) -> None:
+    """Raises HpcDetError naming everything in `files` that `load` would refuse."""
+    if problems := [problem for name, content in files.items() for problem in not_loadable(content, name)]:
+        raise HpcDetError(problems)
 
 
 def not_loadable(content: Any, path: str) -> Iterator[str]:

@@ -6,8 +6,9 @@ object collectives would unpickle whatever comes from the network.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, Store, TCPStore
+from torch._C._distributed_c10d import HashStore, Store
 
 from hpc_det.core.sealed import Alone, SealedGroup, shared_secret
 
@@ -67,14 +68,17 @@ class Distributed:
         return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
     def start(self) -> None:
-        """Join the process group (env:// rendezvous): gloo for CPU tensors, nccl beside it where there are GPUs."""
+        """Join the process group (env:// rendezvous): gloo for CPU tensors, nccl beside it where there are GPUs.
+
+        One that exists already is used.
+        """
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        if self.size > 1:
+        if self.size > 1 and not dist.is_initialized():
             dist.init_process_group("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
 
     def stop(self) -> None:
-        for objects in ("_gang", "_node"):
+        for objects in ("_gang", "_node", "_store"):
             vars(self).pop(objects, None)  # they hold process groups, whose destructors must not come later
         if self.size > 1:
             dist.destroy_process_group()
@@ -152,10 +156,27 @@ class Distributed:
         group = dist.new_group([*ranks], backend="gloo", use_local_synchronization=True)
         return SealedGroup(ranks, self.rank, shared_secret(self.env), group)
 
+    def wait_for_rank_0(self) -> None:
+        """Collective, but without a limit: in the others gloo gives up after half an hour."""
+        if self.size > 1:
+            key = f"rank 0 came here/{next(self._waits)}"
+            if self.is_chief:
+                self._store.set(key, "")
+            self._store.wait([key], timedelta(days=365))
+
+    @cached_property
+    def _waits(self) -> Iterator[int]:
+        return itertools.count()
+
+    @cached_property
+    def _store(self) -> Store:
+        return self.side_store()
+
     # --- for threads
 
-    def side_store(self, env: Mapping[str, str]) -> Store:
+    def side_store(self) -> Store:
         """A key-value store of all ranks on a connection of its own, for a thread that waits in it."""
         if self.size == 1:
             return HashStore()
-        return TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False, timeout=timedelta(days=365))
+        store: Store = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
+        return store

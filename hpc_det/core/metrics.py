@@ -74,13 +74,31 @@ class MetricWindow:
 
         Raises UsageError, on every rank, for names that differ between ranks or are not those of the reducers.
         """
-        return self._reduced(distributed.gather_json(self._sums()))
+        return self.reduced(distributed.gather_json(self.sums()))
 
-    def batch_metrics(self, distributed: Distributed) -> list[dict[str, float | None]]:
-        """Collective: what was kept of each batch, averaged over the ranks."""
+    def sums(self) -> dict[str, Any]:
+        """This rank's part, as JSON."""
+        totals = {name: None if total is None else float(total) for name, total in self._totals.items()}
+        return {"batches": self.batches, "totals": totals}
+
+    def kept_sums(self) -> list[dict[str, Any]]:
+        """This rank's part of each batch that was kept."""
         assert self._kept is not None, "a window without keep_batches"
-        by_rank = distributed.gather_json([batch._sums() for batch in self._kept])
-        return [self._reduced(batch) for batch in _aligned(by_rank)]
+        return [batch.sums() for batch in self._kept]
+
+    def reduced(self, sums: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+        """Of the `sums` of some ranks, in rank order. Raises UsageError as `reduce`."""
+        self._check_names(sums)
+        batches, totals = self._merged(sums)
+        averaged = {name for name in totals if self._reducer_of(name) is Reducer.AVG}
+        return {
+            name: None if total is None else float(total) / batches if name in averaged else float(total)
+            for name, total in totals.items()
+        }
+
+    def reduced_batches(self, by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, float | None]]:
+        """Batch by batch, of the `kept_sums` of some ranks."""
+        return [self.reduced(batch) for batch in _aligned(by_rank)]
 
     def reset(self) -> None:
         """As new; names may be others from here on."""
@@ -91,7 +109,7 @@ class MetricWindow:
 
     def state(self) -> dict[str, Any]:
         """Numbers alone, and exact: a window that is restored from it goes on as if it had not been cut."""
-        return {**self._sums(), "kept": [batch._sums() for batch in self._kept or []]}
+        return {**self.sums(), "kept": [batch.sums() for batch in self._kept or []]}
 
     def restore(self, *states: Mapping[str, Any]) -> None:
         """As saved by one rank, or by several ranks of a gang of another size: then sums and batches add up."""
@@ -121,10 +139,6 @@ class MetricWindow:
     def _fold(self, name: str) -> Fold:
         return _FOLDS[self._reducer_of(name)]
 
-    def _sums(self) -> dict[str, Any]:
-        totals = {name: None if total is None else float(total) for name, total in self._totals.items()}
-        return {"batches": self.batches, "totals": totals}
-
     def _merged(self, sums: Sequence[Mapping[str, Any]]) -> tuple[int, dict[str, Total]]:
         """In the order given, so that every rank rounds alike."""
         parts = [part["totals"] for part in sums if part["batches"]]
@@ -133,15 +147,6 @@ class MetricWindow:
 
     def _folded(self, name: str, totals: list[Total]) -> Total:
         return None if None in totals else functools.reduce(self._fold(name), totals)  # type: ignore[arg-type]
-
-    def _reduced(self, sums: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-        self._check_names(sums)
-        batches, totals = self._merged(sums)
-        averaged = {name for name in totals if self._reducer_of(name) is Reducer.AVG}
-        return {
-            name: None if total is None else float(total) / batches if name in averaged else float(total)
-            for name, total in totals.items()
-        }
 
     def _check_names(self, sums: Sequence[Mapping[str, Any]]) -> None:
         by_rank = {rank: part["totals"] for rank, part in enumerate(sums) if part["batches"]}
@@ -175,7 +180,7 @@ def _window_restored(states: Sequence[Mapping[str, Any]]) -> MetricWindow:
 
 def _aligned(by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> list[tuple[Mapping[str, Any], ...]]:
     """Batch by batch, aligned at the newest: a rank that a resume has added knows no older ones."""
-    newest_first = zip_longest(*map(reversed, by_rank), fillvalue=MetricWindow()._sums())
+    newest_first = zip_longest(*map(reversed, by_rank), fillvalue=MetricWindow().sums())
     return list(newest_first)[::-1]
 
 
@@ -186,6 +191,12 @@ def scalar(value: Any) -> float | None:
     """A number, or a tensor or array of one element, as a float; None for anything else."""
     number = _scalar(value)
     return None if number is None else float(number)
+
+
+def plain(value: Any) -> Any:
+    """A scalar as a float, anything else as it is."""
+    number = scalar(value)
+    return value if number is None else number
 
 
 def _scalar(value: Any) -> float | torch.Tensor | None:

@@ -57,10 +57,10 @@ class StopAgreement:
         return self._noticed
 
     def close(self) -> None:
-        """Nobody will ask any more. A gang's thread waits in the store until that ends with the run."""
-        if self._size == 1:
-            self._store.set("notice", "1")
-            self._thread.join()
+        """Collective, after the last tick of all ranks and one more notice: the threads settle on a tick that never
+        comes, and end. One that waits in the store while the interpreter ends could abort it.
+        """
+        self._thread.join()
 
     def _verdict(self) -> bool:
         with self._changed:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,14 @@ def rng_state() -> dict[str, Any]:
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
+
+
+@contextmanager
+def unchanged_generators() -> Iterator[None]:
+    """After the block they are as before it, whatever was drawn within."""
+    before = rng_state()
+    yield
+    restore_rng(before)
 
 
 def restore_rng(state: dict[str, Any]) -> None:

@@ -45,27 +45,34 @@ def join_gang(env: Mapping[str, str]) -> RankProcess:
 
 def main(trial_name: str) -> int:
     process = join_gang(os.environ)
-    code = _run(trial_name, process, int(os.environ["RANK"]))
+    code = _run(trial_name, process)
     process.say_goodbye(code)
     return code
 
 
-def _run(trial_name: str, process: RankProcess, rank: int) -> int:
-    attempt = process.attempt
+def _run(trial_name: str, process: RankProcess) -> int:
     try:
         from hpc_det.pytorch.harness import run_trial
 
         run_trial(trial_name, process, os.environ)
-    except HpcDetError as error:
-        print(f"hpc-det: {error}", file=sys.stderr)
-        note_failure(attempt.trial, attempt.number, failure_now(rank, str(error), user_error=True))
-        return 1
     except BaseException as error:
-        traceback.print_exc()
-        message = f"{type(error).__name__}: {error}"
-        note_failure(attempt.trial, attempt.number, failure_now(rank, message, traceback=traceback.format_exc()))
+        if isinstance(error, HpcDetError):
+            print(f"hpc-det: {error}", file=sys.stderr)
+        else:
+            traceback.print_exc()
+        note_error(process.attempt, int(os.environ["RANK"]), error)
         return 1
     return 0
+
+
+def note_error(attempt: Attempt, rank: int, error: BaseException) -> None:
+    """What ended the rank, for the job to see."""
+    if isinstance(error, HpcDetError):
+        failure = failure_now(rank, str(error), user_error=True)
+    else:
+        trace = "".join(traceback.format_exception(error))
+        failure = failure_now(rank, f"{type(error).__name__}: {error}", traceback=trace)
+    note_failure(attempt.trial, attempt.number, failure)
 
 
 def _let_go(signals: SignalPipe, line: Line) -> None:

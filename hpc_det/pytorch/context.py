@@ -41,8 +41,8 @@ class PyTorchTrialContext(TrialContext):
         self.wrapped_models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.scheduled_steps: list[ScheduledStep] = []
-        self._sums_gradients: set[int] = set()
-        """Positions of the optimizers whose aggregated gradients are not averaged."""
+        self._averages: dict[int, bool] = {}
+        """By id() of an optimizer: whether its aggregated gradients are averaged, or summed."""
         self._steps_now = True
 
     @classmethod
@@ -68,12 +68,15 @@ class PyTorchTrialContext(TrialContext):
         What is returned has the model's own attributes and methods either way. Call it before an optimizer is
         made. `sync_batch_norm`: batch norms over all ranks (GPUs only).
         """
+        if any(model is known for known in (*self.models, *self.wrapped_models)):
+            raise UsageError(f"wrap_model: this {type(model).__name__} is wrapped already; wrap each model once")
         own: torch.nn.Module = model.to(self.device)
         if sync_batch_norm and self.distributed.size > 1:
             own = synchronized_batch_norm(own, self.device)
         self.precision.prepare(own)
         self.models.append(own)
-        wrapped = self._data_parallel(own, ddp_options) if self.distributed.size > 1 else own
+        trains = any(parameter.requires_grad for parameter in own.parameters())
+        wrapped = self._data_parallel(own, ddp_options) if trains and self.distributed.size > 1 else own
         self.wrapped_models.append(wrapped)
         return cast(Model, wrapped)
 
@@ -89,11 +92,13 @@ class PyTorchTrialContext(TrialContext):
         `average_aggregated_gradients` overrides optimizations.average_aggregated_gradients. `backward_passes_per_step`
         had a meaning under horovod alone: DDP counts backward passes by itself.
         """
+        if any(optimizer is known for known in self.optimizers):
+            name = type(optimizer).__name__
+            raise UsageError(f"wrap_optimizer: this {name} is wrapped already; wrap each optimizer once")
         if backward_passes_per_step < 1:
             raise UsageError(f"wrap_optimizer: backward_passes_per_step is {backward_passes_per_step}; use at least 1")
-        averages = self._averages_gradients if average_aggregated_gradients is None else average_aggregated_gradients
-        if not averages:
-            self._sums_gradients.add(len(self.optimizers))
+        own = average_aggregated_gradients
+        self._averages[id(optimizer)] = self._averages_gradients if own is None else own
         if fp16_compression and not self._compresses_gradients:
             self._compress_gradients_of(optimizer)
         self.optimizers.append(optimizer)
@@ -112,6 +117,8 @@ class PyTorchTrialContext(TrialContext):
         by_hand = step_mode is LRScheduler.StepMode.MANUAL_STEP
         if isinstance(lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) and not by_hand:
             raise UsageError(f"wrap_lr_scheduler: {name} steps on a metric; use MANUAL_STEP")
+        if any(lr_scheduler is known for known in self.lr_schedulers):
+            raise UsageError(f"wrap_lr_scheduler: this {name} is wrapped already, and would step twice; wrap it once")
         if frequency < 1:
             raise UsageError(f"wrap_lr_scheduler: frequency is {frequency}; use at least 1")
         self.scheduled_steps.append(ScheduledStep(lr_scheduler, step_mode, frequency))
@@ -201,6 +208,11 @@ class PyTorchTrialContext(TrialContext):
     # --- helpers
 
     def _data_parallel(self, model: torch.nn.Module, options: dict[str, Any]) -> DataParallel:
+        if options.get("static_graph") and self.aggregation_frequency > 1:
+            raise UsageError(
+                f"wrap_model: static_graph=True does not go with optimizations.aggregation_frequency "
+                f"{self.aggregation_frequency}, since not every batch exchanges gradients; leave one of them out"
+            )
         wrapped = data_parallel(model, self.device, options)
         if self._compresses_gradients:
             wrapped.compress_gradients()
@@ -208,7 +220,7 @@ class PyTorchTrialContext(TrialContext):
 
     def _average_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Over the batches since the last step; DDP averages over ranks."""
-        if any(self.optimizers[k] is optimizer for k in self._sums_gradients):
+        if not self._averages.get(id(optimizer), self._averages_gradients):
             return
         for parameter in parameters_of(optimizer):
             if parameter.grad is not None:

@@ -27,15 +27,26 @@ class DataParallel(DistributedDataParallel):
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
 
+    alone = False
+    """In a validation ranks run at their own pace: nothing may be exchanged there (DDP would send buffers)."""
+
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """In a validation ranks run at their own pace: nothing may be exchanged there (DDP would send buffers)."""
-        if not self.training and not torch.is_grad_enabled():
+        if self.alone:
             return self.module(*inputs, **options)
         return super().forward(*inputs, **options)  # type: ignore[no-untyped-call]
 
+    def let_go(self) -> None:
+        """Of the process group, which may end now: training is over, and the model is evaluated alone."""
+        self.alone = True
+        del self.reducer, self.logger, self.process_group
+
+    compresses = False
+
     def compress_gradients(self) -> None:
         """Exchange them as float16 (torch's fp16_compress_hook)."""
-        self.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        if not self.compresses:
+            self.compresses = True
+            self.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
 
 def data_parallel(model: torch.nn.Module, device: torch.device, options: dict[str, Any]) -> DataParallel:
@@ -78,7 +89,7 @@ class _Sum(torch.nn.Module):
         self._summed = parameters
 
     def forward(self) -> torch.Tensor:
-        return torch.stack([parameter.sum().float() for parameter in self._summed]).sum()
+        return torch.stack([parameter.sum().real.float() for parameter in self._summed]).sum()
 
 
 def _settle_buckets(wrapped: DistributedDataParallel) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -53,6 +52,8 @@ def prefetched(batches: Iterable[Any], move: Callable[[Any], Any], device: torch
     copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     waiting = None
     for batch in batches:
+        # What this copy overwrites was freed here, after the batches that were trained so far: it waits for those.
+        copies.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(copies):
             upcoming = (move(batch), copies.record_event())
         if waiting:
@@ -63,14 +64,6 @@ def prefetched(batches: Iterable[Any], move: Callable[[Any], Any], device: torch
 
 
 def _ready(batch: Any, copied: torch.cuda.Event) -> Any:
-    """For the stream that trains: after the copy, and not to be overwritten while it still reads."""
-    stream = torch.cuda.current_stream()
-    stream.wait_event(copied)
-    mapped(functools.partial(_used_on, stream), batch)
+    """For the stream that trains, which goes on after the copy."""
+    torch.cuda.current_stream().wait_event(copied)
     return batch
-
-
-def _used_on(stream: torch.cuda.Stream, value: Any) -> None:
-    """Tell the allocator (torch.Tensor.record_stream), which knows of the copying stream alone."""
-    if isinstance(value, torch.Tensor):
-        value.record_stream(stream)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from hpc_det.core.rng import seed_everything
 from hpc_det.errors import UsageError
 from hpc_det.launch.rank import RankProcess
-from hpc_det.pytorch.run import Run
+from hpc_det.pytorch.run import Outcome, Run
 from hpc_det.pytorch.schedule import Schedule
 from hpc_det.pytorch.trial import PyTorchTrial, interface_problems
 
@@ -19,19 +19,16 @@ def run_trial(trial_name: str, process: RankProcess, env: Mapping[str, str]) -> 
 
     Raises UsageError for a class that cannot be a trial; whatever the trial raises goes through.
     """
-    run = Run.of_attempt(process, env)
-    train_by_name(trial_name, run)
-    run.close()
+    with Run.of_attempt(process, env) as run:
+        train_by_name(trial_name, run)
 
 
-def train_by_name(trial_name: str, run: Run, *, test: bool = False) -> None:
-    """`test`: one batch of everything."""
+def train_by_name(trial_name: str, run: Run) -> Outcome:
     trial_class = load_trial_class(trial_name)
     seed_everything(run.spec["trial_seed"])
     context = run.new_context()
-    trial = trial_class(context)
     schedule = Schedule.from_config(run.spec["config"], run.spec["hparams"].get("global_batch_size"))
-    run.train(trial, context, schedule.for_test() if test else schedule, is_trainer=False)
+    return run.train(trial_class(context), context, schedule, is_trainer=False)
 
 
 def load_trial_class(name: str) -> type[PyTorchTrial]:

@@ -19,11 +19,11 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.checkpoint.prune import RESUME_DEPTH
-from hpc_det.core.checkpoint import CheckpointContext
+from hpc_det.core.checkpoint import CheckpointContext, check_loadable
 from hpc_det.core.distributed import Distributed
-from hpc_det.core.metrics import MetricsLog
+from hpc_det.core.metrics import MetricsLog, scalar
 from hpc_det.core.preempt import StopAgreement
-from hpc_det.core.rng import seed_everything
+from hpc_det.core.rng import restore_rng, seed_everything, unchanged_generators
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.context import PyTorchTrialContext
@@ -39,7 +39,6 @@ from hpc_det.pytorch.state import (
     progress_state,
     rank_file,
     rank_state,
-    restore_generators,
     restore_models,
     restore_rank,
     restored_progress,
@@ -63,7 +62,7 @@ class Loop:
         portable: Portable,
         warm_start: Path | None = None,
     ) -> None:
-        """`warm_start`: a checkpoint whose models a trial without one of its own begins with."""
+        """`warm_start`: a checkpoint that a trial without one of its own begins with, at batch 0."""
         self._trial = trial
         self._context = context
         self._schedule = schedule
@@ -89,7 +88,8 @@ class Loop:
             self._train_to_the_end(batches)
             if not self._is_saved():
                 self._save()
-        if self._finished() and not self.stopped and self._distributed.is_chief:
+        finished = self._schedule.finished(self._progress) and not self.stopped
+        if finished and self._distributed.is_chief:
             self._prune(latest=self._schedule.save_latest)
         return self._progress
 
@@ -101,7 +101,7 @@ class Loop:
     def _train_to_the_end(self, batches: Iterator[Any]) -> None:
         while True:
             settled = self._settle_boundary()
-            if (settled and self._finished()) or self._stop.should_stop():
+            if (settled and self._schedule.finished(self._progress)) or self._stop.should_stop():
                 return
             if settled:
                 self._train(next(batches))
@@ -111,18 +111,38 @@ class Loop:
     def _begin(self, stack: ExitStack) -> Iterator[Any]:
         """Data first, then state (upstream's order): making an iterator may draw random numbers."""
         found = self._checkpoints.newest()
-        ranks = 0
-        if found:
-            self._progress, ranks = restored_progress(found[0])
+        folder = found[0] if found else None
+        ranks = self._read_progress(folder) if folder else 0
         self._context.begin_training(self._progress.steps)
-        self._callbacks.call("on_trial_startup", self._progress.steps, found[0].name if found else None)
+        self._callbacks.call("on_trial_startup", self._progress.steps, folder.name if folder else None)
         batches = self._build_data(stack)
-        self._restore(found[0] if found else None, ranks)
+        generators = self._resume(folder, ranks) if folder else None
+        if not folder and self._warm_start:
+            self._load_models(self._warm_start)
+        self._continue_log()
+        self._check_savable()
         self._callbacks.call("on_training_start")
         self._context.profiler.start()
         stack.callback(self._context.profiler.stop)
         stack.callback(self._context.tensorboard.close)
+        # Last, since everything before it may draw random numbers, which an undisturbed run draws at its start only.
+        if generators:
+            restore_rng(generators)
+        else:
+            self._seed_this_rank()
         return batches
+
+    def _read_progress(self, folder: Path) -> int:
+        """The number of ranks that the gang had."""
+        self._progress, ranks = restored_progress(folder)
+        if self._progress.steps:
+            self._context.begin_batch(
+                self._progress.steps - 1,
+                self._progress.last_epoch,
+                starts_epoch=self._progress.epoch_started,
+                ends_epoch=self._progress.epoch_ended,
+            )
+        return ranks
 
     def _build_data(self, stack: ExitStack) -> Iterator[Any]:
         place = {"rank": self._distributed.rank, "size": self._distributed.size, "seed": self._context.get_trial_seed()}
@@ -138,6 +158,8 @@ class Loop:
         self._validation = Validation(
             self._trial, self._context, self._callbacks, validation_share, self._stop, self._schedule.validation_batches
         )
+        for model in self._context.wrapped_models:
+            model.train()
         self._open_report = TrainingReport(self._context, self._callbacks)
         batches = self._data.batches(self._progress.position)
         return self._context.on_device(batches, loaded_in_workers=self._data.loads_in_workers)
@@ -151,30 +173,29 @@ class Loop:
             )
         return loader
 
-    def _restore(self, folder: Path | None, ranks: int) -> None:
-        known_rank = False
-        if folder or self._warm_start:
-            where = folder or self._warm_start
-            assert where is not None
-            state = stored_state(where, self._context.models)
-            self._callbacks.call("on_checkpoint_load_start", state)
-            restore_models(state, self._context, where)
-            self._callbacks.restore(state["callbacks"])
-        if folder:
-            known_rank = restore_rank(folder, ranks, self._distributed, self._context, self._open_report.window)
-            self._context.set_stop_requested(self._progress.stop_requested)
-            self._saved = self._reached()
+    def _resume(self, folder: Path, ranks: int) -> dict[str, Any] | None:
+        """Everything as it was, but for the generators, whose state is returned, if this rank was there."""
+        self._load_models(folder)
+        self._saved = self._reached()
+        return restore_rank(folder, ranks, self._context, self._open_report.window)
+
+    def _load_models(self, folder: Path) -> None:
+        state = stored_state(folder, self._context.models)
+        self._callbacks.call("on_checkpoint_load_start", state)
+        restore_models(state, self._context, folder)
+        self._callbacks.restore(state["callbacks"])
+
+    def _continue_log(self) -> None:
         if self._distributed.is_chief:
             self._log.begin_at(trained=self._progress.steps, validated=self._progress.validated)
             if self._schedule.metric:
                 self._validations = self._log.validations(self._schedule.metric)
         self._context.tensorboard.begin_at(self._progress.steps)
-        for model in self._context.wrapped_models:
-            model.train()
-        if folder and known_rank:
-            restore_generators(folder, self._distributed.rank)
-        else:
-            self._seed_this_rank()
+
+    def _check_savable(self) -> None:
+        """Better now than when the first checkpoint is due. Raises HpcDetError naming what cannot be saved."""
+        if self._distributed.is_chief:
+            check_loadable({STATE_DICT: model_state(self._context, self._callbacks)})
 
     def _seed_this_rank(self) -> None:
         """Weights were built from the trial's seed, the same on all ranks; their noise from here on differs."""
@@ -186,22 +207,20 @@ class Loop:
         progress, context = self._progress, self._context
         before, number = progress.position, progress.steps
         after = self._data.after(before)
-        starts_epoch = progress.epoch_ended or number == 0
         steps_now = (number + 1) % context.aggregation_frequency == 0
-        context.begin_batch(number, before, starts_epoch=starts_epoch, ends_epoch=after.epoch > before.epoch)
+        starts_epoch, ends_epoch = progress.starts_epoch, after.epoch > before.epoch
+        context.begin_batch(number, before.epoch, starts_epoch=starts_epoch, ends_epoch=ends_epoch)
         if starts_epoch:
             self._callbacks.call("on_training_epoch_start", before.epoch)
         metrics = self._trained(batch, before.epoch, number, steps_now)
         self._open_report.add(metrics, self._trial.get_batch_length(batch))
         progress.advance(after)
-        progress.stop_requested = context.get_stop_requested()
         if steps_now and context.scheduled_steps:
             self._step_schedulers(number, before)
         if progress.epoch_ended:
             self._callbacks.call("on_training_epoch_end", before.epoch)
         if self._schedule.report_is_due(progress):
-            metrics, facts = self._open_report.close()
-            self._report("training", metrics, **facts)
+            self._report_training()
         context.profiler.step()
 
     def _trained(self, batch: Any, epoch: int, number: int, steps_now: bool) -> Any:
@@ -225,6 +244,10 @@ class Loop:
             position = self._data.after(position)
         return range(before.epoch, position.epoch)
 
+    def _report_training(self) -> None:
+        metrics, facts, self._progress.stop_requested = self._open_report.close()
+        self._report("training", metrics, **facts)
+
     # --- boundaries
 
     def _settle_boundary(self) -> bool:
@@ -235,20 +258,21 @@ class Loop:
             self._save()
         return True
 
-    def _finished(self) -> bool:
-        return self._context.get_stop_requested() or self._schedule.finished(self._progress)
-
     def _validate(self) -> bool:
         metrics = self._validation.run()
         if metrics is None:
             return False
         self._take_validation(metrics)
+        if any(self._distributed.gather_json(self._context.get_stop_requested())):
+            self._progress.stop_requested = True
+            if self._open_report.window.batches:
+                self._report_training()
         return True
 
     def _take_validation(self, metrics: dict[str, Any]) -> None:
         progress, name = self._progress, self._schedule.metric
         if name is not None:
-            value = _scalar(name, metrics)
+            value = _searched(name, metrics)
             self._improved = better(value, progress.best, self._schedule.smaller_is_better)
             if self._improved:
                 progress.best = value
@@ -266,19 +290,19 @@ class Loop:
         return self._progress.steps, self._progress.validated
 
     def _save(self) -> None:
-        self._progress.stop_requested = self._context.get_stop_requested()
-        files = {rank_file(self._distributed.rank): rank_state(self._context, self._open_report.window)}
-        if self._distributed.is_chief:
-            state = model_state(self._context, self._callbacks)
-            self._callbacks.call("on_checkpoint_save_start", state)
-            files[STATE_DICT] = state
-            files[PROGRESS] = progress_state(self._progress, self._distributed.size)
-            self._log.flush()
-        uuid = self._checkpoints.save(self._progress.steps, files, self._finish_checkpoint)
-        self._saved = self._reached()
-        if self._distributed.is_chief:
-            self._prune(latest=max(RESUME_DEPTH, self._schedule.save_latest))
-        self._callbacks.call("on_checkpoint_upload_end", uuid)
+        with unchanged_generators():
+            files = {rank_file(self._distributed.rank): rank_state(self._context, self._open_report.window)}
+            if self._distributed.is_chief:
+                state = model_state(self._context, self._callbacks)
+                self._callbacks.call("on_checkpoint_save_start", state)
+                files[STATE_DICT] = state
+                files[PROGRESS] = progress_state(self._progress, self._distributed.size)
+                self._log.flush()
+            uuid = self._checkpoints.save(self._progress.steps, files, self._finish_checkpoint)
+            self._saved = self._reached()
+            if self._distributed.is_chief:
+                self._prune(latest=max(RESUME_DEPTH, self._schedule.save_latest))
+            self._callbacks.call("on_checkpoint_upload_end", uuid)
 
     def _finish_checkpoint(self, folder: Path) -> dict[str, FileEntry]:
         entries = self._portable.write(folder, self._progress.steps)
@@ -301,17 +325,15 @@ class Loop:
             self._context.tensorboard.report(kind, self._progress.steps, metrics)
 
 
-def _scalar(name: str, metrics: dict[str, Any]) -> float:
-    """The searcher metric as a number. Raises UsageError where it is missing or none."""
+def _searched(name: str, metrics: dict[str, Any]) -> float:
+    """The searcher metric. Raises UsageError where it is missing or no number."""
     if name not in metrics:
         raise UsageError(
             f"searcher.metric: '{name}' is not among the validation metrics {sorted(metrics)} that the trial returns; "
             f"name one of those"
         )
-    value = metrics[name]
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise UsageError(
-            f"searcher.metric: '{name}' is {type(value).__name__}, no number; return one number for it"
-        ) from None
+    value = scalar(metrics[name])
+    if value is None:
+        kind = type(metrics[name]).__name__
+        raise UsageError(f"searcher.metric: '{name}' is {kind}, no number; return one number for it")
+    return value

@@ -13,6 +13,8 @@ class Progress:
     """Batches trained."""
     position: Position = field(default_factory=Position)
     """`position.epoch` is also the number of epochs completed."""
+    epoch_started: bool = False
+    """Whether the last batch was the first of its epoch."""
     epoch_ended: bool = False
     """Whether the last batch completed an epoch; it may have begun the next one, too."""
     validated: int = -1
@@ -20,10 +22,21 @@ class Progress:
     best: float | None = None
     """The best value of the searcher metric so far."""
     stop_requested: bool = False
-    """By the trial: a stop in the last validation must not make it train on."""
+    """By the trial, and known to all ranks."""
+
+    @property
+    def starts_epoch(self) -> bool:
+        """Whether the next batch is the first of its epoch."""
+        return self.epoch_ended or self.steps == 0
+
+    @property
+    def last_epoch(self) -> int:
+        """Of the last batch."""
+        return self.position.epoch - self.epoch_ended
 
     def advance(self, position: Position) -> None:
         """One more batch is trained, which led to `position`."""
+        self.epoch_started = self.starts_epoch
         self.steps += 1
         self.epoch_ended = position.epoch > self.position.epoch
         self.position = position

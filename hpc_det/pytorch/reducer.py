@@ -17,7 +17,7 @@ import torch
 
 from hpc_det.core.checkpoint import not_loadable
 from hpc_det.core.distributed import Distributed
-from hpc_det.core.metrics import scalar
+from hpc_det.core.metrics import plain
 from hpc_det.errors import HpcDetError, UsageError
 
 
@@ -161,12 +161,13 @@ class Reducers:
     def set_aside(self) -> Iterator[None]:
         """For a validation in the middle of training: what reducers that serve both have of training comes back."""
         both = [each.reducer for each in self._wrapped if each.for_training and each.for_validation]
-        states = [copy.deepcopy(_detached(reducer.state_dict())) for reducer in both]
+        attributes = [{name: _copied(value) for name, value in vars(reducer).items()} for reducer in both]
         try:
             yield
         finally:
-            for reducer, state in zip(both, states, strict=True):
-                reducer.load_state_dict(state)
+            for reducer, former in zip(both, attributes, strict=True):
+                vars(reducer).clear()
+                vars(reducer).update(former)
 
     def _serving(self, *, training: bool) -> list[_Wrapped]:
         return [each for each in self._wrapped if (each.for_training if training else each.for_validation)]
@@ -194,13 +195,13 @@ class _Wrapped:
                     f"{self.called}: has no name and returned {type(result).__name__}; return a dict of metrics, or "
                     f"call wrap_reducer with name=..."
                 )
-            return {name: _plain(value) for name, value in result.items()}
+            return {name: plain(value) for name, value in result.items()}
         if isinstance(result, Mapping):
             raise UsageError(
                 f"{self.called}: has a name and returned a dict of {sorted(map(str, result))}; return one metric, or "
                 f"call wrap_reducer without a name"
             )
-        return {self.name: _plain(result)}
+        return {self.name: plain(result)}
 
     def state(self) -> dict[str, Any]:
         return _held({"updates": _detached(self.reducer.state_dict()), "carried": self.carried}, self.called)
@@ -249,11 +250,6 @@ def _for_others(failure: Exception | None, rank: int) -> HpcDetError | None:
 # --- values
 
 
-def _plain(value: Any) -> Any:
-    number = scalar(value)
-    return value if number is None else number
-
-
 def _plain_container(value: Any) -> Any:
     """As a checkpoint holds it; `_like` reverses it."""
     return list(value) if isinstance(value, deque) else dict(value) if isinstance(value, defaultdict) else value
@@ -281,6 +277,14 @@ def _detached(value: Any, device: torch.device | None = None) -> Any:
     if type(value) is dict:
         return {key: _detached(each, device) for key, each in value.items()}
     return value
+
+
+def _copied(value: Any) -> Any:
+    """Deep, so that `reset` may clear the original; what cannot be copied is not cleared by any."""
+    try:
+        return copy.deepcopy(_detached(value))
+    except Exception:
+        return value
 
 
 def _held(state: Mapping[str, Any], owner: str) -> dict[str, Any]:

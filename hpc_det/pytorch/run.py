@@ -6,12 +6,13 @@ import gc
 import hashlib
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch._C._distributed_c10d import Store
+import torch.distributed as dist
 
 from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.distributed import Distributed
@@ -24,12 +25,14 @@ from hpc_det.launch.signals import SignalPipe
 from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.loop import Loop
 from hpc_det.pytorch.portable import Portable, keep_code
-from hpc_det.pytorch.progress import Progress
 from hpc_det.pytorch.schedule import Schedule
 from hpc_det.pytorch.shown_log import ShownLog
 from hpc_det.pytorch.trial import PyTorchTrial
 from hpc_det.store.files import write_json
 from hpc_det.store.folders import TrialFolder
+
+Outcome = dict[str, Any]
+"""The content of outcome.json: the attempt, whether it was `finished` or `stopped`, and the batches trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,53 +43,49 @@ class Run:
     attempt: int
     distributed: Distributed
     stop: StopAgreement
-    listener: Listener
     log: MetricsLog
     code: Path | None
     """What checkpoints take along; None where nobody says what belongs to the trial."""
+    test: bool
+    """One batch of everything."""
 
     @classmethod
-    def of_attempt(cls, process: RankProcess, env: Mapping[str, str]) -> Run:
+    @contextmanager
+    def of_attempt(cls, process: RankProcess, env: Mapping[str, str]) -> Iterator[Run]:
         """A rank that a node agent's launcher has started."""
-        attempt = process.attempt
-        distributed = Distributed.from_env(env)
-        distributed.start()
-        if distributed.is_chief:
-            keep_code(attempt.trial.experiment().code)
-        stop, listener = _hear_stops(distributed, attempt.secret, env, process.signals, process.line)
-        return cls(
-            spec=json.loads(attempt.trial.trial.read_text(encoding="utf-8")),
-            folder=attempt.trial,
-            attempt=attempt.number,
-            distributed=distributed,
-            stop=stop,
-            listener=listener,
-            log=MetricsLog(attempt.trial, attempt.number),
-            code=attempt.trial.experiment().code,
-        )
+        attempt, distributed = process.attempt, Distributed.from_env(env)
+        with gang(distributed), _stops(distributed, attempt.secret, process.signals, process.line) as stop:
+            if distributed.is_chief:
+                keep_code(attempt.trial.experiment().code)
+            yield cls(
+                spec=json.loads(attempt.trial.trial.read_text(encoding="utf-8")),
+                folder=attempt.trial,
+                attempt=attempt.number,
+                distributed=distributed,
+                stop=stop,
+                log=MetricsLog(attempt.trial, attempt.number),
+                code=attempt.trial.experiment().code,
+                test=is_test(env),
+            )
 
     @classmethod
+    @contextmanager
     def unmanaged(
-        cls,
-        spec: dict[str, Any],
-        folder: TrialFolder,
-        distributed: Distributed,
-        signals: SignalPipe,
-        env: Mapping[str, str],
-    ) -> Run:
-        """Outside any job: under torchrun or another launcher, or in one process. The gang has started."""
+        cls, spec: dict[str, Any], folder: TrialFolder, distributed: Distributed, signals: SignalPipe, *, test: bool
+    ) -> Iterator[Run]:
+        """Outside any job: under torchrun or another launcher, or in one process. Within `gang`."""
         secret = distributed.broadcast_json(uuid.uuid4().hex)
-        stop, listener = _hear_stops(distributed, secret, env, signals, None)
-        return cls(
-            spec=spec,
-            folder=folder,
-            attempt=1,
-            distributed=distributed,
-            stop=stop,
-            listener=listener,
-            log=ShownLog(folder, 1),
-            code=None,
-        )
+        with _stops(distributed, secret, signals, None) as stop:
+            yield cls(
+                spec=spec,
+                folder=folder,
+                attempt=1,
+                distributed=distributed,
+                stop=stop,
+                log=ShownLog(folder, 1),
+                code=None,
+                test=test,
+            )
 
     def new_context(self) -> PyTorchTrialContext:
         return PyTorchTrialContext(self.spec, self.distributed, self.folder.tensorboard)
@@ -99,7 +98,7 @@ class Run:
         *,
         is_trainer: bool,
         warm_start: Path | None = None,
-    ) -> Progress:
+    ) -> Outcome:
         """To its end or to an agreed stop; rank 0 writes the outcome.
 
         Raises UsageError for a trial that wraps nothing; whatever the trial raises goes through.
@@ -108,40 +107,80 @@ class Run:
         loop = Loop(
             trial,
             context,
-            schedule,
+            schedule.for_test() if self.test else schedule,
             stop=self.stop,
             checkpoints=CheckpointContext(self.folder.checkpoints, self.distributed),
             log=self.log,
             portable=Portable(self.spec, type(trial), self.code, is_trainer=is_trainer),
             warm_start=warm_start,
         )
-        progress = loop.run()
+        steps = loop.run().steps
+        outcome = {"attempt": self.attempt, "kind": "stopped" if loop.stopped else "finished", "steps": steps}
         if self.distributed.is_chief:
-            kind = "stopped" if loop.stopped else "finished"
-            write_json(self.folder.outcome, {"attempt": self.attempt, "kind": kind, "steps": progress.steps})
-        return progress
-
-    def close(self) -> None:
-        """When all is trained. After a failure the process group is left alone: with a dead peer this may hang, and the
-        process leaves at once anyway.
-        """
-        self.distributed.barrier()
-        self.listener.close()
-        self.stop.close()
-        # Objects that hold the process group go first: gloo aborts in their destructors otherwise (pytorch 190489).
-        gc.collect()
-        self.distributed.stop()
+            write_json(self.folder.outcome, outcome)
+        return outcome
 
 
-def _hear_stops(
-    distributed: Distributed, secret: str, env: Mapping[str, str], signals: SignalPipe, line: Line | None
-) -> tuple[StopAgreement, Listener]:
-    stores: list[Store] = [distributed.side_store(env) for _ in range(2)] if distributed.size > 1 else []
-    waiting, speaking = stores or [distributed.side_store(env)] * 2
+def is_test(env: Mapping[str, str]) -> bool:
+    """What `--test` adds to the environment of an experiment (hpc_det.config.request.for_test)."""
+    return bool(env.get("HPC_DET_TEST"))
+
+
+@contextmanager
+def gang(distributed: Distributed) -> Iterator[None]:
+    """The process group, unless the script has made it: then it stays the script's.
+
+    After a failure it is left alone: with a dead peer its end may hang, and the process leaves at once anyway. Raises
+    UsageError where the script's is not the one that `distributed` describes.
+    """
+    is_ours = not dist.is_initialized()
+    if not is_ours:
+        _check_group(distributed)
+    distributed.start()
+    yield
+    # Objects that hold the process group go first: gloo aborts in their destructors otherwise (pytorch 190489).
+    gc.collect()
+    if is_ours:
+        distributed.stop()
+
+
+def _check_group(distributed: Distributed) -> None:
+    theirs, ours = (dist.get_rank(), dist.get_world_size()), (distributed.rank, distributed.size)
+    if theirs != ours:
+        raise UsageError(
+            f"the process group that was made before says rank {theirs[0]} of {theirs[1]}, RANK and WORLD_SIZE say "
+            f"rank {ours[0]} of {ours[1]}; set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE as torchrun does"
+        )
+    if "cpu:" not in dist.get_backend_config():
+        raise UsageError(
+            f"the process group that was made before is for {dist.get_backend_config()} alone, and CPU tensors are "
+            f"exchanged, too; leave init_process_group out, or give it the backend cpu:gloo,cuda:nccl"
+        )
+
+
+@contextmanager
+def _stops(distributed: Distributed, secret: str, signals: SignalPipe, line: Line | None) -> Iterator[StopAgreement]:
+    """How the ranks agree on a stop, from a signal or the agent's bell on.
+
+    Its threads end with it, but for one after the failure of a gang: it waits for ranks that may be dead.
+    """
     # Whoever reaches the store can read its keys, and the secret seals objects (hpc_det.core.sealed).
     prefix = f"stop/{hashlib.sha256(secret.encode()).hexdigest()}"
+    alone = distributed.size == 1
+    waiting = distributed.side_store()
+    speaking = waiting if alone else distributed.side_store()
+    stop = StopAgreement(distributed.rank, distributed.size, waiting, prefix)
     listener = Listener(signals, line, lambda: give_notice(speaking, prefix))
-    return StopAgreement(distributed.rank, distributed.size, waiting, prefix), listener
+    all_well = False
+    try:
+        yield stop
+        distributed.barrier()
+        all_well = True
+    finally:
+        listener.close()
+        if all_well or alone:
+            give_notice(speaking, prefix)
+            stop.close()
 
 
 def _check_wrapped(trial_class: type[PyTorchTrial], context: PyTorchTrialContext) -> None:

@@ -3,8 +3,8 @@
 state_dict.pth    models_state_dict, optimizers_state_dict, lr_schedulers_state_dict, callbacks    rank 0
                   and scaler_state_dict where losses are scaled
 progress.pth      batches, position, validation state, number of ranks                             rank 0
-rank-R.pth        random generators, gradients that wait for an optimizer step, and the open       each rank
-                  windows of metrics and reducers
+rank-R.pth        random generators, gradients that wait for an optimizer step, the open windows   each rank
+                  of metrics and reducers, what is frozen or in eval mode
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from hpc_det.core.checkpoint import load
-from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricWindow
-from hpc_det.core.rng import restore_rng, rng_state
+from hpc_det.core.rng import rng_state
 from hpc_det.errors import HpcDetError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.context import PyTorchTrialContext
@@ -94,34 +93,46 @@ def rank_state(context: PyTorchTrialContext, window: MetricWindow) -> dict[str, 
         "window": window.state(),
         "reducers": context.reducers.state(),
         "gradients": _gradients(context),
+        "stop_requested": context.get_stop_requested(),
+        "frozen": [name for name, parameter in _parameters(context) if not parameter.requires_grad],
+        "evaluating": [name for name, module in _modules(context) if not module.training],
     }
 
 
-def restore_rank(
-    folder: Path, ranks: int, distributed: Distributed, context: PyTorchTrialContext, window: MetricWindow
-) -> bool:
-    """Everything of this rank but its generators, for `restore_generators`; False for a rank that the gang of `ranks`
-    did not have.
+def restore_rank(folder: Path, ranks: int, context: PyTorchTrialContext, window: MetricWindow) -> dict[str, Any] | None:
+    """Everything of this rank but its generators, whose state is returned; None if it was not in the gang of `ranks`.
 
-    A gang of another size goes on with the same sums: rank 0 takes over all open windows, and every rank the
-    mean of the gradients, as DDP would have made it.
+    A gang of another size goes on with the same sums: rank 0 takes over all open windows, and every rank the mean of
+    the gradients, as DDP would have made it.
     """
-    if ranks == distributed.size:
-        own = load(folder / rank_file(distributed.rank))
+    rank, size = context.distributed.rank, context.distributed.size
+    own = load(folder / rank_file(rank if rank < ranks else 0))
+    _set_modes(context, own)
+    if ranks == size:
         window.restore(own["window"])
         context.reducers.restore(own["reducers"])
         _set_gradients(context, own["gradients"])
-        return True
-    everyone = [load(folder / rank_file(rank)) for rank in range(ranks)]
-    if distributed.is_chief:
-        window.restore(*(state["window"] for state in everyone))
-        context.reducers.restore(*(state["reducers"] for state in everyone))
-    _set_gradients(context, _mean([state["gradients"] for state in everyone]))
-    return distributed.rank < ranks
+        context.set_stop_requested(own["stop_requested"])
+    else:
+        _take_over(folder, ranks, context, window)
+    generators: dict[str, Any] = own["rng"]
+    return generators if rank < ranks else None
 
 
-def restore_generators(folder: Path, rank: int) -> None:
-    restore_rng(load(folder / rank_file(rank))["rng"])
+def _take_over(folder: Path, ranks: int, context: PyTorchTrialContext, window: MetricWindow) -> None:
+    windows, reducers = [], []
+    gradients: dict[str, torch.Tensor] = {}
+    for rank in range(ranks):  # one file after the other: they may hold as much as a model
+        state = load(folder / rank_file(rank))
+        windows.append(state["window"])
+        context.set_stop_requested(context.get_stop_requested() or state["stop_requested"])
+        reducers.append(state["reducers"])
+        for name, gradient in state["gradients"].items():  # a rank without one counts as zero
+            gradients[name] = gradients[name] + gradient if name in gradients else gradient
+    if context.distributed.is_chief:
+        window.restore(*windows)
+        context.reducers.restore(*reducers)
+    _set_gradients(context, {name: total / ranks for name, total in gradients.items()})
 
 
 def _gradients(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
@@ -135,6 +146,14 @@ def _set_gradients(context: PyTorchTrialContext, gradients: dict[str, torch.Tens
             parameter.grad = gradients[name].to(parameter.device)
 
 
+def _set_modes(context: PyTorchTrialContext, state: dict[str, Any]) -> None:
+    """What the trial or a callback has frozen or thawed on the way."""
+    for name, parameter in _parameters(context):
+        parameter.requires_grad_(name not in state["frozen"])
+    for name, module in _modules(context):
+        module.training = name not in state["evaluating"]
+
+
 def _parameters(context: PyTorchTrialContext) -> list[tuple[str, torch.nn.Parameter]]:
     return [
         (f"{k}.{name}", parameter)
@@ -143,10 +162,5 @@ def _parameters(context: PyTorchTrialContext) -> list[tuple[str, torch.nn.Parame
     ]
 
 
-def _mean(gradients: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Over the ranks; one without a gradient counts as zero."""
-    names = {name for each in gradients for name in each}
-    return {
-        name: torch.stack([each[name] for each in gradients if name in each]).sum(dim=0) / len(gradients)
-        for name in sorted(names)
-    }
+def _modules(context: PyTorchTrialContext) -> list[tuple[str, torch.nn.Module]]:
+    return [(f"{k}.{name}", module) for k, model in enumerate(context.models) for name, module in model.named_modules()]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import traceback
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,17 @@ import torch
 
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.rng import seed_everything
-from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.failure import failure_now, note_failure
-from hpc_det.launch.rank import RankProcess, join_gang
+from hpc_det.errors import UsageError
+from hpc_det.launch.rank import join_gang, note_error
 from hpc_det.launch.signals import SignalPipe
 from hpc_det.pytorch.context import PyTorchTrialContext
-from hpc_det.pytorch.local import STOP_SIGNALS_BUT_INTERRUPT, new_folder
-from hpc_det.pytorch.run import Run
+from hpc_det.pytorch.local import STOP_SIGNALS_BUT_INTERRUPT, announce, new_folder
+from hpc_det.pytorch.run import Run, gang, is_test
 from hpc_det.pytorch.schedule import CheckpointPolicy, Schedule
 from hpc_det.pytorch.trial import PyTorchTrial, interface_problems
 from hpc_det.pytorch.units import Batch, TrainUnit, unit_from_config
 from hpc_det.search.single import trial_seed
+from hpc_det.store.folders import TrialFolder
 
 
 class TrainerContext(PyTorchTrialContext):
@@ -42,7 +42,7 @@ def init(
     hparams: dict[str, Any] | None = None,
     exp_conf: dict[str, Any] | None = None,
     distributed: Distributed | None = None,
-    aggregation_frequency: int = 1,
+    aggregation_frequency: int | None = None,
     enable_tensorboard_logging: bool = True,
 ) -> Iterator[TrainerContext]:
     """The context of a trial, for the length of a `with` block.
@@ -50,26 +50,34 @@ def init(
     In a job of hpc_det's, hyperparameters and configuration are the experiment's, and generators are seeded with the
     trial's seed. Elsewhere they are the arguments; ranks are those of torchrun's variables (RANK, WORLD_SIZE, ...), and
     a signal (TERM, USR1, USR2, HUP) makes all ranks save and leave `fit` at the same batch.
+
+    `aggregation_frequency`: by default what the configuration says in `optimizations`. A process group that the script
+    has made is used, and stays. After the block models of several ranks can no longer be trained.
+
+    Raises UsageError for a process group that does not go with the variables.
     """
-    if "HPC_DET_FOLDER" in os.environ:
-        process = join_gang(os.environ)
-        with _noting_failures(process, process.attempt):
-            run = Run.of_attempt(process, os.environ)
-            seed_everything(run.spec["trial_seed"])
-            yield _context(run, enable_tensorboard_logging)
-            run.close()
-        return
-    with closing(SignalPipe(STOP_SIGNALS_BUT_INTERRUPT)) as signals:
-        run = _unmanaged(hparams or {}, exp_conf or {}, distributed, aggregation_frequency, signals)
-        yield _context(run, enable_tensorboard_logging)
-        run.close()
+    leaving = None
+    with _in_job() if _is_in_job() else _unmanaged(hparams or {}, exp_conf or {}, distributed) as run:
+        context = TrainerContext(_aggregating(run, aggregation_frequency))
+        context.set_enable_tensorboard_logging(enable_tensorboard_logging)
+        try:
+            yield context
+        except SystemExit as error:
+            if error.code:
+                raise
+            leaving = error
+        context.let_go()
+    if leaving:
+        raise leaving
 
 
 class Trainer:
-    def __init__(self, trial: PyTorchTrial, context: TrainerContext) -> None:
-        """`context`: of `init`. Raises UsageError for a trial with missing methods."""
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+        """`context`: of `init`. Raises UsageError for another, and for a trial with missing methods."""
         if problems := interface_problems(type(trial)):
             raise UsageError([f"{type(trial).__name__} {problem}" for problem in problems])
+        if not isinstance(context, TrainerContext):
+            raise UsageError("Trainer: the context is not of hpc_det.pytorch.init(); make it with that")
         self._trial = trial
         self._context = context
 
@@ -87,27 +95,29 @@ class Trainer:
     ) -> None:
         """Train for `max_length` (in a job by default the experiment's), or until an agreed stop, and save.
 
-        A period of None means at the end only; `reporting_period` is Batch(100). A trial that has checkpoints of its
-        own goes on from the newest; otherwise `latest_checkpoint`, a folder, is what its models begin with.
+        A period of None means at the end only, but for `reporting_period`: the configuration's `scheduling_unit`, 100
+        batches by default. A trial that has checkpoints of its own goes on from the newest; otherwise its models,
+        optimizers and schedulers begin with those of the folder `latest_checkpoint`, and batches count from 0.
         `test_mode`: one batch of everything.
 
-        Raises UsageError without a length, TypeError for a length that is a schedule.
+        Raises UsageError without a length, and for a test inside a job; TypeError for a length that is a schedule.
         """
         if profiling_enabled:
-            warnings.warn(
-                "fit: profiling_enabled has no effect in this version; see context.set_profiler", stacklevel=2
-            )
+            warnings.warn("fit: profiling_enabled has no effect here; see context.set_profiler", stacklevel=2)
+        if test_mode and _is_in_job():
+            raise UsageError("fit: test_mode is for runs without a job; create the experiment with --test instead")
         run, config = self._context.run, self._context.get_experiment_config()
         searcher = config.get("searcher", {})
         schedule = Schedule(
-            max_length=max_length or self._length_of(searcher, test_mode),
-            reporting_period=reporting_period or Batch(100),
+            max_length=max_length or self._length_of(searcher, test_mode or run.test),
+            reporting_period=reporting_period or Batch(config.get("scheduling_unit", 100)),
             validation_period=validation_period,
             checkpoint_period=checkpoint_period,
-            checkpoint_policy=self._policy(checkpoint_policy, searcher.get("metric")),
+            checkpoint_policy=_policy(checkpoint_policy, searcher.get("metric")),
             initial_validation=step_zero_validation,
             metric=searcher.get("metric"),
             smaller_is_better=searcher.get("smaller_is_better", True),
+            **_kept(config),
         )
         _ = schedule.max_length.length
         run.train(
@@ -118,67 +128,85 @@ class Trainer:
             warm_start=Path(latest_checkpoint) if latest_checkpoint else None,
         )
 
-    def _length_of(self, searcher: dict[str, Any], test_mode: bool) -> TrainUnit:
+    def _length_of(self, searcher: Mapping[str, Any], test: bool) -> TrainUnit:
         if "max_length" in searcher:
             return unit_from_config(searcher["max_length"], self._context.get_hparams().get("global_batch_size"))
-        if test_mode:
+        if test:
             return Batch(1)
         raise UsageError(
             "fit: max_length is not given, and there is no experiment that says it; pass Batch(n) or Epoch(n)"
         )
 
-    def _policy(self, policy: CheckpointPolicy, metric: str | None) -> CheckpointPolicy:
-        """Without a metric nobody can say what is best (upstream's rule)."""
-        if policy == "best" and metric is None:
-            warnings.warn("fit: no searcher metric says what is best, so each validation is saved", stacklevel=3)
-            return "all"
-        return policy
+
+def _policy(policy: CheckpointPolicy, metric: str | None) -> CheckpointPolicy:
+    """Without a metric nobody can say what is best (upstream's rule)."""
+    if policy == "best" and metric is None:
+        warnings.warn("fit: no searcher metric says what is best, so each validation is saved", stacklevel=3)
+        return "all"
+    return policy
 
 
-def _context(run: Run, enable_tensorboard_logging: bool) -> TrainerContext:
-    context = TrainerContext(run)
-    context.set_enable_tensorboard_logging(enable_tensorboard_logging)
-    return context
+def _kept(config: Mapping[str, Any]) -> dict[str, int]:
+    """How many checkpoints stay at the end: all of them, where no configuration says it."""
+    storage = config.get("checkpoint_storage", {})
+    best = max(storage.get("save_trial_best", 0), storage.get("save_experiment_best", 0))
+    return {"save_best": best, "save_latest": storage.get("save_trial_latest", sys.maxsize)}
 
 
-def _unmanaged(
-    hparams: dict[str, Any],
-    exp_conf: dict[str, Any],
-    distributed: Distributed | None,
-    aggregation_frequency: int,
-    signals: SignalPipe,
-) -> Run:
+# --- where it runs
+
+
+def _is_in_job() -> bool:
+    return "HPC_DET_FOLDER" in os.environ
+
+
+@contextmanager
+def _in_job() -> Iterator[Run]:
+    """What ends it early is the rank's failure, for the job to see, and goes on as usual."""
+    process = join_gang(os.environ)
+    try:
+        with Run.of_attempt(process, os.environ) as run:
+            seed_everything(run.spec["trial_seed"])
+            yield run
+    except BaseException as error:
+        note_error(process.attempt, int(os.environ["RANK"]), error)
+        raise
+    process.say_goodbye(0)
+
+
+@contextmanager
+def _unmanaged(hparams: dict[str, Any], exp_conf: dict[str, Any], distributed: Distributed | None) -> Iterator[Run]:
     distributed = distributed or Distributed.from_env(os.environ)
-    distributed.start()
-    optimizations = {**exp_conf.get("optimizations", {}), "aggregation_frequency": aggregation_frequency}
-    spec = {
-        "experiment_id": 0,
-        "trial_id": 0,
-        "trial_seed": distributed.broadcast_json(_seed(exp_conf)),
-        "hparams": hparams,
-        "config": {**exp_conf, "optimizations": optimizations},
-    }
-    return Run.unmanaged(spec, new_folder(distributed), distributed, signals, os.environ)
+    with closing(SignalPipe(STOP_SIGNALS_BUT_INTERRUPT)) as signals, gang(distributed):
+        spec = {
+            "experiment_id": 0,
+            "trial_id": 0,
+            "trial_seed": distributed.broadcast_json(_seed(exp_conf)),
+            "hparams": hparams,
+            "config": exp_conf,
+        }
+        with Run.unmanaged(spec, _folder(distributed), distributed, signals, test=is_test(os.environ)) as run:
+            yield run
 
 
-def _seed(exp_conf: dict[str, Any]) -> int:
+def _seed(exp_conf: Mapping[str, Any]) -> int:
     """Of the experiment, where it has one; else of torch's generator, which the script may have seeded."""
     seed = exp_conf.get("reproducibility", {}).get("experiment_seed")
     return trial_seed(seed, 1) if seed is not None else torch.initial_seed() % 2**31
 
 
-@contextmanager
-def _noting_failures(process: RankProcess, attempt: Attempt) -> Iterator[None]:
-    """What ends the block is the rank's failure, for the job to see, and goes on as usual."""
-    try:
-        yield
-    except BaseException as error:
-        rank, message = int(os.environ["RANK"]), f"{type(error).__name__}: {error}"
-        if isinstance(error, HpcDetError):
-            failure = failure_now(rank, str(error), user_error=True)
-        else:
-            failure = failure_now(rank, message, traceback=traceback.format_exc())
-        note_failure(attempt.trial, attempt.number, failure)
-        process.say_goodbye(1)
-        raise
-    process.say_goodbye(0)
+def _folder(distributed: Distributed) -> TrialFolder:
+    path = None
+    if distributed.is_chief:
+        folder = new_folder()
+        announce(folder)
+        path = str(folder.path)
+    return TrialFolder(Path(distributed.broadcast_json(path)))
+
+
+def _aggregating(run: Run, frequency: int | None) -> Run:
+    if frequency is None:
+        return run
+    config = run.spec["config"]
+    optimizations = {**config.get("optimizations", {}), "aggregation_frequency": frequency}
+    return replace(run, spec={**run.spec, "config": {**config, "optimizations": optimizations}})

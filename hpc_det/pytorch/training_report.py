@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricWindow
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
@@ -19,7 +18,8 @@ class TrainingReport:
         self._context = context
         self._callbacks = callbacks
         self._keeps_batches = callbacks.overrides("on_training_workload_end")
-        self._gang = context.distributed if _averages(context) else Distributed()
+        self._averages = _averages(context)
+        context.reducers.reset(training=True)
         self.window = MetricWindow(keep_batches=self._keeps_batches)
         self._records = 0
         self._began = time.monotonic()
@@ -29,15 +29,25 @@ class TrainingReport:
         self.window.add(metrics if isinstance(metrics, dict) else {"loss": _tensor(metrics)})
         self._records += records
 
-    def close(self) -> tuple[dict[str, Any], dict[str, float]]:
-        """Collective: the metrics, the same on every rank, and facts beside them. The next report begins."""
-        metrics: dict[str, Any] = dict(self.window.reduce(self._gang))
-        metrics.update(self._context.reducers.reduce(self._context.distributed, training=True))
+    def close(self) -> tuple[dict[str, Any], dict[str, float], bool]:
+        """Collective: metrics, facts beside them, and whether any rank asks for a stop. The next report begins.
+
+        All is the same on every rank, but for the facts.
+        """
+        gang = self._context.distributed
+        by_rank = gang.gather_json({"window": self.window.sums(), "stop": self._context.get_stop_requested()})
+        metrics: dict[str, Any] = dict(self.window.reduced([rank["window"] for rank in self._reporting(by_rank)]))
+        metrics.update(self._context.reducers.reduce(gang, training=True))
         if self._keeps_batches:
-            self._callbacks.call("on_training_workload_end", metrics, self.window.batch_metrics(self._gang))
+            batches = self._reporting(gang.gather_json(self.window.kept_sums()))
+            self._callbacks.call("on_training_workload_end", metrics, self.window.reduced_batches(batches))
         self.window.reset()
         self._context.reducers.reset(training=True)
-        return metrics, {"records_per_s": self._records_per_s()}
+        return metrics, {"records_per_s": self._records_per_s()}, any(rank["stop"] for rank in by_rank)
+
+    def _reporting(self, by_rank: list[Any]) -> list[Any]:
+        """All ranks, or rank 0 alone (optimizations.average_training_metrics)."""
+        return by_rank if self._averages else by_rank[:1]
 
     def _records_per_s(self) -> float:
         """Of all ranks, by this one's count."""
@@ -48,7 +58,6 @@ class TrainingReport:
 
 
 def _averages(context: PyTorchTrialContext) -> bool:
-    """Over ranks; otherwise each has its own, and rank 0 reports its (optimizations.average_training_metrics)."""
     return bool(context.get_experiment_config().get("optimizations", {}).get("average_training_metrics", True))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -81,10 +81,21 @@ def implements(trial_class: type[PyTorchTrial], name: str) -> bool:
     return getattr(trial_class, name) is not getattr(PyTorchTrial, name)
 
 
-def takes_batch_idx(trial: PyTorchTrial) -> bool:
-    """Whether `evaluate_batch` has a parameter for it."""
-    parameters = inspect.signature(trial.evaluate_batch).parameters.values()
-    return len(parameters) > 1 or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+def evaluation_of(trial: PyTorchTrial) -> Callable[[Any, int], Any]:
+    """`evaluate_batch` as a function of (batch, number), whether its signature takes the number or not.
+
+    It does with a parameter `batch_idx`, or a second one that must be given.
+    """
+    evaluate = trial.evaluate_batch
+    parameters = inspect.signature(evaluate).parameters
+    if "batch_idx" in parameters:
+        return lambda batch, number: evaluate(batch, batch_idx=number)
+    needed = [each for each in parameters.values() if each.default is each.empty]
+    if len([each for each in needed if each.kind is each.POSITIONAL_OR_KEYWORD]) > 1:
+        return evaluate
+    if any(each.kind is each.VAR_POSITIONAL for each in needed):
+        return evaluate
+    return lambda batch, number: evaluate(batch)
 
 
 def batch_length(batch: Any) -> int:

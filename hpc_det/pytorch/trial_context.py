@@ -11,7 +11,6 @@ import torch
 
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.data import Position
 from hpc_det.pytorch.device import ToDevice, prefetched
 from hpc_det.pytorch.profiler import Profiler
 from hpc_det.pytorch.reducer import MetricReducer, Reducers
@@ -41,7 +40,7 @@ class TrialContext:
         self._stop_requested = False
         self._initial_batch: int | None = None
         self._batch: int | None = None
-        self._before: Position | None = None
+        self._epoch: int | None = None
         self._starts_epoch = self._ends_epoch = False
 
     # --- information
@@ -99,7 +98,7 @@ class TrialContext:
         return _known(self._batch)
 
     def current_train_epoch(self) -> int:
-        return _known(self._before).epoch
+        return _known(self._epoch)
 
     def is_epoch_start(self) -> bool:
         """Whether the batch in training is the first of its epoch."""
@@ -114,7 +113,7 @@ class TrialContext:
     # --- stop
 
     def set_stop_requested(self, stop_requested: bool) -> None:
-        """Finish cleanly at the end of this batch. Every rank must ask for it at the same batch."""
+        """Finish cleanly after the next report of training, or validation; one rank that asks speaks for all."""
         if not isinstance(stop_requested, bool):
             raise UsageError(f"set_stop_requested: {stop_requested!r} is neither True nor False")
         self._stop_requested = stop_requested
@@ -177,9 +176,9 @@ class TrialContext:
         """After `batch` batches, in this process or an earlier one."""
         self._initial_batch = batch
 
-    def begin_batch(self, batch: int, before: Position, *, starts_epoch: bool, ends_epoch: bool) -> None:
+    def begin_batch(self, batch: int, epoch: int, *, starts_epoch: bool, ends_epoch: bool) -> None:
         self._batch = batch
-        self._before = before
+        self._epoch = epoch
         self._starts_epoch = starts_epoch
         self._ends_epoch = ends_epoch
 

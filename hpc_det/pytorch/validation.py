@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 import torch
 
-from hpc_det.core.metrics import MetricWindow
+from hpc_det.core.metrics import MetricWindow, plain
 from hpc_det.core.preempt import StopAgreement
-from hpc_det.core.rng import restore_rng, rng_state
+from hpc_det.core.rng import unchanged_generators
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.data import ValidationData
-from hpc_det.pytorch.ddp import share_buffers
-from hpc_det.pytorch.trial import PyTorchTrial, implements, takes_batch_idx
-
-
-class Abandoned(BaseException):
-    """This rank knows of a stop. No Exception, so that no handler of the trial's takes it for an error."""
+from hpc_det.pytorch.ddp import DataParallel, share_buffers
+from hpc_det.pytorch.trial import PyTorchTrial, evaluation_of, implements
 
 
 class Validation:
@@ -41,21 +37,21 @@ class Validation:
         self._data = data
         self._stop = stop
         self._limit = limit
-        self._with_index = takes_batch_idx(trial)
+        self._ticks = min(context.distributed.gather_json(data.length or 0))
+        """Batches that every rank has, as far as anybody knows."""
+        self._evaluate_batch = evaluation_of(trial)
         self._in_full = implements(type(trial), "evaluate_full_dataset")
         self._keeps_outputs = callbacks.overrides("on_validation_epoch_end")
 
     def run(self) -> dict[str, Any] | None:
-        """Collective: the metrics, the same on every rank; None when it was abandoned for a stop.
+        """Collective: the metrics, the same on every rank; None when all ranks left it together for a stop.
 
         Random generators are put back afterwards, so that validating more or less often changes no weight. What was
-        abandoned leaves no trace either: it is done again after the resume.
+        left leaves no trace either: it is done again after the resume.
         """
-        generators = rng_state()
         before = self._what_callbacks_may_change()
-        with self._context.reducers.set_aside():
+        with unchanged_generators(), self._context.reducers.set_aside():
             metrics = self._evaluated()
-        restore_rng(generators)
         self._set_training_mode(True)
         if metrics is None:
             self._put_back(before)
@@ -77,46 +73,41 @@ class Validation:
     # --- batches
 
     def _batches(self) -> dict[str, Any] | None:
+        """All ranks ask for a stop as often as the rank with the fewest batches can, so they leave at the same one."""
         self._callbacks.call("on_validation_epoch_start")
         window = MetricWindow(self._trial.evaluation_reducer(), numbers_only=True)
         outputs: list[Any] = []
-        try:
-            for number, batch in enumerate(self._heeding_stops(self._on_device())):
-                metrics = self._evaluate(batch, number)
-                window.add(metrics)
-                if self._keeps_outputs:
-                    outputs.append(metrics)
-            whole = True
-        except Abandoned:
-            whole = False
-        by_rank = self._context.distributed.gather_json({"whole": whole, "batches": window.batches})
-        if not all(rank["whole"] for rank in by_rank):
-            return None
-        if not any(rank["batches"] for rank in by_rank):
-            raise UsageError("build_validation_data_loader: the loader gave no batch on any rank; give it records")
+        batches = self._context.on_device(self._data.batches(), loaded_in_workers=self._data.loads_in_workers)
+        for number, batch in enumerate(islice(batches, self._limit)):
+            if number < self._ticks and self._stop.should_stop():
+                return None
+            metrics = self._evaluate(batch, number)
+            window.add(metrics)
+            if self._keeps_outputs:
+                outputs.append(metrics)
         self._callbacks.call("on_validation_epoch_end", outputs)
-        return dict(window.reduce(self._context.distributed))
+        return self._reduced(window)
 
     def _evaluate(self, batch: Any, number: int) -> dict[str, Any]:
-        metrics = self._trial.evaluate_batch(batch, number) if self._with_index else self._trial.evaluate_batch(batch)
+        metrics = self._evaluate_batch(batch, number)
         if not isinstance(metrics, dict):
             raise UsageError(f"evaluate_batch returned {type(metrics).__name__}; return a dict of metrics")
         return metrics
 
-    def _on_device(self) -> Iterator[Any]:
-        return self._context.on_device(self._data.batches(), loaded_in_workers=self._data.loads_in_workers)
-
-    def _heeding_stops(self, batches: Iterable[Any]) -> Iterator[Any]:
-        for batch in islice(batches, self._limit):
-            if self._stop.noticed:
-                raise Abandoned
-            yield batch
+    def _reduced(self, window: MetricWindow) -> dict[str, Any]:
+        sums = self._context.distributed.gather_json(window.sums())
+        if not any(rank["batches"] for rank in sums):
+            raise UsageError("build_validation_data_loader: the loader gave no batch on any rank; give it records")
+        return dict(window.reduced(sums))
 
     # --- full dataset
 
     def _full_dataset(self) -> dict[str, Any] | None:
-        metrics = self._on_rank_0() if self._context.distributed.is_chief else None
-        metrics = self._context.distributed.broadcast(metrics)
+        """Rank 0 leaves as soon as it knows of a stop; the others wait for what it says."""
+        distributed = self._context.distributed
+        metrics = self._on_rank_0() if distributed.is_chief else None
+        distributed.wait_for_rank_0()
+        metrics = distributed.broadcast(metrics)
         if isinstance(metrics, dict):
             return metrics
         if metrics is Abandoned:
@@ -125,22 +116,28 @@ class Validation:
 
     def _on_rank_0(self) -> Any:
         try:
-            return self._trial.evaluate_full_dataset(_Whole(self))
+            metrics = self._trial.evaluate_full_dataset(_Whole(self._data.whole(), self._stop, self._limit))
         except Abandoned:
             return Abandoned
+        return {name: plain(value) for name, value in metrics.items()} if isinstance(metrics, dict) else metrics
 
     # --- before and after
 
     def _set_training_mode(self, training: bool) -> None:
         for model in self._context.wrapped_models:
             model.train(training)
+            if isinstance(model, DataParallel):
+                model.alone = not training
 
     def _what_callbacks_may_change(self) -> dict[str, Any] | None:
         """A copy, where any acts before the validation is sure to come to its end: one that swaps weights, say."""
         if not self._callbacks.overrides("on_validation_start", "on_validation_epoch_start"):
             return None
-        models = [model.state_dict() for model in self._context.models]
-        return copy.deepcopy({"models": models, "callbacks": self._callbacks.state()})
+        models = [
+            {name: value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else value for name, value in state}
+            for state in (model.state_dict().items() for model in self._context.models)
+        ]
+        return {"models": models, "callbacks": copy.deepcopy(self._callbacks.state())}
 
     def _put_back(self, before: dict[str, Any] | None) -> None:
         if before is None:
@@ -150,15 +147,26 @@ class Validation:
         self._callbacks.restore(before["callbacks"])
 
 
-class _Whole:
-    """All validation data, as `evaluate_full_dataset` gets it."""
+class Abandoned(BaseException):
+    """Rank 0 knows of a stop. No Exception, so that no handler of the trial's takes it for an error."""
 
-    def __init__(self, validation: Validation) -> None:
-        self._validation = validation
+
+class _Whole:
+    """All validation data, as `evaluate_full_dataset` gets it: the loader, but for stops."""
+
+    def __init__(self, loader: Any, stop: StopAgreement, limit: int | None) -> None:
+        self._loader = loader
+        self._stop = stop
+        self._limit = limit
 
     def __iter__(self) -> Iterator[Any]:
-        return self._validation._heeding_stops(self._validation._data.whole())
+        for batch in islice(self._loader, self._limit):
+            if self._stop.noticed:
+                raise Abandoned
+            yield batch
 
     def __len__(self) -> int:
-        whole: Any = self._validation._data.whole()
-        return len(whole)
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

@@ -1,9 +1,27 @@
-"""Every benchmark, one after the other."""
+"""Every benchmark, one after the other, or those that are named: `python -m tests.bench loop memory`."""
 
 from __future__ import annotations
 
-from tests.bench import command_line, notice_to_checkpoint
+import sys
+
+from tests.bench import (
+    command_line,
+    gang_overhead,
+    loop_memory,
+    loop_overhead,
+    notice_to_checkpoint,
+    sampler_start,
+)
+
+BENCHMARKS = {
+    "commands": command_line.main,
+    "preemption": notice_to_checkpoint.main,
+    "loop": loop_overhead.main,
+    "gang": gang_overhead.main,
+    "memory": loop_memory.main,
+    "sampler": sampler_start.main,
+}
 
 if __name__ == "__main__":
-    command_line.main()
-    notice_to_checkpoint.main()
+    for name in sys.argv[1:] or BENCHMARKS:
+        BENCHMARKS[name]()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -126,7 +125,7 @@ def test_a_node_needs_no_other_for_its_local_collectives(on_ranks: OnRanks) -> N
 
 def side_by_side(distributed: Distributed) -> bytes:
     """Two connections of a rank: a wait in one must not hold up the other."""
-    waiting, speaking = (distributed.side_store(os.environ) for _ in range(2))
+    waiting, speaking = (distributed.side_store() for _ in range(2))
     speaking.set(f"said/{distributed.rank}", str(distributed.rank))
     other = (distributed.rank + 1) % distributed.size
     waiting.wait([f"said/{other}"])
@@ -161,7 +160,7 @@ def test_the_ranks_of_these_tests_pass_on_a_failure(on_ranks: OnRanks) -> None:
 
 
 def waits_forever(distributed: Distributed) -> None:
-    distributed.side_store(os.environ).wait(["never"])
+    distributed.side_store().wait(["never"])
 
 
 def test_the_ranks_of_these_tests_have_a_deadline(on_ranks: OnRanks) -> None:

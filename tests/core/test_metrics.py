@@ -44,6 +44,10 @@ PLACES: list[Callable[[float], Any]] = [float, torch.tensor, on_device]
 """Where a metric's value may be."""
 
 
+def batch_metrics(window: MetricWindow, distributed: Distributed) -> list[dict[str, float | None]]:
+    return window.reduced_batches(distributed.gather_json(window.kept_sums()))
+
+
 def window_of(*batches: dict[str, Any], **options: Any) -> MetricWindow:
     window = MetricWindow(**options)
     for batch in batches:
@@ -180,7 +184,7 @@ def test_a_name_is_a_text() -> None:
 
 def test_batches_without_metrics_are_well() -> None:
     window = window_of({}, {}, keep_batches=True)
-    assert (window.batches, window.reduce(ALONE), window.batch_metrics(ALONE)) == (2, {}, [{}, {}])
+    assert (window.batches, window.reduce(ALONE), batch_metrics(window, ALONE)) == (2, {}, [{}, {}])
 
 
 def test_no_batches_have_no_metrics() -> None:
@@ -191,7 +195,7 @@ def test_no_batches_have_no_metrics() -> None:
 def test_after_a_reset_a_window_is_new() -> None:
     window = window_of({"loss": 1.0}, keep_batches=True)
     window.reset()
-    assert (window.batches, window.reduce(ALONE), window.batch_metrics(ALONE)) == (0, {}, [])
+    assert (window.batches, window.reduce(ALONE), batch_metrics(window, ALONE)) == (0, {}, [])
     window.add({"other": 2.0})
     assert window.reduce(ALONE) == {"other": 2.0}
 
@@ -252,7 +256,7 @@ def test_batches_are_kept_as_they_were(place: Callable[[float], Any]) -> None:
     window = window_of({"loss": value, "text": "a"}, {"loss": place(2.0), "text": "b"}, keep_batches=True)
     if isinstance(value, torch.Tensor):
         value.add_(10)
-    assert window.batch_metrics(ALONE) == [{"loss": 1.0, "text": None}, {"loss": 2.0, "text": None}]
+    assert batch_metrics(window, ALONE) == [{"loss": 1.0, "text": None}, {"loss": 2.0, "text": None}]
 
 
 # --- resumes
@@ -272,7 +276,7 @@ def test_a_window_that_was_cut_by_a_checkpoint_ends_with_the_same_bits(
         resumed.add(batch)
     undisturbed = window_of(*batches, keep_batches=True)
     assert resumed.reduce(ALONE) == undisturbed.reduce(ALONE)
-    assert resumed.batch_metrics(ALONE) == undisturbed.batch_metrics(ALONE)
+    assert batch_metrics(resumed, ALONE) == batch_metrics(undisturbed, ALONE)
 
 
 def test_the_windows_of_a_larger_gang_add_up() -> None:
@@ -290,7 +294,7 @@ def batch_by_batch(distributed: Distributed, *states: dict[str, Any]) -> tuple[d
     if distributed.is_chief:
         window.restore(*states)
     window.add({"loss": 10.0 + distributed.rank})
-    return window.reduce(distributed), window.batch_metrics(distributed)
+    return window.reduce(distributed), batch_metrics(window, distributed)
 
 
 def test_kept_batches_of_a_larger_gang_are_averaged_batch_by_batch(on_ranks: OnRanks) -> None:

@@ -136,7 +136,7 @@ def test_a_step_without_notice_costs_next_to_nothing() -> None:
 
 def stop_over_tcp(distributed: Distributed, notice_by: int, notice_at: int) -> int:
     """The tick at which this rank left; a collective in every step, as the gradients' own."""
-    waiting, speaking = (distributed.side_store(os.environ) for _ in range(2))
+    waiting, speaking = (distributed.side_store() for _ in range(2))
     agreement = StopAgreement(distributed.rank, distributed.size, waiting, "stop/secret")
     for tick in range(1, LONGEST):
         if tick == notice_at and distributed.rank == notice_by:
@@ -151,6 +151,21 @@ def stop_over_tcp(distributed: Distributed, notice_by: int, notice_at: int) -> i
 def test_processes_on_a_tcp_store_stop_at_the_same_tick(on_ranks: OnRanks, notice_by: int, notice_at: int) -> None:
     first, second = on_ranks(2, stop_over_tcp, notice_by, notice_at)
     assert first == second >= notice_at
+
+
+def closes(distributed: Distributed) -> tuple[bool, bool]:
+    """Whether a rank at the end of training takes itself for stopped, and whether its thread still runs."""
+    waiting, speaking = (distributed.side_store() for _ in range(2))
+    agreement = StopAgreement(distributed.rank, distributed.size, waiting, "stop/secret")
+    for _ in range(5):
+        agreement.should_stop()
+    give_notice(speaking, "stop/secret")
+    agreement.close()
+    return agreement.stopped, any(thread.name == "stop-agreement" for thread in threading.enumerate())
+
+
+def test_after_the_end_no_rank_has_stopped_and_no_thread_waits(on_ranks: OnRanks) -> None:
+    assert on_ranks(3, closes) == [(False, False)] * 3
 
 
 # --- the listener; in a process of its own, since signals belong to a whole process

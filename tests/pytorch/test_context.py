@@ -14,7 +14,6 @@ from torch.optim import lr_scheduler
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import LRScheduler, PyTorchTrialContext
-from hpc_det.pytorch.data import Position
 from hpc_det.pytorch.device import ToDevice
 
 EVERY_EPOCH, EVERY_BATCH = LRScheduler.StepMode.STEP_EVERY_EPOCH, LRScheduler.StepMode.STEP_EVERY_BATCH
@@ -85,7 +84,7 @@ def test_batch_and_epoch_are_known_in_training_only(context: PyTorchTrialContext
         with pytest.raises(UsageError, match="knows batches and epochs in training only, not before"):
             question()
     context.begin_training(20)
-    context.begin_batch(25, Position(2, 50), starts_epoch=False, ends_epoch=True)
+    context.begin_batch(25, 2, starts_epoch=False, ends_epoch=True)
     assert [question() for question in questions] == [25, 2, False, True, 20]
 
 
@@ -170,6 +169,16 @@ def test_a_scheduler_needs_its_optimizer_wrapped(context: PyTorchTrialContext) -
     context.wrap_optimizer(torch.optim.SGD(nn.Linear(1, 1).parameters()))
     with pytest.raises(UsageError, match="the optimizer of StepLR is not wrapped; call wrap_optimizer first"):
         context.wrap_lr_scheduler(lr_scheduler.StepLR(optimizer, 1), EVERY_EPOCH)
+
+
+def test_nothing_is_wrapped_twice(context: PyTorchTrialContext, optimizer: torch.optim.SGD) -> None:
+    with pytest.raises(UsageError, match="wrap_model: this Linear is wrapped already; wrap each model once"):
+        context.wrap_model(context.models[0])
+    with pytest.raises(UsageError, match="wrap_optimizer: this SGD is wrapped already; wrap each optimizer once"):
+        context.wrap_optimizer(optimizer)
+    scheduler = context.wrap_lr_scheduler(lr_scheduler.StepLR(optimizer, 1), EVERY_EPOCH)
+    with pytest.raises(UsageError, match="wrap_lr_scheduler: this StepLR is wrapped already, and would step twice"):
+        context.wrap_lr_scheduler(scheduler, EVERY_EPOCH)
 
 
 def test_fewer_than_one_backward_pass_is_refused(context: PyTorchTrialContext) -> None:

@@ -192,6 +192,7 @@ def evaluated(distributed: Distributed) -> float:
     wrapped(torch.randn(8, 4)).sum().backward()
     share_buffers([wrapped])
     wrapped.eval()
+    wrapped.alone = True
     with torch.no_grad():
         for _ in range(2 * (1 - distributed.rank)):
             wrapped(torch.ones(2, 4))
@@ -248,3 +249,32 @@ def test_the_config_or_an_optimizer_asks_for_compression(
 def test_batch_norm_over_all_ranks_needs_gpus() -> None:
     with pytest.raises(UsageError, match="sync_batch_norm=True needs GPUs, this rank has none; leave it out on CPUs"):
         synchronized_batch_norm(Named(), torch.device("cpu"))
+
+
+def wrapped_oddly(distributed: Distributed) -> tuple[bool, str, float]:
+    """A teacher that nobody trains, a static graph, and one model with two optimizers that both compress."""
+    spec = {"experiment_id": 1, "trial_id": 1, "trial_seed": 1, "hparams": {}}
+    aggregating = PyTorchTrialContext({**spec, "config": {"optimizations": {"aggregation_frequency": 2}}}, distributed)
+    try:
+        aggregating.wrap_model(nn.Linear(1, 1), static_graph=True)
+        refusal = ""
+    except UsageError as error:
+        refusal = str(error)
+    context = PyTorchTrialContext({**spec, "config": {}}, distributed)
+    teacher = nn.Linear(1, 1).requires_grad_(False)
+    model = context.wrap_model(nn.Linear(1, 1))
+    for parameter in model.parameters():
+        context.wrap_optimizer(torch.optim.SGD([parameter]), fp16_compression=True)
+    context.backward(model(torch.ones(1, 1)).sum())
+    gradient = context.models[0].get_parameter("weight").grad
+    assert gradient is not None
+    return context.wrap_model(teacher) is teacher, refusal, gradient.item()
+
+
+def test_what_ddp_would_refuse_in_its_own_words_works_or_is_refused_in_ours(on_ranks: OnRanks) -> None:
+    for is_bare, refusal, gradient in on_ranks(2, wrapped_oddly):
+        assert is_bare, "nothing of a frozen model is exchanged"
+        assert refusal.startswith(
+            "wrap_model: static_graph=True does not go with optimizations.aggregation_frequency 2"
+        )
+        assert gradient == 1.0

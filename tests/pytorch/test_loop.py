@@ -308,7 +308,7 @@ def test_a_finished_trial_keeps_what_its_storage_says(tmp_path: Path, best: int,
     assert life.checkpoints == kept
 
 
-@pytest.mark.parametrize(("tick", "kept"), [(6, [4, 5]), (9, [6, 8])])
+@pytest.mark.parametrize(("tick", "kept"), [(12, [4, 5]), (18, [6, 8])])
 def test_a_stopped_trial_keeps_the_two_newest_to_resume_from(tmp_path: Path, tick: int, kept: list[int]) -> None:
     """Also when the stop comes in the last validation: it is done again."""
     storage = {"save_trial_best": 0, "save_trial_latest": 0}
@@ -321,24 +321,57 @@ def test_a_stopped_trial_keeps_the_two_newest_to_resume_from(tmp_path: Path, tic
 
 
 class Satisfied(Tiny):
-    """Has enough after nine batches."""
+    """Has enough after nine batches; of several ranks only the last one knows."""
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        self.context.set_stop_requested(batch_idx == 8)
+        distributed = self.context.distributed
+        if distributed.rank == distributed.size - 1:
+            self.context.set_stop_requested(batch_idx >= 8)
         return super().train_batch(batch, epoch_idx, batch_idx)
 
 
 def test_a_trial_that_asks_to_stop_finishes_with_a_validation_and_a_checkpoint(tmp_path: Path) -> None:
     life, never = Life.begin(tmp_path / "undisturbed", Satisfied), StopAt()
     assert not life.attempt(never).stopped
-    assert life.steps("training") == [4, 8, 9]
-    assert life.steps("validation") == [5, 9]
-    assert life.checkpoints[-1] == 9
+    assert life.steps("training") == [4, 8, 10], "the request is heard at the next report or validation"
+    assert life.steps("validation") == [5, 10]
+    assert life.checkpoints[-1] == 10
     for tick in range(1, never.ticks + 1):
         stopped = Life.begin(tmp_path / str(tick), Satisfied)
         assert stopped.attempt(StopAt(tick)).stopped
         stopped.attempt()
         assert_same(stopped, life)
+
+
+def test_one_rank_that_asks_to_stop_speaks_for_all(on_ranks: OnRanks, tmp_path: Path) -> None:
+    life = Life.begin(tmp_path, Satisfied, hparams=SIX)
+    assert all(not stopped for *_, stopped in on_ranks(3, several, life, math.inf))
+    assert life.steps("training") == [4, 8, 10]
+    assert life.checkpoints[-1] == 10
+
+
+class Hopeful(Tiny):
+    """Asks rank 0 to stop when it likes a validation, as a callback for early stopping does."""
+
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return {"hopeful": Hope(self.context)}
+
+
+class Hope(PyTorchCallback):
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        self._context = context
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        if self._context.distributed.is_chief and self._context.current_train_batch() > 8:
+            self._context.set_stop_requested(True)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_validation_can_end_the_training_at_once(on_ranks: OnRanks, tmp_path: Path, size: int) -> None:
+    life = Life.begin(tmp_path, Hopeful, hparams=SIX)
+    on_ranks(size, several, life, math.inf)
+    assert life.steps("validation") == [5, 10]
+    assert life.steps("training") == [4, 8, 10]
 
 
 class BareLoss(Tiny):
@@ -523,5 +556,5 @@ def test_a_validation_loader_with_drop_last_is_no_matter_of_the_ranks_agreement(
 ) -> None:
     life = Life.begin(tmp_path, Dropping, hparams=SIX)
     ranks = on_ranks(2, several, life, math.inf)
-    assert [ticks for _, ticks, _ in ranks] == [12] * 2
+    assert len({ticks for _, ticks, _ in ranks}) == 1
     assert life.steps("validation") == [5, 10, 12]

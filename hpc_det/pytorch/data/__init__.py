@@ -60,6 +60,8 @@ class ValidationData(Protocol):
     """One rank's view of the validation data."""
 
     loads_in_workers: bool
+    length: int | None
+    """Batches of this rank's share; None where nobody knows."""
 
     def batches(self) -> Iterator[Any]:
         """This rank's share, once; over all ranks every record once. A loader of the user's own: all of it."""
@@ -133,6 +135,7 @@ class SharedValidation:
             raise UsageError(f"build_validation_data_loader: there are no {items.name}; validation needs at least one")
         share = OnePass(items, per_slot=loader.batch_size, rank=rank, size=size)
         whole = OnePass(items, per_slot=loader.batch_size, rank=0, size=1)
+        self.length: int | None = len(share)
         self._share = loader.torch_loader(share, "validation", seed)
         self._whole = loader.torch_loader(whole, "validation", seed)
         self.loads_in_workers = loader.num_workers > 0

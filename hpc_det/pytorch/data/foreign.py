@@ -73,7 +73,8 @@ class ForeignValidation:
         self._loader = loader
         self._iterator: Iterator[Any] | None = None
         self.loads_in_workers = _loads_in_workers(loader)
-        if size == 1 and length_of(loader) == 0:
+        self.length = length_of(loader)
+        if size == 1 and self.length == 0:
             raise UsageError(
                 f"build_validation_data_loader: {_name(loader)} has no batches; validation needs at least one"
             )

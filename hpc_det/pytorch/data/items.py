@@ -13,6 +13,9 @@ from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.order import Numbers, Order, epoch_order
 from hpc_det.pytorch.data.seeds import mixed_seed, seeded
 
+CHUNK = 2**16
+"""Items that stand in a list at once."""
+
 
 class Items(Protocol):
     """The items of every epoch, by epoch and place."""
@@ -109,8 +112,7 @@ class Drawn:
         with seeded(mixed_seed("sampler", self._seed, epoch)):
             _set_epoch(self._sampler, epoch)
             most = self.nominal_length
-            items = list(islice(self._sampler, most + 1))[:most]  # one more: its iterator shall come to its end
-        return _compact(items)
+            return _compact(self._sampler, most)
 
 
 def _set_epoch(sampler: Any, epoch: int) -> None:
@@ -143,8 +145,12 @@ def _is_stateless(sampler: Any) -> bool:
     return type(sampler) in STATELESS and getattr(sampler, "generator", None) is None
 
 
-def _compact(items: list[Any]) -> Sequence[Any] | Numbers:
-    """Whole numbers as an array, which takes a fifth of the memory."""
-    if all(type(item) is int for item in items):
-        return np.array(items, dtype=np.int64)
-    return items
+def _compact(sampler: Iterable[Any], most: int) -> Sequence[Any] | Numbers:
+    """At most so many items; whole numbers as an array, which takes a fifth of the memory of a list."""
+    iterator = islice(sampler, most + 1)  # one more: the sampler's own shall come to its end
+    chunks: list[Numbers] = []
+    while chunk := list(islice(iterator, CHUNK)):
+        if not all(type(item) is int for item in chunk):
+            return [*(item for known in chunks for item in known.tolist()), *chunk, *iterator][:most]
+        chunks.append(np.array(chunk, dtype=np.int64))
+    return np.concatenate(chunks)[:most] if chunks else []

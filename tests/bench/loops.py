@@ -1,0 +1,250 @@
+"""One piece of work, a linear model on ready-made batches, in every loop that is compared.
+
+Each function trains `turns.batches` batches and returns the weights, which are the same in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset, default_collate
+
+from hpc_det.config.merge import merge
+from hpc_det.core.distributed import Distributed
+from hpc_det.core.preempt import StopAgreement, give_notice
+from hpc_det.pytorch import DataLoader, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
+from hpc_det.store.folders import TrialFolder
+from tests.bench.turns import RATE, RECORDS, Batch, Turns, new_model, ready_made_batches
+from tests.pytorch.trials import CONFIG, Life
+
+Loop = Callable[..., torch.Tensor]
+"""loop(turns, folder, [distributed])."""
+
+# --- ours
+
+
+class Watching(PyTorchCallback):
+    def on_training_epoch_start(self, epoch_idx: int) -> None:
+        pass
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        pass
+
+
+class Linear(PyTorchTrial):
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        self.context = context
+        context.experimental.disable_dataset_reproducibility_checks()
+        self.model = context.wrap_model(new_model())
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=RATE))
+
+    def build_validation_data_loader(self) -> list[Batch]:
+        return ready_made_batches(1)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        inputs, targets = batch
+        loss = cross_entropy(self.model(inputs), targets)
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss}
+
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        inputs, targets = batch
+        return {"loss": cross_entropy(self.model(inputs), targets)}
+
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return {"watching": Watching()}
+
+
+def train_trial(
+    folder: Path,
+    loader: DataLoader | Iterable[Batch],
+    batches: int,
+    distributed: Distributed | None = None,
+    *,
+    tensorboard: bool = True,
+) -> torch.Tensor:
+    """A whole trial that trains so many batches of `loader` and reports every 100; the weights of its checkpoint."""
+    distributed = distributed or Distributed()
+    life = _life(folder, _trial_of(loader), batches)
+    life.tensorboard = tensorboard
+    with _stops(distributed, folder.name) as stop:
+        life.attempt(stop, distributed)
+    return cast(torch.Tensor, life.newest["state_dict.pth"]["models_state_dict"][0]["weight"])
+
+
+@contextmanager
+def _stops(distributed: Distributed, prefix: str) -> Iterator[StopAgreement]:
+    """A real agreement, with its thread, that is asked at every batch."""
+    waiting = distributed.side_store()
+    speaking = waiting if distributed.size == 1 else distributed.side_store()
+    stop = StopAgreement(distributed.rank, distributed.size, waiting, prefix)
+    yield stop
+    give_notice(speaking, prefix)
+    stop.close()
+
+
+def _trial_of(loader: DataLoader | Iterable[Batch]) -> type[PyTorchTrial]:
+    class LinearOf(Linear):
+        def build_training_data_loader(self) -> DataLoader | Iterable[Batch]:
+            return loader
+
+    return LinearOf
+
+
+def _life(path: Path, trial_class: type[PyTorchTrial], batches: int) -> Life:
+    folder = TrialFolder(path)
+    folder.checkpoints.mkdir(parents=True, exist_ok=True)  # all ranks of a gang do
+    config = {
+        "searcher": {"max_length": {"batches": batches}},
+        "scheduling_unit": 100,
+        "min_validation_period": {"batches": 0},
+        "min_checkpoint_period": {"batches": 0},
+        "checkpoint_policy": "none",
+    }
+    return Life(folder, trial_class, merge(CONFIG, config), {"global_batch_size": RECORDS})
+
+
+def ours(turns: Turns, folder: Path, distributed: Distributed | None = None) -> torch.Tensor:
+    return train_trial(folder, turns.of(ready_made_batches()), turns.batches, distributed)
+
+
+def ours_without_tensorboard(turns: Turns, folder: Path) -> torch.Tensor:
+    return train_trial(folder, turns.of(ready_made_batches()), turns.batches, tensorboard=False)
+
+
+def ours_with_our_loader(turns: Turns, folder: Path) -> torch.Tensor:
+    def collate(records: list[Any]) -> Any:
+        turns.begin_batch()
+        return default_collate(records)
+
+    return train_trial(folder, DataLoader(dataset(), RECORDS, collate_fn=collate), turns.batches)
+
+
+def dataset() -> TensorDataset:
+    return TensorDataset(*map(torch.cat, zip(*ready_made_batches(), strict=True)))
+
+
+def batches_of_torchs_loader() -> Iterator[Batch]:
+    loader = torch.utils.data.DataLoader(dataset(), RECORDS)
+    while True:
+        yield from loader
+
+
+# --- others: with one rank, and as a rank of a gang whose process group is there
+
+
+def fabric(turns: Turns, folder: Path, distributed: Distributed | None = None) -> torch.Tensor:
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(**_place(distributed))
+    fabric.launch()
+    own = new_model()
+    model, optimizer = fabric.setup(own, torch.optim.SGD(own.parameters(), lr=RATE))
+    for inputs, targets in turns.of(ready_made_batches()):
+        loss = cross_entropy(model(inputs), targets)
+        fabric.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    return own.weight
+
+
+def accelerate(turns: Turns, folder: Path, distributed: Distributed | None = None) -> torch.Tensor:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    own = new_model()
+    model, optimizer = accelerator.prepare(own, torch.optim.SGD(own.parameters(), lr=RATE))
+    for inputs, targets in turns.of(ready_made_batches()):
+        loss = cross_entropy(model(inputs), targets)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    return own.weight
+
+
+def accelerate_accumulating(turns: Turns, folder: Path, distributed: Distributed | None = None) -> torch.Tensor:
+    """With its `accumulate`, which a loop needs for what aggregation_frequency does in ours."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    own = new_model()
+    model, optimizer = accelerator.prepare(own, torch.optim.SGD(own.parameters(), lr=RATE))
+    for inputs, targets in turns.of(ready_made_batches()):
+        with accelerator.accumulate(model):
+            loss = cross_entropy(model(inputs), targets)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    return own.weight
+
+
+def lightning_barebones(turns: Turns, folder: Path, distributed: Distributed | None = None) -> torch.Tensor:
+    return _lightning(turns, folder, distributed, logs=False, barebones=True)
+
+
+def lightning(turns: Turns, folder: Path, distributed: Distributed | None = None) -> torch.Tensor:
+    """With its defaults: progress bar, logger, checkpoint at the end."""
+    return _lightning(turns, folder, distributed, logs=False)
+
+
+def lightning_logging(turns: Turns, folder: Path, distributed: Distributed | None = None) -> torch.Tensor:
+    """With its defaults and a metric, as ours."""
+    return _lightning(turns, folder, distributed, logs=True)
+
+
+def _lightning(
+    turns: Turns, folder: Path, distributed: Distributed | None, *, logs: bool, **options: bool
+) -> torch.Tensor:
+    from lightning.pytorch import LightningModule, Trainer
+
+    class Module(LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = new_model()
+
+        def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+            inputs, targets = batch
+            loss = cross_entropy(self.model(inputs), targets)
+            if logs:
+                self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=RATE)
+
+    module = Module()
+    trainer = Trainer(**_place(distributed), max_epochs=1, default_root_dir=folder, **options)
+    trainer.fit(module, turns.of(ready_made_batches()))
+    return module.model.weight
+
+
+def _place(distributed: Distributed | None) -> dict[str, Any]:
+    """For Lightning and Fabric; as under torchrun, or they would start ranks of their own."""
+    if distributed is None:
+        return {"accelerator": "cpu", "devices": 1}
+    from lightning.fabric.plugins.environments import TorchElasticEnvironment
+
+    environment = TorchElasticEnvironment()
+    return {"accelerator": "cpu", "devices": distributed.size, "strategy": "ddp", "plugins": [environment]}
+
+
+_OTHERS: dict[str, tuple[str, Loop]] = {
+    "Fabric": ("lightning", fabric),
+    "Accelerate": ("accelerate", accelerate),
+    "Accelerate with `accumulate`": ("accelerate", accelerate_accumulating),
+    "Lightning, barebones": ("lightning", lightning_barebones),
+    "Lightning": ("lightning", lightning),
+    "Lightning with `self.log`": ("lightning", lightning_logging),
+}
+
+
+def others() -> dict[str, Loop]:
+    """Those whose packages are installed (the extra `bench`)."""
+    return {name: loop for name, (package, loop) in _OTHERS.items() if find_spec(package)}

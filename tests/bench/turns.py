@@ -1,0 +1,160 @@
+"""Two loops of one process that train in turns, so that the machine's noise falls on both alike."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, cycle, islice, pairwise
+from time import perf_counter_ns
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+Turn = list[float]
+"""Microseconds of each batch."""
+
+TURN = 100
+"""Batches of a turn: with reports every 100 batches there is one in the middle of each, and what it leaves to other
+threads is done before the bare loop's turn."""
+WARM_UP = 2
+"""The first turns are not counted: modules are imported and caches filled."""
+FEATURES, CLASSES, RECORDS = 32, 10, 32
+RATE = 0.05
+
+
+def new_model() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(FEATURES, CLASSES)
+
+
+def ready_made_batches(count: int = 64) -> list[Batch]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(RECORDS, FEATURES, generator=generator),
+            torch.randint(CLASSES, (RECORDS,), generator=generator),
+        )
+        for _ in range(count)
+    ]
+
+
+class BareLoop:
+    """PyTorch and nothing else."""
+
+    def __init__(self, batches: Iterator[Batch], wrap: Callable[[nn.Module], nn.Module] = lambda model: model) -> None:
+        """`wrap`: DistributedDataParallel, say."""
+        model = new_model()
+        self.weights = model.weight
+        self._model = wrap(model)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=RATE)
+        self._batches = batches
+
+    def train(self, count: int) -> list[int]:
+        """So many batches; the time [ns] before the first and after each."""
+        model, optimizer, times = self._model, self._optimizer, [perf_counter_ns()]
+        for inputs, targets in islice(self._batches, count):
+            loss = cross_entropy(model(inputs), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            times.append(perf_counter_ns())
+        return times
+
+
+class Turns:
+    """The bare loop trains its turn when the measured loop asks for the first batch of its own.
+
+    In the end both have trained `batches` batches. The measured loop calls `begin_batch` whenever it asks for one.
+    """
+
+    def __init__(self, bare: BareLoop, turns: int) -> None:
+        self.bare = bare
+        self.batches = (turns + 1) * TURN
+        self._turns = turns
+        self._asked = 0
+        self._times: list[int] = []
+        self._cost = Cost([], [])
+
+    def begin_batch(self) -> None:
+        turn, place = divmod(self._asked - TURN // 2, TURN)
+        if place == 0:
+            self._change(turn)
+        self._asked += 1
+        self._times.append(perf_counter_ns())
+
+    def of(self, batches: Sequence[Batch]) -> Timed:
+        """For the measured loop: these over and over, as many as it shall train."""
+        return Timed(self, batches)
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(self._cost.bare[WARM_UP:], self._cost.measured[WARM_UP:])
+
+    def _change(self, turn: int) -> None:
+        """The measured loop has trained half a turn ahead, and then `turn` turns."""
+        now = perf_counter_ns()
+        if turn > 0:
+            self._cost.measured.append(_microseconds([*self._times, now]))
+        if turn in (0, self._turns):
+            self.bare.train(TURN // 2)
+        if turn < self._turns:
+            self._cost.bare.append(_microseconds(self.bare.train(TURN)))
+        self._times = []
+
+
+class Timed:
+    def __init__(self, turns: Turns, batches: Sequence[Batch]) -> None:
+        self._turns = turns
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return self._turns.batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in islice(cycle(self._batches), self._turns.batches):
+            self._turns.begin_batch()
+            yield batch
+
+
+def _microseconds(times: list[int]) -> Turn:
+    return [(after - before) / 1000 for before, after in pairwise(times)]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the bare loop's batches took, and the measured loop's, turn by turn."""
+
+    bare: list[Turn]
+    measured: list[Turn]
+
+    @property
+    def bare_us(self) -> float:
+        """The median batch."""
+        return statistics.median(chain(*self.bare))
+
+    @property
+    def measured_us(self) -> float:
+        return statistics.median(chain(*self.measured))
+
+    @property
+    def added_us(self) -> float:
+        """To the median batch of a turn: the median of all turns."""
+        return statistics.median(
+            statistics.median(measured) - statistics.median(bare)
+            for bare, measured in zip(self.bare, self.measured, strict=True)
+        )
+
+    @property
+    def mean_added_us(self) -> float:
+        """To the mean batch: with reports, and with whatever else the machine did."""
+        return statistics.fmean(chain(*self.measured)) - statistics.fmean(chain(*self.bare))
+
+    @property
+    def ratio(self) -> float:
+        """Of a whole turn, reports and all: the median of all turns."""
+        return statistics.median(
+            sum(measured) / sum(bare) for bare, measured in zip(self.bare, self.measured, strict=True)
+        )

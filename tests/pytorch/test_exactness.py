@@ -1,0 +1,161 @@
+"""What a resume must bring back beside weights and generators: one small trial for each thing."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hpc_det.core.distributed import Distributed
+from hpc_det.errors import HpcDetError
+from hpc_det.pytorch import DataLoader, PyTorchCallback, PyTorchTrialContext
+from tests.core.ranks import OnRanks
+from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
+
+
+class AsksInValidation(Tiny):
+    """Its validation depends on where training is."""
+
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        where = self.context.current_train_batch() + 100 * self.context.current_train_epoch()
+        flags = 1000 * self.context.is_epoch_start() + 2000 * self.context.is_epoch_end()
+        return {**super().evaluate_batch(batch), "where": where + flags}
+
+
+class Thawing(PyTorchCallback):
+    """Thaws the first layer in the second epoch, and keeps a dropout in eval mode in each."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def on_training_epoch_start(self, epoch_idx: int) -> None:
+        self._model.get_submodule("0").requires_grad_(epoch_idx > 0)
+        self._model.get_submodule("1").eval()
+
+
+class GraduallyThawed(Tiny):
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return {**super().build_callbacks(), "thawing": Thawing(self.context.models[0])}
+
+
+class Drawing(PyTorchCallback):
+    """Draws random numbers wherever somebody might: to log samples, say."""
+
+    def draw(self, *arguments: Any, **named: Any) -> None:
+        random.random()
+        torch.rand(7)
+
+    on_trial_startup = on_checkpoint_load_start = on_training_start = draw
+    on_checkpoint_save_start = on_checkpoint_write_end = on_checkpoint_upload_end = draw
+    on_validation_start = on_validation_epoch_end = draw
+
+
+class Draws(Tiny):
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return {**super().build_callbacks(), "drawing": Drawing()}
+
+
+class AccumulatesByHand(Tiny):
+    """Leaves its gradients where they are for two batches."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        inputs, targets = batch
+        loss = (self.model(inputs) - targets).square().mean()
+        self.context.backward(loss / 3)
+        if batch_idx % 3 == 2:
+            self.context.step_optimizer(self.optimizer)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("trial", [AsksInValidation, GraduallyThawed, Draws, AccumulatesByHand])
+def test_a_stop_at_any_tick_changes_no_bit(tmp_path: Path, trial: type[Tiny]) -> None:
+    undisturbed, never = Life.begin(tmp_path / "undisturbed", trial), StopAt()
+    undisturbed.attempt(never)
+    for tick in range(1, never.ticks + 1, 2):
+        life = Life.begin(tmp_path / str(tick), trial)
+        assert life.attempt(StopAt(tick)).stopped
+        life.attempt()
+        assert_same(life, undisturbed)
+
+
+class Killed(Exception):
+    pass
+
+
+class MortalDraws(Draws):
+    dies_at: int | None = None
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        if batch_idx == MortalDraws.dies_at:
+            MortalDraws.dies_at = None
+            raise Killed
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+def test_hooks_of_a_checkpoint_may_draw_random_numbers(tmp_path: Path) -> None:
+    """The undisturbed run goes on after them in the same process, the other one from the file."""
+    undisturbed, life = (Life.begin(tmp_path / name, MortalDraws) for name in ("undisturbed", "killed"))
+    undisturbed.attempt()
+    MortalDraws.dies_at = 9
+    with pytest.raises(Killed):
+        life.attempt()
+    life.attempt()
+    assert_same(life, undisturbed)
+
+
+class Strange(PyTorchCallback):
+    def state_dict(self) -> dict[str, Any]:
+        return {"self": self}
+
+
+class Unsavable(Tiny):
+    trained = False
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        Unsavable.trained = True
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return {"strange": Strange()}
+
+
+def test_what_cannot_be_saved_is_refused_before_the_first_batch(tmp_path: Path) -> None:
+    with pytest.raises(HpcDetError, match=r"state_dict.pth: callbacks.strange.self: .*Strange cannot be part of"):
+        Life.begin(tmp_path, Unsavable).attempt()
+    assert not Unsavable.trained
+
+
+class Together(Tiny):
+    """Its ranks exchange something in each validation batch, of which they have four."""
+
+    def build_validation_data_loader(self) -> DataLoader:
+        return self.loader(8)
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.exchanged = 0
+
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        self.exchanged += sum(self.context.distributed.allgather(1))
+        return super().evaluate_batch(batch)
+
+
+def lived(distributed: Distributed, life: Life, stop_at: float) -> bool:
+    return life.attempt(StopAt(stop_at), distributed).stopped
+
+
+@pytest.mark.parametrize("tick", [6, 7])
+def test_ranks_leave_a_validation_at_the_same_batch(on_ranks: OnRanks, tmp_path: Path, tick: int) -> None:
+    """Five batches are trained before the validation: tick 6 is its first batch, 7 its second."""
+    undisturbed, life = (Life.begin(tmp_path / name, Together, {"global_batch_size": 2}) for name in ("whole", "cut"))
+    whole = {"searcher": {"max_length": {"batches": 6}}}
+    for each in (undisturbed, life):
+        each.config = {**each.config, "searcher": {**each.config["searcher"], **whole["searcher"]}}
+    on_ranks(2, lived, undisturbed, 99)
+    assert on_ranks(2, lived, life, tick) == [True, True]
+    on_ranks(2, lived, life, 99)
+    assert_same(life, undisturbed)
