@@ -14,6 +14,7 @@ from hpc_det.core.distributed import Distributed
 from hpc_det.errors import HpcDetError
 from hpc_det.pytorch import DataLoader, PyTorchCallback, PyTorchTrialContext
 from tests.core.ranks import OnRanks
+from tests.pytorch.test_samplers import make_batch_sampler
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
 
 
@@ -71,7 +72,27 @@ class AccumulatesByHand(Tiny):
         return {"loss": loss}
 
 
-@pytest.mark.parametrize("trial", [AsksInValidation, GraduallyThawed, Draws, AccumulatesByHand])
+class OwnLoaders(Tiny):
+    """By the guide's recipe for loaders that are not hpc_det's."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.experimental.disable_dataset_reproducibility_checks()
+
+    def build_training_data_loader(self) -> Any:
+        return self.by_recipe(22, "training", self.context.get_initial_batch())
+
+    def build_validation_data_loader(self) -> Any:
+        return self.by_recipe(9, "validation", 0)
+
+    def by_recipe(self, records: int, mode: str, skip: int) -> Any:
+        dataset, distributed = self.loader(records).dataset, self.context.distributed
+        seed, batch_size = self.context.get_trial_seed(), self.context.get_per_slot_batch_size()
+        batches = make_batch_sampler(dataset, mode, seed, distributed.size, distributed.rank, batch_size, skip)
+        return torch.utils.data.DataLoader(dataset, batch_sampler=batches)
+
+
+@pytest.mark.parametrize("trial", [AsksInValidation, GraduallyThawed, Draws, AccumulatesByHand, OwnLoaders])
 def test_a_stop_at_any_tick_changes_no_bit(tmp_path: Path, trial: type[Tiny]) -> None:
     undisturbed, never = Life.begin(tmp_path / "undisturbed", trial), StopAt()
     undisturbed.attempt(never)
