@@ -19,7 +19,7 @@ from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import Failure, first_failure
 from hpc_det.store.files import read_json, read_lines, write_json
-from hpc_det.store.folders import TrialFolder
+from hpc_det.store.folders import ExperimentFolder
 from tests.pytorch.trials import CONFIG
 
 DEADLINE_S = 60
@@ -53,7 +53,10 @@ class Agent:
     """What a node agent does for one rank."""
 
     def __init__(self, folder: Path, private: Path) -> None:
-        self.trial = TrialFolder(folder)
+        self._code = ExperimentFolder(folder).code
+        self.trial = ExperimentFolder(folder).trial()
+        self._code.mkdir()
+        self.trial.checkpoints.mkdir(parents=True)
         self.events: list[tuple[str, Any]] = []
         self.socket = str(private / "agent")
         self._selector = selectors.DefaultSelector()
@@ -66,7 +69,7 @@ class Agent:
         """Start rank 0 of 1 and serve it until it is gone; its exit code."""
         spec = {"experiment_id": 1, "trial_id": 1, "trial_seed": 5, "hparams": {"global_batch_size": 4, "workers": 0}}
         write_json(self.trial.trial, {**spec, "config": {**CONFIG, **config}})
-        (self.trial.path / "model_def.py").write_text(CODE)
+        (self._code / "model_def.py").write_text(CODE)
         attempt = Attempt(
             folder=str(self.trial.path),
             number=1,
@@ -78,7 +81,7 @@ class Agent:
             secret="secret",
             socket=self.socket,
         )
-        path = os.pathsep.join([str(self.trial.path), str(Path(__file__).parents[2])])
+        path = os.pathsep.join([str(self._code), str(Path(__file__).parents[2])])
         environment = {**os.environ, **attempt.to_env(), "RANK": "0", "WORLD_SIZE": "1", "PYTHONPATH": path}
         rank = subprocess.Popen([sys.executable, "-m", "hpc_det.launch.rank", trial_name], env=environment)
         end = time.monotonic() + DEADLINE_S
@@ -120,7 +123,6 @@ class Agent:
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
-    TrialFolder(tmp_path).checkpoints.mkdir()
     with tempfile.TemporaryDirectory() as private:  # a socket's path must be short
         agent = Agent(tmp_path, Path(private))
         yield agent
@@ -155,7 +157,7 @@ def test_a_rank_that_raises_notes_its_traceback(agent: Agent) -> None:
     assert not agent.failure.user_error
     *_, last = agent.failure.traceback.splitlines()
     assert last == "ArithmeticError: in batch 3"
-    assert f'{agent.trial.path / "model_def.py"}", line 8, in train_batch' in agent.failure.traceback
+    assert 'model_def.py", line 8, in train_batch' in agent.failure.traceback
     assert agent.failure.traceback in agent.log
     assert read_json(agent.trial.outcome) is None
 
@@ -164,8 +166,7 @@ def test_a_users_error_is_its_sentences_without_a_traceback(agent: Agent) -> Non
     assert agent.run("model_def:Unwrapped") == 1
     assert agent.events == [("failed", None)]
     problems = [
-        f"--trial model_def:Unwrapped: __init__ wraps no {what}; "
-        f"call context.wrap_{what}, or a checkpoint would miss it"
+        f"Unwrapped: __init__ wraps no {what}; call context.wrap_{what}, or a checkpoint would miss it"
         for what in ("model", "optimizer")
     ]
     assert agent.failure.message.splitlines() == problems
