@@ -1,0 +1,21 @@
+"""The story trial as a script of its own."""
+
+from model_def import StoryTrial
+
+from hpc_det.pytorch import Batch, Trainer, init
+
+# In a job the experiment's come instead.
+HPARAMS = {"global_batch_size": 48, "batch_s": 0.03, "raise_at": -1, "die_at": -1}
+CONFIG = {
+    "searcher": {"metric": "accuracy", "smaller_is_better": False, "max_length": {"batches": 40}},
+    "reproducibility": {"experiment_seed": 5},
+}
+
+with init(hparams=HPARAMS, exp_conf=CONFIG) as context:
+    Trainer(StoryTrial(context), context).fit(
+        validation_period=Batch(10),
+        checkpoint_period=Batch(8),
+        reporting_period=Batch(1),
+        checkpoint_policy="none",
+    )
+print("left the block", flush=True)
