@@ -6,6 +6,7 @@ import gc
 import hashlib
 import json
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from hpc_det.pytorch.portable import Portable, keep_code
 from hpc_det.pytorch.schedule import Schedule
 from hpc_det.pytorch.shown_log import ShownLog
 from hpc_det.pytorch.trial import PyTorchTrial
+from hpc_det.pytorch.trial_context import parameters_of
 from hpc_det.store.files import write_json
 from hpc_det.store.folders import TrialFolder
 
@@ -191,3 +193,11 @@ def _check_wrapped(trial_class: type[PyTorchTrial], context: PyTorchTrialContext
     ]
     if problems:
         raise UsageError(problems)
+    models = {id(parameter) for model in context.models for parameter in model.parameters()}
+    trained = [parameter for optimizer in context.optimizers for parameter in parameters_of(optimizer)]
+    if loose := sum(id(parameter) not in models for parameter in trained):
+        warnings.warn(
+            f"{trial_class.__name__}: optimizers train {loose} parameters of no wrapped model, which no checkpoint "
+            f"holds and ranks do not share; make them parameters of a model, and wrap that",
+            stacklevel=2,
+        )

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.core.rng import restore_rng, rng_state
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import Batch, Epoch, PyTorchTrial, PyTorchTrialContext, Trainer, init
+from hpc_det.pytorch.load import stored_state
 from hpc_det.store.files import read_json, read_lines
 from hpc_det.store.folders import TrialFolder
 from tests.pytorch.trials import Tiny
@@ -130,8 +132,6 @@ def test_a_checkpoint_is_where_another_run_begins(root: Path) -> None:
             return super().train_batch(batch, epoch_idx, batch_idx)
 
     trained(root, trial=Continued, max_length=Batch(1), latest_checkpoint=checkpoint.path)
-    from hpc_det.pytorch.load import stored_state
-
     assert starts == [(0, stored_state(checkpoint.path)["models_state_dict"][0]["0.bias"].tolist())]
 
 
@@ -158,8 +158,6 @@ def test_signals_are_the_scripts_own_again_after_the_block(root: Path) -> None:
 
 
 def test_the_seed_of_the_script_is_the_seed_of_the_trial(root: Path) -> None:
-    import torch
-
     torch.manual_seed(4321)
     random.seed(1)
     with init(hparams=HPARAMS) as context:
@@ -199,3 +197,18 @@ def test_a_context_of_another_making_is_refused(root: Path) -> None:
     context = PyTorchTrialContext.from_config({"hyperparameters": HPARAMS})
     with pytest.raises(UsageError, match=r"the context is not of hpc_det.pytorch.init\(\); make it with that"):
         Trainer(Steady(context), context)
+
+
+class Loose(Steady):
+    """Trains a weight of its loss that belongs to no model."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.wrap_optimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]))
+
+
+def test_a_parameter_of_no_model_is_warned_about(root: Path) -> None:
+    with pytest.warns(
+        UserWarning, match="Loose: optimizers train 1 parameters of no wrapped model, which no checkpoint"
+    ):
+        trained(root, trial=Loose, max_length=Batch(1))
