@@ -66,7 +66,7 @@ class TrialFolder:
 
     @property
     def tensorboard(self) -> Path:
-        """Event files and profiler traces, written by rank 0."""
+        """Event files and profiler traces; those of rank R above 0 in rank-R."""
         return self.path / "tensorboard"
 
     def experiment(self) -> ExperimentFolder:

@@ -18,7 +18,10 @@ from tests.docs.page import Command, File, Page
 from tests.lab.slurm import SlurmLab
 
 CHECKOUT = Path(__file__).parents[2]
-PAGES = [CHECKOUT / name for name in ("README.md", "docs/quickstart.md", "docs/porting.md", "docs/architecture.md")]
+PAGES = [
+    CHECKOUT / name
+    for name in ("README.md", *(f"docs/{page}.md" for page in ("quickstart", "pytorch", "porting", "architecture")))
+]
 UNTIL_S = 90
 COMMAND_S = 200
 MARKS = {"setup", "slurm", "fails", "until"}
