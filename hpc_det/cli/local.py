@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import click
@@ -26,7 +27,7 @@ def run_here(found: Effective, *, test: bool, debug: bool) -> None:
     from hpc_det.pytorch.local import run_locally  # loads torch, which reads the environment
 
     outcome = run_locally(name, _spec(found), found.context_dir, test=test, debug=debug)
-    if test:
+    if test and outcome["kind"] == "finished":
         click.echo("One batch was trained, validated and saved.")
     else:
         click.echo(f"{outcome['kind'].capitalize()} at batch {outcome['steps']}.")
@@ -35,7 +36,11 @@ def run_here(found: Effective, *, test: bool, debug: bool) -> None:
 def _set_environment(found: Effective) -> None:
     """As the ranks of a job have it."""
     variables = found.experiment.environment.variables(found.cluster.slot_type)
-    os.environ.update({name: value for name, _, value in (variable.partition("=") for variable in variables)})
+    values = {name: value for name, _, value in (variable.partition("=") for variable in variables)}
+    os.environ.update(values)
+    # Python has read its own before, at its start.
+    folders = filter(None, values.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:0] = [str(found.context_dir / folder) for folder in folders]
     if found.cluster.slot_type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if compat.is_on(os.environ):

@@ -75,7 +75,7 @@ def from_hydra(overrides: Sequence[str], env: Mapping[str, str]) -> Request:
 
 def for_test(request: Request) -> Request:
     """One batch of everything, and nothing that stays."""
-    description = str(request.config.get("description") or "")
+    description = request.config.get("description") or (request.template or {}).get("description") or ""
     overrides: Tree = {
         "description": f"[test-mode] {description}".strip(),
         "searcher": {"max_length": {"batches": 1}},

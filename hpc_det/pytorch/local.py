@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import os
 import pdb
 import shutil
@@ -71,6 +72,8 @@ def _explained(debug: bool) -> Iterator[None]:
         yield
     except HpcDetError:
         raise
+    except bdb.BdbQuit:  # out of a breakpoint() of the trial's
+        raise KeyboardInterrupt from None
     except Exception as error:
         traceback.print_exc()
         if debug:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpc_det.config.effective import effective
-from hpc_det.config.request import apply_override, conf_folders, find, from_file
+from hpc_det.config.request import Request, apply_override, conf_folders, find, for_test, from_file, on_one_slot
 from hpc_det.errors import UsageError
 from hpc_det.resources import data_path
 
@@ -129,3 +129,65 @@ def test_a_template_of_a_template_is_refused(config: Path, env: dict[str, str], 
         UsageError, match="template 'big' names the template 'small', and a template cannot use another"
     ):
         from_file(config, None, [], "big", None, env)
+
+
+# --- the modes
+
+
+def requested(config: dict[str, Any], code: Path, template: dict[str, Any] | None = None) -> Request:
+    return Request(
+        cluster={"name": "local", "scheduler": "local", "slots_per_node": 2, "slot_type": "cpu"},
+        template=template,
+        template_name="site" if template else None,
+        config={"name": "tiny", "entrypoint": "python3 train.py", "searcher": {"metric": "loss"}, **config},
+        context_dir=code,
+    )
+
+
+def test_a_test_is_one_batch_whatever_was_asked_for(code: Path) -> None:
+    asked = {
+        "searcher": {"metric": "loss", "max_length": {"epochs": 5}},
+        "scheduling_unit": 100,
+        "min_validation_period": {"epochs": 1},
+        "min_checkpoint_period": {"records": 7},
+        "perform_initial_validation": True,
+        "max_restarts": 3,
+        "checkpoint_storage": {"save_trial_best": 2, "save_experiment_best": 3, "save_trial_latest": 4},
+    }
+    result = effective(for_test(requested(asked, code, template={"max_restarts": 4, "scheduling_unit": 50})))
+    assert result.tree["searcher"]["max_length"] == {"batches": 1}
+    assert result.tree["min_validation_period"] == result.tree["min_checkpoint_period"] == {"batches": 0}
+    assert (result.experiment.scheduling_unit, result.experiment.max_restarts) == (1, 0)
+    assert result.experiment.perform_initial_validation is False
+    assert set(result.tree["checkpoint_storage"].values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("mine", "templates", "expected"),
+    [
+        (None, None, "[test-mode]"),
+        ("six digits", None, "[test-mode] six digits"),
+        (None, "the site's", "[test-mode] the site's"),
+        ("six digits", "the site's", "[test-mode] six digits"),
+    ],
+)
+def test_a_test_is_marked_in_its_description(
+    code: Path, mine: str | None, templates: str | None, expected: str
+) -> None:
+    request = requested({"description": mine}, code, template={"description": templates})
+    assert effective(for_test(request)).experiment.description == expected
+    assert request.config["description"] == mine
+
+
+@pytest.mark.parametrize("variables", [["COLOR=blue"], {"cpu": ["COLOR=blue"], "cuda": ["COLOR=green"]}])
+def test_the_ranks_of_a_test_learn_it_beside_their_own_variables(code: Path, variables: Any) -> None:
+    result = effective(for_test(requested({"environment": {"environment_variables": variables}}, code)))
+    assert result.experiment.environment.variables("cpu") == ["COLOR=blue", "HPC_DET_TEST=1"]
+
+
+@pytest.mark.parametrize("asked", [{}, {"resources": {"slots_per_trial": 2}}])
+def test_a_run_in_this_process_has_one_slot(code: Path, asked: dict[str, Any]) -> None:
+    request = requested({**asked, "searcher": {"metric": "loss", "max_length": 10}}, code)
+    result = effective(on_one_slot(request))
+    assert result.experiment.resources.slots_per_trial == 1
+    assert result.tree["searcher"]["max_length"] == {"batches": 10}

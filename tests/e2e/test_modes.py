@@ -1,0 +1,241 @@
+"""--local, --test and --pdb through the real command line: what a user at the keyboard sees and is left with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hpc_det.checkpoint.committed import committed
+from hpc_det.process import descendants
+from hpc_det.store.files import read_lines
+from hpc_det.store.folders import TrialFolder
+from tests.e2e.story import COMMAND, Story, hpc_det
+
+PROJECT = Path(__file__).parents[2]
+DIGITS = (PROJECT / "conf/experiment/digits.yaml", PROJECT / "docs/examples/digits")
+ONE_BATCH = "One batch was trained, validated and saved."
+
+TRIAL = """
+import os
+import time
+
+import torch
+from torch.utils.data import TensorDataset
+
+import nearby
+from hpc_det.pytorch import DataLoader, PyTorchCallback, PyTorchTrial
+
+
+class Telling(PyTorchCallback):
+    def on_checkpoint_write_end(self, checkpoint_dir):
+        print("saved", flush=True)
+
+
+class TinyTrial(PyTorchTrial):
+    def __init__(self, context):
+        self.context = context
+        self.model = context.wrap_model(torch.nn.Linear(2, 1))
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+        self.data = TensorDataset(torch.ones(12, 2), torch.zeros(12, 1))
+        print(f"{context.distributed.get_size()} slot, color {os.environ['COLOR']}, {nearby.NAME}", flush=True)
+
+    def build_callbacks(self):
+        return {"telling": Telling()}
+
+    def build_training_data_loader(self):
+        workers = self.context.get_hparam("workers")
+        return DataLoader(self.data, batch_size=self.context.get_per_slot_batch_size(), num_workers=workers)
+
+    def build_validation_data_loader(self):
+        return DataLoader(self.data, batch_size=2)
+
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        records, targets = batch
+        answer = 40 + len(records) // 2
+        print(f"trained on {len(records)}", flush=True)
+        if batch_idx == self.context.get_hparam("raise_at"):
+            raise RuntimeError("the sky has fallen")
+        time.sleep(self.context.get_hparam("batch_s"))
+        loss = (self.model(records) - targets).square().mean()
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss}
+
+    def evaluate_batch(self, batch):
+        print("evaluated", flush=True)
+        return {"error": self.model(batch[0]).abs().mean()}
+"""
+CONFIG = """
+name: tiny
+entrypoint: python3 -m hpc_det.launch.torch_distributed --trial model_def:TinyTrial
+hyperparameters: {global_batch_size: 4, workers: 0, raise_at: -1, batch_s: 0}
+searcher: {name: single, metric: error, max_length: {batches: 6}}
+scheduling_unit: 2
+resources: {slots_per_trial: 2}
+environment: {environment_variables: [COLOR=blue, PYTHONPATH=library]}
+"""
+RAISES = "hyperparameters.raise_at=1"
+ENDLESS = ("hyperparameters.batch_s=0.05", "searcher.max_length=100000", "hyperparameters.workers=1")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> list[str]:
+    """`experiment create` of the trial above."""
+    code = tmp_path / "code"
+    (code / "library").mkdir(parents=True)
+    (code / "model_def.py").write_text(TRIAL)
+    (code / "library" / "nearby.py").write_text("NAME = 'a module of PYTHONPATH'\n")
+    (tmp_path / "tiny.yaml").write_text(CONFIG)
+    return ["experiment", "create", str(tmp_path / "tiny.yaml"), str(code)]
+
+
+def overridden(*overrides: str) -> list[str]:
+    return [word for override in overrides for word in ("--config", override)]
+
+
+def local_folders(root: Path) -> list[Path]:
+    return list((root / "local").glob("*"))
+
+
+@contextmanager
+def endless(tiny: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A local run in the middle of its training, with a worker process, in a process group of its own."""
+    command = [str(COMMAND), *tiny, "--local", *overridden(*ENDLESS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            assert any(line.startswith("hpc-det: training at batch 2 ") for line in process.stdout)
+            assert descendants(process.pid)
+            yield process
+        finally:
+            process.kill()
+
+
+# --- --test
+
+
+@pytest.mark.parametrize("command", [["experiment", "create", *DIGITS], ["run", "experiment=digits"]])
+def test_the_digits_are_tried_in_this_process_and_leave_nothing(command: list[object], state_folder: Path) -> None:
+    done = hpc_det(*command, "--local", "--test")
+    training, validation, *said = done.stdout.splitlines()
+    assert training.startswith("hpc-det: training at batch 1 of 1: loss ")
+    assert validation.startswith("hpc-det: validation at batch 1 of 1: validation_loss ")
+    assert said == [ONE_BATCH]
+    assert done.stderr == ""
+    assert local_folders(state_folder) == []
+
+
+def test_a_test_is_one_batch_of_everything(tiny: list[str], state_folder: Path) -> None:
+    said = hpc_det(*tiny, "--local", "--test").stdout
+    assert [said.count(word) for word in ("trained on", "evaluated", "saved\n")] == [1, 1, 1]
+    assert said.splitlines()[-1] == ONE_BATCH
+    assert local_folders(state_folder) == []
+
+
+def test_a_test_that_fails_leaves_nothing_either(tiny: list[str], state_folder: Path) -> None:
+    done = hpc_det(*tiny, "--local", "--test", *overridden("hyperparameters.raise_at=0"), check=False)
+    assert done.returncode == 1
+    assert "RuntimeError: the sky has fallen" in done.stderr
+    assert ONE_BATCH not in done.stdout
+    assert local_folders(state_folder) == []
+
+
+def test_a_test_as_a_job_completes_after_one_batch(tiny: list[str], state_folder: Path) -> None:
+    created = hpc_det(*tiny, "--test").stdout
+    assert created == "Created experiment 1\n"
+    story = Story.of(1)
+    story.wait()
+    assert story.causes == ["finished"]
+    assert [(kind, steps) for kind, steps, _ in story.series] == [("training", 1), ("validation", 1)]
+    said = story.trial.rank_log(1, 0).read_text()
+    assert [said.count(word) for word in ("trained on", "evaluated", "saved\n")] == [1, 1, 1]
+    assert committed(story.trial.checkpoints) == []
+
+
+# --- --local
+
+
+def test_a_local_run_shows_its_metrics_and_names_its_folder(tiny: list[str], state_folder: Path) -> None:
+    done = hpc_det(*tiny, "--local", *overridden("hyperparameters.global_batch_size=6"))
+    (folder,) = local_folders(state_folder)
+    first, *told = [line for line in done.stdout.splitlines() if line.startswith("hpc-det: ")]
+    assert first == f"hpc-det: checkpoints and metrics are in {folder}"
+    assert [line.rpartition(" of 6: ")[0].removeprefix("hpc-det: ") for line in told] == [
+        *(f"training at batch {batch}" for batch in (2, 4, 6)),
+        "validation at batch 6",
+    ]
+    assert done.stdout.splitlines()[-1] == "Finished at batch 6."
+    assert done.stderr == ""
+    assert "1 slot, color blue, a module of PYTHONPATH" in done.stdout
+    assert done.stdout.count("trained on 6") == 6
+    trial = TrialFolder(folder)
+    assert [checkpoint.steps for checkpoint in committed(trial.checkpoints)] == [6]
+    assert [record["steps"] for record in read_lines(trial.metrics)] == [2, 4, 6, 6]
+    assert not (state_folder / "experiments").exists()
+
+
+def test_an_error_of_the_trial_shows_its_traceback(tiny: list[str], state_folder: Path) -> None:
+    done = hpc_det(*tiny, "--local", *overridden(RAISES), check=False)
+    assert done.returncode == 1
+    *shown, last = done.stderr.splitlines()
+    assert shown[0] == "Traceback (most recent call last):"
+    assert '    raise RuntimeError("the sky has fallen")' in shown
+    assert shown[-1] == "RuntimeError: the sky has fallen"
+    assert last == "hpc-det: the trial failed: RuntimeError: the sky has fallen"
+    assert len(local_folders(state_folder)) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("import nearby", "import no_such_package", "--trial model_def:TinyTrial: cannot import model_def: "),
+        ('get_hparam("raise_at")', 'get_hparam("raise_on")', "hyperparameters.raise_on: not in the experiment config"),
+        ("(12, ", "(0, ", "build_training_data_loader: there are no records"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(tiny: list[str], old: str, new: str, said: str) -> None:
+    model_def = Path(tiny[-1]) / "model_def.py"
+    model_def.write_text(model_def.read_text().replace(old, new))
+    done = hpc_det(*tiny, "--local", "--test", check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"hpc-det: {said}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_debugger_opens_where_the_trial_raised(tiny: list[str]) -> None:
+    command = [str(COMMAND), *tiny, "--local", "--pdb", *overridden(RAISES)]
+    done = subprocess.run(command, input="p answer\nq\n", capture_output=True, text=True)
+    assert done.returncode == 1
+    stopped = done.stdout.index("model_def.py")
+    assert "train_batch()\n-> raise RuntimeError" in done.stdout[stopped:]
+    assert "(Pdb) 42\n" in done.stdout[stopped:]
+    assert done.stderr.splitlines()[-1] == "hpc-det: the trial failed: RuntimeError: the sky has fallen"
+
+
+def test_without_an_error_the_debugger_stays_away(tiny: list[str]) -> None:
+    assert "(Pdb)" not in hpc_det(*tiny, "--local", "--pdb", "--test").stdout
+
+
+def test_control_c_ends_a_local_run_at_once(tiny: list[str]) -> None:
+    with endless(tiny) as process:
+        os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole group
+        assert process.wait(timeout=60) == 130
+
+
+def test_a_term_saves_at_the_next_batch(tiny: list[str], state_folder: Path) -> None:
+    with endless(tiny) as process:
+        process.terminate()
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+    (folder,) = map(TrialFolder, local_folders(state_folder))
+    outcome = json.loads(folder.outcome.read_text())
+    assert outcome["kind"] == "stopped"
+    assert said.splitlines()[-1] == f"Stopped at batch {outcome['steps']}."
+    assert [checkpoint.steps for checkpoint in committed(folder.checkpoints)] == [outcome["steps"]]
