@@ -78,4 +78,5 @@ def _explained(debug: bool) -> Iterator[None]:
         traceback.print_exc()
         if debug:
             pdb.post_mortem(error.__traceback__)
+            sys.stdout.flush()  # the debugger's last line comes before ours
         raise HpcDetError(f"the trial failed: {type(error).__name__}: {error}") from None
