@@ -65,8 +65,8 @@ def _run(trial_name: str, process: RankProcess) -> int:
     return 0
 
 
-def note_error(attempt: Attempt, rank: int, error: BaseException) -> None:
-    """What ended the rank, for the job to see."""
+def note_error(attempt: Attempt, rank: int | None, error: BaseException) -> None:
+    """What ended the rank, for the job to see. `rank` None: there is none yet."""
     if isinstance(error, HpcDetError):
         failure = failure_now(rank, str(error), user_error=True)
     else:

@@ -16,6 +16,7 @@ import torch
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.rng import seed_everything
 from hpc_det.errors import UsageError
+from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.rank import join_gang, note_error
 from hpc_det.launch.signals import SignalPipe
 from hpc_det.pytorch.context import PyTorchTrialContext
@@ -163,6 +164,8 @@ def _is_in_job() -> bool:
 @contextmanager
 def _in_job() -> Iterator[Run]:
     """What ends it early is the rank's failure, for the job to see, and goes on as usual."""
+    if "RANK" not in os.environ:
+        os.environ.update(_rank_without_launcher(Attempt.from_env(os.environ)))
     process = join_gang(os.environ)
     try:
         with Run.of_attempt(process, os.environ) as run:
@@ -172,6 +175,25 @@ def _in_job() -> Iterator[Run]:
         note_error(process.attempt, int(os.environ["RANK"]), error)
         raise
     process.say_goodbye(0)
+
+
+def _rank_without_launcher(attempt: Attempt) -> dict[str, str]:
+    """torchrun's variables for a script that is the entrypoint itself: it runs once on each node."""
+    if attempt.ranks_per_node > 1:
+        error = UsageError(
+            f"entrypoint: nothing starts the script once for each of the {attempt.ranks_per_node} slots of a node; "
+            f"write `python3 -m hpc_det.launch.torch_distributed` before it"
+        )
+        note_error(attempt, None, error)
+        raise error
+    return {
+        "RANK": str(attempt.node_rank),
+        "WORLD_SIZE": str(attempt.nodes),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": attempt.master_addr,
+        "MASTER_PORT": str(attempt.master_port),
+    }
 
 
 @contextmanager

@@ -166,7 +166,8 @@ class _Whole:
             yield batch
 
     def __len__(self) -> int:
-        return len(self._loader)
+        length = len(self._loader)
+        return length if self._limit is None else min(length, self._limit)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)

@@ -13,9 +13,10 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import UsageError
-from hpc_det.pytorch import DataLoader, PyTorchTrial, PyTorchTrialContext, Reducer
+from hpc_det.pytorch import DataLoader, PyTorchTrial, PyTorchTrialContext, Reducer, Trainer, init
 from hpc_det.pytorch.harness import load_trial_class
 from hpc_det.pytorch.trial import batch_length, evaluation_of, interface_problems
+from hpc_det.store.files import read_lines
 from tests.core.ranks import OnRanks
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
 
@@ -144,6 +145,21 @@ def test_rank_0_evaluates_everything_and_all_know_the_result(on_ranks: OnRanks, 
     on_ranks(size, on_a_rank, life)
     assert validated(life) == {"loss": 0.5, "records": 9.0}
     assert life.newest["progress.pth"]["best"] == 0.5
+
+
+class Counting(Whole):
+    def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+        batches = [*data_loader]
+        assert len(batches) == len(data_loader)
+        return {"loss": float(len(batches))}
+
+
+def test_a_test_evaluates_one_batch_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPC_DET_ROOT", str(tmp_path))
+    with init(hparams={**TWO, "workers": 0}, exp_conf={"searcher": {"metric": "loss"}}) as context:
+        Trainer(Counting(context), context).fit(test_mode=True)
+    (log,) = tmp_path.glob("local/*/metrics.jsonl")
+    assert [record["metrics"] for record in read_lines(log) if record["kind"] == "validation"] == [{"loss": 1.0}]
 
 
 def test_a_stop_inside_a_full_evaluation_changes_no_bit(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,9 @@ class Agent:
     """What a node agent does for one rank."""
 
     def __init__(self, folder: Path, private: Path) -> None:
-        self._code = ExperimentFolder(folder).code
+        self.code = ExperimentFolder(folder).code
         self.trial = ExperimentFolder(folder).trial()
-        self._code.mkdir()
+        self.code.mkdir()
         self.trial.checkpoints.mkdir(parents=True)
         self.events: list[tuple[str, Any]] = []
         self.socket = str(private / "agent")
@@ -66,24 +66,28 @@ class Agent:
         self._doorbell.on_heard = self._on_heard
 
     def run(self, trial_name: str, **config: Any) -> int:
-        """Start rank 0 of 1 and serve it until it is gone; its exit code."""
+        """Train a trial on rank 0 of 1; its exit code."""
+        return self.serve(["-m", "hpc_det.launch.rank", trial_name], {"RANK": "0", "WORLD_SIZE": "1"}, **config)
+
+    def serve(self, program: list[str], variables: Mapping[str, str], *, ranks: int = 1, **config: Any) -> int:
+        """Start Python with this program and serve it until it is gone; its exit code. `ranks`: of the node."""
         spec = {"experiment_id": 1, "trial_id": 1, "trial_seed": 5, "hparams": {"global_batch_size": 4, "workers": 0}}
         write_json(self.trial.trial, {**spec, "config": {**CONFIG, **config}})
-        (self._code / "model_def.py").write_text(CODE)
+        (self.code / "model_def.py").write_text(CODE)
         attempt = Attempt(
             folder=str(self.trial.path),
             number=1,
             node_rank=0,
             nodes=1,
-            ranks_per_node=1,
+            ranks_per_node=ranks,
             master_addr="127.0.0.1",
             master_port=1,
             secret="secret",
             socket=self.socket,
         )
-        path = os.pathsep.join([str(self._code), str(Path(__file__).parents[2])])
-        environment = {**os.environ, **attempt.to_env(), "RANK": "0", "WORLD_SIZE": "1", "PYTHONPATH": path}
-        rank = subprocess.Popen([sys.executable, "-m", "hpc_det.launch.rank", trial_name], env=environment)
+        path = os.pathsep.join([str(self.code), str(Path(__file__).parents[2])])
+        environment = {**os.environ, **attempt.to_env(), **variables, "PYTHONPATH": path}
+        rank = subprocess.Popen([sys.executable, *program], env=environment, cwd=self.code)
         end = time.monotonic() + DEADLINE_S
         try:
             while rank.poll() is None:
@@ -94,7 +98,7 @@ class Agent:
             rank.wait()
         self._serve(0)  # its last words
         self._serve(0)  # and the end of the line
-        assert self._doorbell.ranks == {0: rank.pid}
+        assert self._doorbell.ranks == ({0: rank.pid} if ranks == 1 else {})
         return rank.returncode
 
     def close(self) -> None:
@@ -109,7 +113,6 @@ class Agent:
     def failure(self) -> Failure:
         failure = first_failure(self.trial, 1)
         assert failure is not None
-        assert failure.rank == 0
         return failure
 
     def _on_heard(self, signal: str) -> None:
@@ -153,7 +156,7 @@ def test_a_rank_that_hears_a_signal_stops_when_its_agent_rings(agent: Agent) -> 
 def test_a_rank_that_raises_notes_its_traceback(agent: Agent) -> None:
     assert agent.run("model_def:Raising") == 1
     assert agent.events == [("failed", None)]
-    assert agent.failure.message == "ArithmeticError: in batch 3"
+    assert (agent.failure.rank, agent.failure.message) == (0, "ArithmeticError: in batch 3")
     assert not agent.failure.user_error
     *_, last = agent.failure.traceback.splitlines()
     assert last == "ArithmeticError: in batch 3"

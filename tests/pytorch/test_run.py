@@ -1,0 +1,109 @@
+"""The gang of a script that nothing but torchrun has started, and whose process group is the script's own or ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from hpc_det.core.distributed import Distributed
+from hpc_det.errors import UsageError
+from hpc_det.pytorch import Batch, Trainer, init
+from hpc_det.pytorch.run import gang
+from hpc_det.store.files import read_json
+from hpc_det.store.folders import TrialFolder
+from tests.core.ranks import OnRanks
+from tests.pytorch.trials import Tiny
+
+HPARAMS = {"global_batch_size": 4, "workers": 0}
+CONFIG = {"searcher": {"metric": "loss"}}
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()} & {"stop-agreement", "stop-listener"}
+
+
+class Terminated(Tiny):
+    """Rank 1 gets the signal."""
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        if batch_idx == 2 and self.context.distributed.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+def stopped(distributed: Distributed, root: Path) -> tuple[int, bool, set[str]]:
+    """Batches of this rank, whether the process group is there after the block, and the threads that are."""
+    os.environ["HPC_DET_ROOT"] = str(root)
+    with init(hparams=HPARAMS, exp_conf=CONFIG) as context:
+        Trainer(Terminated(context), context).fit(max_length=Batch(100_000))
+        batches = context.current_train_batch() + 1
+    return batches, dist.is_initialized(), threads()
+
+
+def test_all_ranks_leave_at_the_same_batch_and_a_group_of_the_scripts_own_stays(
+    on_ranks: OnRanks, tmp_path: Path
+) -> None:
+    first, second = on_ranks(2, stopped, tmp_path)
+    assert first == second
+    batches, group_stays, left_over = first
+    (folder,) = (tmp_path / "local").iterdir()
+    assert read_json(TrialFolder(folder).outcome) == {"attempt": 1, "kind": "stopped", "steps": batches}
+    assert group_stays
+    assert not left_over
+
+
+def ours(distributed: Distributed, root: Path) -> bool:
+    """Whether a group that `init` has made is there after the block."""
+    os.environ["HPC_DET_ROOT"] = str(root)
+    dist.destroy_process_group()
+    with init(hparams=HPARAMS, exp_conf=CONFIG) as context:
+        there = context.distributed.gather_json(dist.is_initialized())
+    is_there_still = dist.is_initialized()
+    assert there == [True, True]
+    distributed.start()
+    return is_there_still
+
+
+def test_a_group_of_ours_ends_with_the_block(on_ranks: OnRanks, tmp_path: Path) -> None:
+    assert on_ranks(2, ours, tmp_path) == [False, False]
+
+
+def failing(distributed: Distributed, root: Path) -> tuple[set[str], list[Any]]:
+    os.environ["HPC_DET_ROOT"] = str(root)
+    with pytest.raises(ArithmeticError), init(hparams=HPARAMS):
+        raise ArithmeticError
+    return threads(), [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)]
+
+
+@pytest.mark.parametrize(("size", "waiting"), [(1, set()), (2, {"stop-agreement"})])
+def test_after_a_failure_only_what_waits_for_dead_ranks_is_left(
+    on_ranks: OnRanks, tmp_path: Path, size: int, waiting: set[str]
+) -> None:
+    assert on_ranks(size, failing, tmp_path) == [(waiting, [signal.SIG_DFL] * 3)] * size
+
+
+def refused(distributed: Distributed, backend: str, described: Distributed, folder: Path) -> str:
+    dist.init_process_group(backend, init_method=f"file://{folder / 'group'}", rank=0, world_size=1)
+    with pytest.raises(UsageError) as error, gang(described):
+        raise AssertionError("it was taken")
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("backend", "described", "said"),
+    [
+        ("gloo", Distributed(rank=1, size=2), "says rank 0 of 1, RANK and WORLD_SIZE say rank 1 of 2; set RANK, "),
+        ("cuda:gloo", Distributed(), "is for cuda:gloo alone, and CPU tensors are exchanged, too; leave init_process_"),
+    ],
+)
+def test_a_group_that_does_not_go_with_the_variables_is_refused(
+    on_ranks: OnRanks, tmp_path: Path, backend: str, described: Distributed, said: str
+) -> None:
+    (message,) = on_ranks(1, refused, backend, described, tmp_path)
+    assert message.startswith(f"the process group that was made before {said}")
