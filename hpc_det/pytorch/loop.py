@@ -76,6 +76,8 @@ class Loop:
         self._validations: dict[int, float] = {}
         self._improved = False
         """Whether the last validation was the best so far."""
+        self._next_boundary: float = 0
+        """Nothing that is counted in batches is due before this many."""
         self._saved: tuple[int, int] | None = None
         """Batches, and batches at the last validation, in the newest checkpoint."""
 
@@ -99,9 +101,13 @@ class Loop:
         return self._stop.stopped
 
     def _train_to_the_end(self, batches: Iterator[Any]) -> None:
+        settled = True
         while True:
-            settled = self._settle_boundary()
-            if (settled and self._schedule.finished(self._progress)) or self._stop.should_stop():
+            if self._is_boundary():
+                settled = self._settle_boundary()
+                if settled and self._schedule.finished(self._progress):
+                    return
+            if self._stop.should_stop():
                 return
             if settled:
                 self._train(next(batches))
@@ -219,16 +225,18 @@ class Loop:
             self._step_schedulers(number, before)
         if progress.epoch_ended:
             self._callbacks.call("on_training_epoch_end", before.epoch)
-        if self._schedule.report_is_due(progress):
+        if self._is_boundary() and self._schedule.report_is_due(progress):
             self._report_training()
-        context.profiler.step()
+        if context.profiler.running:
+            context.profiler.step()
 
     def _trained(self, batch: Any, epoch: int, number: int, steps_now: bool) -> Any:
         if not steps_now:
             with self._context.keeping_gradients():
                 return self._trial.train_batch(batch, epoch, number)
         metrics = self._trial.train_batch(batch, epoch, number)
-        self._context.precision.end_batch()
+        if self._context.precision.scales_losses:
+            self._context.precision.end_batch()
         return metrics
 
     def _step_schedulers(self, number: int, before: Position) -> None:
@@ -250,12 +258,17 @@ class Loop:
 
     # --- boundaries
 
+    def _is_boundary(self) -> bool:
+        """Whether anything can be due at all: a comparison, where asking what is due takes microseconds."""
+        return self._progress.steps >= self._next_boundary or self._progress.epoch_ended
+
     def _settle_boundary(self) -> bool:
         """Validate and save if that is due here; False when a stop is on its way and the validation was abandoned."""
         if self._schedule.validation_is_due(self._progress) and not self._validate():
             return False
         if self._schedule.checkpoint_is_due(self._progress, improved=self._improved) and not self._is_saved():
             self._save()
+        self._next_boundary = self._schedule.next_boundary(self._progress.steps)
         return True
 
     def _validate(self) -> bool:

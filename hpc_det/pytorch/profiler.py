@@ -17,7 +17,7 @@ class Profiler:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._profile: torch.profiler.profile | None = None
-        self._running = False
+        self.running = False
 
     def set(self, *arguments: Any, **options: Any) -> None:
         """What torch.profiler.profile takes; `on_trace_ready` is ours. Raises UsageError off cluster."""
@@ -31,14 +31,14 @@ class Profiler:
     def start(self) -> None:
         if self._profile:
             self._profile.start()
-            self._running = True
+            self.running = True
 
     def step(self) -> None:
-        """After each batch."""
-        if self._running and self._profile:
+        """After each batch while it is running."""
+        if self._profile:
             self._profile.step()
 
     def stop(self) -> None:
-        if self._running and self._profile:
-            self._running = False
+        if self.running and self._profile:
+            self.running = False
             self._profile.stop()

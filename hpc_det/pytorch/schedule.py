@@ -62,6 +62,11 @@ class Schedule:
             validation_batches=1,
         )
 
+    def next_boundary(self, steps: int) -> float:
+        """The next number of batches at which something may be due; the end of an epoch is one, too."""
+        units = (self.max_length, self.reporting_period, self.validation_period, self.checkpoint_period)
+        return min(unit.next_boundary(steps) for unit in units if unit)
+
     def finished(self, progress: Progress) -> bool:
         return progress.stop_requested or self.max_length.reached(progress)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
@@ -39,6 +40,10 @@ class TrainUnit:
             )
         return self.value
 
+    def next_boundary(self, steps: int) -> float:
+        """The number of batches after `steps` at which this may be due; infinity where it only is at epochs' ends."""
+        return math.inf
+
     def batches(self, batches_per_epoch: int | None) -> int:
         """This length in batches. Raises UsageError for epochs of a loader whose length nobody knows."""
         raise NotImplementedError
@@ -55,6 +60,10 @@ class TrainUnit:
 class Batch(TrainUnit):
     def due(self, progress: Progress) -> bool:
         return progress.steps > 0 and self._matches(progress.steps)
+
+    def next_boundary(self, steps: int) -> float:
+        period = self.value if isinstance(self.value, int) and self.value > 0 else 1
+        return (steps // period + 1) * period
 
     def batches(self, batches_per_epoch: int | None) -> int:
         return self.length

@@ -23,12 +23,13 @@ from tests.bench.turns import BareLoop, Cost, Turns, ready_made_batches
 ROUNDS = 7
 TURNS = 60
 LOOPS = {
+    "the bare loop": loops.bare,
     "hpc_det": loops.ours,
     "hpc_det without TensorBoard": loops.ours_without_tensorboard,
     "hpc_det with its DataLoader (bare: with torch's)": loops.ours_with_our_loader,
     **loops.others(),
 }
-HEADER = ("loop", "bare", "median batch", "added to it", "added to the mean", "ratio of turns (of rounds: min, max)")
+HEADER = ("loop", "bare", "with it", "added", "added, with reports", "ratio, with reports (quartiles of rounds)")
 
 
 def main() -> None:
@@ -80,15 +81,17 @@ def _silence() -> Iterator[None]:
 
 def row(name: str, rounds: list[Cost]) -> list[str]:
     """Medians of the rounds."""
+    values = [(cost.bare_us, cost.measured_us, cost.added_us, cost.mean_added_us, cost.ratio) for cost in rounds]
+    bare, measured, added, mean_added, ratios = zip(*values, strict=True)
+    low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive")
     median = statistics.median
-    ratios = [cost.ratio for cost in rounds]
     return [
         name,
-        f"{median(cost.bare_us for cost in rounds):.1f}",
-        f"{median(cost.measured_us for cost in rounds):.1f}",
-        f"{median(cost.added_us for cost in rounds):+.1f}",
-        f"{median(cost.mean_added_us for cost in rounds):+.1f}",
-        f"{median(ratios):.3f} ({min(ratios):.3f}, {max(ratios):.3f})",
+        f"{median(bare):.1f}",
+        f"{median(measured):.1f}",
+        f"{median(added):+.1f}",
+        f"{median(mean_added):+.1f}",
+        f"{ratio:.3f} ({low:.3f}, {high:.3f})",
     ]
 
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset, default_collate
 
 from hpc_det.config.merge import merge
@@ -20,7 +21,7 @@ from hpc_det.core.distributed import Distributed
 from hpc_det.core.preempt import StopAgreement, give_notice
 from hpc_det.pytorch import DataLoader, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
 from hpc_det.store.folders import TrialFolder
-from tests.bench.turns import RATE, RECORDS, Batch, Turns, new_model, ready_made_batches
+from tests.bench.turns import RATE, RECORDS, BareLoop, Batch, Turns, new_model, ready_made_batches
 from tests.pytorch.trials import CONFIG, Life
 
 Loop = Callable[..., torch.Tensor]
@@ -135,6 +136,16 @@ def batches_of_torchs_loader() -> Iterator[Batch]:
     loader = torch.utils.data.DataLoader(dataset(), RECORDS)
     while True:
         yield from loader
+
+
+# --- the bare loop
+
+
+def bare(turns: Turns, folder: Path, distributed: Distributed | None = None) -> torch.Tensor:
+    """Measured as all others are: what that costs by itself."""
+    loop = BareLoop(iter(turns.of(ready_made_batches())), DistributedDataParallel if distributed else None)
+    loop.train(turns.batches)
+    return loop.weights
 
 
 # --- others: with one rank, and as a rank of a gang whose process group is there

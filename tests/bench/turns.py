@@ -44,11 +44,11 @@ def ready_made_batches(count: int = 64) -> list[Batch]:
 class BareLoop:
     """PyTorch and nothing else."""
 
-    def __init__(self, batches: Iterator[Batch], wrap: Callable[[nn.Module], nn.Module] = lambda model: model) -> None:
+    def __init__(self, batches: Iterator[Batch], wrap: Callable[[nn.Module], nn.Module] | None = None) -> None:
         """`wrap`: DistributedDataParallel, say."""
         model = new_model()
         self.weights = model.weight
-        self._model = wrap(model)
+        self._model = wrap(model) if wrap else model
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=RATE)
         self._batches = batches
 
@@ -67,22 +67,20 @@ class BareLoop:
 class Turns:
     """The bare loop trains its turn when the measured loop asks for the first batch of its own.
 
-    In the end both have trained `batches` batches. The measured loop calls `begin_batch` whenever it asks for one.
+    The measured loop calls `begin_batch` whenever it asks for one. In the end both have trained `batches` batches.
     """
 
     def __init__(self, bare: BareLoop, turns: int) -> None:
         self.bare = bare
         self.batches = (turns + 1) * TURN
         self._turns = turns
-        self._asked = 0
-        self._times: list[int] = []
+        self._times = [0] * (TURN // 2)
+        """When each batch of the open turn was asked for. The first is half over, which puts reports in the middle."""
         self._cost = Cost([], [])
 
     def begin_batch(self) -> None:
-        turn, place = divmod(self._asked - TURN // 2, TURN)
-        if place == 0:
-            self._change(turn)
-        self._asked += 1
+        if len(self._times) == TURN:
+            self._change()
         self._times.append(perf_counter_ns())
 
     def of(self, batches: Sequence[Batch]) -> Timed:
@@ -93,14 +91,14 @@ class Turns:
     def cost(self) -> Cost:
         return Cost(self._cost.bare[WARM_UP:], self._cost.measured[WARM_UP:])
 
-    def _change(self, turn: int) -> None:
-        """The measured loop has trained half a turn ahead, and then `turn` turns."""
-        now = perf_counter_ns()
-        if turn > 0:
-            self._cost.measured.append(_microseconds([*self._times, now]))
-        if turn in (0, self._turns):
+    def _change(self) -> None:
+        """The measured loop has trained its half turn, or one more turn."""
+        times, done = [*self._times, perf_counter_ns()], len(self._cost.bare)
+        if done:
+            self._cost.measured.append(_microseconds(times))
+        if done in (0, self._turns):
             self.bare.train(TURN // 2)
-        if turn < self._turns:
+        if done < self._turns:
             self._cost.bare.append(_microseconds(self.bare.train(TURN)))
         self._times = []
 
@@ -149,12 +147,15 @@ class Cost:
 
     @property
     def mean_added_us(self) -> float:
-        """To the mean batch: with reports, and with whatever else the machine did."""
-        return statistics.fmean(chain(*self.measured)) - statistics.fmean(chain(*self.bare))
+        """To the mean batch of a turn, and so with the report."""
+        return _mean(self.measured) - _mean(self.bare)
 
     @property
     def ratio(self) -> float:
-        """Of a whole turn, reports and all: the median of all turns."""
-        return statistics.median(
-            sum(measured) / sum(bare) for bare, measured in zip(self.bare, self.measured, strict=True)
-        )
+        """Of whole turns."""
+        return _mean(self.measured) / _mean(self.bare)
+
+
+def _mean(turns: list[Turn]) -> float:
+    """Over the places in a turn, of the median of each: that leaves out what the machine did to single batches."""
+    return statistics.fmean(statistics.median(batches) for batches in zip(*turns, strict=True))
