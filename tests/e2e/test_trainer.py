@@ -30,7 +30,7 @@ def test_a_script_in_a_job_is_preempted_and_ends_with_the_bits_of_the_trial_itse
     script.wait()
     assert script.causes == ["preempted", "finished"]
     assert script.same_as(trial)
-    assert script.trial.rank_log(2, 0).read_text().splitlines()[-1] == "left the block"
+    assert script.trial.rank_log(2, 0).read_text().splitlines()[-1] == "left the block, in a group: False"
 
 
 def test_a_script_that_fails_is_named_with_its_error() -> None:
@@ -77,7 +77,7 @@ def test_under_torchrun_alone_a_signal_to_one_rank_makes_both_save_and_leave(
         process.kill()
         process.wait()
     assert process.returncode == 0, output
-    assert output.count("left the block") == 2
+    assert output.count("left the block, in a group: False") == 2
     folder = the_run(tmp_path)
     assert folder is not None
     outcome = read_json(folder.outcome)

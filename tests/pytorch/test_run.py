@@ -58,34 +58,23 @@ def test_all_ranks_leave_at_the_same_batch_and_a_group_of_the_scripts_own_stays(
     assert not left_over
 
 
-def ours(distributed: Distributed, root: Path) -> bool:
-    """Whether a group that `init` has made is there after the block."""
+def failing(distributed: Distributed, root: Path) -> tuple[set[str], bool]:
     os.environ["HPC_DET_ROOT"] = str(root)
-    dist.destroy_process_group()
-    with init(hparams=HPARAMS, exp_conf=CONFIG) as context:
-        there = context.distributed.gather_json(dist.is_initialized())
-    is_there_still = dist.is_initialized()
-    assert there == [True, True]
-    distributed.start()
-    return is_there_still
-
-
-def test_a_group_of_ours_ends_with_the_block(on_ranks: OnRanks, tmp_path: Path) -> None:
-    assert on_ranks(2, ours, tmp_path) == [False, False]
-
-
-def failing(distributed: Distributed, root: Path) -> tuple[set[str], list[Any]]:
-    os.environ["HPC_DET_ROOT"] = str(root)
+    before = handlers()
     with pytest.raises(ArithmeticError), init(hparams=HPARAMS):
         raise ArithmeticError
-    return threads(), [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)]
+    return threads(), handlers() == before
+
+
+def handlers() -> list[Any]:
+    return [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)]
 
 
 @pytest.mark.parametrize(("size", "waiting"), [(1, set()), (2, {"stop-agreement"})])
 def test_after_a_failure_only_what_waits_for_dead_ranks_is_left(
     on_ranks: OnRanks, tmp_path: Path, size: int, waiting: set[str]
 ) -> None:
-    assert on_ranks(size, failing, tmp_path) == [(waiting, [signal.SIG_DFL] * 3)] * size
+    assert on_ranks(size, failing, tmp_path) == [(waiting, True)] * size
 
 
 def refused(distributed: Distributed, backend: str, described: Distributed, folder: Path) -> str:

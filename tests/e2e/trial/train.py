@@ -1,5 +1,6 @@
 """The story trial as a script of its own."""
 
+import torch.distributed as dist
 from model_def import StoryTrial
 
 from hpc_det.pytorch import Batch, Trainer, init
@@ -18,4 +19,4 @@ with init(hparams=HPARAMS, exp_conf=CONFIG) as context:
         reporting_period=Batch(1),
         checkpoint_policy="none",
     )
-print("left the block", flush=True)
+print("left the block, in a group:", dist.is_initialized(), flush=True)
