@@ -20,7 +20,7 @@ from tests.core.ranks import run_on_ranks
 RANKS = 2
 ROUNDS, ROUNDS_OF_OTHERS = 60, 8
 """Many and short: a process group's threads find their rhythm anew in each."""
-TURNS = 6
+PERIODS, TURN = 6, 10
 DEADLINE_S = 3600
 
 
@@ -28,7 +28,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         costs, _ = run_on_ranks(RANKS, costs_on_a_rank, Path(root), deadline_s=DEADLINE_S)
     show(
-        f"{RANKS} ranks, {ROUNDS} rounds (others {ROUNDS_OF_OTHERS}) of {TURNS} turns of 100 batches, microseconds a "
+        f"{RANKS} ranks, {ROUNDS} rounds (others {ROUNDS_OF_OTHERS}) of {PERIODS} times 100 batches, microseconds a "
         f"batch of rank 0",
         HEADER,
         [row(name, rounds) for name, rounds in costs.items()],
@@ -43,7 +43,7 @@ def costs_on_a_rank(distributed: Distributed, root: Path) -> dict[str, list[Cost
         for name, loop in {"the bare loop": loops.bare, "hpc_det": loops.ours, **others}.items():
             bare = BareLoop(cycle(ready_made_batches()), DistributedDataParallel)
             on_this_rank = functools.partial(loop, distributed=distributed)
-            costs.setdefault(name, []).append(cost_of(on_this_rank, bare, TURNS, root / f"{name} {number}"))
+            costs.setdefault(name, []).append(cost_of(on_this_rank, bare, PERIODS, root / f"{name} {number}", TURN))
     return costs
 
 

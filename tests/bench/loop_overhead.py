@@ -18,10 +18,10 @@ import torch
 from tests.bench import loops
 from tests.bench.loops import Loop
 from tests.bench.table import show
-from tests.bench.turns import BareLoop, Cost, Turns, ready_made_batches
+from tests.bench.turns import PERIOD, BareLoop, Cost, Turns, ready_made_batches
 
 ROUNDS = 7
-TURNS = 60
+PERIODS = 60
 LOOPS = {
     "the bare loop": loops.bare,
     "hpc_det": loops.ours,
@@ -38,9 +38,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         for number in range(ROUNDS):
             for name, loop in LOOPS.items():
-                costs[name].append(cost_of(loop, _bare_beside(loop), TURNS, Path(root, f"{name} {number}")))
+                costs[name].append(cost_of(loop, _bare_beside(loop), PERIODS, Path(root, f"{name} {number}")))
     show(
-        f"one rank, {ROUNDS} rounds of {TURNS} turns of 100 batches, microseconds a batch",
+        f"one rank, {ROUNDS} rounds of {PERIODS} times 100 batches, microseconds a batch",
         HEADER,
         [row(name, rounds) for name, rounds in costs.items()],
     )
@@ -51,13 +51,13 @@ def _bare_beside(loop: Loop) -> BareLoop:
     return BareLoop(loops.batches_of_torchs_loader() if own_data else cycle(ready_made_batches()))
 
 
-def cost_of(loop: Loop, bare: BareLoop, turns: int, folder: Path) -> Cost:
+def cost_of(loop: Loop, bare: BareLoop, periods: int, folder: Path, turn: int = PERIOD) -> Cost:
     """`folder`: a new one for what the loop writes.
 
     Raises AssertionError where the loop trains something else than the bare one.
     """
     gc.collect()
-    taken = Turns(bare, turns)
+    taken = Turns(bare, periods, turn)
     with _silence():
         weights = loop(taken, folder)
     assert torch.equal(weights, bare.weights), "the loops do not train the same"

@@ -16,11 +16,10 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 Turn = list[float]
 """Microseconds of each batch."""
 
-TURN = 100
-"""Batches of a turn: with reports every 100 batches there is one in the middle of each, and what it leaves to other
-threads is done before the bare loop's turn."""
-WARM_UP = 2
-"""The first turns are not counted: modules are imported and caches filled."""
+PERIOD = 100
+"""Batches between two reports of the measured loop."""
+WARM_UP = 2 * PERIOD
+"""Batches that are not counted: modules are imported and caches filled."""
 FEATURES, CLASSES, RECORDS = 32, 10, 32
 RATE = 0.05
 
@@ -70,16 +69,18 @@ class Turns:
     The measured loop calls `begin_batch` whenever it asks for one. In the end both have trained `batches` batches.
     """
 
-    def __init__(self, bare: BareLoop, turns: int) -> None:
+    def __init__(self, bare: BareLoop, periods: int, turn: int = PERIOD) -> None:
+        """`turn`: batches, an even part of PERIOD. It should outlast what a report leaves to other threads."""
         self.bare = bare
-        self.batches = (turns + 1) * TURN
-        self._turns = turns
-        self._times = [0] * (TURN // 2)
+        self.batches = periods * PERIOD
+        self._turn = turn
+        self._turns = self.batches // turn - 1
+        self._times = [0] * (turn // 2)
         """When each batch of the open turn was asked for. The first is half over, which puts reports in the middle."""
         self._cost = Cost([], [])
 
     def begin_batch(self) -> None:
-        if len(self._times) == TURN:
+        if len(self._times) == self._turn:
             self._change()
         self._times.append(perf_counter_ns())
 
@@ -89,7 +90,8 @@ class Turns:
 
     @property
     def cost(self) -> Cost:
-        return Cost(self._cost.bare[WARM_UP:], self._cost.measured[WARM_UP:])
+        first = WARM_UP // self._turn
+        return Cost(self._cost.bare[first:], self._cost.measured[first:])
 
     def _change(self) -> None:
         """The measured loop has trained its half turn, or one more turn."""
@@ -97,9 +99,9 @@ class Turns:
         if done:
             self._cost.measured.append(_microseconds(times))
         if done in (0, self._turns):
-            self.bare.train(TURN // 2)
+            self.bare.train(self._turn // 2)
         if done < self._turns:
-            self._cost.bare.append(_microseconds(self.bare.train(TURN)))
+            self._cost.bare.append(_microseconds(self.bare.train(self._turn)))
         self._times = []
 
 
@@ -147,15 +149,16 @@ class Cost:
 
     @property
     def mean_added_us(self) -> float:
-        """To the mean batch of a turn, and so with the report."""
+        """To the mean batch of a period, and so with the report."""
         return _mean(self.measured) - _mean(self.bare)
 
     @property
     def ratio(self) -> float:
-        """Of whole turns."""
+        """Of whole periods."""
         return _mean(self.measured) / _mean(self.bare)
 
 
 def _mean(turns: list[Turn]) -> float:
-    """Over the places in a turn, of the median of each: that leaves out what the machine did to single batches."""
-    return statistics.fmean(statistics.median(batches) for batches in zip(*turns, strict=True))
+    """Over the places in a period, of the median of each: that leaves out what the machine did to single batches."""
+    batches = [*chain(*turns)]
+    return statistics.fmean(statistics.median(batches[place::PERIOD]) for place in range(PERIOD))
