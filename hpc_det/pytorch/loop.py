@@ -3,7 +3,7 @@
     build the data, restore
     until trained to the end, or all ranks agree to stop:
         validate and checkpoint where they are due at this batch
-        train one batch
+        train up to the next batch at which anything can be due, and report
     save what is not saved
 
 Everything due at a batch is derived from the progress, so a run that was stopped anywhere, also inside a validation,
@@ -27,7 +27,7 @@ from hpc_det.core.rng import restore_rng, seed_everything, unchanged_generators
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.context import PyTorchTrialContext
-from hpc_det.pytorch.data import DataLoader, Position, TrainingData, length_of, training_data, validation_data
+from hpc_det.pytorch.data import DataLoader, TrainingData, length_of, training_data, validation_data
 from hpc_det.pytorch.load import stored_state
 from hpc_det.pytorch.portable import Portable
 from hpc_det.pytorch.progress import Progress
@@ -76,8 +76,6 @@ class Loop:
         self._validations: dict[int, float] = {}
         self._improved = False
         """Whether the last validation was the best so far."""
-        self._next_boundary: float = 0
-        """Nothing that is counted in batches is due before this many."""
         self._saved: tuple[int, int] | None = None
         """Batches, and batches at the last validation, in the newest checkpoint."""
 
@@ -101,16 +99,12 @@ class Loop:
         return self._stop.stopped
 
     def _train_to_the_end(self, batches: Iterator[Any]) -> None:
-        settled = True
-        while True:
-            if self._is_boundary():
-                settled = self._settle_boundary()
-                if settled and self._schedule.finished(self._progress):
-                    return
-            if self._stop.should_stop():
+        while not self.stopped:
+            settled = self._settle_boundary()
+            if settled and self._schedule.finished(self._progress):
                 return
-            if settled:
-                self._train(next(batches))
+            if not self._stop.should_stop() and settled:
+                self._train_to_boundary(batches)
 
     # --- start
 
@@ -142,11 +136,11 @@ class Loop:
         """The number of ranks that the gang had."""
         self._progress, ranks = restored_progress(folder)
         if self._progress.steps:
-            self._context.begin_batch(
-                self._progress.steps - 1,
+            self._context.batch = last = self._progress.steps - 1
+            self._context.begin_epoch(
                 self._progress.last_epoch,
-                starts_epoch=self._progress.epoch_started,
-                ends_epoch=self._progress.epoch_ended,
+                first=last if self._progress.epoch_started else None,
+                last=last if self._progress.epoch_ended else None,
             )
         return ranks
 
@@ -207,47 +201,61 @@ class Loop:
         """Weights were built from the trial's seed, the same on all ranks; their noise from here on differs."""
         seed_everything((self._context.get_trial_seed() + self._distributed.rank) % 2**32)
 
-    # --- one batch
+    # --- batches
 
-    def _train(self, batch: Any) -> None:
-        progress, context = self._progress, self._context
-        before, number = progress.position, progress.steps
-        after = self._data.after(before)
-        steps_now = (number + 1) % context.aggregation_frequency == 0
-        starts_epoch, ends_epoch = progress.starts_epoch, after.epoch > before.epoch
-        context.begin_batch(number, before.epoch, starts_epoch=starts_epoch, ends_epoch=ends_epoch)
-        if starts_epoch:
-            self._callbacks.call("on_training_epoch_start", before.epoch)
-        metrics = self._trained(batch, before.epoch, number, steps_now)
-        self._open_report.add(metrics, self._trial.get_batch_length(batch))
-        progress.advance(after)
-        if steps_now and context.scheduled_steps:
-            self._step_schedulers(number, before)
+    def _train_to_boundary(self, batches: Iterator[Any]) -> None:
+        """Batches of one epoch, until something can be due, or all ranks agree to stop.
+
+        What is the same for all of them is done once: at a batch it would cost microseconds.
+        """
+        progress, first, start = self._progress, self._progress.steps, self._progress.position
+        count = min(self._schedule.next_boundary(first) - first, max(self._data.whole_batches(start), 1))
+        end = first + int(count)
+        self._context.begin_epoch(
+            start.epoch,
+            first=first if progress.starts_epoch else None,
+            last=end - 1 if self._data.after(start, end - first).epoch > start.epoch else None,
+        )
+        if progress.starts_epoch:
+            self._callbacks.call("on_training_epoch_start", start.epoch)
+        trained = self._train(batches, first, end, start.epoch)
+        progress.advance(self._data.after(start, trained), trained)
         if progress.epoch_ended:
-            self._callbacks.call("on_training_epoch_end", before.epoch)
-        if self._is_boundary() and self._schedule.report_is_due(progress):
+            self._callbacks.call("on_training_epoch_end", start.epoch)
+        if self._schedule.report_is_due(progress):
             self._report_training()
-        if context.profiler.running:
-            context.profiler.step()
 
-    def _trained(self, batch: Any, epoch: int, number: int, steps_now: bool) -> Any:
-        if not steps_now:
-            with self._context.keeping_gradients():
-                return self._trial.train_batch(batch, epoch, number)
-        metrics = self._trial.train_batch(batch, epoch, number)
+    def _train(self, batches: Iterator[Any], first: int, end: int, epoch: int) -> int:
+        """Batches `first` .. `end` - 1, fewer if all ranks agree to stop; how many. The first one is agreed already."""
+        context, trial, report = self._context, self._trial, self._open_report
+        for number in range(first, end):
+            if number > first and self._stop.should_stop():
+                return number - first
+            batch = next(batches)
+            context.batch = number
+            steps_now = (number + 1) % context.aggregation_frequency == 0
+            if steps_now:
+                metrics = trial.train_batch(batch, epoch, number)
+                self._end_optimizer_steps(number)
+            else:
+                with context.keeping_gradients():
+                    metrics = trial.train_batch(batch, epoch, number)
+            report.add(metrics, trial.get_batch_length(batch))
+            if context.profiler.running:
+                context.profiler.step()
+        return end - first
+
+    def _end_optimizer_steps(self, number: int) -> None:
         if self._context.precision.scales_losses:
             self._context.precision.end_batch()
-        return metrics
-
-    def _step_schedulers(self, number: int, before: Position) -> None:
         for scheduled in self._context.scheduled_steps:
             scheduled.after_optimizer_step(
-                number, self._context.aggregation_frequency, lambda: self._epochs_until_next_step(before)
+                number, self._context.aggregation_frequency, lambda: self._epochs_until_next_step(number)
             )
 
-    def _epochs_until_next_step(self, before: Position) -> range:
-        """Those that the batch at `before` or one after it ends, up to the batch of the next optimizer step."""
-        position = before
+    def _epochs_until_next_step(self, number: int) -> range:
+        """Those that batch `number` or one after it ends, up to the batch of the next optimizer step."""
+        before = position = self._data.after(self._progress.position, number - self._progress.steps)
         for _ in range(self._context.aggregation_frequency):
             position = self._data.after(position)
         return range(before.epoch, position.epoch)
@@ -258,17 +266,12 @@ class Loop:
 
     # --- boundaries
 
-    def _is_boundary(self) -> bool:
-        """Whether anything can be due at all: a comparison, where asking what is due takes microseconds."""
-        return self._progress.steps >= self._next_boundary or self._progress.epoch_ended
-
     def _settle_boundary(self) -> bool:
         """Validate and save if that is due here; False when a stop is on its way and the validation was abandoned."""
         if self._schedule.validation_is_due(self._progress) and not self._validate():
             return False
         if self._schedule.checkpoint_is_due(self._progress, improved=self._improved) and not self._is_saved():
             self._save()
-        self._next_boundary = self._schedule.next_boundary(self._progress.steps)
         return True
 
     def _validate(self) -> bool:

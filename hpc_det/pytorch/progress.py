@@ -34,9 +34,9 @@ class Progress:
         """Of the last batch."""
         return self.position.epoch - self.epoch_ended
 
-    def advance(self, position: Position) -> None:
-        """One more batch is trained, which led to `position`."""
-        self.epoch_started = self.starts_epoch
-        self.steps += 1
+    def advance(self, position: Position, batches: int) -> None:
+        """So many more are trained, of one epoch, which led to `position`."""
+        self.epoch_started = self.starts_epoch and batches == 1
+        self.steps += batches
         self.epoch_ended = position.epoch > self.position.epoch
         self.position = position

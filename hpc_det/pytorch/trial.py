@@ -100,10 +100,10 @@ def evaluation_of(trial: PyTorchTrial) -> Callable[[Any, int], Any]:
 
 def batch_length(batch: Any) -> int:
     """The first dimension of the first tensor or array in nested dicts, lists and tuples (upstream's rule)."""
+    while isinstance(batch, (list, tuple)) and batch:
+        batch = batch[0]
     if isinstance(batch, (torch.Tensor, np.ndarray)) and batch.ndim:
         return int(batch.shape[0])
-    if isinstance(batch, (list, tuple)) and batch:
-        return batch_length(batch[0])
     if isinstance(batch, Mapping) and batch:
         return batch_length(next(iter(batch.values())))
     raise UsageError(f"get_batch_length: {type(batch).__name__} has no length that says how many records; override it")

@@ -39,9 +39,11 @@ class TrialContext:
         self._to_device = ToDevice(self.device)
         self._stop_requested = False
         self._initial_batch: int | None = None
-        self._batch: int | None = None
+        self.batch: int | None = None
+        """In training, or trained last: its number in the whole of training, from 0."""
         self._epoch: int | None = None
-        self._starts_epoch = self._ends_epoch = False
+        self._first_of_epoch: int | None = None
+        self._last_of_epoch: int | None = None
 
     # --- information
 
@@ -95,20 +97,18 @@ class TrialContext:
 
     def current_train_batch(self) -> int:
         """The global number of the batch in training, from 0. Raises UsageError before training."""
-        return _known(self._batch)
+        return _known(self.batch)
 
     def current_train_epoch(self) -> int:
         return _known(self._epoch)
 
     def is_epoch_start(self) -> bool:
         """Whether the batch in training is the first of its epoch."""
-        _known(self._batch)
-        return self._starts_epoch
+        return _known(self.batch) == self._first_of_epoch
 
     def is_epoch_end(self) -> bool:
         """Whether the batch in training is the last of its epoch."""
-        _known(self._batch)
-        return self._ends_epoch
+        return _known(self.batch) == self._last_of_epoch
 
     # --- stop
 
@@ -170,17 +170,17 @@ class TrialContext:
             return iter(batches)
         if self.device.type == "cuda" and loaded_in_workers:
             return prefetched(batches, self.to_device, self.device)
-        return map(self.to_device, batches)
+        return map(self._to_device, batches)
 
     def begin_training(self, batch: int) -> None:
         """After `batch` batches, in this process or an earlier one."""
         self._initial_batch = batch
 
-    def begin_batch(self, batch: int, epoch: int, *, starts_epoch: bool, ends_epoch: bool) -> None:
-        self._batch = batch
+    def begin_epoch(self, epoch: int, *, first: int | None, last: int | None) -> None:
+        """Batches are of `epoch` from here on. `first`, `last`: its first and last batch, where they are among them."""
         self._epoch = epoch
-        self._starts_epoch = starts_epoch
-        self._ends_epoch = ends_epoch
+        self._first_of_epoch = first
+        self._last_of_epoch = last
 
     def _hparam(self, name: str) -> Any:
         hparams = self._spec["hparams"]

@@ -84,8 +84,11 @@ def test_batch_and_epoch_are_known_in_training_only(context: PyTorchTrialContext
         with pytest.raises(UsageError, match="knows batches and epochs in training only, not before"):
             question()
     context.begin_training(20)
-    context.begin_batch(25, 2, starts_epoch=False, ends_epoch=True)
-    assert [question() for question in questions] == [25, 2, False, True, 20]
+    context.begin_epoch(2, first=None, last=26)
+    context.batch = 25
+    assert [question() for question in questions] == [25, 2, False, False, 20]
+    context.batch = 26
+    assert [question() for question in questions] == [26, 2, False, True, 20]
 
 
 def test_a_global_batch_below_the_slots_is_refused() -> None:

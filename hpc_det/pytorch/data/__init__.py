@@ -43,8 +43,12 @@ class TrainingData(Protocol):
         """None: it has no length, and epochs never end."""
         ...
 
-    def after(self, position: Position) -> Position:
-        """Where training is after the batch at `position`."""
+    def whole_batches(self, position: Position) -> int:
+        """How many from `position` on are of one size and of one epoch; 0: the next one is not."""
+        ...
+
+    def after(self, position: Position, batches: int = 1) -> Position:
+        """Where training is after the batch at `position`, or after some of the `whole_batches` from there."""
         ...
 
     def batches(self, position: Position) -> Iterator[Any]:
@@ -107,8 +111,11 @@ class SharedTraining:
         self.batches_per_epoch = self._share.batches_per_epoch(self._items.nominal_length)
         self.loads_in_workers = loader.num_workers > 0
 
-    def after(self, position: Position) -> Position:
-        return self._share.after(position)
+    def whole_batches(self, position: Position) -> int:
+        return self._share.whole_batches(position)
+
+    def after(self, position: Position, batches: int = 1) -> Position:
+        return self._share.after(position) if batches == 1 else self._share.after_whole(position, batches)
 
     def batches(self, position: Position) -> Iterator[Any]:
         """Raises UsageError for a position that the epoch does not have."""

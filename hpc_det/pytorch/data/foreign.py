@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -34,8 +35,12 @@ class ForeignTraining:
         if self.batches_per_epoch == 0:
             raise UsageError(f"build_training_data_loader: {_name(loader)} has no batches; training needs at least one")
 
-    def after(self, position: Position) -> Position:
-        done = position.done + 1
+    def whole_batches(self, position: Position) -> int:
+        """Without a length: of an epoch that never ends."""
+        return sys.maxsize if self.batches_per_epoch is None else self.batches_per_epoch - position.done
+
+    def after(self, position: Position, batches: int = 1) -> Position:
+        done = position.done + batches
         if self.batches_per_epoch is not None and done >= self.batches_per_epoch:
             return Position(position.epoch + 1)
         return Position(position.epoch, done)

@@ -85,6 +85,14 @@ def test_batches_are_counted() -> None:
     ]
 
 
+def test_the_batches_of_an_epoch_can_be_counted_at_once() -> None:
+    data = training([10, 20, 30])
+    assert [data.whole_batches(Position(4, done)) for done in range(3)] == [3, 2, 1]
+    assert data.after(Position(4, 1), 0) == Position(4, 1)
+    assert data.after(Position(4), 2) == Position(4, 2)
+    assert data.after(Position(4, 1), 2) == Position(5)
+
+
 def test_another_count_of_batches_goes_before_its_own() -> None:
     data = training([10, 20, 30], batches_per_epoch=2)
     assert data.batches_per_epoch == 2
@@ -96,6 +104,7 @@ def test_without_a_length_an_epoch_never_ends() -> None:
     data = training(Stream())
     assert data.batches_per_epoch is None
     assert data.after(Position(0, 10**9)) == Position(0, 10**9 + 1)
+    assert data.whole_batches(Position(0, 10**9)) > 10**12
 
 
 def test_its_iterator_is_made_with_the_batches_and_not_at_the_first_of_them() -> None:
