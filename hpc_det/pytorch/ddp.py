@@ -8,7 +8,7 @@ more the first iteration after a resume would round differently from the same it
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -69,9 +69,14 @@ def synchronized_batch_norm(model: torch.nn.Module, device: torch.device) -> tor
 def share_buffers(models: Iterable[torch.nn.Module]) -> None:
     """Collective: all ranks take rank 0's buffers, as they would at the next training batch."""
     for model in models:
-        if isinstance(model, DistributedDataParallel) and model.broadcast_buffers:
+        if shares_buffers(model):
             for buffer in model.module.buffers():
                 dist.broadcast(buffer, src=0)
+
+
+def shares_buffers(model: torch.nn.Module) -> TypeGuard[DistributedDataParallel]:
+    """Whether all ranks take rank 0's at each training batch; otherwise each has its own."""
+    return isinstance(model, DistributedDataParallel) and model.broadcast_buffers
 
 
 def _takes_plain_gradients(model: torch.nn.Module) -> bool:

@@ -4,7 +4,8 @@ state_dict.pth    models_state_dict, optimizers_state_dict, lr_schedulers_state_
                   and scaler_state_dict where losses are scaled
 progress.pth      batches, position, validation state, number of ranks                             rank 0
 rank-R.pth        random generators, gradients that wait for an optimizer step, the open windows   each rank
-                  of metrics and reducers, what is frozen or in eval mode
+                  of metrics and reducers, what is frozen or in eval mode, buffers that ranks
+                  do not share
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hpc_det.errors import HpcDetError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.data import Position
+from hpc_det.pytorch.ddp import shares_buffers
 from hpc_det.pytorch.progress import Progress
 
 STATE_DICT = "state_dict.pth"
@@ -93,6 +95,7 @@ def rank_state(context: PyTorchTrialContext, window: MetricWindow) -> dict[str, 
         "window": window.state(),
         "reducers": context.reducers.state(),
         "gradients": _gradients(context),
+        "buffers": _own_buffers(context),
         "stop_requested": context.get_stop_requested(),
         "frozen": [name for name, parameter in _parameters(context) if not parameter.requires_grad],
         "evaluating": [name for name, module in _modules(context) if not module.training],
@@ -112,6 +115,7 @@ def restore_rank(folder: Path, ranks: int, context: PyTorchTrialContext, window:
         window.restore(own["window"])
         context.reducers.restore(own["reducers"])
         _set_gradients(context, own["gradients"])
+        _set_own_buffers(context, own["buffers"])
         context.set_stop_requested(own["stop_requested"])
     else:
         _take_over(folder, ranks, context, window)
@@ -144,6 +148,23 @@ def _set_gradients(context: PyTorchTrialContext, gradients: dict[str, torch.Tens
     for name, parameter in _parameters(context):
         if name in gradients:
             parameter.grad = gradients[name].to(parameter.device)
+
+
+def _own_buffers(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
+    """What a state_dict holds of them, where each rank has its own: state_dict.pth has rank 0's only."""
+    return {
+        f"{k}.{name}": value
+        for k, (model, wrapped) in enumerate(zip(context.models, context.wrapped_models, strict=True))
+        if context.distributed.size > 1 and not shares_buffers(wrapped)
+        for name, value in model.state_dict().items()
+        if name in dict(model.named_buffers())
+    }
+
+
+def _set_own_buffers(context: PyTorchTrialContext, buffers: dict[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, buffer in _own_buffers(context).items():
+            buffer.copy_(buffers[name])
 
 
 def _set_modes(context: PyTorchTrialContext, state: dict[str, Any]) -> None:

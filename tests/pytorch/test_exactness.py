@@ -103,6 +103,35 @@ def test_a_stop_at_any_tick_changes_no_bit(tmp_path: Path, trial: type[Tiny]) ->
         assert_same(life, undisturbed)
 
 
+class OwnBuffers(Tiny):
+    """Its ranks do not share the running means of a batch norm, but for those of a second model, which is frozen."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+        frozen = nn.BatchNorm1d(5).requires_grad_(False)
+        self.frozen = context.wrap_model(frozen)
+        self.model = context.wrap_model(nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 1)), broadcast_buffers=False)
+        self.optimizer.add_param_group({"params": [*self.model.parameters()]})
+
+    def build_training_data_loader(self) -> DataLoader:
+        return self.loader(24, shuffle=True)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        inputs, targets = batch
+        return super().train_batch((self.frozen(inputs), targets), epoch_idx, batch_idx)
+
+
+def test_buffers_that_ranks_do_not_share_come_back_on_each(on_ranks: OnRanks, tmp_path: Path) -> None:
+    undisturbed, life = (Life.begin(tmp_path / name, OwnBuffers) for name in ("whole", "cut"))
+    on_ranks(2, lived, undisturbed, 99)
+    assert on_ranks(2, lived, life, 9) == [True, True]
+    on_ranks(2, lived, life, 99)
+    assert_same(life, undisturbed)
+    own = [life.newest[f"rank-{rank}.pth"]["buffers"] for rank in (0, 1)]
+    assert all(len(buffers) == 6 for buffers in own)
+    assert not torch.equal(own[0]["1.running_mean"], own[1]["1.running_mean"])
+
+
 class Killed(Exception):
     pass
 
