@@ -209,26 +209,30 @@ class Loop:
         What is the same for all of them is done once: at a batch it would cost microseconds.
         """
         progress, first, start = self._progress, self._progress.steps, self._progress.position
-        count = min(self._schedule.next_boundary(first) - first, max(self._data.whole_batches(start), 1))
-        end = first + int(count)
+        count = int(min(self._schedule.next_boundary(first) - first, max(self._data.whole_batches(start), 1)))
+        ends_epoch = self._data.after(start, count).epoch > start.epoch
+        self._context.batch = first
         self._context.begin_epoch(
             start.epoch,
             first=first if progress.starts_epoch else None,
-            last=end - 1 if self._data.after(start, end - first).epoch > start.epoch else None,
+            last=first + count - 1 if ends_epoch else None,
         )
         if progress.starts_epoch:
             self._callbacks.call("on_training_epoch_start", start.epoch)
-        trained = self._train(batches, first, end, start.epoch)
+        trained = self._train(batches, first, count, start.epoch)
         progress.advance(self._data.after(start, trained), trained)
         if progress.epoch_ended:
             self._callbacks.call("on_training_epoch_end", start.epoch)
         if self._schedule.report_is_due(progress):
             self._report_training()
 
-    def _train(self, batches: Iterator[Any], first: int, end: int, epoch: int) -> int:
-        """Batches `first` .. `end` - 1, fewer if all ranks agree to stop; how many. The first one is agreed already."""
+    def _train(self, batches: Iterator[Any], first: int, count: int, epoch: int) -> int:
+        """`count` batches from number `first` on, or as many as are trained when all ranks agree to stop; how many.
+
+        At least one: it is agreed on already.
+        """
         context, trial, report = self._context, self._trial, self._open_report
-        for number in range(first, end):
+        for number in range(first, first + count):
             if number > first and self._stop.should_stop():
                 return number - first
             batch = next(batches)
@@ -236,14 +240,16 @@ class Loop:
             steps_now = (number + 1) % context.aggregation_frequency == 0
             if steps_now:
                 metrics = trial.train_batch(batch, epoch, number)
-                self._end_optimizer_steps(number)
             else:
                 with context.keeping_gradients():
                     metrics = trial.train_batch(batch, epoch, number)
             report.add(metrics, trial.get_batch_length(batch))
+            del batch, metrics  # their memory is for the next ones
+            if steps_now:
+                self._end_optimizer_steps(number)
             if context.profiler.running:
                 context.profiler.step()
-        return end - first
+        return count
 
     def _end_optimizer_steps(self, number: int) -> None:
         if self._context.precision.scales_losses:

@@ -169,7 +169,7 @@ class TrialContext:
         if not self.to_device_automatically:
             return iter(batches)
         if self.device.type == "cuda" and loaded_in_workers:
-            return prefetched(batches, self.to_device, self.device)
+            return prefetched(batches, self._to_device, self.device)
         return map(self._to_device, batches)
 
     def begin_training(self, batch: int) -> None:

@@ -27,10 +27,6 @@ class TrainUnit:
         """Whether training of this length is at its end."""
         return self._done(progress) >= self.length
 
-    def fraction(self, progress: Progress) -> float:
-        """How much of this length is done, 0 .. 1."""
-        return min(self._done(progress) / self.length, 1.0) if self.length > 0 else 1.0
-
     @property
     def length(self) -> int:
         """Raises TypeError for a schedule, which is no length."""

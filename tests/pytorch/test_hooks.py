@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpc_det.core.distributed import Distributed
-from hpc_det.pytorch import DataLoader, PyTorchCallback
+from hpc_det.pytorch import DataLoader, PyTorchCallback, PyTorchTrialContext
 from tests.core.ranks import OnRanks
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
 
@@ -114,6 +114,26 @@ def test_hooks_come_in_the_order_of_the_loop(tmp_path: Path) -> None:
     ]
     assert Everything.heard[0] == ("startup", 0, False)
     assert [entry[1] for entry in Everything.heard if entry[0] == "report"] == [3, 3, 2]
+
+
+class Asking(PyTorchCallback):
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        self._context = context
+
+    def on_training_epoch_start(self, epoch_idx: int) -> None:
+        context = self._context
+        places = (context.current_train_batch(), context.current_train_epoch())
+        Everything.heard.append((*places, context.is_epoch_start(), context.is_epoch_end()))
+
+
+class Asked(Observed):
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return {"asking": Asking(self.context)}
+
+
+def test_an_epoch_starts_with_its_first_batch(tmp_path: Path) -> None:
+    Life.begin(tmp_path, Asked, **CONFIG).attempt()
+    assert Everything.heard == ["loaders", (0, 0, True, False), (4, 1, True, False)]
 
 
 def test_a_resume_inside_an_epoch_starts_no_epoch(tmp_path: Path) -> None:

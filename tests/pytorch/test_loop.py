@@ -4,22 +4,23 @@ import math
 import random
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import yaml
 from torch import nn
 from torch._C._distributed_c10d import HashStore
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, default_collate
 
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.preempt import StopAgreement, give_notice
 from hpc_det.core.rng import restore_rng, rng_state
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.pytorch import DataLoader, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
+from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
 from hpc_det.pytorch.harness import load_trial_class
 from hpc_det.resources import data_path
 from tests.core.ranks import OnRanks
@@ -383,6 +384,53 @@ def test_a_bare_tensor_is_the_loss(tmp_path: Path) -> None:
     life = Life.begin(tmp_path, BareLoss)
     life.attempt()
     assert all(metrics.keys() == {"loss"} for kind, _, metrics in life.series if kind == "training")
+
+
+class TensorRate(BareLoss):
+    """As torch.compile wants it: a scheduler changes it in place."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+        self.optimizer.param_groups[0]["lr"] = torch.tensor(0.04)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)
+        context.wrap_lr_scheduler(schedule, LRScheduler.StepMode.STEP_EVERY_BATCH)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        super().train_batch(batch, epoch_idx, batch_idx)
+        return {"rate": self.optimizer.param_groups[0]["lr"]}
+
+
+def test_a_learning_rate_is_reported_as_the_batch_had_it(tmp_path: Path) -> None:
+    life = Life.begin(tmp_path, TensorRate, searcher={"max_length": {"batches": 3}}, scheduling_unit=1)
+    life.attempt()
+    reported = [metrics["rate"] for kind, _, metrics in life.series if kind == "training"]
+    assert reported == pytest.approx([0.04, 0.02, 0.01])
+
+
+class Forgotten(Tiny):
+    """Sees at the load of a batch what is left of the one before."""
+
+    def loader(self, records: int, shuffle: bool = False) -> DataLoader:
+        loader = super().loader(records)
+        return DataLoader(loader.dataset, batch_size=4, collate_fn=self.collated)
+
+    def collated(self, records: list[Any]) -> Any:
+        Forgotten.alive += [reference() for reference in Forgotten.seen if reference() is not None]
+        return default_collate(records)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        metrics = super().train_batch(batch, epoch_idx, batch_idx)
+        Forgotten.seen += [weakref.ref(batch[0]), weakref.ref(metrics["loss"])]
+        return metrics
+
+    alive: ClassVar[list[Any]] = []
+    seen: ClassVar[list[Any]] = []
+
+
+def test_a_batch_and_its_metrics_are_gone_before_the_next_is_loaded(tmp_path: Path) -> None:
+    Life.begin(tmp_path, Forgotten).attempt()
+    assert len(Forgotten.seen) == 36
+    assert not Forgotten.alive
 
 
 def test_a_searcher_metric_that_there_is_not_is_named_with_those_there_are(tmp_path: Path) -> None:
