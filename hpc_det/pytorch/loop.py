@@ -261,7 +261,8 @@ class Loop:
 
     def _epochs_until_next_step(self, number: int) -> range:
         """Those that batch `number` or one after it ends, up to the batch of the next optimizer step."""
-        before = position = self._data.after(self._progress.position, number - self._progress.steps)
+        start, trained = self._progress.position, number - self._progress.steps
+        before = position = self._data.after(start, trained) if trained else start
         for _ in range(self._context.aggregation_frequency):
             position = self._data.after(position)
         return range(before.epoch, position.epoch)

@@ -407,6 +407,28 @@ def test_a_learning_rate_is_reported_as_the_batch_had_it(tmp_path: Path) -> None
     assert reported == pytest.approx([0.04, 0.02, 0.01])
 
 
+class OwnLoader(Tiny):
+    """Not hpc_det's, of as many records as the hyperparameter says."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.experimental.disable_dataset_reproducibility_checks()
+
+    def build_training_data_loader(self) -> Any:
+        dataset = self.loader(self.context.get_hparam("records")).dataset
+        return torch.utils.data.DataLoader(dataset, batch_size=4)
+
+
+def test_an_epoch_that_is_shorter_after_a_resume_ends_for_schedulers_too(tmp_path: Path) -> None:
+    ends = {"searcher": {"max_length": {"batches": 8}}, "min_validation_period": {"batches": 0}, "scheduling_unit": 1}
+    life = Life.begin(tmp_path, OwnLoader, {"records": 24}, **ends)
+    assert life.attempt(StopAt(6)).stopped
+    life.hparams = {**life.hparams, "records": 12}
+    life.attempt()
+    rates = [metrics["rate"] for kind, _, metrics in life.series if kind == "training"]
+    assert rates == pytest.approx([0.05] * 6 + [0.045] * 2), "batch 6 ended the epoch of 3"
+
+
 class Forgotten(Tiny):
     """Sees at the load of a batch what is left of the one before."""
 

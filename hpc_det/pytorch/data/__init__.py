@@ -48,7 +48,7 @@ class TrainingData(Protocol):
         ...
 
     def after(self, position: Position, batches: int = 1) -> Position:
-        """Where training is after the batch at `position`, or after 0 or more of the `whole_batches` from there."""
+        """Where training is after the batch at `position`, or after some of the `whole_batches` from there."""
         ...
 
     def batches(self, position: Position) -> Iterator[Any]:

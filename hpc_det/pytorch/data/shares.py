@@ -90,7 +90,7 @@ class Share:
 
     def after_whole(self, position: Position, batches: int) -> Position:
         """After so many of `whole_batches`."""
-        return self._at(position.epoch, position.done + batches * self.whole) if batches else position
+        return self._at(position.epoch, position.done + batches * self.whole)
 
     def batches_per_epoch(self, length: int) -> int:
         full, left = divmod(length, self.whole)

@@ -88,7 +88,6 @@ def test_batches_are_counted() -> None:
 def test_the_batches_of_an_epoch_can_be_counted_at_once() -> None:
     data = training([10, 20, 30])
     assert [data.whole_batches(Position(4, done)) for done in range(3)] == [3, 2, 1]
-    assert data.after(Position(4, 1), 0) == Position(4, 1)
     assert data.after(Position(4), 2) == Position(4, 2)
     assert data.after(Position(4, 1), 2) == Position(5)
 
