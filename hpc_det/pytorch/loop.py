@@ -245,15 +245,15 @@ class Loop:
                     metrics = trial.train_batch(batch, epoch, number)
             report.add(metrics, trial.get_batch_length(batch))
             del batch, metrics  # their memory is for the next ones
-            if steps_now:
-                self._end_optimizer_steps(number)
+            if steps_now and context.precision.scales_losses:
+                context.precision.end_batch()
+            if steps_now and context.scheduled_steps:
+                self._step_schedulers(number)
             if context.profiler.running:
                 context.profiler.step()
         return count
 
-    def _end_optimizer_steps(self, number: int) -> None:
-        if self._context.precision.scales_losses:
-            self._context.precision.end_batch()
+    def _step_schedulers(self, number: int) -> None:
         for scheduled in self._context.scheduled_steps:
             scheduled.after_optimizer_step(
                 number, self._context.aggregation_frequency, lambda: self._epochs_until_next_step(number)

@@ -58,8 +58,21 @@ class PyTorchTrial:
         return {}
 
     def get_batch_length(self, batch: Any) -> int:
-        """The number of records in a batch; override it for batches that are no (nested) tensors or arrays."""
-        return batch_length(batch)
+        """The number of records in a batch: the first dimension of the first tensor or array in nested dicts, lists and
+        tuples (upstream's rule). Override it for batches without any; it raises UsageError for them.
+        """
+        first = batch
+        while not isinstance(first, torch.Tensor):
+            if isinstance(first, (list, tuple)) and first:
+                first = first[0]
+            elif isinstance(first, Mapping) and first:
+                first = next(iter(first.values()))
+            else:
+                break
+        if isinstance(first, (torch.Tensor, np.ndarray)) and first.ndim:
+            return int(first.shape[0])
+        kind = type(first).__name__
+        raise UsageError(f"get_batch_length: {kind} has no length that says how many records; override it")
 
 
 REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data_loader")
@@ -96,14 +109,3 @@ def evaluation_of(trial: PyTorchTrial) -> Callable[[Any, int], Any]:
     if any(each.kind is each.VAR_POSITIONAL for each in needed):
         return evaluate
     return lambda batch, number: evaluate(batch)
-
-
-def batch_length(batch: Any) -> int:
-    """The first dimension of the first tensor or array in nested dicts, lists and tuples (upstream's rule)."""
-    while isinstance(batch, (list, tuple)) and batch:
-        batch = batch[0]
-    if isinstance(batch, (torch.Tensor, np.ndarray)) and batch.ndim:
-        return int(batch.shape[0])
-    if isinstance(batch, Mapping) and batch:
-        return batch_length(next(iter(batch.values())))
-    raise UsageError(f"get_batch_length: {type(batch).__name__} has no length that says how many records; override it")

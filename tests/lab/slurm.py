@@ -55,12 +55,15 @@ class SlurmLab:
 
     def run(self, *command: str | Path, cwd: Path | None = None) -> str:
         """Standard output of a command; an error carries what it said."""
-        done = subprocess.run(command, env=os.environ | self.env, cwd=cwd, capture_output=True, text=True)
+        done = self._ended(*command, cwd=cwd)
         if done.returncode:
             raise RuntimeError(
                 f"{' '.join(map(str, command))}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
             )
         return done.stdout
+
+    def _ended(self, *command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, env=os.environ | self.env, cwd=cwd, capture_output=True, text=True)
 
     def folder(self) -> Path:
         """A fresh folder that all nodes see."""
@@ -88,13 +91,14 @@ class SlurmLab:
 
     def cancel_all(self, deadline_s: float = 30) -> None:
         """Ends every job of the lab and waits until the last of their processes is gone."""
-        end = time.monotonic() + deadline_s
+        end, said = time.monotonic() + deadline_s, ""
         while jobs := self.run("squeue", "--noheader", "--format=%i %T"):
             if time.monotonic() > end:
-                raise TimeoutError(f"jobs are left after {deadline_s} s:\n{jobs}")
-            # KILL first, or a job that saves on TERM would use up its grace; it may have been requeued meanwhile
-            self.run("scancel", "--quiet", "--state=PENDING")
-            self.run("scancel", "--quiet", "--full", "--signal=KILL", "--state=RUNNING")
+                raise TimeoutError(f"jobs are left after {deadline_s} s:\n{jobs}{said}")
+            # KILL first, or a job that saves on TERM would use up its grace; it may have been requeued meanwhile.
+            # A job whose state changes under scancel is an error for it, and is met again in the next round.
+            said = self._ended("scancel", "--quiet", "--state=PENDING").stderr
+            said += self._ended("scancel", "--quiet", "--full", "--signal=KILL", "--state=RUNNING").stderr
             time.sleep(0.1)
 
     def path_without_accounting(self) -> str:

@@ -15,7 +15,7 @@ from hpc_det.core.distributed import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import DataLoader, PyTorchTrial, PyTorchTrialContext, Reducer, Trainer, init
 from hpc_det.pytorch.harness import load_trial_class
-from hpc_det.pytorch.trial import batch_length, evaluation_of, interface_problems
+from hpc_det.pytorch.trial import evaluation_of, interface_problems
 from hpc_det.store.files import read_lines
 from tests.core.ranks import OnRanks
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
@@ -310,13 +310,13 @@ def test_the_signature_says_whether_a_batch_comes_with_its_number(trial: type[Ti
     ],
 )
 def test_the_records_of_a_batch_are_those_of_its_first_tensor(batch: Any, length: int) -> None:
-    assert batch_length(batch) == length
+    assert object.__new__(PyTorchTrial).get_batch_length(batch) == length
 
 
 @pytest.mark.parametrize("batch", ["text", [], {}, torch.ones(())])
 def test_a_batch_without_a_length_is_refused(batch: Any) -> None:
     with pytest.raises(UsageError, match=r"get_batch_length: .* has no length that says how many records; override it"):
-        batch_length(batch)
+        object.__new__(PyTorchTrial).get_batch_length(batch)
 
 
 class Texts(Steady):
