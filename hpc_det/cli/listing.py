@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -14,6 +15,8 @@ from hpc_det.cli.watch import states
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.folders import ExperimentFolder
 
+LONGEST_VALUE = 60
+"""Characters of a metric that is no number."""
 DAMAGED = "(files damaged)"
 HEADINGS = ("ID", "NAME", "STATE", "BATCHES", "BEST", "SUBMITTED")
 
@@ -71,12 +74,15 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def number(value: float | str) -> str:
-    """A metric as people read it."""
-    return value if isinstance(value, str) else f"{value:.5g}"
+def number(value: Any) -> str:
+    """A metric as people read it; what is no number, such as a matrix, as JSON, and its beginning only."""
+    if isinstance(value, (int, float)):
+        return f"{value:.5g}"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 
-def values_in_words(metrics: Mapping[str, float | str]) -> str:
+def values_in_words(metrics: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in metrics.items())
 
 

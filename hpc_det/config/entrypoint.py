@@ -33,6 +33,8 @@ def check_entrypoint(entrypoint: object, context_dir: Path) -> list[str]:
         return [f"entrypoint: {error}"]
     if problems := [*_launcher_problems(words)]:
         return problems
+    if meant := _dotted_trial(words, context_dir):
+        return [f"entrypoint: {words[0]} is no command; a trial is named by module and class, as {meant}"]
     if trial is None:
         return []
     module, class_name = trial
@@ -50,7 +52,7 @@ def check_entrypoint(entrypoint: object, context_dir: Path) -> list[str]:
 
 def speaks_determined(entrypoint: object, context_dir: Path) -> bool:
     """Whether this was written for Determined: it names a launcher of Determined's, or nothing but `module:Class`, or
-    its trial's file imports `determined`.
+    the file of its trial, or a script that it names, imports `determined`.
     """
     with suppress(OSError, SyntaxError, ValueError):
         words = _words(entrypoint)
@@ -58,9 +60,7 @@ def speaks_determined(entrypoint: object, context_dir: Path) -> bool:
             return True
         if any("determined.launch." in word for word in words):
             return True
-        trial = _trial(words)
-        file = _module_file(context_dir, trial[0]) if trial else None
-        return file is not None and "determined" in _imported(_parse(file))
+        return any("determined" in _imported(_parse(file)) for file in _own_files(words, context_dir))
     return False
 
 
@@ -69,10 +69,27 @@ def trial_name(entrypoint: object) -> str | None:
     return _argument(_words(entrypoint))
 
 
+def _dotted_trial(words: list[str], context_dir: Path) -> str | None:
+    """The `module:Class` that was meant by a command of nothing but `module.Class`."""
+    if len(words) != 1 or "." not in words[0]:
+        return None
+    module, _, class_name = words[0].rpartition(".")
+    if not class_name.isidentifier() or _module_file(context_dir, module) is None or (context_dir / words[0]).exists():
+        return None
+    return f"{module}:{class_name}"
+
+
 def _words(entrypoint: object) -> list[str]:
     """None at all of what is no entrypoint: that is the schema's to say."""
     words = _shell_words(entrypoint) if isinstance(entrypoint, str) else entrypoint
     return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else []
+
+
+def _own_files(words: list[str], context_dir: Path) -> Iterator[Path]:
+    if (trial := _trial(words)) and (file := _module_file(context_dir, trial[0])):
+        yield file
+    scripts = (context_dir / word for word in words if word.endswith(".py"))
+    yield from (script for script in scripts if script.is_file())
 
 
 def _launcher_problems(words: list[str]) -> Iterator[str]:

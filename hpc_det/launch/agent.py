@@ -37,6 +37,8 @@ POLL_S = 1.0
 """How often the run folder is asked for a stop request that came by no signal to this node."""
 LONGEST_SOCKET_FOLDER = 80
 """A Unix socket's path has 108 bytes (unix(7)); a `$TMPDIR` may be longer."""
+LAST_WORDS, LONGEST_LINE = 4096, 200
+"""Bytes at the end of a log that are searched for its last line, and characters of that which are told."""
 
 
 class Agent:
@@ -56,6 +58,7 @@ class Agent:
         self._parent = os.getppid()
         self._ended = False
         self._next_poll = 0.0
+        self._log_began = self._trial.job_log.stat().st_size if self._trial.job_log.exists() else 0
 
     def run(self) -> int:
         """The entrypoint's exit code; 1 where a rank was lost or the attempt was killed."""
@@ -153,9 +156,21 @@ class Agent:
     def _note_entrypoint(self, code: int) -> None:
         if first_failure(self._trial, self._number) is None:
             how = f"ended by signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            message = f"{how}; its output stands in {self._trial.job_log}"
+            last_words = _last_line(self._trial.job_log, self._log_began)
+            said = f" after {last_words!r}" if last_words else ""
+            message = f"{how}{said}; its output stands in {self._trial.job_log}"
             user_error = code in (126, 127)  # sh(1): found no such command, or may not run it
             note_failure(self._trial, self._number, failure_now(None, message, user_error=user_error))
+
+
+def _last_line(log: Path, begin: int) -> str:
+    """Of what was written to the job's log from `begin` on; where the job writes none, nothing."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(begin, log.stat().st_size - LAST_WORDS))
+        lines = file.read().decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[-LONGEST_LINE:]
 
 
 def main(argv: list[str]) -> int:

@@ -49,6 +49,8 @@ class Job:
             self._say(f"job {other} runs this trial already; nothing is started")
             return 1
         self._close_interrupted_attempt()
+        if self._is_over() and (verdict := self._journal.verdict()):
+            self._say(f"this trial is over, nothing is started: {verdict[1].value}: {verdict[2]}")
         while not self._is_over():
             decision = self._attempt(self._journal.last_attempt() + 1)
             if decision.action is Action.REQUEUE and self._scheduler.has_queue:

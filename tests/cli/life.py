@@ -62,7 +62,7 @@ class Life:
     def finishes(self) -> None:
         self.ends(Cause.FINISHED, Action.DONE, steps=400)
 
-    def reports(self, kind: str, steps: int, metrics: Mapping[str, float | str]) -> None:
+    def reports(self, kind: str, steps: int, metrics: Mapping[str, Any]) -> None:
         record = {"kind": kind, "steps": steps, "total": 400, "metrics": dict(metrics)}
         append_line(self.trial.metrics, {**record, "attempt": self.journal.last_attempt(), "time": time.time()})
 

@@ -20,6 +20,14 @@ def test_without_experiments_the_list_is_empty(hpc_det: Command) -> None:
     assert hpc_det("e", "list", "--json") == (0, "[]\n", "")
 
 
+def test_metrics_that_are_no_numbers_are_described_too(hpc_det: Command, life: Life) -> None:
+    life.begins()
+    life.reports("validation", 10, {"matrix": [[1, 2], [3, 4]], "by_class": {"a": 1.0}, "long": [7] * 99, "none": None})
+    said = hpc_det("e", "describe", "1").out
+    assert 'matrix [[1, 2], [3, 4]], by_class {"a": 1.0}, long [7, 7, 7' in said
+    assert "7,..., none null" in said
+
+
 def test_the_list_shows_state_progress_and_best_validation(
     hpc_det: Command, life: Life, scheduler: FakeScheduler
 ) -> None:

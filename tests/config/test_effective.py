@@ -76,6 +76,12 @@ def test_a_trial_that_imports_determined_switches_its_names_on(build: Build, cod
     assert build().experiment.environment.variables("cpu") == [COMPAT]
 
 
+def test_so_does_a_script_that_imports_determined(build: Build, code: Path) -> None:
+    (code / "train.py").write_text("import determined as det\n")
+    for entrypoint in ("python3 train.py --lr 0.1", ["torchrun", "train.py"]):
+        assert build(entrypoint=entrypoint).experiment.environment.variables("cpu") == [COMPAT]
+
+
 @pytest.mark.parametrize(
     "entrypoint",
     [

@@ -136,6 +136,14 @@ def test_a_missing_module_is_told_with_what_there_is(tmp_path: Path) -> None:
     ]
 
 
+def test_a_dot_in_the_place_of_the_colon_is_told(tmp_path: Path) -> None:
+    assert check(tmp_path, "class T: ...", "model_def.T") == [
+        "entrypoint: model_def.T is no command; a trial is named by module and class, as model_def:T"
+    ]
+    assert check(tmp_path, "class T: ...", "model_def.py") == [], "a file, which may be one to execute"
+    assert check(tmp_path, "class T: ...", "train.sh") == []
+
+
 def test_a_module_may_be_a_package_or_lie_in_one(tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg/__init__.py").write_text("class T: ...")

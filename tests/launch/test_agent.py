@@ -43,6 +43,22 @@ def test_any_other_exit_code_is_1_and_noted(gang: Gang) -> None:
     assert (failure(gang).rank, failure(gang).lost) == (None, False)
 
 
+def test_the_last_words_of_an_entrypoint_are_noted(gang: Gang) -> None:
+    log = gang.trial.job_log
+    log.write_text("an earlier attempt\n")
+    gang.plan(f"echo ModuleNotFoundError: No module named torchx >>{log}; echo >>{log}; exit 1")
+    assert gang.start_agent().wait(timeout=30) == 1
+    said = "exit code 1 after 'ModuleNotFoundError: No module named torchx'"
+    assert failure(gang).message == f"{said}; its output stands in {log}"
+
+
+def test_words_of_an_earlier_attempt_are_not_an_entrypoints_last(gang: Gang) -> None:
+    gang.trial.job_log.write_text("an earlier attempt\n")
+    gang.plan("exit 3")
+    assert gang.start_agent().wait(timeout=30) == 1
+    assert failure(gang).message == f"exit code 3; its output stands in {gang.trial.job_log}"
+
+
 def test_an_entrypoint_that_a_signal_ends_is_noted_with_its_name(gang: Gang) -> None:
     gang.plan("kill -SEGV $$")
     assert gang.start_agent().wait(timeout=30) == 1

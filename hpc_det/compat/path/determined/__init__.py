@@ -12,7 +12,10 @@ from hpc_det.compat.aliases import COUNTERPARTS, Finder, missing
 from hpc_det.compat.cluster_info import ClusterInfo, TrialInfo, get_cluster_info
 from hpc_det.errors import InvalidHP
 
-__all__ = ["LOG_FORMAT", "ClusterInfo", "InvalidHP", "TrialInfo", "get_cluster_info"]
+__all__ = ["LOG_FORMAT", "ClusterInfo", "InvalidHP", "TrialInfo", "__version__", "get_cluster_info"]
+
+__version__ = "0.38.1"
+"""Determined's last release: what models that ask for a version want to hear."""
 
 LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
 """For logging.basicConfig; upstream's logs are searched by it, here it is a format like any other."""
