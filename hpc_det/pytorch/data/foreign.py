@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
+
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.shares import Position
-from hpc_det.pytorch.data.workers import end_workers, shield
+from hpc_det.pytorch.data.workers import end_workers, shield, with_live_workers
 
 
 def length_of(loader: object) -> int | None:
@@ -97,7 +100,10 @@ class ForeignValidation:
 
 def _iterated(loader: Iterable[Any], former: Iterator[Any] | None) -> Iterator[Any]:
     """A new iterator; the former one ends, unless it is used again, as with persistent workers."""
-    iterator = iter(loader)
+    begin = functools.partial(iter, loader)
+    iterator: Iterator[Any] = (
+        with_live_workers(loader, begin) if isinstance(loader, torch.utils.data.DataLoader) else begin()
+    )
     if iterator is not former:
         end_workers(former)
     return iterator

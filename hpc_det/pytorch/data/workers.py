@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import select
 import signal
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
@@ -10,9 +15,14 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import Dataset
 
+from hpc_det.errors import HpcDetError
 from hpc_det.launch.signals import STOP_SIGNALS
 from hpc_det.pytorch.data.index_batches import Key
 from hpc_det.pytorch.data.seeds import mixed_seed, seed_generators
+
+FIRST_WORD_S = 30.0
+"""A worker says its first word some milliseconds after its fork; one that is silent for so long hangs in it."""
+TRIES = 3
 
 
 class WorkerInit:
@@ -21,8 +31,13 @@ class WorkerInit:
     def __init__(self, own: Callable[[int], None] | None) -> None:
         """`own`: the user's worker_init_fn."""
         self._own = own
+        self.first_words: int | None = None
+        """The end of a pipe that forked workers say their first word to."""
 
     def __call__(self, worker_id: int) -> None:
+        if self.first_words is not None:
+            os.write(self.first_words, b"1")
+            os.close(self.first_words)
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         if self._own:
@@ -33,6 +48,61 @@ def shield(loader: object) -> None:
     """The same for the workers of a torch DataLoader that is not ours."""
     if isinstance(loader, torch.utils.data.DataLoader) and not isinstance(loader.worker_init_fn, WorkerInit):
         loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
+
+
+def with_live_workers(loader: torch.utils.data.DataLoader[Any], iterate: Callable[[], Any]) -> Any:
+    """What `iterate` makes, an iterator of `loader`, once more where a worker hangs in its fork.
+
+    CPython 3.11.7, among others before 3.12, leaves a forked process in a lock that another thread held at that moment,
+    as gloo's does now and then after a collective (python/cpython 112275; 1 of 5928 forks). Nobody would notice. Raises
+    HpcDetError when it happens again and again.
+    """
+    init, has_workers = loader.worker_init_fn, loader.persistent_workers and loader._iterator is not None
+    if not isinstance(init, WorkerInit) or has_workers or not _forks(loader):
+        return iterate()
+    for _ in range(TRIES):
+        iterator, hang = _listened(init, iterate)
+        if not hang:
+            return iterator
+        print("hpc-det: a loader process hangs in its fork; all of them are started anew", file=sys.stderr, flush=True)
+        end_workers(iterator)
+        loader._iterator = None
+    raise HpcDetError(
+        f"num_workers: {loader.num_workers} loader processes did not begin within {FIRST_WORD_S:g} s, {TRIES} times; "
+        f'give the DataLoader multiprocessing_context="forkserver", or num_workers=0'
+    )
+
+
+def _forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
+    context = loader.multiprocessing_context or multiprocessing
+    return loader.num_workers > 0 and context.get_start_method() == "fork"
+
+
+def _listened(init: WorkerInit, iterate: Callable[[], Any]) -> tuple[Any, bool]:
+    """An iterator, and whether one of its workers hangs. One that died before its first word is torch's to report."""
+    listening, init.first_words = os.pipe()
+    try:
+        try:
+            iterator = iterate()
+        finally:
+            os.close(init.first_words)
+            init.first_words = None
+        return iterator, _is_one_silent(listening, len(getattr(iterator, "_workers", ())))
+    finally:
+        os.close(listening)
+
+
+def _is_one_silent(listening: int, workers: int) -> bool:
+    poll, end = select.poll(), time.monotonic() + FIRST_WORD_S
+    poll.register(listening, select.POLLIN)
+    while workers > 0:
+        if not poll.poll(max(end - time.monotonic(), 0) * 1000):
+            return True
+        words = os.read(listening, workers)
+        if not words:  # the others have ended
+            return False
+        workers -= len(words)
+    return False
 
 
 class SeededDataset(Dataset[Any]):
@@ -76,7 +146,7 @@ class ClosableLoader(torch.utils.data.DataLoader[Any]):
         super().__init__(dataset, **options)
 
     def __iter__(self) -> Any:
-        iteration = super().__iter__()
+        iteration = with_live_workers(self, super().__iter__)
         self._iterations.add(iteration)
         return iteration
 

@@ -6,15 +6,22 @@ import pickle
 import random
 import signal
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data._utils import worker
 
+from hpc_det.errors import HpcDetError
 from hpc_det.launch.signals import STOP_SIGNALS
+from hpc_det.pytorch.data import Position, workers
+from hpc_det.pytorch.data.foreign import ForeignTraining
 from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerInit, end_workers, shield
+
+Capture = pytest.CaptureFixture[str]
 
 
 def loader(dataset: Dataset[Any], **options: Any) -> ClosableLoader:
@@ -29,6 +36,59 @@ class Numbers(Dataset[Any]):
 
     def __getitem__(self, index: int) -> int:
         return os.getpid()
+
+
+# --- starts
+
+
+@pytest.fixture
+def hangs(monkeypatch: pytest.MonkeyPatch) -> multiprocessing.sharedctypes.Synchronized[int]:
+    """How many workers, one after the other, are to hang before they come to any line of theirs."""
+    count = multiprocessing.Value("i", 0)
+    begin = worker._worker_loop
+
+    def hang_or_begin(*arguments: Any) -> None:
+        with count:
+            count.value -= 1
+            hangs = count.value >= 0
+        if hangs:
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+            signal.pause()
+        begin(*arguments)
+
+    monkeypatch.setattr(worker, "_worker_loop", hang_or_begin)
+    monkeypatch.setattr(workers, "FIRST_WORD_S", 0.5)
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
+    return count
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_worker_that_hangs_in_its_fork_is_replaced(hangs: Any, persistent: bool, capsys: Capture) -> None:
+    hangs.value = 1
+    loading = loader(TensorDataset(torch.arange(8)), num_workers=2, persistent_workers=persistent)
+    for _ in range(2):
+        assert [int(number) for (number,) in loading] == [*range(8)]
+    loading.close()
+    assert capsys.readouterr().err.count("a loader process hangs in its fork; all of them are started anew") == 1
+
+
+def test_so_is_one_of_a_loader_that_is_not_ours(hangs: Any) -> None:
+    hangs.value = 1
+    data = ForeignTraining(torch.utils.data.DataLoader(TensorDataset(torch.arange(4)), num_workers=1), None)
+    assert [int(number) for (number,) in islice(data.batches(Position()), 4)] == [*range(4)]
+    data.close()
+
+
+def test_workers_that_hang_again_and_again_are_an_error(hangs: Any) -> None:
+    hangs.value = 3
+    with pytest.raises(HpcDetError, match=r"num_workers: 1 loader processes did not begin within 0\.5 s, 3 times"):
+        iter(loader(Numbers()))
+
+
+def test_a_worker_that_dies_in_its_start_is_torchs_to_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_worker_loop", lambda *arguments: os._exit(3))
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        next(iter(loader(Numbers())))
 
 
 # --- signals
