@@ -62,7 +62,9 @@ class Loop:
         portable: Portable,
         warm_start: Path | None = None,
     ) -> None:
-        """`warm_start`: a checkpoint that a trial without one of its own begins with, at batch 0."""
+        """`warm_start`: a checkpoint that a trial without one of its own begins with, at batch 0. It is resumed where
+        it is of this very trial.
+        """
         self._trial = trial
         self._context = context
         self._schedule = schedule
@@ -110,8 +112,7 @@ class Loop:
 
     def _begin(self, stack: ExitStack) -> Iterator[Any]:
         """Data first, then state (upstream's order): making an iterator may draw random numbers."""
-        found = self._checkpoints.newest()
-        folder = found[0] if found else None
+        folder = self._checkpoint_to_resume()
         ranks = self._read_progress(folder) if folder else 0
         self._context.begin_training(self._progress.steps)
         self._callbacks.call("on_trial_startup", self._progress.steps, folder.name if folder else None)
@@ -131,6 +132,23 @@ class Loop:
         else:
             self._seed_this_rank()
         return batches
+
+    def _checkpoint_to_resume(self) -> Path | None:
+        """The newest of this trial. A run outside any job has a new folder, and may be told of one in an older one."""
+        if found := self._checkpoints.newest():
+            return found[0]
+        told = self._warm_start
+        if told is None:
+            return None
+        is_own: bool = self._distributed.broadcast_json(self._portable.is_of_this_trial(told))
+        if self._distributed.is_chief:
+            how = (
+                "goes on from"
+                if is_own
+                else "begins with the weights of another trial, or of one with another seed, in"
+            )
+            print(f"hpc-det: {how} {told}", flush=True)
+        return told if is_own else None
 
     def _read_progress(self, folder: Path) -> int:
         """The number of ranks that the gang had."""

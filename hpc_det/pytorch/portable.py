@@ -22,11 +22,14 @@ import torch
 from hpc_det.checkpoint.committed import FileEntry, checksum
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
-from hpc_det.store.files import flush_folder
+from hpc_det.pytorch.state import PROGRESS
+from hpc_det.store.files import flush_folder, read_json
 
 CODE = "code"
 LOAD_DATA = "load_data.json"
 METADATA = "metadata.json"
+_IDENTITY = ("trial_seed", "experiment_id", "trial_id")
+"""Runs outside any job have the same ids, and are told apart by their seed."""
 
 
 class Portable:
@@ -44,9 +47,15 @@ class Portable:
                 "trial_cls_spec": f"{trial_class.__module__}:{trial_class.__qualname__}",
                 "is_trainer": is_trainer,
                 "experiment_config": _masked(spec["config"]),
-                **{name: spec[name] for name in ("hparams", "trial_seed", "experiment_id", "trial_id")},
+                **{name: spec[name] for name in ("hparams", *_IDENTITY)},
             }
         )
+        self._identity = {name: spec[name] for name in _IDENTITY}
+
+    def is_of_this_trial(self, folder: Path) -> bool:
+        """Whether the checkpoint in `folder` was written by this trial, with all that a resume needs."""
+        stored = read_json(folder / LOAD_DATA) or {}
+        return (folder / PROGRESS).exists() and {name: stored.get(name) for name in _IDENTITY} == self._identity
 
     def write(self, folder: Path, steps: int) -> dict[str, FileEntry]:
         """Add to the partial folder of a checkpoint at `steps` batches; the entries of the files in `code/`.

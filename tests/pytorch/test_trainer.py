@@ -20,7 +20,7 @@ from hpc_det.pytorch import Batch, Epoch, PyTorchTrial, PyTorchTrialContext, Tra
 from hpc_det.pytorch.load import stored_state
 from hpc_det.store.files import read_json, read_lines
 from hpc_det.store.folders import TrialFolder
-from tests.pytorch.trials import Tiny
+from tests.pytorch.trials import Life, Tiny, differences
 
 HPARAMS = {"global_batch_size": 4, "workers": 0}
 SEARCHER = {"searcher": {"metric": "loss"}}
@@ -50,9 +50,10 @@ def trained(
     root: Path, exp_conf: dict[str, Any] | None = None, trial: type[Tiny] = Steady, **options: Any
 ) -> TrialFolder:
     """The folder of a run with these options of `fit`."""
+    before = {*(root / "local").glob("*")}
     with init(hparams=HPARAMS, exp_conf=SEARCHER if exp_conf is None else exp_conf) as context:
         Trainer(trial(context), context).fit(**options)
-    (folder,) = sorted((root / "local").iterdir())[-1:]
+    (folder,) = {*(root / "local").iterdir()} - before
     return TrialFolder(folder)
 
 
@@ -121,9 +122,34 @@ def test_the_configuration_may_give_the_length(root: Path) -> None:
     assert steps(folder, "validation") == [3]
 
 
-def test_a_checkpoint_is_where_another_run_begins(root: Path) -> None:
+def test_a_run_goes_on_from_a_checkpoint_of_an_earlier_one_to_the_bit(root: Path, capfd: Any) -> None:
+    torch.manual_seed(4321)
+    often: dict[str, Any] = {"max_length": Batch(15), "checkpoint_policy": "none", "validation_period": Batch(4)}
+    undisturbed = Life(trained(root, trial=Tiny, checkpoint_period=Batch(7), **often))
+    (at_7, at_14, _) = sorted(committed(undisturbed.folder.checkpoints), key=lambda checkpoint: checkpoint.steps)
+    for begin in (at_7, at_14):
+        torch.manual_seed(4321)
+        life = Life(trained(root, trial=Tiny, latest_checkpoint=begin.path, **often))
+        assert life.checkpoints == [15]
+        assert f"hpc-det: goes on from {begin.path}\n" in capfd.readouterr().out
+        assert not differences(life.newest, undisturbed.newest)
+        assert life.series == [record for record in undisturbed.series if record[1] > begin.steps]
+
+
+def test_nothing_is_trained_beyond_the_length(root: Path) -> None:
+    torch.manual_seed(4321)
+    (end,) = committed(trained(root, max_length=Batch(5)).checkpoints)
+    torch.manual_seed(4321)
+    folder = trained(root, max_length=Batch(5), latest_checkpoint=end.path)
+    assert read_json(folder.outcome) == {"attempt": 1, "kind": "finished", "steps": 5}
+    assert steps(folder, "training") == []
+
+
+def test_a_checkpoint_is_where_a_run_with_another_seed_begins_anew(root: Path, capfd: Any) -> None:
+    torch.manual_seed(4321)
     first = trained(root, max_length=Batch(5))
     (checkpoint,) = committed(first.checkpoints)
+    torch.manual_seed(4322)
     starts = []
 
     class Continued(Steady):
@@ -132,6 +158,9 @@ def test_a_checkpoint_is_where_another_run_begins(root: Path) -> None:
             return super().train_batch(batch, epoch_idx, batch_idx)
 
     trained(root, trial=Continued, max_length=Batch(1), latest_checkpoint=checkpoint.path)
+    assert f"hpc-det: begins with the weights of another trial, or of one with another seed, in {checkpoint.path}" in (
+        capfd.readouterr().out
+    )
     assert starts == [(0, stored_state(checkpoint.path)["models_state_dict"][0]["0.bias"].tolist())]
 
 
