@@ -142,11 +142,7 @@ class Loop:
             return None
         is_own: bool = self._distributed.broadcast_json(self._portable.is_of_this_trial(told))
         if self._distributed.is_chief:
-            how = (
-                "goes on from"
-                if is_own
-                else "begins with the weights of another trial, or of one with another seed, in"
-            )
+            how = "goes on from" if is_own else "begins with the weights, of another trial or seed, in"
             print(f"hpc-det: {how} {told}", flush=True)
         return told if is_own else None
 
