@@ -98,7 +98,10 @@ class _Sum(torch.nn.Module):
 
 
 def _settle_buckets(wrapped: DistributedDataParallel) -> None:
-    """One backward pass in parameter order; at its next forward DDP takes the order of arrival from it, for good."""
+    """One backward pass in parameter order, from which DDP takes the order of arrival for good.
+
+    Now, and not at its next forward pass: by then a resume has put gradients back.
+    """
     model, broadcasts_buffers = wrapped.module, wrapped.broadcast_buffers
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     wrapped.module, wrapped.broadcast_buffers = _Sum(parameters), False
@@ -108,3 +111,4 @@ def _settle_buckets(wrapped: DistributedDataParallel) -> None:
         wrapped.module, wrapped.broadcast_buffers = model, broadcasts_buffers
     for parameter in parameters:
         parameter.grad = None
+    wrapped.reducer._rebuild_buckets()

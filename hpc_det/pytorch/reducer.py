@@ -8,7 +8,7 @@ import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -158,10 +158,14 @@ class Reducers:
                     each.carry()
 
     @contextlib.contextmanager
-    def set_aside(self) -> Iterator[None]:
-        """For a validation in the middle of training: what reducers that serve both have of training comes back."""
+    def set_aside(self, shared: Iterable[object] = ()) -> Iterator[None]:
+        """For a validation in the middle of training: what reducers that serve both have of training comes back.
+
+        `shared`: what reducers may hold and training goes on to change, such as models.
+        """
         both = [each.reducer for each in self._wrapped if each.for_training and each.for_validation]
-        attributes = [{name: _copied(value) for name, value in vars(reducer).items()} for reducer in both]
+        known = {id(each): each for each in shared}
+        attributes = [{name: _copied(value, known) for name, value in vars(reducer).items()} for reducer in both]
         try:
             yield
         finally:
@@ -279,10 +283,12 @@ def _detached(value: Any, device: torch.device | None = None) -> Any:
     return value
 
 
-def _copied(value: Any) -> Any:
-    """Deep, so that `reset` may clear the original; what cannot be copied is not cleared by any."""
+def _copied(value: Any, known: Mapping[int, object]) -> Any:
+    """Deep, but for what is `known` by its id(), so that `reset` may clear the original; what cannot be copied is not
+    cleared by any.
+    """
     try:
-        return copy.deepcopy(_detached(value))
+        return copy.deepcopy(value if id(value) in known else _detached(value), {**known})
     except Exception:
         return value
 

@@ -5,7 +5,7 @@ state_dict.pth    models_state_dict, optimizers_state_dict, lr_schedulers_state_
 progress.pth      batches, position, validation state, number of ranks                             rank 0
 rank-R.pth        random generators, gradients that wait for an optimizer step, the open windows   each rank
                   of metrics and reducers, what is frozen or in eval mode, buffers that ranks
-                  do not share
+                  do not share at this batch
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from hpc_det.errors import HpcDetError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.data import Position
-from hpc_det.pytorch.ddp import shares_buffers
+from hpc_det.pytorch.ddp import DataParallel, shares_buffers
 from hpc_det.pytorch.progress import Progress
+from hpc_det.pytorch.trial_context import parameters_of
 
 STATE_DICT = "state_dict.pth"
 PROGRESS = "progress.pth"
@@ -60,6 +61,8 @@ def restore_models(state: dict[str, Any], context: PyTorchTrialContext, where: P
     for key, owners in _owners(context).items():
         for owner, content in zip(owners, state[key], strict=True):
             owner.load_state_dict(content)
+            if isinstance(owner, torch.optim.Optimizer):
+                _keep_types(owner, content.get("state", {}))
     if context.precision.scaler and "scaler_state_dict" in state:
         context.precision.scaler.load_state_dict(state["scaler_state_dict"])
 
@@ -70,6 +73,15 @@ def _owners(context: PyTorchTrialContext) -> dict[str, list[Any]]:
         "optimizers_state_dict": [*context.optimizers],
         "lr_schedulers_state_dict": [*context.lr_schedulers],
     }
+
+
+def _keep_types(optimizer: torch.optim.Optimizer, saved: dict[int, dict[str, Any]]) -> None:
+    """load_state_dict casts most of the state to the types of the parameters."""
+    for number, parameter in enumerate(parameters_of(optimizer)):
+        for name, value in saved.get(number, {}).items():
+            loaded = optimizer.state[parameter].get(name)
+            if isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype:
+                optimizer.state[parameter][name] = value.to(loaded.device, copy=True)
 
 
 # --- progress
@@ -96,6 +108,7 @@ def rank_state(context: PyTorchTrialContext, window: MetricWindow) -> dict[str, 
         "reducers": context.reducers.state(),
         "gradients": _gradients(context),
         "buffers": _own_buffers(context),
+        "sends_buffers": [model.require_forward_param_sync for model in _in_ddp(context)],
         "stop_requested": context.get_stop_requested(),
         "frozen": [name for name, parameter in _parameters(context) if not parameter.requires_grad],
         "evaluating": [name for name, module in _modules(context) if not module.training],
@@ -116,6 +129,8 @@ def restore_rank(folder: Path, ranks: int, context: PyTorchTrialContext, window:
         context.reducers.restore(own["reducers"])
         _set_gradients(context, own["gradients"])
         _set_own_buffers(context, own["buffers"])
+        for model, sends in zip(_in_ddp(context), own["sends_buffers"], strict=True):
+            model.require_forward_param_sync = sends
         context.set_stop_requested(own["stop_requested"])
     else:
         _take_over(folder, ranks, context, window)
@@ -145,17 +160,32 @@ def _gradients(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
 
 
 def _set_gradients(context: PyTorchTrialContext, gradients: dict[str, torch.Tensor]) -> None:
-    for name, parameter in _parameters(context):
-        if name in gradients:
-            parameter.grad = gradients[name].to(parameter.device)
+    minding_use = {
+        id(parameter)
+        for model in _in_ddp(context)
+        if model.find_unused_parameters
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    }
+    with context.keeping_gradients():
+        for name, parameter in _parameters(context):
+            if name not in gradients:
+                continue
+            gradient = gradients[name].to(parameter.device)
+            if id(parameter) in minding_use:  # DDP notes which ones were used since the last optimizer step
+                torch.autograd.backward(parameter, gradient)
+            parameter.grad = gradient
 
 
 def _own_buffers(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
-    """What a state_dict holds of them, where each rank has its own: state_dict.pth has rank 0's only."""
+    """What a state_dict holds of them, where each rank has its own: state_dict.pth has rank 0's only.
+
+    Between optimizer steps DDP sends none.
+    """
     return {
         f"{k}.{name}": value
         for k, (model, wrapped) in enumerate(zip(context.models, context.wrapped_models, strict=True))
-        if context.distributed.size > 1 and not shares_buffers(wrapped)
+        if context.distributed.size > 1 and (context.aggregation_frequency > 1 or not shares_buffers(wrapped))
         for name, value in model.state_dict().items()
         if name in dict(model.named_buffers())
     }
@@ -173,6 +203,10 @@ def _set_modes(context: PyTorchTrialContext, state: dict[str, Any]) -> None:
         parameter.requires_grad_(name not in state["frozen"])
     for name, module in _modules(context):
         module.training = name not in state["evaluating"]
+
+
+def _in_ddp(context: PyTorchTrialContext) -> list[DataParallel]:
+    return [model for model in context.wrapped_models if isinstance(model, DataParallel)]
 
 
 def _parameters(context: PyTorchTrialContext) -> list[tuple[str, torch.nn.Parameter]]:

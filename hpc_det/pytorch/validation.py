@@ -50,7 +50,7 @@ class Validation:
         left leaves no trace either: it is done again after the resume.
         """
         before = self._what_callbacks_may_change()
-        with unchanged_generators(), self._context.reducers.set_aside():
+        with unchanged_generators(), self._context.reducers.set_aside(self._what_training_changes()):
             metrics = self._evaluated()
         self._set_training_mode(True)
         if metrics is None:
@@ -129,6 +129,12 @@ class Validation:
             if isinstance(model, DataParallel):
                 model.alone = not training
 
+    def _what_training_changes(self) -> Iterator[object]:
+        context = self._context
+        yield from (self._trial, context, *context.optimizers, *context.lr_schedulers)
+        for model in (*context.models, *context.wrapped_models):
+            yield from (*model.modules(), *model.parameters(), *model.buffers())
+
     def _what_callbacks_may_change(self) -> dict[str, Any] | None:
         """A copy, where any acts before the validation is sure to come to its end: one that swaps weights, say."""
         if not self._callbacks.overrides("on_validation_start", "on_validation_epoch_start"):
@@ -137,13 +143,25 @@ class Validation:
             {name: value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else value for name, value in state}
             for state in (model.state_dict().items() for model in self._context.models)
         ]
-        return {"models": models, "callbacks": copy.deepcopy(self._callbacks.state())}
+        groups = [
+            {name: value for name, value in group.items() if name != "params"}
+            for optimizer in self._context.optimizers
+            for group in optimizer.param_groups
+        ]
+        schedulers = [scheduler.state_dict() for scheduler in self._context.lr_schedulers]
+        others = {"groups": groups, "schedulers": schedulers, "callbacks": self._callbacks.state()}
+        return {"models": models, **copy.deepcopy(others)}
 
     def _put_back(self, before: dict[str, Any] | None) -> None:
         if before is None:
             return
         for model, state in zip(self._context.models, before["models"], strict=True):
             model.load_state_dict(state)
+        groups = (group for optimizer in self._context.optimizers for group in optimizer.param_groups)
+        for group, former in zip(groups, before["groups"], strict=True):
+            group.update(former)
+        for scheduler, state in zip(self._context.lr_schedulers, before["schedulers"], strict=True):
+            scheduler.load_state_dict(state)
         self._callbacks.restore(before["callbacks"])
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import HpcDetError
-from hpc_det.pytorch import DataLoader, PyTorchCallback, PyTorchTrialContext
+from hpc_det.pytorch import DataLoader, MetricReducer, PyTorchCallback, PyTorchTrialContext
 from tests.core.ranks import OnRanks
 from tests.pytorch.test_samplers import make_batch_sampler
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
@@ -92,7 +93,72 @@ class OwnLoaders(Tiny):
         return torch.utils.data.DataLoader(dataset, batch_sampler=batches)
 
 
-@pytest.mark.parametrize("trial", [AsksInValidation, GraduallyThawed, Draws, AccumulatesByHand, OwnLoaders])
+class SumOfWeights(MetricReducer):
+    """Looks at the model itself, whatever is trained between two looks."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def reset(self) -> None:
+        pass
+
+    def per_slot_reduce(self) -> float:
+        return sum(parameter.sum().item() for parameter in self.model.parameters())
+
+    def cross_slot_reduce(self, per_slot_metrics: list[float]) -> float:
+        return per_slot_metrics[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+class ReducesWeights(Tiny):
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+        context.wrap_reducer(SumOfWeights(self.model), "weights")
+
+
+class Slowing(PyTorchCallback):
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def on_validation_start(self) -> None:
+        self._optimizer.param_groups[0]["lr"] *= 0.9
+
+
+class SlowedByValidation(Tiny):
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return {"slowing": Slowing(self.optimizer)}
+
+
+class DoublePrecision(Tiny):
+    """Its optimizer keeps float32 beside float64."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        self.context = context
+        self.model = context.wrap_model(nn.Linear(5, 1).double())
+        self.optimizer = context.wrap_optimizer(torch.optim.NAdam(self.model.parameters(), lr=0.01))
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        return super().train_batch([values.double() for values in batch], epoch_idx, batch_idx)
+
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        return super().evaluate_batch([values.double() for values in batch])
+
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return {}
+
+
+ONE_EACH = [
+    *(AsksInValidation, GraduallyThawed, Draws, AccumulatesByHand, OwnLoaders),
+    *(ReducesWeights, SlowedByValidation, DoublePrecision),
+]
+
+
+@pytest.mark.parametrize("trial", ONE_EACH)
 def test_a_stop_at_any_tick_changes_no_bit(tmp_path: Path, trial: type[Tiny]) -> None:
     undisturbed, never = Life.begin(tmp_path / "undisturbed", trial), StopAt()
     undisturbed.attempt(never)
@@ -130,6 +196,94 @@ def test_buffers_that_ranks_do_not_share_come_back_on_each(on_ranks: OnRanks, tm
     own = [life.newest[f"rank-{rank}.pth"]["buffers"] for rank in (0, 1)]
     assert all(len(buffers) == 6 for buffers in own)
     assert not torch.equal(own[0]["1.running_mean"], own[1]["1.running_mean"])
+
+
+class Branching(nn.Module):
+    """One layer is used in every second batch only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.sometimes = nn.Linear(5, 1), nn.Linear(5, 1)
+
+    def forward(self, inputs: torch.Tensor, whole: bool = True) -> torch.Tensor:
+        outputs: torch.Tensor = self.always(inputs) + (self.sometimes(inputs) if whole else 0)
+        return outputs
+
+
+class Centred(nn.Linear):
+    """Subtracts a running mean, in training too."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(5, 1)
+        self.register_buffer("mean", torch.zeros(5))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * inputs.mean(dim=0)
+        return super().forward(inputs - self.mean)
+
+
+class Aggregating(Tiny):
+    """A model that each case sets, with the options of DDP that it goes with."""
+
+    model: nn.Module
+    new_model: Callable[[], nn.Module]
+    ddp_options: ClassVar[dict[str, bool]] = {}
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        self.context = context
+        self.model = context.wrap_model(self.new_model(), **self.ddp_options)
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.01))
+
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return {}
+
+
+class Sometimes(Aggregating):
+    new_model = Branching
+    ddp_options: ClassVar = {"find_unused_parameters": True}
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        inputs, targets = batch
+        loss = (self.model(inputs, batch_idx % 2 == 0) - targets).square().mean()
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss}
+
+
+class RunningMean(Aggregating):
+    new_model = Centred
+
+
+class BucketView(Aggregating):
+    @staticmethod
+    def new_model() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 1))
+
+    ddp_options: ClassVar = {"gradient_as_bucket_view": True}
+
+
+def weights_after(distributed: Distributed, life: Life, stop_at: float) -> list[Any]:
+    loop = life.attempt(StopAt(stop_at), distributed)
+    return [parameter.detach().numpy().tobytes() for parameter in loop._context.models[0].parameters()]
+
+
+@pytest.mark.parametrize(
+    ("trial", "ranks", "aggregation", "tick"),
+    [(Sometimes, 2, 2, 2), (RunningMean, 2, 3, 3), (BucketView, 3, 3, 5)],
+)
+def test_a_stop_between_optimizer_steps_changes_no_bit_on_any_rank(
+    on_ranks: OnRanks, tmp_path: Path, trial: type[Tiny], ranks: int, aggregation: int, tick: int
+) -> None:
+    optimizations = {"aggregation_frequency": aggregation}
+    undisturbed, life = (Life.begin(tmp_path / name, trial, optimizations=optimizations) for name in ("whole", "cut"))
+    expected = on_ranks(ranks, weights_after, undisturbed, 99)
+    on_ranks(ranks, weights_after, life, tick)
+    assert on_ranks(ranks, weights_after, life, 99) == expected
+    assert expected == [expected[0]] * ranks
+    assert_same(life, undisturbed)
 
 
 class Killed(Exception):

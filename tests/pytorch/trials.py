@@ -98,8 +98,10 @@ class Tiny(PyTorchTrial):
         self.context = context
         model = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.3), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1))
         model[1].eval()
-        self.model = context.wrap_model(model)
-        self.optimizer = context.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=self.rate, momentum=0.9))
+        self.model: nn.Module = context.wrap_model(model)
+        self.optimizer: torch.optim.Optimizer = context.wrap_optimizer(
+            torch.optim.SGD(model.parameters(), lr=self.rate, momentum=0.9)
+        )
         context.wrap_lr_scheduler(
             lr_scheduler.StepLR(self.optimizer, 1, gamma=0.9), LRScheduler.StepMode.STEP_EVERY_EPOCH
         )
