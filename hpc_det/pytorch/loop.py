@@ -245,13 +245,15 @@ class Loop:
 
         At least one: it is agreed on already.
         """
-        context, trial, report = self._context, self._trial, self._open_report
+        context, trial, report, stop = self._context, self._trial, self._open_report, self._stop
+        frequency, profiler = context.aggregation_frequency, context.profiler if context.profiler.running else None
+        ends_steps = context.precision.scales_losses or bool(context.scheduled_steps)
         for number in range(first, first + count):
-            if number > first and self._stop.should_stop():
+            if number > first and stop.should_stop():
                 return number - first
             batch = next(batches)
             context.batch = number
-            steps_now = (number + 1) % context.aggregation_frequency == 0
+            steps_now = (number + 1) % frequency == 0
             if steps_now:
                 metrics = trial.train_batch(batch, epoch, number)
             else:
@@ -259,15 +261,15 @@ class Loop:
                     metrics = trial.train_batch(batch, epoch, number)
             report.add(metrics, trial.get_batch_length(batch))
             del batch, metrics  # their memory is for the next ones
-            if steps_now and context.precision.scales_losses:
-                context.precision.end_batch()
-            if steps_now and context.scheduled_steps:
-                self._step_schedulers(number)
-            if context.profiler.running:
-                context.profiler.step()
+            if steps_now and ends_steps:
+                self._end_optimizer_steps(number)
+            if profiler:
+                profiler.step()
         return count
 
-    def _step_schedulers(self, number: int) -> None:
+    def _end_optimizer_steps(self, number: int) -> None:
+        if self._context.precision.scales_losses:
+            self._context.precision.end_batch()
         for scheduled in self._context.scheduled_steps:
             scheduled.after_optimizer_step(
                 number, self._context.aggregation_frequency, lambda: self._epochs_until_next_step(number)
