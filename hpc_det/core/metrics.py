@@ -202,7 +202,7 @@ def plain(value: Any) -> Any:
 def _scalar(value: Any) -> float | torch.Tensor | None:
     """As `scalar`; a tensor of another device stays there, 0-dim and without a graph: nothing waits for it."""
     if isinstance(value, torch.Tensor):
-        if value.is_cpu and not value.ndim:
+        if value.is_cpu and not value.ndim:  # the ordinary one, with one question less in each batch
             number = value.item()
             return None if type(number) is complex else float(number)
         if value.numel() != 1 or value.is_complex():
