@@ -6,9 +6,11 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
+from hpc_det.config.cluster import Cluster
+from hpc_det.config.fields import time_limit_min
 from hpc_det.config.merge import Tree, join
 from hpc_det.config.problems import Problem, shown, unknown_key
-from hpc_det.config.schema import Cluster, Resources, constants, time_limit_min
+from hpc_det.config.schema import Resources, constants
 
 # Control characters, line separators, and surrogates, which no file can hold as UTF-8. A newline in submitit's job name
 # runs as shell code.

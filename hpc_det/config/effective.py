@@ -11,11 +11,12 @@ from pydantic import BaseModel, ValidationError
 
 from hpc_det import compat
 from hpc_det.config.checks import FREE_FORM, cross_problems, hyperparameter_problems, text_problems
+from hpc_det.config.cluster import Cluster
 from hpc_det.config.entrypoint import check_entrypoint, speaks_determined
 from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers
 from hpc_det.config.problems import Problem, render, schema_problems, shown
 from hpc_det.config.request import Request
-from hpc_det.config.schema import Cluster, Experiment
+from hpc_det.config.schema import Experiment
 from hpc_det.errors import UsageError
 from hpc_det.plan.gang import gang
 

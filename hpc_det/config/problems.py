@@ -10,9 +10,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from hpc_det.config.determineds_keys import REMEDIES
+from hpc_det.config.fields import expectation, keys_at
 from hpc_det.config.managed_flags import RefusedFlagsError
 from hpc_det.config.merge import join
-from hpc_det.config.schema import expectation, keys_at
 
 _SHOWN_CHARS = 80
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hpc_det.errors import UsageError
 
 if TYPE_CHECKING:
-    from hpc_det.config.schema import Cluster
+    from hpc_det.config.cluster import Cluster
 
 
 @dataclass(frozen=True, kw_only=True)

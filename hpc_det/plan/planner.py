@@ -10,7 +10,8 @@ from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:
-    from hpc_det.config.schema import Cluster, Experiment
+    from hpc_det.config.cluster import Cluster
+    from hpc_det.config.schema import Experiment
 
 LEGACY_ENTRYPOINT = re.compile(r"[\w.]+:\w+")
 

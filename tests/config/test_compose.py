@@ -11,8 +11,9 @@ import yaml
 from pydantic import BaseModel
 
 from hpc_det.config.effective import effective
+from hpc_det.config.fields import Length
 from hpc_det.config.request import from_hydra
-from hpc_det.config.schema import Experiment, Length
+from hpc_det.config.schema import Experiment
 from hpc_det.errors import UsageError
 from hpc_det.resources import data_path
 

@@ -7,7 +7,8 @@ import pytest
 
 from hpc_det.config.determineds_keys import REMEDIES
 from hpc_det.config.effective import Effective
-from hpc_det.config.schema import Experiment, keys_at
+from hpc_det.config.fields import keys_at
+from hpc_det.config.schema import Experiment
 from hpc_det.errors import UsageError
 
 

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from hpc_det.config.cluster import Cluster
 from hpc_det.config.effective import Effective
-from hpc_det.config.schema import Cluster, Experiment, Length, time_limit_min
+from hpc_det.config.fields import Length, time_limit_min
+from hpc_det.config.schema import Experiment
 from tests.config.conftest import CONFIG
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_det.config.schema import Cluster
+from hpc_det.config.cluster import Cluster
 from hpc_det.errors import UsageError
 from hpc_det.plan.gang import Gang, gang
 

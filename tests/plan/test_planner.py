@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from hpc_det.config.schema import Cluster, Experiment
+from hpc_det.config.cluster import Cluster
+from hpc_det.config.schema import Experiment
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.plan.planner import plan_trial
