@@ -34,3 +34,8 @@ class Cluster(Section):
     setup: Annotated[Texts, Field(description="a list of shell lines")] = []
     environment_variables: Variables = []
     srun_args: Texts = []
+    max_array_size: Positive = 1001
+
+    @property
+    def has_queue(self) -> bool:
+        return self.scheduler != "local"

@@ -32,6 +32,8 @@ class Effective:
     tree: Tree
     origins: dict[str, str]
     context_dir: Path
+    points: list[Tree] | None = None
+    """Of a sweep: the sections of each trial that are not the experiment's, `hyperparameters` always."""
 
 
 def effective(request: Request) -> Effective:

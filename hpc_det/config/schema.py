@@ -36,6 +36,8 @@ class Searcher(Section):
 
 class Resources(Section):
     slots_per_trial: Positive = 1
+    max_slots: Annotated[int | None, Field(ge=1, description="a whole number >= 1")] = None
+    packed_slots: Annotated[int | None, Field(ge=1, description="a whole number >= 1")] = None
     resource_pool: OptionalText = None
     time_limit: TimeLimit = None
 

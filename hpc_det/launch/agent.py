@@ -1,6 +1,6 @@
 """The node agent: one per node, started by srun, pbsdsh or as a child of the job, for one attempt.
 
-    python3 -m hpc_det.launch.agent TRIAL_FOLDER ATTEMPT
+    python3 -m hpc_det.launch.agent TRIAL_FOLDER ATTEMPT WORKER
 
 It starts the entrypoint on its node and is the one listener: a signal, or a stop request in the run folder, rings the
 ranks, which save and leave by themselves. A rank that is lost ends the node at once; the gang's launcher (srun) then
@@ -42,11 +42,14 @@ LAST_WORDS, LONGEST_LINE = 4096, 200
 
 
 class Agent:
-    def __init__(self, plan: JobPlan, number: int, node_rank: int, private: str) -> None:
+    def __init__(
+        self, trial: TrialFolder, plan: JobPlan, number: int, worker: int, node_rank: int, private: str
+    ) -> None:
+        self._trial = trial
         self._plan = plan
         self._number = number
+        self._worker = worker
         self._node_rank = node_rank
-        self._trial = TrialFolder(Path(plan.folder))
         self._socket = f"{private}/agent"
         self._selector = selectors.DefaultSelector()
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
@@ -105,7 +108,8 @@ class Agent:
         path = self._trial.rendezvous(self._number)
         meeting = publish(path, address) if self._node_rank == 0 else await_rendezvous(path)
         attempt = Attempt(
-            folder=self._plan.folder,
+            folder=str(self._trial.path),
+            worker=self._worker,
             number=self._number,
             node_rank=self._node_rank,
             nodes=self._plan.nodes,
@@ -175,13 +179,14 @@ def _last_line(log: Path, begin: int) -> str:
 
 def main(argv: list[str]) -> int:
     trial = TrialFolder(Path(argv[0]))
-    number = int(argv[1])
-    plan = JobPlan.from_json(trial.plan.read_text(encoding="utf-8"))
+    number, worker = int(argv[1]), int(argv[2])
+    plan = JobPlan.from_json(trial.experiment().plan.read_text(encoding="utf-8"))
     adopt_orphans()
     short = None if len(tempfile.gettempdir()) <= LONGEST_SOCKET_FOLDER else "/tmp"
     with tempfile.TemporaryDirectory(prefix="hpc-det-", dir=short) as private:
         try:
-            return Agent(plan, number, scheduler(plan.scheduler).node_rank(os.environ), private).run()
+            node_rank = scheduler(plan.scheduler).node_rank(os.environ)
+            return Agent(trial, plan, number, worker, node_rank, private).run()
         except HpcDetError as error:
             note_failure(trial, number, failure_now(None, str(error), user_error=isinstance(error, UsageError)))
             print(f"hpc-det: {error}", file=sys.stderr, flush=True)
