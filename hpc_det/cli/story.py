@@ -1,4 +1,4 @@
-"""What the files of a trial say about it, in data and in plain words. Nothing here writes, and a torn file is no error."""
+"""What the files of a trial say about it, in data and in plain words. Nothing here writes; a torn file is no error."""
 
 from __future__ import annotations
 

@@ -54,12 +54,12 @@ class SearchJournal:
         self._write("submitted", first=first, count=count, stay=stay)
 
     def ask(self, worker: int, job: str) -> Work | None:
-        """Work for a worker that has begun in this job: what it had before, if it was interrupted; None: there is none."""
+        """Work for a worker that has begun in this job: what it had before, or something new, if any."""
         self._write("asked", worker=worker, job=job)
         return self._state.open.get(worker)
 
     def report(self, worker: int, work: Work, value: float) -> Work | None:
-        """`work` is done, with this value of the metric; one that is not finite is the worst. What comes next, if any."""
+        """`work` is done, with this value of the metric; what is not finite is the worst. What comes next, if any."""
         plain = value if math.isfinite(value) else None
         self._write("reported", worker=worker, trial=work.trial, until=work.until, value=plain)
         return self._state.open.get(worker)
