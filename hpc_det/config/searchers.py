@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag
 from hpc_det.config.fields import (
     ClassName,
     Divisor,
+    Expected,
     Flag,
     FreeMap,
     MaxLength,
@@ -27,7 +28,9 @@ class SearcherKind(Section):
     kind_key = "name"
 
     name: str
-    metric: Text = Field(description="The validation metric by which trials are compared, such as accuracy.")
+    metric: Annotated[Text, Expected("the name of a validation metric, such as accuracy")] = Field(
+        description="The validation metric by which trials are compared."
+    )
     smaller_is_better: Flag = Field(default=True, description="Whether a smaller value of the metric is better.")
     source_trial_id: Positive | None = Field(
         default=None, description="All trials begin with the weights of this trial's latest checkpoint."
