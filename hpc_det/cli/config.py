@@ -47,16 +47,11 @@ def check(
 
 def in_a_line(found: Effective) -> str:
     """The experiment as one line: how many trials, how long, on what."""
-    trials, length = _trials(found), found.tree["searcher"]["max_length"]
-    number = "trials" if trials is None else "1 trial" if trials == 1 else f"{trials} trials"
+    from hpc_det.submit.submission import trials_expected
+
+    trials, length = trials_expected(found), found.tree["searcher"]["max_length"]
+    number = "1 trial" if trials == 1 else f"{trials} trials"
     slots = found.experiment.resources.slots_per_trial
     parts = [f"{number} of {slots} slot{'s' if slots > 1 else ''}"]
     parts += [f"at most {amount} {unit} each" for unit, amount in (length or {}).items()]
     return f"{', '.join(parts)}, on cluster {found.cluster.name}"
-
-
-def _trials(found: Effective) -> int | None:
-    searcher = found.tree["searcher"]
-    if searcher["name"] == "grid":
-        return grid_points(found.experiment.hyperparameters)
-    return 1 if searcher["name"] == "single" else int(searcher["max_trials"])
