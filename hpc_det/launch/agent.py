@@ -70,12 +70,18 @@ class Agent:
             for key, _ in self._selector.select(timeout=POLL_S):
                 key.data()
             self._poll_run_folder()
+        self._hear_last_words()
         code = 1 if self._ended else entrypoint.returncode
         if code and not self._ended:
             self._note_entrypoint(code)
         end_descendants()
         self._doorbell.close()
         return 1 if code else 0
+
+    def _hear_last_words(self) -> None:
+        """A rank that is the entrypoint itself may be gone before its line was looked at."""
+        for key, _ in self._selector.select(timeout=0):
+            key.data()
 
     def _start(self) -> subprocess.Popen[bytes]:
         environment = self._environment(*self._meet())
