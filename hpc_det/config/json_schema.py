@@ -6,6 +6,8 @@ required here, and null is unset.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.fields import Section
 from hpc_det.config.merge import Tree
@@ -49,14 +51,16 @@ def _or_null(schema: Tree) -> Tree:
     """What a key of a section may be. Several kinds may fit one section where none of its keys is required."""
     about = {key: schema[key] for key in ("description", "default") if isinstance(schema.get(key), str | int | float)}
     rest = {key: value for key, value in schema.items() if key not in ("description", "default", "title")}
-    if "oneOf" in rest:
-        rest["anyOf"] = rest.pop("oneOf")
     return {**about, "anyOf": [*_choices(rest), {"type": "null"}]}
 
 
-def _choices(schema: Tree) -> list[Tree]:
-    choices: list[Tree] = schema["anyOf"] if schema.keys() == {"anyOf"} else [schema]
-    return [choice for choice in choices if choice != {"type": "null"}]
+def _choices(schema: Tree) -> Iterator[Tree]:
+    inner: list[Tree] | None = schema.get("anyOf") or schema.get("oneOf")
+    if inner:
+        for choice in inner:
+            yield from _choices(choice)
+    elif schema != {"type": "null"}:
+        yield schema
 
 
 def _also_the_old_gpu(schema: Tree) -> None:
