@@ -21,6 +21,7 @@ SEARCHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "single": ({}, {}),
     "random": ({"max_trials": 64}, MANY),
     "grid": ({}, {"max_concurrent_trials": 16}),
+    "points": ({"points": [{"lr": 1}]}, {"max_concurrent_trials": 16, "points": [{"lr": 1}]}),
     "async_halving": ({"max_trials": 64, "num_rungs": 3}, {**HALVING, "num_rungs": 3}),
     "adaptive_asha": (
         {"max_trials": 64},
@@ -205,7 +206,8 @@ PROBLEMS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "log_policies[0].pattern: got '(' (from config); expected a regular expression as Python's `re` reads it",
             "log_policies[2].action: got 'explode' (from config); expected cancel_retries or exclude_node",
             "log_policies[1].name: 'a' is the name of log_policies[0], too (from config); give another",
-            "log_policies[2].pattern: required, but nobody set it; give a pattern, or the name of a default policy",
+            "log_policies[2].pattern: required, but nobody set it (from config); "
+            "give a pattern, or the name of a default policy",
         ],
     ),
     "a range of batches": (
