@@ -32,6 +32,12 @@ COMMANDS = (
         where="hpc_det.cli.run:run",
         help="Create an experiment from a Hydra command line.",
     ),
+    LazyCommand(
+        name="template",
+        alias="tpl",
+        where="hpc_det.cli.template:template",
+        help="Keep settings that several experiments share.",
+    ),
 )
 
 

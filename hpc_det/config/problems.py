@@ -15,6 +15,7 @@ from hpc_det.config.managed_flags import RefusedFlagsError
 from hpc_det.config.merge import join
 
 _SHOWN_CHARS = 80
+MISSING = "required, but nobody set it"
 
 
 class Problem(NamedTuple):
@@ -65,7 +66,7 @@ def _problems(model: type[BaseModel], details: ErrorDetails, keys: tuple[str, ..
         case "invalid_key":
             return  # the check of texts names a key that is none
         case "missing":
-            yield Problem(path, "required, but nobody set it", f"give {expectation(model, keys)}")
+            yield Problem(path, MISSING, f"give {expectation(model, keys)}")
         case _:
             error = details.get("ctx", {}).get("error")
             if isinstance(error, RefusedFlagsError):
