@@ -66,11 +66,13 @@ def from_hydra(overrides: Sequence[str], env: Mapping[str, str]) -> Request:
     """The request that `conf/config.yaml` and Hydra's `overrides` compose."""
     from hpc_det.config.compose import compose  # no other command needs hydra
 
-    return of_composed(*compose(overrides, [folder.path for folder in conf_folders(env)]))
+    composed = compose(overrides, [folder.path for folder in conf_folders(env)])
+    return of_composed(composed.tree, composed.template_name)
 
 
 def of_composed(config: Tree, template_name: str | None) -> Request:
-    """The request in a tree that Hydra composed, which loses the keys that are no part of an experiment."""
+    """The request in a tree that Hydra composed."""
+    config = dict(config)
     cluster, template = config.pop("cluster", None) or {}, config.pop("template", None)
     return Request(
         cluster=cluster,
