@@ -96,7 +96,16 @@ class Composer:
 
 def is_linked(tree: object) -> bool:
     """Whether a tree, as it is written, has an interpolation of other keys."""
-    return any("${" in _FIXED.sub("", value) for _path, value in leaves({"": tree}) if isinstance(value, str))
+    return any("${" in _FIXED.sub("", text) for text in texts(tree))
+
+
+def texts(tree: object) -> Iterator[str]:
+    """Every value that is a text."""
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, dict | list):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from texts(value)
 
 
 @contextmanager

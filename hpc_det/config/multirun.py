@@ -15,7 +15,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Glob, Override, QuotedString, Transformer
 
-from hpc_det.config.compose import Composed, Composer, is_linked, opened
+from hpc_det.config.compose import Composed, Composer, is_linked, opened, texts
 from hpc_det.config.merge import Tree
 from hpc_det.config.request import Request, of_composed
 from hpc_det.config.sweep import Point, ProblemsOfPoints
@@ -32,20 +32,19 @@ class _Axis:
     key: str
     """With its sign, as it was written."""
     path: str
-    texts: tuple[str, ...]
+    written: tuple[str, ...]
     values: tuple[Any, ...] = ()
     is_swept: bool
     is_group: bool
 
     @property
     def is_plain(self) -> bool:
-        """Whether each value just takes the place of what is there."""
-        kinds = {isinstance(value, list) for value in self.values}
-        return len(kinds) == 1 and not any(isinstance(value, dict) for value in self.values) and self._is_literal
-
-    @property
-    def _is_literal(self) -> bool:
-        return not self.key.startswith("~") and not is_linked(list(self.values)) and "???" not in self.values
+        """Whether each value just takes the place of what is there. Hydra merges maps, and fails for `???`."""
+        values = list(self.values)
+        is_of_a_kind = len({isinstance(value, list) for value in values}) == 1
+        has_maps = any(isinstance(value, dict) for value in values)
+        is_literal = not is_linked(values) and "???" not in texts(values)
+        return is_of_a_kind and not has_maps and is_literal and not self.key.startswith("~")
 
 
 _Choice = tuple[int, ...]
@@ -65,8 +64,8 @@ def _axes(composer: Composer, overrides: Sequence[str]) -> list[_Axis]:
     if problems:
         raise UsageError(problems)
     axes = list({override.get_key_element(): _axis(composer, override) for override in parsed}.values())
-    problems = [f"{axis.key}: a sweep over nothing; give values" for axis in axes if not axis.texts]
-    if math.prod(len(axis.texts) for axis in axes) > MOST_POINTS:
+    problems = [f"{axis.key}: a sweep over nothing; give values" for axis in axes if not axis.written]
+    if math.prod(len(axis.written) for axis in axes) > MOST_POINTS:
         problems.append(f"--multirun: more than {MOST_POINTS} points; give fewer values, or use a searcher")
     if problems:
         raise UsageError(problems)
@@ -94,7 +93,7 @@ def _axis(composer: Composer, override: Override) -> _Axis:
     options = composer.options(path)
     is_group = bool(options) or override.package is not None
     if not override.is_sweep_override():
-        return _Axis(key=key, path=path, texts=(str(override.input_line),), is_swept=False, is_group=is_group)
+        return _Axis(key=key, path=path, written=(str(override.input_line),), is_swept=False, is_group=is_group)
     glob = override.value()
     elements = glob.filter(options) if isinstance(glob, Glob) else override.sweep_iterator()
     found = list(itertools.islice(elements, MOST_POINTS + 1))  # a range may have any number
@@ -103,7 +102,7 @@ def _axis(composer: Composer, override: Override) -> _Axis:
     return _Axis(
         key=key,
         path=path,
-        texts=tuple(f"{key}={Transformer.str(element)}" for element in found),
+        written=tuple(f"{key}={Transformer.str(element)}" for element in found),
         values=tuple(map(_value, found)),
         is_swept=True,
         is_group=is_group,
@@ -142,8 +141,8 @@ class _Points:
     def all(self) -> list[Point]:
         problems = ProblemsOfPoints()
         found = []
-        for choice in itertools.product(*(range(len(axis.texts)) for axis in self._axes)):
-            swept = tuple(axis.texts[k] for axis, k in zip(self._axes, choice, strict=True) if axis.is_swept)
+        for choice in itertools.product(*(range(len(axis.written)) for axis in self._axes)):
+            swept = tuple(axis.written[k] for axis, k in zip(self._axes, choice, strict=True) if axis.is_swept)
             with problems.of(swept):
                 found.append(Point(overrides=swept, request=self._request(choice)))
         problems.raise_any()
@@ -178,7 +177,7 @@ class _Points:
         return _Base(composed=composed, is_plain=is_plain)
 
     def _compose(self, choice: _Choice) -> Composed:
-        return self._composer.compose([axis.texts[k] for axis, k in zip(self._axes, choice, strict=True)])
+        return self._composer.compose([axis.written[k] for axis, k in zip(self._axes, choice, strict=True)])
 
     def _has_values(self, tree: Tree, choice: _Choice) -> bool:
         """Whether Hydra put each value where it is written, and as it is."""
