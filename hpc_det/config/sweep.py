@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from hpc_det.config.checks import cross_problems, hyperparameter_problems, text_problems
+from hpc_det.config.checks import hyperparameter_problems, text_problems
+from hpc_det.config.cross_checks import cross_problems
 from hpc_det.config.effective import Effective, effective
 from hpc_det.config.merge import Tree, leaves, merge_layers
+from hpc_det.config.older_names import in_todays_names
 from hpc_det.config.problems import printable
 from hpc_det.config.request import Request, conf_folders
 from hpc_det.config.schema import Experiment
@@ -139,29 +141,40 @@ class ProblemsOfPoints:
 
 def _tree(request: Request, known: dict[str, Known]) -> Tree:
     """The effective configuration. `known` has those of other points, by all that is no matter of a trial."""
-    jobs = {key: value for key, value in request.config.items() if key not in _SECTIONS}
-    key = json.dumps([request.cluster, request.template, str(request.context_dir), jobs], sort_keys=True)
+    above = [{key: value for key, value in layer.items() if key not in _SECTIONS} for layer in _own_layers(request)]
+    key = json.dumps([request.cluster, request.template, str(request.context_dir), *above], sort_keys=True)
     if key not in known:
         known[key] = Known(request, effective(request))
         return known[key].effective.tree
     tree = {**known[key].effective.tree, **_changed(request, known[key].request)}
     try:
-        valid = Experiment.model_validate(tree).model_dump(mode="json")
+        valid = Experiment.model_validate(tree).model_dump(mode="json", by_alias=True)
     except ValidationError:
         return effective(request).tree
     return valid if _is_sound(tree, request.cluster) else effective(request).tree
 
 
+def _own_layers(request: Request) -> list[Tree]:
+    return [request.config, *(layer for _name, layer in request.overrides)]
+
+
 def _changed(request: Request, other: Request) -> Tree:
-    """The merged sections whose layer "config" is another one than that of the other request."""
-    keys = [key for key in _SECTIONS if request.config.get(key) is not other.config.get(key)]
-    layers = ((request.cluster.get("experiment") or {}), request.template or {}, request.config)
-    return merge_layers([("", {key: layer.get(key) for key in keys}) for layer in layers]).tree
+    """The merged sections whose own layers are others than those of the other request."""
+    own = list(zip(_own_layers(request), _own_layers(other), strict=True))
+    keys = [key for key in _SECTIONS if any(mine.get(key) is not theirs.get(key) for mine, theirs in own)]
+    layers = [request.cluster.get("experiment") or {}, request.template or {}, *_own_layers(request)]
+    said = [{key: layer[key] for key in keys if key in layer} for layer in layers]
+    return merge_layers([("", in_todays_names(layer)) for layer in said]).tree
 
 
 def _is_sound(tree: Tree, cluster: Tree) -> bool:
     """What the schema does not see. False: the whole validation says what is wrong."""
-    checks = (text_problems(tree), hyperparameter_problems(tree["hyperparameters"]), cross_problems(tree, cluster))
+    searcher = tree["searcher"].get("name") or "single"
+    checks = (
+        text_problems(tree),
+        hyperparameter_problems(tree["hyperparameters"], searcher),
+        cross_problems(tree, cluster),
+    )
     return not any(problem for problems in checks for problem in problems)
 
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from hpc_det.config.checks import hyperparameter_problems, text_problems
 from hpc_det.config.merge import Tree
+from hpc_det.config.older_names import in_todays_names
 from hpc_det.config.plain_yaml import load_yaml, parse_map, read_text
 from hpc_det.config.problems import MISSING, Problem, render, schema_problems
 from hpc_det.config.request import Owner, find, group_files
@@ -83,7 +84,7 @@ def remove_template(name: str, env: Mapping[str, str]) -> tuple[Owner, Path] | N
 
 def problems_of(tree: Tree) -> list[str]:
     """What is wrong with a template by itself: all that it says must be valid, what it leaves out may be missing."""
-    own = {key: value for key, value in tree.items() if key != GROUP}
+    own = in_todays_names({key: value for key, value in tree.items() if key != GROUP})
     problems: list[Problem] = []
     if GROUP in tree:
         what = f"names the template {tree[GROUP]!r}"
@@ -96,8 +97,15 @@ def problems_of(tree: Tree) -> list[str]:
             found for found in schema_problems(Experiment, error) if found.what != MISSING or "[" in found.path
         )
     problems += text_problems(own)
-    problems += hyperparameter_problems(own.get("hyperparameters"))
+    problems += hyperparameter_problems(own.get("hyperparameters"), _searcher_name(own))
     return render(problems, lambda path: None)
+
+
+def _searcher_name(tree: Tree) -> str:
+    """Empty where the experiment will say it: then a range to search is as good as a constant."""
+    searcher = tree.get("searcher")
+    name = searcher.get("name") if isinstance(searcher, dict) else None
+    return name if isinstance(name, str) else ""
 
 
 def _header(text: str) -> list[str]:
