@@ -76,15 +76,6 @@ class Known(NamedTuple):
     effective: Effective
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepEffective:
-    """`common` is the first point's; `{**common.tree, **points[k]}` is the effective configuration of point k."""
-
-    common: Effective
-    points: list[Tree]
-    """Whole sections: always `hyperparameters`, beside it only what differs from `common`."""
-
-
 def sweep_from_hydra(overrides: Sequence[str], env: Mapping[str, str]) -> Sweep:
     """The points of `hpc-det run -m`, in the order of Hydra's own sweeper; UsageError with every problem at once."""
     from hpc_det.config.multirun import points  # no other command needs hydra
@@ -92,9 +83,10 @@ def sweep_from_hydra(overrides: Sequence[str], env: Mapping[str, str]) -> Sweep:
     return Sweep(points=points(overrides, [folder.path for folder in conf_folders(env)]))
 
 
-def effective_sweep(sweep: Sweep) -> SweepEffective:
+def effective_sweep(sweep: Sweep) -> Effective:
     """Merge and validate all points; UsageError with every problem at once, and the point of each.
 
+    The result is the first point's, and has in `points` what differs in each.
     Points whose jobs are the same are validated together: all of the first one, of the others what differs.
     """
     problems, known, trees = ProblemsOfPoints(), dict[str, Known](), list[Tree]()
@@ -107,7 +99,7 @@ def effective_sweep(sweep: Sweep) -> SweepEffective:
     refused = [*_searcher_problems(common), *_shape_problems(sweep, kinds, trees)]
     if refused:
         raise UsageError(refused)
-    return SweepEffective(common=common, points=[_differing(tree, common.tree) for tree in trees])
+    return replace(common, points=[_differing(tree, common.tree) for tree in trees])
 
 
 class ProblemsOfPoints:

@@ -17,7 +17,6 @@ from hpc_det.errors import HpcDetError
 from hpc_det.launch.arguments import Launch, parse_or_note
 from hpc_det.launch.attempt import Attempt
 
-
 COMMAND_NOT_FOUND = 127
 """As sh(1) says it."""
 
