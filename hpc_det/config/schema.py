@@ -34,10 +34,25 @@ class Searcher(Section):
     max_length: MaxLength
 
 
+class Device(Section):
+    host_path: Text
+    container_path: Text
+    mode: Text = "mrw"
+
+
+class BindMount(Section):
+    host_path: Text
+    container_path: Text
+    read_only: Flag = False
+    propagation: Text = "rprivate"
+
+
 class Resources(Section):
     slots_per_trial: Positive = 1
     resource_pool: OptionalText = None
     time_limit: TimeLimit = None
+    shm_size: Annotated[int | None, Field(ge=1, description="bytes")] = None
+    devices: Annotated[list[Device], Field(description="a list of devices")] = []
 
     @property
     def time_limit_min(self) -> int | None:
@@ -53,12 +68,21 @@ class Reproducibility(Section):
 
 class Environment(Section):
     environment_variables: DeviceVariables = []
+    image: Annotated[str | dict[str, str] | None, Field(description="an image, or one for each of cpu, cuda, rocm")] = (
+        None
+    )
 
     def variables(self, slot_type: str) -> list[str]:
         """NAME=value for ranks on slots of this type."""
         if isinstance(self.environment_variables, list):
             return self.environment_variables
         return self.environment_variables.get("cuda" if slot_type == "gpu" else "cpu", [])
+
+    def image_for(self, slot_type: str) -> str | None:
+        """The image for slots of this type."""
+        if not isinstance(self.image, dict):
+            return self.image
+        return self.image.get("cuda" if slot_type == "gpu" else "cpu")
 
 
 class Slurm(Section):
@@ -100,6 +124,7 @@ class Experiment(Section):
     optimizations: Optimizations = Optimizations()
     environment: Environment = Environment()
     slurm: Slurm = Slurm()
+    bind_mounts: Annotated[list[BindMount], Field(description="a list of mounts")] = []
     checkpoint_storage: CheckpointStorage = CheckpointStorage()
 
     @property
