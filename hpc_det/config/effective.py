@@ -18,7 +18,7 @@ from hpc_det.config.problems import Problem, render, schema_problems, shown
 from hpc_det.config.request import Request
 from hpc_det.config.schema import Experiment
 from hpc_det.errors import UsageError
-from hpc_det.plan.gang import gang
+from hpc_det.plan.placement import place
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -52,7 +52,7 @@ def effective(request: Request) -> Effective:
     written = _written(merged)
     lines = render(problems, _source(request, written)) + _code_problems(merged.tree, request.context_dir)
     if experiment and cluster:
-        lines += _gang_problems(experiment, cluster)
+        lines += _placement_problems(experiment, cluster)
     if lines or cluster is None or experiment is None:
         raise UsageError(lines)
     tree = experiment.model_dump(mode="json")
@@ -98,10 +98,10 @@ def _validated(model: type[Model], tree: Tree, prefix: str, problems: list[Probl
         return None
 
 
-def _gang_problems(experiment: Experiment, cluster: Cluster) -> list[str]:
-    """Whether the slots fit the cluster is the plan's rule; here it joins the other problems."""
+def _placement_problems(experiment: Experiment, cluster: Cluster) -> list[str]:
+    """What the cluster cannot give is the plan's rule; here it joins the other problems."""
     try:
-        gang(experiment.resources.slots_per_trial, cluster)
+        place(experiment, cluster)
     except UsageError as error:
         return error.problems
     return []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpc_det.plan.gang import gang
 from hpc_det.plan.job_plan import JobPlan
+from hpc_det.plan.placement import container, place
 from hpc_det.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:
@@ -19,9 +20,11 @@ LEGACY_ENTRYPOINT = re.compile(r"[\w.]+:\w+")
 def plan_trial(
     experiment: Experiment, cluster: Cluster, folder: ExperimentFolder, *, python: str, trial_id: int = 1
 ) -> JobPlan:
-    """Raises UsageError when the slots fit the cluster in no way."""
+    """Raises UsageError with all that the cluster cannot give."""
     resources = experiment.resources
+    cluster = place(experiment, cluster)
     shape = gang(resources.slots_per_trial, cluster)
+    box = container(experiment, cluster, str(folder.code))
     return JobPlan(
         experiment_id=folder.id,
         trial_id=trial_id,
@@ -30,7 +33,7 @@ def plan_trial(
         folder=str(folder.trial(trial_id).path),
         code=str(folder.code),
         python=python,
-        entrypoint=_argv(experiment.entrypoint, python),
+        entrypoint=_argv(experiment.entrypoint, "python3" if box else python),
         environment=tuple(experiment.environment.variables(cluster.slot_type)),
         nodes=shape.nodes,
         ranks_per_node=shape.ranks_per_node,
@@ -49,6 +52,8 @@ def plan_trial(
         srun_args=tuple(cluster.srun_args),
         modules=tuple(cluster.modules),
         setup=tuple(cluster.setup),
+        container=box,
+        scratch=cluster.scratch,
     )
 
 

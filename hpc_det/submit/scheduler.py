@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
+from hpc_det.launch.container import HPC_DET
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Cause
 from hpc_det.submit.command import Run
@@ -81,7 +82,9 @@ def scheduler(name: str) -> Scheduler:
 
 def agent_command(plan: JobPlan) -> str:
     """The node agent's command line; the job appends the attempt's number."""
-    return shlex.join([plan.python, "-m", "hpc_det.launch.agent", plan.folder])
+    in_container = plan.container and not plan.container.starts_entrypoint
+    python = ["env", f"PYTHONPATH={HPC_DET}", "python3"] if in_container else [plan.python]
+    return shlex.join([*python, "-m", "hpc_det.launch.agent", plan.folder])
 
 
 def common_variables(plan: JobPlan) -> dict[str, object]:

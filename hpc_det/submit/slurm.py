@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from hpc_det.launch.container import srun_flags
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Cause
 from hpc_det.store.folders import TrialFolder
@@ -57,6 +58,8 @@ class Slurm:
         srun = ["srun", f"--nodes={plan.nodes}", f"--ntasks={plan.nodes}", "--ntasks-per-node=1"]
         # srun takes no --cpus-per-task from the job since 22.05, and a dead agent must end the others.
         srun += [f"--cpus-per-task={_cpus(plan)}", "--kill-on-bad-exit=1", "--wait=60", "--export=ALL", *plan.srun_args]
+        if plan.container and not plan.container.starts_entrypoint:
+            srun += srun_flags(plan, plan.container)
         return {
             **common_variables(plan),
             "directives": [*map(_quoted, directives(plan)), *_own_line(plan.sbatch_args)],

@@ -34,6 +34,8 @@ _PLAN = JobPlan(
     srun_args=(),
     modules=(),
     setup=(),
+    container=None,
+    scratch=None,
 )
 
 
