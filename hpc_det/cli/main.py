@@ -28,6 +28,11 @@ COMMANDS = (
         help="What the scheduler does with an experiment's job.",
     ),
     LazyCommand(
+        name="cluster",
+        where="hpc_det.cli.cluster:cluster",
+        help="Profiles of sites: what a scheduler has, and how to ask for it.",
+    ),
+    LazyCommand(
         name="run",
         where="hpc_det.cli.run:run",
         help="Create an experiment from a Hydra command line.",

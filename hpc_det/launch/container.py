@@ -62,7 +62,7 @@ def contained(plan: JobPlan, container: Container, folders: Iterable[str]) -> li
 def srun_flags(plan: JobPlan, container: Container) -> list[str]:
     """Pyxis' flags of srun (its README): the agent and all below it run in the container."""
     devices = [_device_mount(device) for device in container.devices]
-    mounts = [_with(mount, "+") for mount in (*_mounts(plan), *devices, *container.mounts)]
+    mounts = [_with(mount, "+") for mount in (*_mounts(plan), *_scratch(plan), *devices, *container.mounts)]
     return [
         f"--container-image={_enroot_image(container.image)}",
         f"--container-mounts={','.join(mounts)}",
@@ -88,6 +88,15 @@ def _mounts(plan: JobPlan) -> list[Mount]:
         Mount(source=experiment, target=experiment, read_only=False, propagation="rprivate"),
         Mount(source=PACKAGE, target=f"{HPC_DET}/{Path(PACKAGE).name}", read_only=True, propagation="rprivate"),
     ]
+
+
+def _scratch(plan: JobPlan) -> list[Mount]:
+    """Only the job knows the variables in its path, and srun's flags are written before: what stands above them."""
+    if not plan.scratch:
+        return []
+    path, variable, _ = plan.scratch.partition("$")
+    fixed = path.rpartition("/")[0] if variable else path
+    return [Mount(source=fixed, target=fixed, read_only=False, propagation="rprivate")]
 
 
 def _apptainer(plan: JobPlan, container: Container, mounts: list[Mount]) -> list[str]:

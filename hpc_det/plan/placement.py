@@ -123,19 +123,25 @@ def _container_problems(experiment: Experiment, placed: Cluster) -> Iterator[str
             f"cluster.containers.runtime: pyxis is a plugin of Slurm, and the scheduler of cluster {placed.name!r} is "
             f"{placed.scheduler}; choose apptainer or podman"
         )
+    if runtime == "pyxis" and placed.scratch and not placed.scratch.partition("$")[0].strip("/"):
+        yield (
+            f"cluster.scratch: {placed.scratch!r} names no folder before its first variable, and pyxis needs one to "
+            "mount; write it as a path such as /scratch/$SLURM_JOB_ID"
+        )
     if "://" not in chosen and chosen.endswith((".sif", ".sqsh")) and not chosen.startswith("/"):
         yield f"environment.image: {chosen!r} is a relative path; give an absolute one, which every node sees"
     for i, mount in enumerate(experiment.bind_mounts):
         if runtime == "apptainer" and mount.propagation not in ("rprivate", "private"):
             yield f"bind_mounts[{i}].propagation: apptainer has no {mount.propagation!r}; leave it at rprivate"
         for path in (mount.host_path, mount.container_path):
-            yield from _unmountable(f"bind_mounts[{i}]", path)
+            yield from unmountable(f"bind_mounts[{i}]", path)
     for i, device in enumerate(experiment.resources.devices):
         for path in (device.host_path, device.container_path):
-            yield from _unmountable(f"resources.devices[{i}]", path)
+            yield from unmountable(f"resources.devices[{i}]", path)
 
 
-def _unmountable(where: str, path: str) -> Iterator[str]:
+def unmountable(where: str, path: str) -> Iterator[str]:
+    """The problem with a path that no container runtime can be told of."""
     if found := {":", ","} & set(path):
         yield f"{where}: {path!r} holds {min(found)!r}, which separates paths on a runtime's command line; rename it"
 

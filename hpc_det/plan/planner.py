@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from hpc_det.errors import UsageError
 from hpc_det.plan.gang import gang
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.plan.placement import container, place
+from hpc_det.plan.placement import container, place, unmountable
 from hpc_det.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ def plan_trial(
     cluster = place(experiment, cluster)
     shape = gang(resources.slots_per_trial, cluster)
     box = container(experiment, cluster, str(folder.code))
+    if box and (problems := list(unmountable("HPC_DET_ROOT", str(folder.path)))):
+        raise UsageError(problems)
     return JobPlan(
         experiment_id=folder.id,
         trial_id=trial_id,
