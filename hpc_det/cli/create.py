@@ -24,6 +24,8 @@ def submit_or_show(request: Request, choices: Choices) -> None:
     if choices.local:
         request = on_one_slot(request)
     found = effective(request)
+    for note in found.notes:
+        click.echo(f"hpc-det: note: {note}", err=True)
     experiments = store()
     if choices.dry_run:
         click.echo(prepare(found, experiments.folder(experiments.next_id())).script.encode(), nl=False)

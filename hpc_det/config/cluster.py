@@ -104,5 +104,6 @@ class Cluster(Section):
     def in_pool(self, name: str | None) -> Cluster:
         """The profile as the pool `name` changes it; None stands for the default pool, and an unknown one for none."""
         pool = self.pools.get(name) if name else next((pool for pool in self.pools.values() if pool.default), None)
-        own = pool.model_dump(exclude_none=True, exclude={"default"}) if pool else {}
-        return self.model_copy(update=own)
+        if pool is None:
+            return self
+        return self.model_copy(update={**pool.model_dump(exclude_none=True, exclude={"default"}), "pools": {}})

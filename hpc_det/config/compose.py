@@ -15,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpc_det.config.cluster import Cluster
-from hpc_det.config.fields import keys_at
+from hpc_det.config.fields import Section
+from hpc_det.config.keys import keys_at
 from hpc_det.config.merge import Tree, leaves
 from hpc_det.config.plain_yaml import load_yaml, yaml_problem
 from hpc_det.config.problems import unknown_key
@@ -101,6 +102,7 @@ def _usage_error(error: Exception) -> UsageError:
 
 def _not_overridable(path: str) -> str:
     *parents, key = path.split(".")
+    model: type[Section]
     model, above = (Cluster, tuple(parents[1:])) if parents[:1] == ["cluster"] else (Experiment, tuple(parents))
     known = keys_at(model, above)
     if known is not None and not parents:

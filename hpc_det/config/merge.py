@@ -16,7 +16,7 @@ Tree: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Merged:
-    """The merged tree and the layer of each leaf: a scalar by its dotted path, an element of a list by `path[i]`."""
+    """The merged tree and the layer of each leaf, by the paths of `leaves`."""
 
     tree: Tree
     origins: dict[str, str]
@@ -44,7 +44,14 @@ def merge_layers(layers: Sequence[tuple[str, Tree]]) -> Merged:
     merged: Node = {}
     for name, tree in layers:
         merged = _by_kind(merged, _mark(tree, name), "")
-    return Merged(_plain(merged), {path: leaf.layer for path, leaf in _marked_leaves(merged, "")})
+    tree = _plain(merged)
+    return Merged(tree, {**_empty(tree, layers), **{path: leaf.layer for path, leaf in _marked_leaves(merged, "")}})
+
+
+def _empty(tree: Tree, layers: Sequence[tuple[str, Tree]]) -> dict[str, str]:
+    """The highest layer that wrote each empty map or list of the result."""
+    result = {path for path, value in leaves(tree) if value in ({}, [])}
+    return {path: name for name, layer in layers for path, value in leaves(layer) if path in result}
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -166,11 +173,16 @@ def _policy(element: Any) -> object:
     return element.get("name") or (element.get("action"), element.get("pattern"))
 
 
-def _expand_device(leaf: Leaf) -> Leaf:
-    parts = leaf.value.split(":") if isinstance(leaf.value, str) else []
+def device_of_text(text: str) -> Tree | str:
+    """The map that "host_path:container_path[:mode]" stands for; any other text as it is."""
+    parts = text.split(":")
     if len(parts) not in (2, 3):
-        return leaf
-    return Leaf(dict(zip(("host_path", "container_path", "mode"), parts, strict=False)), leaf.layer)
+        return text
+    return dict(zip(("host_path", "container_path", "mode"), parts, strict=False))
+
+
+def _expand_device(leaf: Leaf) -> Leaf:
+    return Leaf(device_of_text(leaf.value), leaf.layer) if isinstance(leaf.value, str) else leaf
 
 
 def _set_union(template: Node, config: Node, _path: str) -> Node:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpc_det.config.merge import Tree, join, merge
+from hpc_det.config.merge import Tree, join
 from hpc_det.config.plain_yaml import load_yaml, parse_yaml
 from hpc_det.config.problems import nearest
 from hpc_det.errors import UsageError
@@ -30,6 +30,10 @@ class Request:
     template_name: str | None
     config: Tree
     context_dir: Path
+    overrides: tuple[tuple[str, Tree], ...] = ()
+    """Layers above the config, each with its name: what --test and --local set."""
+    default_name: str | None = None
+    """Of an experiment that has no name of its own: what its file is called."""
 
 
 def from_file(
@@ -55,6 +59,7 @@ def from_file(
         template_name=template,
         config=config,
         context_dir=_context_dir(context_dir or written),
+        default_name=path.stem,
     )
 
 
@@ -87,15 +92,15 @@ def for_test(request: Request) -> Request:
         "max_restarts": 0,
         "environment": {"environment_variables": ["HPC_DET_TEST=1"]},  # for the ranks: hpc_det.pytorch.run.is_test
     }
-    return _overridden(request, overrides)
+    return _overridden(request, "test", overrides)
 
 
 def on_one_slot(request: Request) -> Request:
-    return _overridden(request, {"resources": {"slots_per_trial": 1}})
+    return _overridden(request, "local", {"resources": {"slots_per_trial": 1}})
 
 
-def _overridden(request: Request, overrides: Tree) -> Request:
-    return replace(request, config=merge(request.config, overrides))
+def _overridden(request: Request, name: str, overrides: Tree) -> Request:
+    return replace(request, overrides=(*request.overrides, (name, overrides)))
 
 
 def apply_override(config: Tree, override: str) -> None:

@@ -6,86 +6,59 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hpc_det.errors import UsageError
-from hpc_det.plan.container import Container, Device, Mount
 from hpc_det.plan.gang import gang
+from hpc_det.plan.in_container import container_notes, container_problems
 
 if TYPE_CHECKING:
     from hpc_det.config.cluster import Cluster
-    from hpc_det.config.schema import BindMount, Experiment
-
-_NO_SHM_SIZE = ("apptainer", "pyxis")
+    from hpc_det.config.schema import Experiment
 
 
 def place(experiment: Experiment, cluster: Cluster) -> Cluster:
-    """The profile as the experiment's pool has it. Raises UsageError with all that this cluster cannot give."""
-    problems = [*_pool_problems(experiment, cluster)]
-    placed = cluster.in_pool(experiment.resources.resource_pool)
-    problems += [*_time_problems(experiment, placed), *_container_problems(experiment, placed)]
-    try:
-        gang(experiment.resources.slots_per_trial, placed)
-    except UsageError as error:
-        problems += error.problems
-    if problems:
+    """As `placed`. Raises UsageError with all that this cluster cannot give."""
+    if problems := placement_problems(experiment, cluster):
         raise UsageError(problems)
-    return placed
+    return placed(experiment, cluster)
+
+
+def placed(experiment: Experiment, cluster: Cluster) -> Cluster:
+    """The profile as the experiment's pool has it, and over that what the experiment says of its nodes."""
+    in_pool = cluster.in_pool(experiment.resources.resource_pool)
+    section = {"slurm": experiment.slurm, "pbs": experiment.pbs}.get(cluster.scheduler)
+    own = section.model_dump(include={"slots_per_node", "gpu_type"}, exclude_none=True) if section else {}
+    return in_pool.model_copy(update=own)
+
+
+def placement_problems(experiment: Experiment, cluster: Cluster) -> list[str]:
+    """What of the experiment this cluster cannot give."""
+    there = placed(experiment, cluster)
+    return [
+        *_pool_problems(experiment, cluster),
+        *_time_problems(experiment, there),
+        *_gang_problems(experiment, there),
+        *container_problems(experiment, there),
+    ]
 
 
 def placement_notes(experiment: Experiment, cluster: Cluster) -> list[str]:
     """What a user should know before the submission, and what is no error."""
-    resources, notes = experiment.resources, cluster_notes(cluster, experiment.resources.resource_pool)
-    if resources.shm_size is not None:
-        if image(experiment, cluster) is None:
-            notes.append("resources.shm_size has no effect without a container: /dev/shm is the node's")
-        elif cluster.containers.runtime in _NO_SHM_SIZE:
-            notes.append(f"resources.shm_size has no effect with {cluster.containers.runtime}: /dev/shm is the node's")
-    return notes
+    there = placed(experiment, cluster)
+    return [*cluster_notes(cluster, experiment.resources.resource_pool), *container_notes(experiment, there)]
 
 
 def cluster_notes(cluster: Cluster, pool: str | None) -> list[str]:
     """What a user should know of the pool, None for the default one."""
-    placed = cluster.in_pool(pool)
-    if placed.preempt_mode in ("requeue", "cancel") and placed.grace_time_s == 0:
-        where = f"pool {pool!r}" if pool else "the default pool"
-        return [
-            f"{where} of cluster {cluster.name!r} preempts without a grace time: only the checkpoints of "
-            "min_checkpoint_period are sure to be there afterwards"
-        ]
-    return []
+    there = cluster.in_pool(pool)
+    if there.preempt_mode not in ("requeue", "cancel") or there.grace_time_s != 0:
+        return []
+    return [
+        f"{_pool_of(cluster, pool)} preempts without a grace time: a job may end before it has saved, and goes on from "
+        "a checkpoint of min_checkpoint_period"
+    ]
 
 
-def image(experiment: Experiment, cluster: Cluster) -> str | None:
-    """The image for the ranks on slots of the pool's type; None: no container."""
-    return experiment.environment.image_for(cluster.in_pool(experiment.resources.resource_pool).slot_type)
-
-
-def container(experiment: Experiment, placed: Cluster, code: str) -> Container | None:
-    """What the ranks run in. A relative path in the container is below the folder of the code, where they start."""
-    chosen = experiment.environment.image_for(placed.slot_type)
-    if chosen is None or placed.containers.runtime is None:
-        return None
-    return Container(
-        runtime=placed.containers.runtime,
-        image=chosen,
-        mounts=tuple(
-            Mount(
-                source=mount.host_path,
-                target=_target(mount, code),
-                read_only=mount.read_only,
-                propagation=mount.propagation,
-            )
-            for mount in experiment.bind_mounts
-        ),
-        devices=tuple(
-            Device(source=device.host_path, target=device.container_path, mode=device.mode)
-            for device in experiment.resources.devices
-        ),
-        shm_size=experiment.resources.shm_size,
-        args=tuple(placed.containers.args),
-    )
-
-
-def _target(mount: BindMount, code: str) -> str:
-    return mount.container_path if mount.container_path.startswith("/") else f"{code}/{mount.container_path}"
+def _pool_of(cluster: Cluster, pool: str | None) -> str:
+    return f"pool {pool!r} of cluster {cluster.name!r}" if pool else f"cluster {cluster.name!r}"
 
 
 def _pool_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
@@ -97,61 +70,33 @@ def _pool_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
         yield f"resources.resource_pool: cluster {cluster.name!r} has no pool {pool!r}; known: {known}"
 
 
-def _time_problems(experiment: Experiment, placed: Cluster) -> Iterator[str]:
-    wanted, most = experiment.resources.time_limit_min, placed.max_time_limit_min
-    if wanted is not None and most is not None and wanted > most:
-        pool = experiment.resources.resource_pool
-        where = f"pool {pool!r}" if pool else "the default pool" if placed.pools else "a job"
-        yield (
-            f"resources.time_limit: {experiment.resources.time_limit!r} is {wanted} min, and {where} of cluster "
-            f"{placed.name!r} has at most {placed.max_time_limit!r}, {most} min; ask for less, or choose another pool"
-        )
-
-
-def _container_problems(experiment: Experiment, placed: Cluster) -> Iterator[str]:
-    chosen, runtime = experiment.environment.image_for(placed.slot_type), placed.containers.runtime
-    if chosen is None:
-        yield from _mounts_without_container(experiment)
+def _gang_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
+    resources = experiment.resources
+    try:
+        shape = gang(resources.slots_per_trial, cluster)
+        if resources.packed_slots:
+            gang(resources.packed_slots, cluster, "resources.packed_slots")
+    except UsageError as error:
+        yield from error.problems
         return
-    if runtime is None:
+    if resources.is_single_node and shape.nodes > 1:
         yield (
-            f"environment.image: {chosen!r} needs a container runtime, and cluster {placed.name!r} names none; set "
-            "containers.runtime in its profile, or leave out the image"
+            f"resources.is_single_node: {resources.slots_per_trial} slots need {shape.nodes} nodes of "
+            f"{cluster.slots_per_node} slots on cluster {cluster.name!r}; use at most {cluster.slots_per_node} slots"
         )
-    if runtime == "pyxis" and placed.scheduler != "slurm":
+    if (resources.packed_slots or 0) > cluster.slots_per_node and cluster.slots_per_node % shape.ranks_per_node:
         yield (
-            f"cluster.containers.runtime: pyxis is a plugin of Slurm, and the scheduler of cluster {placed.name!r} is "
-            f"{placed.scheduler}; choose apptainer or podman"
+            f"resources.packed_slots: trials of {resources.slots_per_trial} slots leave slots idle on nodes of "
+            f"{cluster.slots_per_node}; use a slots_per_trial that divides {cluster.slots_per_node}, or packed_slots "
+            f"of at most {cluster.slots_per_node}"
         )
-    if runtime == "pyxis" and placed.scratch and not placed.scratch.partition("$")[0].strip("/"):
+
+
+def _time_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
+    resources, most = experiment.resources, cluster.max_time_limit_min
+    if resources.time_limit_min is not None and most is not None and resources.time_limit_min > most:
         yield (
-            f"cluster.scratch: {placed.scratch!r} names no folder before its first variable, and pyxis needs one to "
-            "mount; write it as a path such as /scratch/$SLURM_JOB_ID"
+            f"resources.time_limit: {resources.time_limit!r} is {resources.time_limit_min} min, and "
+            f"{_pool_of(cluster, resources.resource_pool)} has at most {cluster.max_time_limit!r}, {most} min; ask for "
+            "less, or choose another pool"
         )
-    if "://" not in chosen and chosen.endswith((".sif", ".sqsh")) and not chosen.startswith("/"):
-        yield f"environment.image: {chosen!r} is a relative path; give an absolute one, which every node sees"
-    for i, mount in enumerate(experiment.bind_mounts):
-        if runtime == "apptainer" and mount.propagation not in ("rprivate", "private"):
-            yield f"bind_mounts[{i}].propagation: apptainer has no {mount.propagation!r}; leave it at rprivate"
-        for path in (mount.host_path, mount.container_path):
-            yield from unmountable(f"bind_mounts[{i}]", path)
-    for i, device in enumerate(experiment.resources.devices):
-        for path in (device.host_path, device.container_path):
-            yield from unmountable(f"resources.devices[{i}]", path)
-
-
-def unmountable(where: str, path: str) -> Iterator[str]:
-    """The problem with a path that no container runtime can be told of."""
-    if found := {":", ","} & set(path):
-        yield f"{where}: {path!r} holds {min(found)!r}, which separates paths on a runtime's command line; rename it"
-
-
-def _mounts_without_container(experiment: Experiment) -> Iterator[str]:
-    """Without a container the host's path is the path: to ask for another one is to ask for what nobody can give."""
-    paths = [(f"bind_mounts[{i}]", mount) for i, mount in enumerate(experiment.bind_mounts)]
-    for where, mount in paths:
-        if mount.host_path != mount.container_path:
-            yield (
-                f"{where}: {mount.host_path!r} can be seen as {mount.container_path!r} in a container only; set "
-                "environment.image, or use the host's path"
-            )

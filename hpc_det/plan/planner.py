@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from hpc_det.errors import UsageError
 from hpc_det.plan.gang import gang
+from hpc_det.plan.in_container import container, unmountable
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.plan.placement import container, place, unmountable
+from hpc_det.plan.placement import place
 from hpc_det.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:

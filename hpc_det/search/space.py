@@ -1,0 +1,151 @@
+"""What is wrong with a space of hyperparameters."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+_SHOWN_CHARS = 80
+_CONSTANTS_ONLY = ("single", "points")
+
+
+class SpaceProblem(NamedTuple):
+    path: str
+    what: str
+    remedy: str
+
+
+class _Kind(NamedTuple):
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> list[str]:
+        return ["type", *self.required, *self.optional]
+
+
+KINDS = {
+    "const": _Kind(("val",)),
+    "categorical": _Kind(("vals",)),
+    "int": _Kind(("minval", "maxval"), ("count",)),
+    "double": _Kind(("minval", "maxval"), ("count",)),
+    "log": _Kind(("minval", "maxval"), ("base", "count")),
+}
+_GIVE = {
+    "val": "give the constant's value",
+    "vals": "give the list of values",
+    "minval": "give the lowest value, or of a log its exponent",
+    "maxval": "give the highest value, or of a log its exponent",
+}
+
+
+def space_problems(
+    hyperparameters: Any, searcher_name: str, path: str = "hyperparameters"
+) -> Iterator[tuple[str, str, str]]:
+    """Every (path, what is wrong, remedy). What is no map at all is left to the schema.
+
+    A constant is a scalar, a list, null, or {type: const, val: ...}; a map without `type` is nested.
+    """
+    for name, spec in hyperparameters.items() if isinstance(hyperparameters, dict) else ():
+        if isinstance(spec, dict) and "type" in spec:
+            yield from _problems(spec, searcher_name, f"{path}.{name}")
+        else:
+            yield from space_problems(spec, searcher_name, f"{path}.{name}")
+
+
+def _problems(spec: dict[str, Any], searcher_name: str, path: str) -> Iterator[SpaceProblem]:
+    kind = spec["type"]
+    if not isinstance(kind, str) or kind not in KINDS:
+        yield SpaceProblem(f"{path}.type", f"got {_shown(kind)}", f"expected one of {', '.join(KINDS)}")
+        return
+    if kind != "const" and searcher_name in _CONSTANTS_ONLY:
+        yield SpaceProblem(
+            f"{path}.type",
+            f"{_shown(kind)} is a range to search, and the {searcher_name} searcher needs constants",
+            "give `type: const` and `val`",
+        )
+        return
+    yield from _key_problems(spec, KINDS[kind], path)
+    if kind == "categorical":
+        yield from _vals_problems(spec, path)
+    elif kind != "const":
+        yield from _range_problems(spec, kind, path)
+        yield from _count_problems(spec, kind, searcher_name, path)
+
+
+def _key_problems(spec: dict[str, Any], kind: _Kind, path: str) -> Iterator[SpaceProblem]:
+    for key in kind.required:
+        if key not in spec:
+            yield SpaceProblem(f"{path}.{key}", "required, but nobody set it", _GIVE[key])
+    for key in spec:
+        if key not in kind.keys:
+            close = get_close_matches(str(key), kind.keys, n=1)
+            meant = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(kind.keys)}"
+            yield SpaceProblem(f"{path}.{key}", f"unknown key {key!r}", meant)
+
+
+def _vals_problems(spec: dict[str, Any], path: str) -> Iterator[SpaceProblem]:
+    if "vals" in spec and not (isinstance(spec["vals"], list) and spec["vals"]):
+        yield SpaceProblem(f"{path}.vals", f"got {_shown(spec['vals'])}", "expected a list of at least one value")
+
+
+def _range_problems(spec: dict[str, Any], kind: str, path: str) -> Iterator[SpaceProblem]:
+    is_right, expected = (_is_int64, "a whole number of 64 bits") if kind == "int" else (_is_number, "a number")
+    wrong = [key for key in ("minval", "maxval") if key in spec and not is_right(spec[key])]
+    for key in wrong:
+        yield SpaceProblem(f"{path}.{key}", f"got {_shown(spec[key])}", f"expected {expected}")
+    base: Any = 10
+    if kind == "log" and spec.get("base") is not None:
+        base = spec["base"]
+    if not (_is_number(base) and base > 0):
+        yield SpaceProblem(f"{path}.base", f"got {_shown(base)}", "expected a number above 0")
+    elif not wrong and "minval" in spec and "maxval" in spec:
+        yield from _ends_problems(spec["minval"], spec["maxval"], base if kind == "log" else None, path)
+
+
+def _ends_problems(low: float, high: float, base: float | None, path: str) -> Iterator[SpaceProblem]:
+    """Of a range whose ends are numbers; `base` if they are exponents."""
+    if low >= high:
+        yield SpaceProblem(
+            f"{path}.minval", f"{low} is not below maxval {high}", "swap them, or give `type: const` for one value"
+        )
+    elif base is None and not math.isfinite(float(high) - float(low)):
+        yield SpaceProblem(f"{path}.maxval", f"{high} - {low} is no finite number", "narrow the range")
+    elif base is not None and not (_has_power(base, low) and _has_power(base, high)):
+        powers = f"{base} ** {low} and {base} ** {high} are not both finite"
+        yield SpaceProblem(f"{path}.maxval", powers, "minval and maxval of a log are exponents")
+
+
+def _has_power(base: float, exponent: float) -> bool:
+    try:
+        return math.isfinite(float(base) ** float(exponent))
+    except OverflowError:
+        return False
+
+
+def _count_problems(spec: dict[str, Any], kind: str, searcher_name: str, path: str) -> Iterator[SpaceProblem]:
+    count = spec.get("count")
+    if count is None and searcher_name == "grid":
+        yield SpaceProblem(
+            f"{path}.count",
+            f"a count was not provided, and the grid searcher needs one for {kind}",
+            "give the number of points",
+        )
+    elif count is not None and (type(count) is not int or count < 1):
+        yield SpaceProblem(f"{path}.count", f"got {_shown(count)}", "expected a whole number >= 1")
+
+
+def _is_int64(value: Any) -> bool:
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
