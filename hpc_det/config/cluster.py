@@ -7,7 +7,9 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import AfterValidator, Field
 
 from hpc_det.config.fields import (
+    Expected,
     Flag,
+    NotNegative,
     OptionalText,
     Positive,
     Section,
@@ -18,31 +20,29 @@ from hpc_det.config.fields import (
     time_limit_min,
 )
 
-SlotType: TypeAlias = Annotated[Literal["gpu", "cpu"], Field(description="gpu or cpu")]
-MaxNodes: TypeAlias = Annotated[int | None, Field(ge=1, description="how many nodes a job can have, >= 1")]
+SlotType: TypeAlias = Annotated[Literal["gpu", "cpu"], Expected("gpu or cpu")]
+MaxNodes: TypeAlias = Annotated[int, Field(ge=1), Expected("how many nodes a job can have, >= 1")]
 GpuType: TypeAlias = Annotated[
-    str | None,
-    Field(pattern=r"^[A-Za-z0-9_.-]+$", description="a GPU type as the scheduler names it, such as a100"),
+    str, Field(pattern=r"^[A-Za-z0-9_.-]+$"), Expected("a GPU type as the scheduler names it, such as a100")
 ]
 PreemptMode: TypeAlias = Annotated[
-    Literal["off", "requeue", "cancel", "suspend"] | None,
-    Field(description="what becomes of preempted jobs: off (there are none), requeue, cancel or suspend"),
+    Literal["off", "requeue", "cancel", "suspend"],
+    Expected("what becomes of preempted jobs: off (there are none), requeue, cancel or suspend"),
 ]
-OptionalSeconds: TypeAlias = Annotated[int | None, Field(ge=0, description="a whole number of seconds, >= 0")]
 
 
 class Pool(Section):
     """A partition or queue. What it says comes before what the profile says of all pools."""
 
-    default: Flag = False
-    slots_per_node: Annotated[int | None, Field(ge=1, description="a whole number >= 1")] = None
-    slot_type: Annotated[Literal["gpu", "cpu"] | None, Field(description="gpu or cpu")] = None
-    max_nodes: MaxNodes = None
-    gpu_type: GpuType = None
-    cpus_per_slot: Annotated[int | None, Field(ge=1, description="a whole number >= 1")] = None
-    max_time_limit: TimeLimit = None
-    preempt_mode: PreemptMode = None
-    grace_time_s: OptionalSeconds = None
+    default: Flag = Field(default=False, description="Jobs go here that name no pool. At most one pool says so.")
+    slots_per_node: Positive | None = Field(default=None, description="Instead of the profile's.")
+    slot_type: SlotType | None = Field(default=None, description="Instead of the profile's.")
+    cpus_per_slot: Positive | None = Field(default=None, description="Instead of the profile's.")
+    max_nodes: MaxNodes | None = Field(default=None, description="Instead of the profile's.")
+    gpu_type: GpuType | None = Field(default=None, description="Instead of the profile's.")
+    max_time_limit: TimeLimit = Field(default=None, description="Instead of the profile's.")
+    preempt_mode: PreemptMode | None = Field(default=None, description="Instead of the profile's.")
+    grace_time_s: NotNegative | None = Field(default=None, description="Instead of the profile's.")
 
 
 def _at_most_one_default(pools: dict[str, Pool]) -> dict[str, Pool]:
@@ -54,47 +54,69 @@ def _at_most_one_default(pools: dict[str, Pool]) -> dict[str, Pool]:
 class Containers(Section):
     """How the site starts a container, for experiments that name an image."""
 
-    runtime: Annotated[
-        Literal["apptainer", "podman", "pyxis"] | None, Field(description="apptainer, podman, pyxis or null")
-    ] = None
-    args: Texts = []
+    runtime: Annotated[Literal["apptainer", "podman", "pyxis"], Expected("apptainer, podman or pyxis")] | None = Field(
+        default=None, description="apptainer, podman, or pyxis (a plugin of Slurm's); null: the site has none."
+    )
+    args: Texts = Field(
+        default=[],
+        description="More flags of `apptainer exec` or `podman run`; with pyxis, more `--container-...` flags of srun.",
+    )
 
 
 class Cluster(Section):
     """A site's profile."""
 
-    name: Annotated[Text, Field(description="the name of the cluster")]
-    scheduler: Annotated[Literal["slurm", "local", "pbs"], Field(description="slurm or local")]
-    slots_per_node: Positive
-    slot_type: SlotType
-    max_nodes: MaxNodes = None
-    resource_pool: OptionalText = None
-    gpu_flag: Annotated[Literal["gpus-per-node", "gres"], Field(description="gpus-per-node or gres")] = "gpus-per-node"
-    gpu_type: GpuType = None
-    cpus_per_slot: Positive = 1
-    mem_per_node: Annotated[str | None, Field(pattern=r"^[0-9]+[KMGT]?$", description="a size such as 16G")] = None
-    time_limit: TimeLimit = None
-    max_time_limit: TimeLimit = None
-    max_array_size: Positive = 1001  # Slurm's default, slurm.conf(5)
-    preempt_mode: PreemptMode = None
-    grace_time_s: OptionalSeconds = None
-    signal_lead_s: Positive = 90
-    account: OptionalText = None
-    qos: OptionalText = None
+    name: Annotated[Text, Expected("the name of the cluster")] = Field(description="What messages call the cluster.")
+    scheduler: Annotated[Literal["slurm", "local", "pbs"], Expected("slurm or local")] = Field(
+        description="slurm, or local for this machine. pbs is read, and not submitted to yet."
+    )
+    slots_per_node: Positive = Field(description="GPUs of a node, or ranks of a node without GPUs.")
+    slot_type: SlotType = Field(description="gpu or cpu.")
+    max_nodes: MaxNodes | None = Field(default=None, description="How many nodes a job can have.")
+    resource_pool: OptionalText = Field(default=None, description="The pool where an experiment names none.")
+    gpu_flag: Annotated[Literal["gpus-per-node", "gres"], Expected("gpus-per-node or gres")] = Field(
+        default="gpus-per-node", description="How sbatch is asked for GPUs: gpus-per-node or gres."
+    )
+    gpu_type: GpuType | None = Field(default=None, description="Such as a100, where the site has several.")
+    cpus_per_slot: Positive = Field(default=1, description="CPUs that a job asks for with each slot.")
+    mem_per_node: Annotated[str, Field(pattern=r"^[0-9]+[KMGT]?$"), Expected("a size such as 16G")] | None = Field(
+        default=None, description="Memory that a job asks for on each node; null: the pool's default."
+    )
+    time_limit: TimeLimit = Field(default=None, description="The time limit where an experiment sets none.")
+    max_time_limit: TimeLimit = Field(default=None, description="The longest time limit that is granted.")
+    # slurm.conf(5), MaxArraySize
+    max_array_size: Positive = Field(default=1001, description="Elements of a job array; larger ones are divided.")
+    preempt_mode: PreemptMode | None = Field(
+        default=None, description="What becomes of preempted jobs: off (there are none), requeue, cancel or suspend."
+    )
+    grace_time_s: NotNegative | None = Field(
+        default=None, description="Seconds between the notice of a preemption and the job's end."
+    )
+    signal_lead_s: Positive = Field(default=90, description="How long before the time limit the trial is told to save.")
+    account: OptionalText = Field(default=None, description="Who pays.")
+    qos: OptionalText = Field(default=None, description="The quality of service that is asked for.")
     pools: Annotated[
         dict[Text, Pool],
         AfterValidator(_at_most_one_default),
-        Field(description="a map of pool names to what each has of its own, at most one of them the default"),
-    ] = {}
-    containers: Containers = Containers()
-    scratch: Annotated[
-        str | None, Field(pattern=r"^[/$]", description="an absolute path, or one that begins with $")
-    ] = None
-    modules: Annotated[list[Text], Field(description="a list of module names")] = []
+        Expected("a map of pool names to what each has of its own, at most one of them the default"),
+    ] = Field(default={}, description="What partitions or queues have of their own; then no others may be named.")
+    containers: Containers = Field(default=Containers(), description="How the site starts containers.")
+    scratch: Annotated[str, Field(pattern=r"^[/$]"), Expected("an absolute path, or one that begins with $")] | None = (
+        Field(
+            default=None,
+            description="A folder of each node's own; it may name variables of the job. Ranks get a folder in it as "
+            "$TMPDIR, which is gone after the attempt.",
+        )
+    )
+    modules: Annotated[list[Text], Expected("a list of module names")] = Field(
+        default=[], description="Modules that the job loads."
+    )
     # The site's own shell, run in the job before anything else: the one setting that is code and not data.
-    setup: Annotated[Texts, Field(description="a list of shell lines")] = []
-    environment_variables: Variables = []
-    srun_args: Texts = []
+    setup: Annotated[Texts, Expected("a list of shell lines")] = Field(
+        default=[], description="Shell lines that the job runs before anything else."
+    )
+    environment_variables: Variables = Field(default=[], description="NAME=value, for the ranks.")
+    srun_args: Texts = Field(default=[], description="More flags of srun, such as --mpi=none.")
 
     @property
     def max_time_limit_min(self) -> int | None:
