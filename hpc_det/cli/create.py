@@ -24,8 +24,7 @@ def submit_or_show(request: Request, choices: Choices) -> None:
     if choices.local:
         request = on_one_slot(request)
     found = effective(request)
-    for note in found.notes:
-        click.echo(f"hpc-det: note: {note}", err=True)
+    say_notes(found)
     experiments = store()
     if choices.dry_run:
         click.echo(prepare(found, experiments.folder(experiments.next_id())).script.encode(), nl=False)
@@ -36,6 +35,12 @@ def submit_or_show(request: Request, choices: Choices) -> None:
         run_here(found, test=choices.test, debug=choices.pdb)
     elif not choices.dry_run:
         _submit(found, experiments, follow=choices.follow)
+
+
+def say_notes(found: Effective) -> None:
+    """On stderr, so that a dry run's output stays a script."""
+    for note in found.notes:
+        click.echo(f"hpc-det: note: {note}", err=True)
 
 
 def _submit(found: Effective, experiments: ExperimentStore, *, follow: bool) -> None:

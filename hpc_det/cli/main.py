@@ -33,6 +33,16 @@ COMMANDS = (
         help="Profiles of sites: what a scheduler has, and how to ask for it.",
     ),
     LazyCommand(
+        name="config",
+        where="hpc_det.cli.config:config",
+        help="Check experiment files.",
+    ),
+    LazyCommand(
+        name="schema",
+        where="hpc_det.cli.schema:schema",
+        help="Print the JSON schema of experiment files, or of cluster profiles.",
+    ),
+    LazyCommand(
         name="run",
         where="hpc_det.cli.run:run",
         help="Create an experiment from a Hydra command line.",

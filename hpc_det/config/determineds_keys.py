@@ -64,10 +64,11 @@ NO_EFFECT = {
 def notes(written: Iterable[str], scheduler: str) -> Iterator[str]:
     """A line for each key that somebody wrote and that has no effect; `written` has the paths of leaves."""
     paths = list(written)
-    others = {name: f"has no effect: the scheduler is {scheduler}" for name in ("slurm", "pbs") if name != scheduler}
-    for key, why in {**NO_EFFECT, **others}.items():
-        for found in dict.fromkeys(path.partition("[")[0] for path in paths if _is_at_or_below(path, key)):
-            yield f"{found}: {why}"
+    yield from (f"{key}: {why}" for key, why in NO_EFFECT.items() if any(_is_at_or_below(path, key) for path in paths))
+    for section in ("slurm", "pbs"):
+        keys = dict.fromkeys(path.partition("[")[0] for path in paths if path.startswith(f"{section}."))
+        if section != scheduler:
+            yield from (f"{key}: has no effect: the scheduler is {scheduler}" for key in keys)
 
 
 def _is_at_or_below(path: str, key: str) -> bool:

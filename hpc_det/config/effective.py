@@ -145,7 +145,9 @@ def _source(request: Request, written: dict[str, str]) -> Callable[[str], str | 
 
     def source(path: str) -> str | None:
         below = (f"{path}.", f"{path}[")
-        layers = {written.get(path)} - {None} or {written[leaf] for leaf in written if leaf.startswith(below)}
+        element = path[: path.rfind("]") + 1]  # who wrote an element of a list wrote all in it
+        layers = {written.get(path), written.get(element)} - {None}
+        layers = layers or {written[leaf] for leaf in written if leaf.startswith(below)}
         return " and ".join(names[layer] for layer in names if layer in layers) or None
 
     return source

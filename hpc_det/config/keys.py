@@ -57,7 +57,9 @@ def expectation(model: type[Section], where: Where) -> str:
     """What may stand at `where`, in the words of the nearest field that says it."""
     for depth in range(len(where), 0, -1):
         *above, key = where[:depth]
-        fields = [field_at(section, str(key)) for section in sections_at(model, above)]
+        if isinstance(key, int):
+            continue  # an element is told with its list
+        fields = [field_at(section, key) for section in sections_at(model, above)]
         if words := next((words for field in fields if field and (words := expected(field))), None):
             return words
         if keys := keys_at(model, where[:depth]):
@@ -69,7 +71,7 @@ def expectation(model: type[Section], where: Where) -> str:
 
 def expected(field: FieldInfo) -> str | None:
     """What completes "expected ..." for this field; None where only its keys can say it."""
-    return next(_words([*field.metadata, field.annotation]), None)
+    return next(_words([*reversed(field.metadata), field.annotation]), None)
 
 
 def _words(found: Sequence[Any]) -> Iterator[str]:

@@ -226,4 +226,5 @@ RULES: dict[str, Rule] = {
     "searcher": _union("name", _SEARCHER_COMMON),
     "searcher.bracket_rungs": _atomic,
     "searcher.max_length": _atomic,
+    "searcher.points": _atomic,
 }

@@ -74,7 +74,8 @@ def from_hydra(overrides: Sequence[str], env: Mapping[str, str]) -> Request:
         template=_template(template, template_name or "") if template else None,
         template_name=template_name,
         context_dir=_context_dir(config.pop("context_dir", None)),
-        config=config,
+        # The skeleton has these two as maps, so that keys can be added to them.
+        config={key: value for key, value in config.items() if value != {}},
     )
 
 

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag
 from hpc_det.config.fields import (
     ClassName,
     Divisor,
+    Expected,
     Flag,
     FreeMap,
     MaxLength,
@@ -21,13 +22,16 @@ from hpc_det.config.fields import (
     Unit,
     kind_discriminator,
 )
+from hpc_det.config.merge import Tree
 
 
 class SearcherKind(Section):
     kind_key = "name"
 
     name: str
-    metric: Text = Field(description="The validation metric by which trials are compared, such as accuracy.")
+    metric: Annotated[Text, Expected("the name of a validation metric, such as accuracy")] = Field(
+        description="The validation metric by which trials are compared."
+    )
     smaller_is_better: Flag = Field(default=True, description="Whether a smaller value of the metric is better.")
     source_trial_id: Positive | None = Field(
         default=None, description="All trials begin with the weights of this trial's latest checkpoint."
@@ -77,6 +81,13 @@ class Grid(_ManyTrials):
     name: Literal["grid"] = Field(description="A trial for every point of the grid of hyperparameters.")
 
 
+class Points(_ManyTrials):
+    name: Literal["points"] = Field(description="A trial for each of a list of hyperparameters, as of a Hydra sweep.")
+    points: Annotated[list[Tree], Field(min_length=1), Expected("a list of maps, at least one")] = Field(
+        description="The hyperparameters of each trial, constants all of them."
+    )
+
+
 class AsyncHalving(_Halving):
     name: Literal["async_halving"] = Field(description="Many short trials, of which only the best train on.")
     num_rungs: Positive = Field(description="In how many steps a trial comes to max_length.")
@@ -105,11 +116,12 @@ class Custom(_MaxTrials):
     settings: FreeMap = Field(default={}, description="Arguments of that class.")
 
 
-_which = kind_discriminator("single", Single, Random, Grid, AsyncHalving, AdaptiveAsha, Optuna, Custom)
+_which = kind_discriminator("single", Single, Random, Grid, Points, AsyncHalving, AdaptiveAsha, Optuna, Custom)
 Searcher: TypeAlias = Annotated[
     Annotated[Single, Tag("<single>")]
     | Annotated[Random, Tag("<random>")]
     | Annotated[Grid, Tag("<grid>")]
+    | Annotated[Points, Tag("<points>")]
     | Annotated[AsyncHalving, Tag("<async_halving>")]
     | Annotated[AdaptiveAsha, Tag("<adaptive_asha>")]
     | Annotated[Optuna, Tag("<optuna>")]

@@ -74,7 +74,7 @@ def _gang_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
     resources = experiment.resources
     try:
         shape = gang(resources.slots_per_trial, cluster)
-        if resources.packed_slots:
+        if resources.packed_slots and resources.packed_slots % resources.slots_per_trial == 0:
             gang(resources.packed_slots, cluster, "resources.packed_slots")
     except UsageError as error:
         yield from error.problems

@@ -1,35 +1,231 @@
-"""Values for hyperparameters, drawn from their ranges."""
+"""Where the hyperparameters and the seed of a trial come from: drawn from ranges, points of a grid, or a list."""
 
 from __future__ import annotations
 
+import math
 import random
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import repeat
+from typing import Any, Protocol
+
+from hpc_det.search.numpy_random import NumpyRandom
+
+Space = Mapping[str, Any]
+"""Hyperparameters by name: constants, ranges (maps with a `type`) and nested maps."""
 
 
-def sample(hyperparameters: dict[str, Any], draws: random.Random | None = None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Sample:
+    """What is a trial's own."""
+
+    hparams: dict[str, Any]
+    seed: int
+    """0 .. 2**31 - 1"""
+
+
+class Sampler(Protocol):
+    """Pure: the samples follow from the space and the experiment's seed alone."""
+
+    @property
+    def points(self) -> int | None:
+        """How many trials there are to take, if that follows from the space."""
+
+    def sample(self, trial: int) -> Sample:
+        """Of this trial (1, 2, ...), the same each time; what the caller does with it changes no other."""
+
+
+def sampler(searcher: Mapping[str, Any], hyperparameters: Space, experiment_seed: int) -> Sampler:
+    """The sampler that belongs to the searcher, which is that of an effective configuration."""
+    if searcher["name"] == "grid":
+        return GridSampler(hyperparameters, experiment_seed)
+    if searcher["name"] == "points":
+        return PointsSampler(searcher["points"], experiment_seed)
+    return SpaceSampler(hyperparameters, experiment_seed)
+
+
+def first_sample(hyperparameters: Space, experiment_seed: int) -> Sample:
+    """Of the first trial, or the only one."""
+    return SpaceSampler(hyperparameters, experiment_seed).sample(1)
+
+
+class _SeededSampler:
+    """Draws trial after trial from one stream of random numbers, as far as it was asked, and remembers.
+
+    The stream is Determined's (master/pkg/searcher): hyperparameters, 16 bytes that are a trial's id there, its seed.
+    """
+
+    def __init__(self, experiment_seed: int) -> None:
+        self._draws = NumpyRandom(experiment_seed)
+        self._samples: list[Sample] = []
+
+    def sample(self, trial: int) -> Sample:
+        assert trial >= 1, trial
+        while len(self._samples) < trial:
+            self._samples.append(self._next())
+        return deepcopy(self._samples[trial - 1])
+
+    def _next(self) -> Sample:
+        hparams = self._hparams(len(self._samples) + 1)
+        for _ in range(4):
+            self._draws.uint32()
+        return Sample(hparams, seed=self._draws.randrange(0, 2**31))
+
+    def _hparams(self, trial: int) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class SpaceSampler(_SeededSampler):
+    """Each trial's values are drawn from their ranges."""
+
+    points = None
+
+    def __init__(self, hyperparameters: Space, experiment_seed: int) -> None:
+        super().__init__(experiment_seed)
+        self._space = hyperparameters
+
+    def _hparams(self, trial: int) -> dict[str, Any]:
+        return _drawn(self._space, self._draws)
+
+
+class GridSampler(_SeededSampler):
+    """Trial k is the k-th point of the grid: keys sorted, the last one fastest. (Determined begins at the end.)"""
+
+    def __init__(self, hyperparameters: Space, experiment_seed: int) -> None:
+        """Every int, double and log needs its `count`."""
+        super().__init__(experiment_seed)
+        self._space = hyperparameters
+        self._axes = [_count(spec) for spec in _leaves(hyperparameters)]
+        self.points = math.prod(self._axes)
+
+    def _hparams(self, trial: int) -> dict[str, Any]:
+        assert trial <= self.points, (trial, self.points)
+        rest, places = trial - 1, []
+        for count in reversed(self._axes):
+            rest, place = divmod(rest, count)
+            places.append(place)
+        return _at(self._space, reversed(places))
+
+
+class PointsSampler(_SeededSampler):
+    """Trial k has the hyperparameters, all of them constants, of `points[k - 1]`."""
+
+    def __init__(self, points: Sequence[Space], experiment_seed: int) -> None:
+        super().__init__(experiment_seed)
+        self._points = points
+        self.points = len(points)
+
+    def _hparams(self, trial: int) -> dict[str, Any]:
+        return _at(self._points[trial - 1], repeat(0))
+
+
+# --- random values
+
+
+class _Draws(Protocol):
+    def uniform(self, low: float, high: float, /) -> float: ...
+    def randrange(self, low: int, high: int, /) -> int: ...
+
+
+def sample(hyperparameters: Space, draws: random.Random | None = None) -> dict[str, Any]:
     """One value for each hyperparameter, keys in sorted order; constants as they are, nested maps recursively.
 
     The ranges are Determined's: `int` includes its `maxval`; `log` gives base ** exponent, and `minval` and `maxval`
     bound the exponent. Raises ValueError for a type that is none of const, int, double, log, categorical.
     """
-    draws = draws or random.Random()
-    return {name: _value(hyperparameters[name], draws) for name in sorted(hyperparameters)}
+    return _drawn(hyperparameters, draws or random.Random())
 
 
-def _value(spec: Any, draws: random.Random) -> Any:
-    if not isinstance(spec, dict):
-        return spec
-    kind = spec.get("type")
-    if kind is None:
-        return sample(spec, draws)
+def _drawn(space: Space, draws: _Draws) -> dict[str, Any]:
+    return {
+        name: _drawn(space[name], draws) if _is_nested(space[name]) else _value(space[name], draws)
+        for name in sorted(space)
+    }
+
+
+def _value(spec: Any, draws: _Draws) -> Any:
+    match _kind(spec):
+        case "const":
+            return _constant(spec)
+        case "categorical":
+            return spec["vals"][draws.randrange(0, len(spec["vals"]))]
+        case "int":
+            return draws.randrange(spec["minval"], spec["maxval"] + 1)
+        case "double":
+            return draws.uniform(spec["minval"], spec["maxval"])
+        case _:
+            return _base(spec) ** draws.uniform(spec["minval"], spec["maxval"])
+
+
+# --- points of a grid
+
+
+def _leaves(space: Space) -> Iterator[Any]:
+    for name in sorted(space):
+        yield from _leaves(space[name]) if _is_nested(space[name]) else [space[name]]
+
+
+def _at(space: Space, places: Iterator[int]) -> dict[str, Any]:
+    """The values at the next place of each axis, in the order of `_leaves`."""
+    return {
+        name: _at(space[name], places) if _is_nested(space[name]) else _point(space[name], next(places))
+        for name in sorted(space)
+    }
+
+
+def _count(spec: Any) -> int:
+    """How many points an axis has."""
+    match _kind(spec):
+        case "const":
+            return 1
+        case "categorical":
+            return len(spec["vals"])
+        case "int":
+            return min(int(spec["count"]), int(spec["maxval"]) - int(spec["minval"]) + 1)
+        case _:
+            return int(spec["count"])
+
+
+def _point(spec: Any, place: int) -> Any:
+    """The points of a range are even from end to end; a single one is the middle."""
+    kind = _kind(spec)
     if kind == "const":
-        return spec["val"]
+        return _constant(spec)
     if kind == "categorical":
-        return draws.choice(spec["vals"])
+        return spec["vals"][place]
+    count, low, width = _count(spec), spec["minval"], spec["maxval"] - spec["minval"]
+    step, steps = (place, count - 1) if count > 1 else (1, 2)
     if kind == "int":
-        return draws.randint(spec["minval"], spec["maxval"])
-    if kind == "double":
-        return draws.uniform(spec["minval"], spec["maxval"])
-    if kind == "log":
-        return spec.get("base", 10.0) ** draws.uniform(spec["minval"], spec["maxval"])
-    raise ValueError(f"hyperparameter type {kind!r}: expected const, int, double, log or categorical")
+        return _rounded(low + Fraction(step * width, steps))
+    point = low + step * width / steps
+    return float(point) if kind == "double" else _base(spec) ** point
+
+
+def _rounded(value: Fraction) -> int:
+    """Half away from zero, as Go rounds."""
+    size = math.floor(abs(value) + Fraction(1, 2))
+    return size if value >= 0 else -size
+
+
+# --- what a hyperparameter is
+
+
+def _is_nested(spec: Any) -> bool:
+    return isinstance(spec, Mapping) and spec.get("type") is None
+
+
+def _kind(spec: Any) -> str:
+    kind = spec["type"] if isinstance(spec, Mapping) else "const"
+    if kind not in ("const", "int", "double", "log", "categorical"):
+        raise ValueError(f"hyperparameter type {kind!r}: expected const, int, double, log or categorical")
+    return str(kind)
+
+
+def _constant(spec: Any) -> Any:
+    return spec["val"] if isinstance(spec, Mapping) else spec
+
+
+def _base(spec: Mapping[str, Any]) -> float:
+    return float(spec.get("base") or 10)

@@ -5,10 +5,167 @@ from typing import Any
 
 import pytest
 
-from hpc_det.search.sample import sample
+from hpc_det.search.sample import (
+    GridSampler,
+    PointsSampler,
+    Sample,
+    SpaceSampler,
+    first_sample,
+    sample,
+    sampler,
+)
+
+SPACE = {
+    "global_batch_size": {"type": "const", "val": 64},
+    "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -2},
+    "n": {"type": "int", "minval": 8, "maxval": 64},
+    "opt": {"type": "categorical", "vals": ["a", "b", "c"]},
+}
 
 
-def test_the_same_seed_draws_the_same_values_in_whatever_order_the_keys_stand() -> None:
+# --- values of a space: as Determined draws them, measured with experiment seed 777
+
+
+@pytest.mark.parametrize(
+    ("trial", "lr", "n", "opt", "seed"),
+    [
+        (1, 2.0198888e-4, 46, "b", 1833938343),
+        (2, 1.6726180e-3, 32, "c", 1664641345),
+        (3, 1.4433504e-4, 13, "b", 1688066898),
+    ],
+)
+def test_values_and_seeds_are_determineds(trial: int, lr: float, n: int, opt: str, seed: int) -> None:
+    drawn = SpaceSampler(SPACE, 777).sample(trial)
+    assert drawn.hparams["lr"] == pytest.approx(lr, rel=1e-7)
+    assert drawn == Sample({"global_batch_size": 64, "lr": drawn.hparams["lr"], "n": n, "opt": opt}, seed)
+
+
+def test_a_trials_sample_is_the_same_whenever_it_is_asked_for() -> None:
+    forward, backward = SpaceSampler(SPACE, 5), SpaceSampler(SPACE, 5)
+    expected = [forward.sample(trial) for trial in range(1, 20)]
+    assert [backward.sample(trial) for trial in range(19, 0, -1)] == expected[::-1]
+    assert first_sample(SPACE, 5) == expected[0]
+
+
+def test_what_a_caller_does_with_a_sample_is_its_own_business() -> None:
+    space = {"layers": {"type": "categorical", "vals": [[1, 2]]}}
+    samples = SpaceSampler(space, 0)
+    samples.sample(1).hparams["layers"].append(3)
+    assert samples.sample(1).hparams == {"layers": [1, 2]}
+    assert samples.sample(2).hparams == {"layers": [1, 2]}
+
+
+def test_keys_are_drawn_in_sorted_order_in_nested_maps_too() -> None:
+    space: dict[str, Any] = {name: {"type": "double", "minval": 0, "maxval": 1} for name in "abc"}
+    nested = {"z": dict(reversed(space.items())), **space}
+    turned = dict(reversed(nested.items()))
+    assert SpaceSampler(nested, 1).sample(2) == SpaceSampler(turned, 1).sample(2)
+    assert list(first_sample(nested, 1).hparams["z"]) == ["a", "b", "c"]
+
+
+def test_constants_draw_nothing() -> None:
+    constants = {"a": 1, "b": {"c": [1]}, "d": {"type": "const", "val": None}}
+    lr = {"lr": SPACE["lr"]}
+    assert first_sample({**constants, **lr}, 9).hparams == {"a": 1, "b": {"c": [1]}, "d": None} | (
+        first_sample(lr, 9).hparams
+    )
+
+
+def test_a_seed_is_one_that_numpy_and_torch_take() -> None:
+    samples = SpaceSampler({}, 2**31 - 1)
+    seeds = {samples.sample(trial).seed for trial in range(1, 1000)}
+    assert len(seeds) == 999
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+# --- grids
+
+
+def axis(**spec: Any) -> list[Any]:
+    grid = GridSampler({"x": spec}, 0)
+    return [grid.sample(trial).hparams["x"] for trial in range(1, grid.points + 1)]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "count", "points"),
+    [
+        (0, 5, 3, [0, 3, 5]),  # half away from zero
+        (-5, 0, 3, [-5, -3, 0]),
+        (-4, 6, 4, [-4, -1, 3, 6]),
+        (1, 3, 10, [1, 2, 3]),  # no more points than there are numbers
+        (0, 5, 1, [3]),
+        (-5, 0, 1, [-3]),
+        (2**62, 2**62 + 4, 3, [2**62, 2**62 + 2, 2**62 + 4]),  # exact where a float is not
+    ],
+)
+def test_points_of_an_int(low: int, high: int, count: int, points: list[int]) -> None:
+    assert axis(type="int", minval=low, maxval=high, count=count) == points
+
+
+def test_points_of_a_double_are_even() -> None:
+    assert axis(type="double", minval=0, maxval=1, count=5) == [0, 0.25, 0.5, 0.75, 1]
+    assert axis(type="double", minval=0, maxval=1, count=1) == [0.5]
+
+
+def test_points_of_a_log_are_even_in_the_exponent() -> None:
+    assert axis(type="log", base=10, minval=-4, maxval=-2, count=3) == pytest.approx([1e-4, 1e-3, 1e-2])
+    assert axis(type="log", minval=-4, maxval=-2, count=1) == pytest.approx([1e-3])
+    assert axis(type="log", base=2, minval=1, maxval=3, count=3) == [2, 4, 8]
+
+
+def test_a_grid_goes_through_its_points_in_natural_order_the_last_key_fastest() -> None:
+    grid = GridSampler(
+        {
+            "b": {"type": "int", "minval": 0, "maxval": 10, "count": 3},
+            "a": {"x": {"type": "int", "minval": 0, "maxval": 20, "count": 3}, "constant": 7},
+        },
+        0,
+    )
+    assert grid.points == 9
+    points = [grid.sample(trial).hparams for trial in range(1, 10)]
+    assert [(point["a"]["x"], point["b"]) for point in points] == [(x, b) for x in (0, 10, 20) for b in (0, 5, 10)]
+    assert all(point["a"]["constant"] == 7 for point in points)
+
+
+def test_a_grid_of_constants_is_one_point() -> None:
+    assert GridSampler({"a": 1}, 0).points == 1
+    assert GridSampler({}, 0).points == 1
+
+
+def test_seeds_of_a_grid_are_those_of_a_space_of_constants() -> None:
+    values = {"a": {"type": "categorical", "vals": [1, 2, 3]}}
+    grid, constants = GridSampler(values, 3), SpaceSampler({"a": 1}, 3)
+    assert [grid.sample(k).seed for k in (1, 2, 3)] == [constants.sample(k).seed for k in (1, 2, 3)]
+
+
+# --- points one by one
+
+
+def test_points_have_the_constants_that_were_written() -> None:
+    points = PointsSampler([{"a": 1}, {"a": {"type": "const", "val": 2}, "b": {"c": 3}}], 0)
+    assert points.points == 2
+    assert [points.sample(k).hparams for k in (1, 2)] == [{"a": 1}, {"a": 2, "b": {"c": 3}}]
+
+
+@pytest.mark.parametrize(
+    ("searcher", "kind", "points"),
+    [
+        ({"name": "single"}, SpaceSampler, None),
+        ({"name": "adaptive_asha"}, SpaceSampler, None),
+        ({"name": "grid"}, GridSampler, 3),
+        ({"name": "points", "points": [{"n": 1}, {"n": 2}]}, PointsSampler, 2),
+    ],
+)
+def test_a_searcher_has_its_sampler(searcher: dict[str, Any], kind: type, points: int | None) -> None:
+    found = sampler(searcher, {"n": {"type": "int", "minval": 0, "maxval": 9, "count": 3}}, 0)
+    assert isinstance(found, kind)
+    assert found.points == points
+
+
+# --- values of any random numbers
+
+
+def test_the_same_random_numbers_give_the_same_values_in_whatever_order_the_keys_stand() -> None:
     space: dict[str, Any] = {name: {"type": "double", "minval": 0, "maxval": 1} for name in "abc"}
     turned = dict(reversed(space.items()))
     assert sample(space, random.Random(1)) == sample(turned, random.Random(1))

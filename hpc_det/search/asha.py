@@ -1,0 +1,121 @@
+"""Asynchronous successive halving: many trials train a little, the best 1/divisor of them longer, and so on.
+
+Li et al., "A System for Massively Parallel Hyperparameter Tuning" (MLSys 2020). Two forms of the rule, as Determined
+has them: promotion, where a trial pauses at a rung until it is among the best, and stopping (`stop_once`), where it
+goes on or stops for good when it gets there.
+"""
+
+from __future__ import annotations
+
+import math
+
+from hpc_det.search.method import Exit, Work
+from hpc_det.search.rung import Rung
+from hpc_det.search.trials import Trials
+
+NEARLY_DONE = 0.99
+"""Progress of a search that has promoted as many trials as it expected to, and goes on."""
+
+
+def rung_lengths(rungs: int, divisor: float, max_length: int) -> list[int]:
+    """From the first rung to `max_length`; lengths so small that they would be equal are one rung."""
+    return sorted({max(int(max_length / divisor ** (rungs - i - 1)), 1) for i in range(rungs)})
+
+
+class AsyncHalving:
+    def __init__(
+        self, lengths: list[int], max_trials: int, *, divisor: float, smaller_is_better: bool, stop_once: bool
+    ) -> None:
+        self.trials_expected = max_trials
+        self._rungs = [Rung(length) for length in lengths]
+        self._divisor = divisor
+        self._sign = 1 if smaller_is_better else -1
+        self._stop_once = stop_once
+        self._trials = Trials(max_trials)
+        self._rung_of: dict[int, int] = {}
+        """Index of the rung that a trial trains for, or pauses at."""
+        self._trained = 0
+        self.length_expected = sum(int(max_trials / divisor**i) * self._stretch(i) for i in range(len(lengths)))
+        """Of all trials together, when each rung lets pass as many as the rule has in mind."""
+
+    def next_work(self) -> Work | None:
+        """What was decided already, else a promotion as far up as there is one, else a new trial."""
+        if work := self._trials.waiting_work() or self._promotion():
+            return work
+        new = self._trials.new_trial()
+        return Work(new, self._rungs[0].length) if new else None
+
+    def start(self, work: Work) -> None:
+        assert work == self.next_work(), (work, self.next_work())
+        if work.trial not in self._rung_of:
+            self._rung_of[work.trial] = 0
+        elif not self._trials.is_under_way(work.trial):
+            self._rung(work.trial).unpause(work.trial)
+            self._rung_of[work.trial] += 1
+        self._trials.start(work)
+
+    def report(self, trial: int, value: float) -> None:
+        """In its rung the trial pauses, goes on or stops; after the last one it is done."""
+        del self._trials.working[trial]
+        rank = self._arrive(trial, self._sign * value)
+        above = self._rung_of[trial] + 1
+        if above == len(self._rungs):
+            self._trials.close(trial)
+        elif not self._stop_once:
+            self._rung(trial).pause(trial)
+        elif rank < max(self._rung(trial).share(self._divisor), 1):
+            self._rung_of[trial] = above
+            self._trials.queue(Work(trial, self._rungs[above].length))
+        else:
+            self._trials.close(trial)
+
+    def end(self, trial: int, how: Exit) -> None:
+        """A trial that ends under way is the worst of its rung; an invalid one is replaced and was never there."""
+        if self.is_closed(trial):
+            return
+        if how is Exit.INVALID_HP:
+            for rung in self._rungs[: self._rung_of[trial] + 1]:
+                rung.forget(trial)
+            self._trials.replace(trial)
+            return
+        if self._trials.is_under_way(trial):
+            self._arrive(trial, math.nan)
+        self._rung(trial).unpause(trial)
+        self._trials.close(trial)
+
+    def give_back(self, trial: int) -> None:
+        self._trials.give_back(trial)
+
+    def is_closed(self, trial: int) -> bool:
+        """A paused trial may still be promoted, until the search is over."""
+        return trial in self._trials.closed or (trial in self._rung_of and self.finished)
+
+    @property
+    def working(self) -> int:
+        """How many trials are being trained."""
+        return len(self._trials.working)
+
+    @property
+    def finished(self) -> bool:
+        return not self._trials.working and self.next_work() is None
+
+    @property
+    def progress(self) -> float:
+        return 1.0 if self.finished else min(self._trained / self.length_expected, NEARLY_DONE)
+
+    def _arrive(self, trial: int, value: float) -> int:
+        self._trained += self._stretch(self._rung_of[trial])
+        return self._rung(trial).insert(trial, value)
+
+    def _promotion(self) -> Work | None:
+        for rung, above in zip(reversed(self._rungs[:-1]), reversed(self._rungs), strict=False):
+            if trial := rung.promotable(self._divisor):
+                return Work(trial, above.length)
+        return None
+
+    def _rung(self, trial: int) -> Rung:
+        return self._rungs[self._rung_of[trial]]
+
+    def _stretch(self, rung: int) -> int:
+        """How long a trial trains for this rung after the one below."""
+        return self._rungs[rung].length - (self._rungs[rung - 1].length if rung else 0)

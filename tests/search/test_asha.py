@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hpc_det.search.asha import AsyncHalving, rung_lengths
+from hpc_det.search.method import Exit, Work
+
+NAN = math.nan
+
+
+def promoting(trials: int = 9, *, smaller_is_better: bool = True) -> AsyncHalving:
+    """Rungs 1, 3 and 9, of which the best third goes on."""
+    return AsyncHalving([1, 3, 9], trials, divisor=3, smaller_is_better=smaller_is_better, stop_once=False)
+
+
+def stopping(trials: int = 9, *, smaller_is_better: bool = True) -> AsyncHalving:
+    return AsyncHalving([1, 3, 9], trials, divisor=3, smaller_is_better=smaller_is_better, stop_once=True)
+
+
+def take(method: AsyncHalving) -> Work:
+    work = method.next_work()
+    assert work
+    method.start(work)
+    return work
+
+
+def train(method: AsyncHalving, *values: float) -> None:
+    """Take a work for each value and report it."""
+    for value in values:
+        method.report(take(method).trial, value)
+
+
+@pytest.mark.parametrize(
+    ("rungs", "divisor", "max_length", "lengths"),
+    [
+        (3, 3, 9, [1, 3, 9]),
+        (4, 2, 10, [1, 2, 5, 10]),
+        (3, 3, 900, [100, 300, 900]),
+        (1, 4, 50, [50]),
+        (5, 4, 16, [1, 4, 16]),  # 0 and 0 and 1 would be three rungs of one batch
+        (3, 2.5, 10, [1, 4, 10]),
+    ],
+)
+def test_lengths_of_rungs(rungs: int, divisor: float, max_length: int, lengths: list[int]) -> None:
+    assert rung_lengths(rungs, divisor, max_length) == lengths
+
+
+# --- promotion
+
+
+def test_a_trial_is_promoted_once_it_is_among_the_best_third() -> None:
+    method = promoting()
+    train(method, 0.5, 0.3)
+    assert method.next_work() == Work(3, 1)  # a third of two trials is none
+    train(method, 0.4)
+    assert method.next_work() == Work(2, 3)  # of three it is the best one
+    train(method, 0.9)
+    assert method.next_work() == Work(4, 1)
+    train(method, 0.1)
+    assert method.next_work() == Work(4, 3)  # of four it is the best one, and trial 2 has gone on already
+    train(method, 0.6)
+    assert method.next_work() == Work(5, 1)
+
+
+def test_a_paused_trial_is_promoted_when_its_rung_fills() -> None:
+    method = promoting()
+    train(method, 0.5, 0.6, 0.7)
+    assert take(method) == Work(1, 3)
+    for work in [take(method) for _ in range(3)]:
+        method.report(work.trial, 0.8)
+    assert take(method) == Work(2, 3)  # the second of six
+    for work, value in zip([take(method) for _ in range(3)], (0.1, 0.2, 0.9), strict=True):
+        method.report(work.trial, value)
+    assert [take(method), take(method)] == [Work(7, 3), Work(8, 3)]
+    assert method.next_work() is None  # the third of nine is trial 1
+
+
+def test_the_highest_rung_is_promoted_from_first() -> None:
+    method = promoting(12)
+    train(method, 1, 2, 3)
+    assert take(method) == Work(1, 3)
+    works = [take(method) for _ in range(6)]
+    for work in works:
+        method.report(work.trial, 0.1 * work.trial)
+    assert [take(method), take(method), take(method)] == [Work(4, 3), Work(5, 3), Work(6, 3)]
+    method.report(4, 0.4)
+    method.report(5, 0.5)
+    assert take(method) == Work(10, 1)
+    method.report(6, 0.6)
+    assert take(method) == Work(4, 9)
+
+
+def test_who_reaches_the_last_rung_is_closed_and_others_only_at_the_end() -> None:
+    method = AsyncHalving([1, 3], 3, divisor=3, smaller_is_better=True, stop_once=False)
+    train(method, 3, 1, 2)
+    assert [method.is_closed(trial) for trial in (1, 2, 3, 4)] == [False] * 4
+    assert take(method) == Work(2, 3)
+    assert not method.finished
+    method.report(2, 1)
+    assert method.finished
+    assert [method.is_closed(trial) for trial in (1, 2, 3, 4)] == [True, True, True, False]
+
+
+def test_larger_may_be_better() -> None:
+    method = promoting(smaller_is_better=False)
+    train(method, 0.5, 0.9, 0.7)
+    assert method.next_work() == Work(2, 3)
+
+
+@pytest.mark.parametrize("smaller_is_better", [True, False])
+def test_nan_is_worse_than_infinity(smaller_is_better: bool) -> None:
+    worst = math.inf if smaller_is_better else -math.inf
+    method = promoting(smaller_is_better=smaller_is_better)
+    train(method, NAN, worst, NAN)
+    assert method.next_work() == Work(2, 3)
+
+
+def test_of_equal_values_the_first_that_arrived_is_better() -> None:
+    method = promoting()
+    works = [take(method) for _ in range(3)]
+    for work in reversed(works):
+        method.report(work.trial, 0.5)
+    assert method.next_work() == Work(3, 3)
+
+
+def test_a_failed_trial_counts_as_the_worst_of_its_rung() -> None:
+    method = promoting(3)
+    train(method, 5)
+    for how in (Exit.FAILED, Exit.COMPLETED):
+        method.end(take(method).trial, how)
+    assert method.is_closed(2)
+    assert take(method) == Work(1, 3)
+    method.report(1, 5)
+    assert method.finished
+
+
+def test_nobody_is_promoted_in_place_of_a_failed_trial_that_would_be() -> None:
+    method = promoting(3)
+    for _ in range(3):
+        method.end(take(method).trial, Exit.FAILED)
+    assert method.next_work() is None
+    assert (method.finished, method.progress) == (True, 1)
+
+
+def test_a_paused_trial_may_end() -> None:
+    method = promoting(3)
+    train(method, 1, 2)
+    method.end(1, Exit.FAILED)
+    train(method, 3)
+    assert method.next_work() is None  # trial 1 keeps its rank: the best third is no other
+    assert method.finished
+
+
+def test_an_invalid_trial_is_replaced_and_was_never_there() -> None:
+    method = promoting(3)
+    train(method, 1, 2, 3)
+    assert take(method) == Work(1, 3)
+    method.end(1, Exit.INVALID_HP)
+    assert take(method) == Work(4, 1)
+    method.report(4, 4)
+    assert take(method) == Work(2, 3)
+    method.report(2, 2)
+    assert method.finished
+    assert method.trials_expected == 3
+
+
+def test_work_given_back_is_named_again_before_anything_else() -> None:
+    method = promoting()
+    train(method, 1, 2, 3)
+    assert [take(method), take(method)] == [Work(1, 3), Work(4, 1)]
+    method.give_back(4)
+    method.give_back(1)
+    assert [take(method), take(method), take(method)] == [Work(1, 3), Work(4, 1), Work(5, 1)]
+    method.give_back(1)
+    method.end(1, Exit.FAILED)
+    assert method.next_work() == Work(6, 1)
+
+
+# --- stopping
+
+
+def test_a_trial_stops_unless_it_is_among_the_best_third_when_it_arrives() -> None:
+    method = stopping()
+    train(method, 0.5)
+    assert method.next_work() == Work(1, 3)  # the best of one goes on
+    assert take(method) == Work(1, 3)
+    train(method, 0.6)
+    assert method.is_closed(2)
+    train(method, 0.4)
+    assert take(method) == Work(3, 3)
+    train(method, 0.45, 0.55)
+    assert method.is_closed(4)  # the second of four
+    assert method.is_closed(5)
+    train(method, 0.42)
+    assert take(method) == Work(6, 3)  # the second of six
+
+
+def test_a_worker_goes_on_with_the_trial_that_it_has() -> None:
+    method = stopping()
+    for until in (1, 3, 9):
+        assert take(method) == Work(1, until)
+        method.report(1, 0.5)
+    assert method.is_closed(1)
+    assert take(method) == Work(2, 1)
+
+
+def test_stopped_trials_are_closed_at_once() -> None:
+    method = stopping(2)
+    train(method, 1, 1, 1)
+    assert method.is_closed(1)
+    assert not method.finished
+    train(method, 2)
+    assert method.finished
+
+
+def test_failures_and_invalid_trials_where_trials_stop() -> None:
+    method = stopping(3)
+    method.end(take(method).trial, Exit.FAILED)
+    train(method, 0.5)
+    assert take(method) == Work(2, 3)
+    method.end(2, Exit.INVALID_HP)
+    train(method, 0.7)
+    assert take(method) == Work(3, 3)  # of the failed one and itself it is the best
+    method.give_back(3)
+    method.end(3, Exit.FAILED)
+    assert take(method) == Work(4, 1)
+    method.report(4, 0.8)
+    assert method.is_closed(4)
+    assert method.finished
+
+
+# --- progress
+
+
+def test_progress_is_the_training_that_is_expected() -> None:
+    method = promoting()
+    assert method.length_expected == 9 * 1 + 3 * 2 + 1 * 6
+    train(method, 1, 2, 3)
+    assert method.progress == 3 / 21
+    train(method, 1)
+    assert method.progress == 5 / 21
