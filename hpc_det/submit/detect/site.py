@@ -52,7 +52,7 @@ def _lines(site: Site, name: str) -> Iterator[str]:
     usual = site.usual
     yield f"# Written by `hpc-det cluster detect`, which asked {site.version}. Check it, and complete it."
     yield f"name: {_value(name)}"
-    yield f"scheduler: {site.scheduler}"
+    yield f"scheduler: {site.scheduler}" + ("  # read, but not submitted to yet" if site.scheduler == "pbs" else "")
     yield ""
     yield f"# Nodes: as in {usual.name!r}, {'the default pool' if usual.default else 'the first pool'}."
     yield f"slots_per_node: {usual.slots_per_node or 1}"
@@ -81,11 +81,10 @@ def _lines(site: Site, name: str) -> Iterator[str]:
 
 
 def _pool(pool: FoundPool) -> Iterator[str]:
-    yield f"  {_value(pool.name)}:" + (f"  # {pool.remark}" if pool.remark else "")
-    said = {field.name: getattr(pool, field.name) for field in fields(pool) if field.name not in ("name", "remark")}
-    for key, value in said.items():
-        if value is not None and value is not False:
-            yield f"    {key}: {_value(value)}"
+    found = {field.name: getattr(pool, field.name) for field in fields(pool) if field.name not in ("name", "remark")}
+    said = {key: value for key, value in found.items() if value is not None and value is not False}
+    yield f"  {_value(pool.name)}:" + ("" if said else " {}") + (f"  # {pool.remark}" if pool.remark else "")
+    yield from (f"    {key}: {_value(value)}" for key, value in said.items())
 
 
 def _value(value: str | int | None) -> str:
