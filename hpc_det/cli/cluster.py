@@ -16,7 +16,7 @@ from hpc_det.store.root import state_root
 
 @click.group()
 def cluster() -> None:
-    """Profiles of sites: what a scheduler has, and how to ask for it."""
+    """Profiles of clusters, and how to write yours."""
 
 
 @cluster.command()
@@ -50,7 +50,12 @@ def detect(name: str | None, write: bool, output: Path | None, force: bool) -> N
 
 @cluster.command("list")
 def list_() -> None:
-    """Show the profiles that --cluster knows."""
+    """Show the profiles that --cluster knows.
+
+    \b
+    Example:
+      hpc-det cluster list
+    """
     folders = reversed(conf_folders(os.environ))
     files = {file.stem: file for folder in folders for file in (folder / "cluster").glob("*.yaml")}
     rows = [("NAME", "SCHEDULER", "FILE")]

@@ -30,7 +30,7 @@ COMMANDS = (
     LazyCommand(
         name="cluster",
         where="hpc_det.cli.cluster:cluster",
-        help="Profiles of sites: what a scheduler has, and how to ask for it.",
+        help="Profiles of clusters, and how to write yours.",
     ),
     LazyCommand(
         name="config",

@@ -114,6 +114,8 @@ class Agent:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [self._plan.code, environment.get("PYTHONPATH")]))
         if self._plan.slot_type == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""  # a node may have GPUs that this gang did not ask for
+        if self._plan.container:  # runtimes show the home folder, and Python takes packages from it
+            environment.setdefault("PYTHONNOUSERSITE", "1")
         environment.setdefault("OMP_NUM_THREADS", str(self._plan.cpus_per_rank))
         # Every store connection looks its peer's name up; without an answer that costs 5 s each (pytorch #159007).
         environment.setdefault("RES_OPTIONS", "timeout:1 attempts:1")

@@ -207,6 +207,7 @@ def test_the_entrypoint_sees_what_was_set_for_it_and_nothing_of_the_host(gang: G
     assert seen["TOKEN"] == secret
     assert seen["PATH"] == "/usr/local/bin:/usr/bin:/bin"
     assert (seen["SLURM_JOB_ID"], seen["FROM"]) == ("7", "the-image")
+    assert seen["PYTHONNOUSERSITE"] == "1"
     assert seen["PYTHONPATH"] == f"{gang.code}:{HPC_DET}"
     assert "OF_THE_HOST" not in seen
     assert (gang.code / "where").read_text() == f"{gang.code}\n"
