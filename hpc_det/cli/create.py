@@ -27,7 +27,7 @@ def submit_or_show(request: Request, choices: Choices) -> None:
     say_notes(found)
     experiments = store()
     if choices.dry_run:
-        click.echo(prepare(found, experiments.folder(experiments.next_id())).script.encode(), nl=False)
+        click.echo(prepare(found, experiments.folder(experiments.next_id())).scripts[0].encode(), nl=False)
     if choices.explain:
         for line in explained(found):
             click.echo(f"# {line}")

@@ -47,6 +47,11 @@ COMMANDS = (
         where="hpc_det.cli.run:run",
         help="Create an experiment from a Hydra command line.",
     ),
+    LazyCommand(
+        name="preview-search",
+        where="hpc_det.cli.preview:preview_search",
+        help="Show what the search of an experiment would train.",
+    ),
 )
 
 

@@ -119,6 +119,10 @@ class Cluster(Section):
     srun_args: Texts = Field(default=[], description="More flags of srun, such as --mpi=none.")
 
     @property
+    def has_queue(self) -> bool:
+        return self.scheduler != "local"
+
+    @property
     def max_time_limit_min(self) -> int | None:
         """In minutes, rounded up."""
         return time_limit_min(self.max_time_limit) if self.max_time_limit else None

@@ -23,7 +23,7 @@ from hpc_det.config.problems import Problem, render, schema_problems, shown
 from hpc_det.config.request import Request
 from hpc_det.config.schema import LOG_POLICIES, Experiment
 from hpc_det.errors import UsageError
-from hpc_det.plan.placement import placed, placement_notes, placement_problems
+from hpc_det.plan.pool import in_its_pool, pool_notes, pool_problems
 
 Model = TypeVar("Model", bound=Section)
 _HANDS = ("cluster", "template", "config")
@@ -40,6 +40,8 @@ class Effective:
     notes: list[str]
     """A line for each key that somebody wrote and that has no effect here, and for what else is good to know."""
     context_dir: Path
+    points: list[Tree] | None = None
+    """Of a sweep: the sections of each trial that are not the experiment's, `hyperparameters` always."""
 
 
 def effective(request: Request) -> Effective:
@@ -61,8 +63,8 @@ def effective(request: Request) -> Effective:
     written = _written(merged)
     lines = render(problems, _source(request, written)) + _code_problems(merged.tree, request.context_dir)
     if experiment and cluster:
-        lines += placement_problems(experiment, cluster)
-        cluster = placed(experiment, cluster)
+        lines += pool_problems(experiment, cluster)
+        cluster = in_its_pool(experiment, cluster)
     if lines or cluster is None or experiment is None:
         raise UsageError(lines)
     tree = experiment.model_dump(mode="json", by_alias=True)
@@ -72,7 +74,7 @@ def effective(request: Request) -> Effective:
         cluster=cluster,
         tree=tree,
         origins={path: _origin(path, written) for path, _value in leaves(tree)},
-        notes=[*notes(by_hand, cluster.scheduler), *placement_notes(experiment, cluster)],
+        notes=[*notes(by_hand, cluster.scheduler), *pool_notes(experiment, cluster)],
         context_dir=request.context_dir,
     )
 

@@ -1,6 +1,6 @@
 """The node agent: one per node, started by srun, pbsdsh or as a child of the job, for one attempt.
 
-    python3 -m hpc_det.launch.agent TRIAL_FOLDER ATTEMPT
+    python3 -m hpc_det.launch.agent TRIAL_FOLDER ATTEMPT WORKER
 
 It starts the entrypoint on its node and is the one listener: a signal, or a stop request in the run folder, rings the
 ranks, which save and leave by themselves. A rank that is lost ends the node at once; the gang's launcher (srun) then
@@ -54,14 +54,24 @@ LAST_WORDS, LONGEST_LINE = 4096, 200
 
 
 class Agent:
-    def __init__(self, plan: JobPlan, number: int, node_rank: int, private: str, scratch: str | None) -> None:
+    def __init__(
+        self,
+        trial: TrialFolder,
+        plan: JobPlan,
+        number: int,
+        worker: int,
+        node_rank: int,
+        private: str,
+        scratch: str | None,
+    ) -> None:
+        self._trial = trial
         self._plan = plan
         self._container = plan.container if plan.container and plan.container.starts_entrypoint else None
         self._private = private
         self._scratch = scratch
         self._number = number
+        self._worker = worker
         self._node_rank = node_rank
-        self._trial = TrialFolder(Path(plan.folder))
         self._socket = f"{private}/agent"
         self._selector = selectors.DefaultSelector()
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
@@ -82,12 +92,18 @@ class Agent:
             for key, _ in self._selector.select(timeout=POLL_S):
                 key.data()
             self._poll_run_folder()
+        self._hear_last_words()
         code = 1 if self._ended else entrypoint.returncode
         if code and not self._ended:
             self._note_entrypoint(code)
         end_descendants()
         self._doorbell.close()
         return 1 if code else 0
+
+    def _hear_last_words(self) -> None:
+        """A rank that is the entrypoint itself may be gone before its line was looked at."""
+        for key, _ in self._selector.select(timeout=0):
+            key.data()
 
     def _start(self) -> subprocess.Popen[bytes]:
         environment = self._environment(*self._meet())
@@ -134,7 +150,8 @@ class Agent:
         path = self._trial.rendezvous(self._number)
         meeting = publish(path, address) if self._node_rank == 0 else await_rendezvous(path)
         attempt = Attempt(
-            folder=self._plan.folder,
+            folder=str(self._trial.path),
+            worker=self._worker,
             number=self._number,
             node_rank=self._node_rank,
             nodes=self._plan.nodes,
@@ -219,14 +236,15 @@ def scratch_folder(plan: JobPlan) -> Iterator[str | None]:
 
 def main(argv: list[str]) -> int:
     trial = TrialFolder(Path(argv[0]))
-    number = int(argv[1])
-    plan = JobPlan.from_json(trial.plan.read_text(encoding="utf-8"))
+    number, worker = int(argv[1]), int(argv[2])
+    plan = JobPlan.from_json(trial.experiment().plan.read_text(encoding="utf-8"))
     adopt_orphans()
     short = None if len(tempfile.gettempdir()) <= LONGEST_SOCKET_FOLDER else "/tmp"
     with tempfile.TemporaryDirectory(prefix="hpc-det-", dir=short) as private:
         try:
+            node_rank = scheduler(plan.scheduler).node_rank(os.environ)
             with scratch_folder(plan) as scratch:
-                return Agent(plan, number, scheduler(plan.scheduler).node_rank(os.environ), private, scratch).run()
+                return Agent(trial, plan, number, worker, node_rank, private, scratch).run()
         except HpcDetError as error:
             note_failure(trial, number, failure_now(None, str(error), user_error=isinstance(error, UsageError)))
             print(f"hpc-det: {error}", file=sys.stderr, flush=True)

@@ -82,10 +82,9 @@ def make_mount_points(plan: JobPlan, container: Container) -> None:
 
 
 def _mounts(plan: JobPlan) -> list[Mount]:
-    """The experiment's folder and hpc_det."""
-    experiment = os.path.commonpath([plan.folder, plan.code])
+    """The experiment's folder, with trials, checkpoints and code, and hpc_det."""
     return [
-        Mount(source=experiment, target=experiment, read_only=False, propagation="rprivate"),
+        Mount(source=plan.folder, target=plan.folder, read_only=False, propagation="rprivate"),
         Mount(source=PACKAGE, target=f"{HPC_DET}/{Path(PACKAGE).name}", read_only=True, propagation="rprivate"),
     ]
 

@@ -1,4 +1,4 @@
-"""One gang job, fully decided. Everything downstream reads this and nothing else."""
+"""The jobs of an experiment, fully decided. Everything downstream reads this and nothing else."""
 
 from __future__ import annotations
 
@@ -10,16 +10,36 @@ from hpc_det.plan.container import Container
 
 
 @dataclass(frozen=True, kw_only=True)
+class JobArray:
+    """One call of the scheduler: `count` like jobs, each with the same number of workers."""
+
+    first: int
+    """The number of its first worker."""
+    count: int
+    workers_each: int = 1
+    """Above 1 the allocation of a job is shared by so many gangs, trial after trial."""
+    at_once: int | None = None
+    """How many of its jobs may run at the same time; None: as many as the scheduler lets."""
+
+    @property
+    def workers(self) -> int:
+        return self.count * self.workers_each
+
+    @property
+    def is_shared(self) -> bool:
+        return self.workers_each > 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobPlan:
-    """Round-trips through JSON: `JobPlan.from_json(plan.to_json()) == plan`."""
+    """The same for all jobs of an experiment. Round-trips: `JobPlan.from_json(plan.to_json()) == plan`."""
 
     experiment_id: int
-    trial_id: int
     name: str
     scheduler: str
     """Which command builders and which script template: slurm or local."""
     folder: str
-    """The trial's folder, absolute, on a file system that every node sees."""
+    """The experiment's folder, absolute, on a file system that every node sees."""
     code: str
     """The snapshot of the context directory; ranks run and import there."""
     python: str
@@ -30,6 +50,10 @@ class JobPlan:
 
     nodes: int
     ranks_per_node: int
+    """Of a gang."""
+    job_nodes: int
+    job_slots_per_node: int
+    """Of a job's allocation: a gang's, or what several gangs share."""
     slot_type: str
     """gpu or cpu."""
     cpus_per_rank: int

@@ -1,102 +1,71 @@
-"""An experiment on a cluster: the profile in the chosen pool, and what of the experiment it cannot give."""
+"""Which jobs do the work of an experiment: how many, how large, how many at the same time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpc_det.errors import UsageError
-from hpc_det.plan.gang import gang
-from hpc_det.plan.in_container import container_notes, container_problems
+from hpc_det.plan.gang import Gang, gang
+from hpc_det.plan.job_plan import JobArray
 
 if TYPE_CHECKING:
     from hpc_det.config.cluster import Cluster
     from hpc_det.config.schema import Experiment
 
 
-def place(experiment: Experiment, cluster: Cluster) -> Cluster:
-    """As `placed`. Raises UsageError with all that this cluster cannot give."""
-    if problems := placement_problems(experiment, cluster):
-        raise UsageError(problems)
-    return placed(experiment, cluster)
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    gang: Gang
+    job: Gang
+    """The allocation of one job."""
+    arrays: tuple[JobArray, ...]
+
+    @property
+    def workers(self) -> int:
+        return sum(array.workers for array in self.arrays)
 
 
-def placed(experiment: Experiment, cluster: Cluster) -> Cluster:
-    """The profile as the experiment's pool has it, and over that what the experiment says of its nodes."""
-    in_pool = cluster.in_pool(experiment.resources.resource_pool)
-    section = {"slurm": experiment.slurm, "pbs": experiment.pbs}.get(cluster.scheduler)
-    own = section.model_dump(include={"slots_per_node", "gpu_type"}, exclude_none=True) if section else {}
-    return in_pool.model_copy(update=own)
+def placement(experiment: Experiment, cluster: Cluster, trials: int, first: int = 0) -> Placement:
+    """For `trials` trials, with workers numbered from `first`.
 
-
-def placement_problems(experiment: Experiment, cluster: Cluster) -> list[str]:
-    """What of the experiment this cluster cannot give."""
-    there = placed(experiment, cluster)
-    return [
-        *_pool_problems(experiment, cluster),
-        *_time_problems(experiment, there),
-        *_gang_problems(experiment, there),
-        *container_problems(experiment, there),
-    ]
-
-
-def placement_notes(experiment: Experiment, cluster: Cluster) -> list[str]:
-    """What a user should know before the submission, and what is no error."""
-    there = placed(experiment, cluster)
-    return [*cluster_notes(cluster, experiment.resources.resource_pool), *container_notes(experiment, there)]
-
-
-def cluster_notes(cluster: Cluster, pool: str | None) -> list[str]:
-    """What a user should know of the pool, None for the default one."""
-    there = cluster.in_pool(pool)
-    if there.preempt_mode not in ("requeue", "cancel") or there.grace_time_s != 0:
-        return []
-    return [
-        f"{_pool_of(cluster, pool)} preempts without a grace time: a job may end before it has saved, and goes on from "
-        "a checkpoint of min_checkpoint_period"
-    ]
-
-
-def _pool_of(cluster: Cluster, pool: str | None) -> str:
-    return f"pool {pool!r} of cluster {cluster.name!r}" if pool else f"cluster {cluster.name!r}"
-
-
-def _pool_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
-    if cluster.scheduler == "pbs":
-        yield f"cluster: PBS is not supported yet; choose another cluster than {cluster.name!r}"
-    pool = experiment.resources.resource_pool
-    if pool is not None and cluster.pools and pool not in cluster.pools:
-        known = ", ".join(sorted(cluster.pools))
-        yield f"resources.resource_pool: cluster {cluster.name!r} has no pool {pool!r}; known: {known}"
-
-
-def _gang_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
+    A job for each trial, in arrays as long as the cluster allows; or one allocation for all, where
+    `resources.packed_slots` asks for it, or where there is no queue. Raises UsageError for slots that fit the cluster
+    in no way.
+    """
     resources = experiment.resources
-    try:
-        shape = gang(resources.slots_per_trial, cluster)
-        if resources.packed_slots and resources.packed_slots % resources.slots_per_trial == 0:
-            gang(resources.packed_slots, cluster, "resources.packed_slots")
-    except UsageError as error:
-        yield from error.problems
-        return
-    if resources.is_single_node and shape.nodes > 1:
-        yield (
-            f"resources.is_single_node: {resources.slots_per_trial} slots need {shape.nodes} nodes of "
-            f"{cluster.slots_per_node} slots on cluster {cluster.name!r}; use at most {cluster.slots_per_node} slots"
-        )
-    if (resources.packed_slots or 0) > cluster.slots_per_node and cluster.slots_per_node % shape.ranks_per_node:
-        yield (
-            f"resources.packed_slots: trials of {resources.slots_per_trial} slots leave slots idle on nodes of "
-            f"{cluster.slots_per_node}; use a slots_per_trial that divides {cluster.slots_per_node}, or packed_slots "
-            f"of at most {cluster.slots_per_node}"
-        )
+    shape = gang(resources.slots_per_trial, cluster)
+    at_once = _at_once(experiment, trials)
+    shared = resources.packed_slots or (
+        _slots_here(cluster, resources.slots_per_trial) if not cluster.has_queue else None
+    )
+    if shared is None:
+        return Placement(gang=shape, job=shape, arrays=_arrays(trials, at_once, cluster.max_array_size, first))
+    gangs = min(shared // resources.slots_per_trial, at_once)
+    job = gang(shared, cluster) if gangs > 1 else shape
+    return Placement(gang=shape, job=job, arrays=(JobArray(first=first, count=1, workers_each=gangs),))
 
 
-def _time_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
-    resources, most = experiment.resources, cluster.max_time_limit_min
-    if resources.time_limit_min is not None and most is not None and resources.time_limit_min > most:
-        yield (
-            f"resources.time_limit: {resources.time_limit!r} is {resources.time_limit_min} min, and "
-            f"{_pool_of(cluster, resources.resource_pool)} has at most {cluster.max_time_limit!r}, {most} min; ask for "
-            "less, or choose another pool"
+def _at_once(experiment: Experiment, trials: int) -> int:
+    """How many trials may train at the same time: no limit is as many as there are."""
+    searcher, resources = experiment.searcher, experiment.resources
+    limits = [trials, getattr(searcher, "max_concurrent_trials", 0) or trials]
+    if resources.max_slots is not None:
+        limits.append(max(resources.max_slots // resources.slots_per_trial, 1))
+    return min(limits)
+
+
+def _slots_here(cluster: Cluster, slots_per_trial: int) -> int:
+    """What one machine has, in whole gangs."""
+    return max(cluster.slots_per_node * (cluster.max_nodes or 1) // slots_per_trial, 1) * slots_per_trial
+
+
+def _arrays(trials: int, at_once: int, longest: int, first: int) -> tuple[JobArray, ...]:
+    """Several arrays come one after the other where the number of trials at once is limited."""
+    return tuple(
+        JobArray(
+            first=first + start,
+            count=min(longest, trials - start),
+            at_once=at_once if at_once < trials else None,
         )
+        for start in range(0, trials, longest)
+    )

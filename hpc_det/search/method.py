@@ -24,6 +24,7 @@ class Exit(str, Enum):
     COMPLETED = "completed"
     FAILED = "failed"
     INVALID_HP = "invalid hyperparameters"
+    CANCELLED = "cancelled"
 
 
 class SearchMethod(Protocol):

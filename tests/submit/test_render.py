@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.container import PACKAGE
-from hpc_det.plan.container import Container, Device, Mount
 from hpc_det.submit.render import render, render_template
 from hpc_det.submit.scheduler import scheduler
 from tests.plan.plans import job_plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-CONTAINER = Container(
-    runtime="pyxis",
-    image="nvcr.io/nvidia/pytorch:26.01-py3",
-    mounts=(Mount(source="/data/my digits", target="/digits", read_only=True, propagation="rprivate"),),
-    devices=(Device(source="/dev/infiniband", target="/dev/infiniband", mode="mrw"),),
-    shm_size=2**32,
-    args=(),
-)
 PLANS = {
     "slurm_gpus_per_node.sh": job_plan(),
     "slurm_gres_everything.sh": job_plan(
@@ -40,11 +29,6 @@ PLANS = {
         modules=("gcc/12", "cuda/12.4"),
         setup=("ulimit -n 4096", "export NCCL_DEBUG=WARN"),
     ),
-    "slurm_apptainer.sh": job_plan(container=replace(CONTAINER, runtime="apptainer")),
-    "slurm_podman.sh": job_plan(container=replace(CONTAINER, runtime="podman")),
-    "slurm_pyxis.sh": job_plan(
-        container=replace(CONTAINER, args=("--container-remap-root",)), srun_args=("--mpi=pmix",)
-    ),
     "slurm_cpu_one_node.sh": job_plan(slot_type="cpu", nodes=1, ranks_per_node=2),
     "local.sh": job_plan(scheduler="local", slot_type="cpu", nodes=1, ranks_per_node=2, cpus_per_rank=1),
     "local_with_setup.sh": job_plan(
@@ -55,8 +39,7 @@ PLANS = {
 
 @pytest.mark.parametrize("name", PLANS)
 def test_script(name: str) -> None:
-    # Where the package lies differs from machine to machine.
-    assert render(PLANS[name]).replace(PACKAGE, "/PACKAGE") == (GOLDEN / name).read_text(encoding="utf-8")
+    assert render(PLANS[name]) == (GOLDEN / name).read_text(encoding="utf-8")
 
 
 def test_every_golden_is_compared() -> None:

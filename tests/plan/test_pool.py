@@ -4,16 +4,15 @@ from typing import Any
 
 import pytest
 
-from hpc_det.errors import UsageError
-from hpc_det.plan.placement import cluster_notes, place, placement_notes, placement_problems
-from tests.plan.test_planner import cluster, experiment
+from hpc_det.plan.pool import cluster_notes, pool_notes, pool_problems
+from tests.plan.sites import cluster, experiment
 
 POOLS = {"low": {"max_time_limit": "01:00:00"}, "high": {"slot_type": "cpu"}}
 MOUNT = {"host_path": "/data/digits", "container_path": "/digits"}
 
 
 def problems(site: dict[str, Any] | None = None, **settings: Any) -> list[str]:
-    return placement_problems(experiment(**settings), cluster(**(site or {})))
+    return pool_problems(experiment(**settings), cluster(**(site or {})))
 
 
 def test_an_unknown_pool_is_told_with_the_known_ones() -> None:
@@ -38,12 +37,6 @@ def test_a_time_limit_may_be_as_long_as_the_pools(limit: str, fits: bool) -> Non
 
 def test_pbs_is_told_where_a_job_would_go_there() -> None:
     assert problems({"scheduler": "pbs"}) == ["cluster: PBS is not supported yet; choose another cluster than 'atlas'"]
-
-
-def test_place_raises_all_problems() -> None:
-    with pytest.raises(UsageError) as error:
-        place(experiment(resources={"slots_per_trial": 5}), cluster(scheduler="pbs"))
-    assert len(error.value.problems) == 2
 
 
 @pytest.mark.parametrize(
@@ -99,11 +92,11 @@ def test_a_preemption_without_grace_is_noted(mode: str, grace: int | None, noted
 )
 def test_a_size_of_shared_memory_that_nobody_can_set_is_noted(runtime: str, image: str | None, words: str) -> None:
     asked = experiment(environment={"image": image}, resources={"shm_size": "4 GiB"})
-    notes = placement_notes(asked, cluster(containers={"runtime": runtime}))
+    notes = pool_notes(asked, cluster(containers={"runtime": runtime}))
     assert [words in note for note in notes] == ([True] if words else [])
 
 
 def test_an_image_for_other_slots_is_noted() -> None:
     asked = experiment(environment={"image": {"cuda": "a"}})
-    (note,) = placement_notes(asked, cluster(slot_type="cpu", containers={"runtime": "podman"}))
+    (note,) = pool_notes(asked, cluster(slot_type="cpu", containers={"runtime": "podman"}))
     assert note == "environment.image: none is named for slots of type cpu; ranks run without a container"
