@@ -28,6 +28,11 @@ COMMANDS = (
         help="What the scheduler does with an experiment's job.",
     ),
     LazyCommand(
+        name="cluster",
+        where="hpc_det.cli.cluster:cluster",
+        help="Profiles of clusters, and how to write yours.",
+    ),
+    LazyCommand(
         name="config",
         where="hpc_det.cli.config:config",
         help="Check experiment files.",
