@@ -1,40 +1,82 @@
-"""Keys of Determined's experiment files that hpc_det does not have, and what to do instead (its schemas/expconf/v0)."""
+"""Keys of Determined's experiment files that mean less here than there (its schemas/expconf/v0).
+
+An experiment file says nothing that silently does not happen: a key is refused with what to do instead, or it is
+accepted with a note.
+"""
 
 from __future__ import annotations
 
-_CONTAINER = "leave it out: ranks run without a container, in the Python that hpc-det runs in"
-_STORAGE = "leave it out: checkpoints lie in the experiment's folder below $HPC_DET_ROOT"
-_HOROVOD = "leave it out: it was for horovod"
-_QUEUE = "leave it out, or say it to the scheduler: slurm.sbatch_args"
+from collections.abc import Iterable, Iterator
 
 REMEDIES = {
-    "records_per_epoch": "leave it out: an epoch is what the training loader holds",
-    "bind_mounts": "leave it out: ranks see the file systems of their node",
-    "environment.image": _CONTAINER,
+    "batches_per_step": "use scheduling_unit",
+    "checkpoint_storage.checkpoint_path": "use checkpoint_storage.storage_path",
+    "checkpoint_storage.tensorboard_path": "leave it out: TensorBoard files lie in the trial's folder",
+    "searcher.train_stragglers": "leave it out: trials are stopped at the end of a rung",
+}
+"""Unknown keys, and what to do instead."""
+
+NOT_YET = {
+    "searcher.source_trial_id": "not built yet; load the weights in the trial",
+    "searcher.source_checkpoint_uuid": "not built yet; load the weights in the trial",
+}
+"""Known keys that would change results, and are refused until they do."""
+
+_CONTAINER = "has no effect: the container tool of the cluster does as it is set up"
+_PORTS = "has no effect: ranks have the ports of their node"
+_QUEUE = "has no effect: the scheduler decides; tell it with slurm.sbatch_args"
+_HOROVOD = "has no effect: DDP sizes its buckets"
+_MASTER = "has no effect: there is no master"
+
+NO_EFFECT = {
+    "project": "is only recorded: use labels to find an experiment",
+    "workspace": "is only recorded: use labels to find an experiment",
+    "debug": "has no effect: there is no agent of Determined's to log more",
+    "records_per_epoch": "has no effect: an epoch is what the training loader holds",
+    "resources.weight": _QUEUE,
+    "resources.priority": _QUEUE,
+    "resources.native_parallel": "has no effect: the entrypoint says what is launched",
+    "resources.agent_label": "has no effect: name a partition with resources.resource_pool",
     "environment.force_pull_image": _CONTAINER,
     "environment.registry_auth": _CONTAINER,
-    "environment.ports": _CONTAINER,
-    "environment.proxy_ports": _CONTAINER,
     "environment.add_capabilities": _CONTAINER,
     "environment.drop_capabilities": _CONTAINER,
-    "environment.pod_spec": _CONTAINER,
-    "resources.shm_size": _CONTAINER,
-    "resources.devices": _CONTAINER,
-    "resources.priority": _QUEUE,
-    "resources.weight": _QUEUE,
-    "resources.max_slots": "leave it out: an experiment is one trial so far",
-    "resources.native_parallel": _HOROVOD,
-    "resources.agent_label": "name a partition: resources.resource_pool",
-    "checkpoint_storage.type": _STORAGE,
-    "checkpoint_storage.host_path": _STORAGE,
-    "checkpoint_storage.storage_path": _STORAGE,
-    "checkpoint_storage.container_path": _STORAGE,
-    "checkpoint_storage.bucket": _STORAGE,
-    "optimizations.mixed_precision": "call context.experimental.use_amp() in the trial",
+    "environment.ports": _PORTS,
+    "environment.proxy_ports": _PORTS,
+    "environment.pod_spec": "has no effect on Slurm and PBS",
+    "checkpoint_storage.propagation": "has no effect: nothing is mounted",
     "optimizations.tensor_fusion_threshold": _HOROVOD,
     "optimizations.tensor_fusion_cycle_time": _HOROVOD,
     "optimizations.auto_tune_tensor_fusion": _HOROVOD,
-    "profiling": "call context.set_profiler(...) in the trial",
-    "workspace": "use labels",
-    "project": "use labels",
+    "profiling": "has no effect yet: call context.set_profiler(...) in the trial",
+    "log_policies": "has no effect yet: nobody reads the log for it",
+    "retention_policy": "has no effect: logs stay as long as the experiment",
+    "preemption_timeout": "has no effect: the scheduler's grace time counts",
+    "integrations": _MASTER,
+    "security": _MASTER,
+    "internal": _MASTER,
+    "data_layer": "has no effect: read the data in the trial",
+    "tensorboard_storage": "has no effect: TensorBoard files lie in the trial's folder",
 }
+"""Known keys that do nothing, and a word on it."""
+
+
+def in_words(path: str) -> str:
+    """What a description of the key adds: nothing, or that it has no effect, or is refused."""
+    if path in NOT_YET:
+        return f" Refused so far: {NOT_YET[path]}."
+    return f" It {NO_EFFECT[path]}." if path in NO_EFFECT else ""
+
+
+def notes(written: Iterable[str], scheduler: str) -> Iterator[str]:
+    """A line for each key that somebody wrote and that has no effect; `written` has the paths of leaves."""
+    paths = list(written)
+    yield from (f"{key}: {why}" for key, why in NO_EFFECT.items() if any(_is_at_or_below(path, key) for path in paths))
+    for section in ("slurm", "pbs"):
+        keys = dict.fromkeys(path.partition("[")[0] for path in paths if path.startswith(f"{section}."))
+        if section != scheduler:
+            yield from (f"{key}: has no effect: the scheduler is {scheduler}" for key in keys)
+
+
+def _is_at_or_below(path: str, key: str) -> bool:
+    return path == key or path.startswith((f"{key}.", f"{key}["))

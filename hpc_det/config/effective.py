@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from hpc_det import compat
-from hpc_det.config.checks import FREE_FORM, cross_problems, hyperparameter_problems, text_problems
+from hpc_det.config.checks import FREE_FORM, hyperparameter_problems, text_problems
 from hpc_det.config.cluster import Cluster
-from hpc_det.config.entrypoint import check_entrypoint, speaks_determined
+from hpc_det.config.cross_checks import cross_problems
+from hpc_det.config.determineds_keys import notes
+from hpc_det.config.entrypoint import check_entrypoint, speaks_determined, trial_name
+from hpc_det.config.fields import Section
 from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers
+from hpc_det.config.older_names import in_todays_names
 from hpc_det.config.problems import Problem, render, schema_problems, shown
 from hpc_det.config.request import Request
-from hpc_det.config.schema import Experiment
+from hpc_det.config.schema import LOG_POLICIES, Experiment
 from hpc_det.errors import UsageError
-from hpc_det.plan.gang import gang
+from hpc_det.plan.pool import in_its_pool, pool_notes, pool_problems
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound=Section)
+_HANDS = ("cluster", "template", "config")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +37,8 @@ class Effective:
     cluster: Cluster
     tree: Tree
     origins: dict[str, str]
+    notes: list[str]
+    """A line for each key that somebody wrote and that has no effect here, and for what else is good to know."""
     context_dir: Path
     points: list[Tree] | None = None
     """Of a sweep: the sections of each trial that are not the experiment's, `hyperparameters` always."""
@@ -46,34 +54,54 @@ def effective(request: Request) -> Effective:
     cluster = _validated(Cluster, profile, "cluster", problems)
     problems += text_problems(profile, "cluster")
     site = merge(_site_defaults(request.cluster, problems), {} if problems else _of_every_job(profile))
-    merged = _merged([("cluster", site), ("template", request.template or {}), ("config", request.config)], request)
+    layers = [("cluster", site), ("template", request.template or {}), ("config", request.config), *request.overrides]
+    merged = _merged([(name, in_todays_names(tree)) for name, tree in layers], request)
     experiment = _validated(Experiment, merged.tree, "", problems)
     problems += text_problems(merged.tree)
-    problems += hyperparameter_problems(merged.tree.get("hyperparameters"))
+    problems += hyperparameter_problems(merged.tree.get("hyperparameters"), _searcher_name(merged.tree))
     problems += cross_problems(merged.tree, profile)
     written = _written(merged)
     lines = render(problems, _source(request, written)) + _code_problems(merged.tree, request.context_dir)
     if experiment and cluster:
-        lines += _gang_problems(experiment, cluster)
+        lines += pool_problems(experiment, cluster)
+        cluster = in_its_pool(experiment, cluster)
     if lines or cluster is None or experiment is None:
         raise UsageError(lines)
-    tree = experiment.model_dump(mode="json")
+    tree = experiment.model_dump(mode="json", by_alias=True)
+    by_hand = [path for path, layer in written.items() if layer in _HANDS]
     return Effective(
         experiment=experiment,
         cluster=cluster,
         tree=tree,
         origins={path: _origin(path, written) for path, _value in leaves(tree)},
+        notes=[*notes(by_hand, cluster.scheduler), *pool_notes(experiment, cluster)],
         context_dir=request.context_dir,
     )
 
 
 def _merged(layers: Sequence[tuple[str, Tree]], request: Request) -> Merged:
-    """The layers, and below them all what the entrypoint that they say asks for."""
+    """The layers, and below them all what no map of the schema can say, and what their entrypoint asks for."""
     merged = merge_layers(layers)
-    if not speaks_determined(merged.tree.get("entrypoint"), request.context_dir):
-        return merged
-    variables = [f"{compat.VARIABLE}={compat.DETERMINED}"]
-    return merge_layers([("entrypoint", {"environment": {"environment_variables": variables}}), *layers])
+    entrypoint = merged.tree.get("entrypoint")
+    defaults: Tree = {"name": request.default_name or _trial_class(entrypoint), "log_policies": LOG_POLICIES}
+    lowest = [("default", defaults)]
+    if speaks_determined(entrypoint, request.context_dir):
+        variables = [f"{compat.VARIABLE}={compat.DETERMINED}"]
+        lowest.append(("entrypoint", {"environment": {"environment_variables": variables}}))
+    return merge_layers([*lowest, *layers])
+
+
+def _trial_class(entrypoint: object) -> str | None:
+    with suppress(ValueError):  # of an entrypoint that is no command
+        name = trial_name(entrypoint)
+        return name.rpartition(":")[2] if name else None
+    return None
+
+
+def _searcher_name(tree: Tree) -> str:
+    searcher = tree.get("searcher")
+    name = searcher.get("name") if isinstance(searcher, dict) else None
+    return name if isinstance(name, str) else "single"
 
 
 def _site_defaults(profile: Tree, problems: list[Problem]) -> Tree:
@@ -100,15 +128,6 @@ def _validated(model: type[Model], tree: Tree, prefix: str, problems: list[Probl
         return None
 
 
-def _gang_problems(experiment: Experiment, cluster: Cluster) -> list[str]:
-    """Whether the slots fit the cluster is the plan's rule; here it joins the other problems."""
-    try:
-        gang(experiment.resources.slots_per_trial, cluster)
-    except UsageError as error:
-        return error.problems
-    return []
-
-
 def _code_problems(tree: Tree, context_dir: Path) -> list[str]:
     if not context_dir.is_dir():
         hint = "; only `hpc-det run` resolves interpolations" if "${" in str(context_dir) else ""
@@ -122,13 +141,16 @@ def _source(request: Request, written: dict[str, str]) -> Callable[[str], str | 
         "cluster": f"cluster {request.cluster.get('name')!r}",
         "template": f"template {request.template_name!r}",
         "config": "config",
+        **{name: f"--{name}" for name, _tree in request.overrides},
     }
     profile = {f"cluster.{path}": "cluster" for path, value in leaves(request.cluster) if value is not None}
     written = {**profile, **written}
 
     def source(path: str) -> str | None:
         below = (f"{path}.", f"{path}[")
-        layers = {written.get(path)} - {None} or {written[leaf] for leaf in written if leaf.startswith(below)}
+        element = path[: path.rfind("]") + 1]  # who wrote an element of a list wrote all in it
+        layers = {written.get(path), written.get(element)} - {None}
+        layers = layers or {written[leaf] for leaf in written if leaf.startswith(below)}
         return " and ".join(names[layer] for layer in names if layer in layers) or None
 
     return source

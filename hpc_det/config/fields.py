@@ -1,13 +1,15 @@
 """The kinds of values that a configuration holds, and what every section of it has in common.
 
-Each field's description completes "expected ..." in an error message. Null means unset.
+A kind says with `Expected` what completes "expected ..." in an error message; a field's description says what the
+field means. Null means unset.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +20,7 @@ from pydantic import (
     PlainSerializer,
     PlainValidator,
     Tag,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -25,6 +28,14 @@ from hpc_det.config.managed_flags import refuse_managed_flags
 from hpc_det.config.merge import Tree
 
 Unit: TypeAlias = Literal["batches", "records", "epochs"]
+Device: TypeAlias = Literal["cpu", "cuda", "rocm"]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What may stand here, in the words of an error message."""
+
+    words: str
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,26 @@ def _time_limit(value: str | int) -> str:
     return str(value)
 
 
+_SIZE = r"^([0-9]+(?:\.[0-9]+)?) *(?:([KMGTkmgt])[Ii]?)?[Bb]?$"
+
+
+def size_bytes(value: str | int) -> int:
+    """Bytes of a number or of a text such as "1.5 GiB" or "512m"; ValueError for anything else and for zero.
+
+    As in Determined (go-units' RAMInBytes), K, M, G and T are powers of 1024 with and without the i.
+    """
+    if type(value) is int:
+        size = value
+    else:
+        parts = re.fullmatch(_SIZE, str(value))
+        if not parts or not isinstance(value, str):
+            raise ValueError
+        size = int(float(parts[1]) * 1024 ** "_KMGT".index((parts[2] or "_").upper()))
+    if size <= 0:
+        raise ValueError
+    return size
+
+
 def _entrypoint(value: object) -> str | list[str]:
     if isinstance(value, str) and value.strip():
         return value
@@ -86,39 +117,106 @@ def _sbatch_args(arguments: list[str]) -> list[str]:
     return arguments
 
 
+def _regex(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(str(error)) from None
+    return pattern
+
+
+def _distinct(texts: list[str]) -> list[str]:
+    if len(set(texts)) < len(texts):
+        raise ValueError
+    return texts
+
+
 _LENGTH = "one of batches, records, epochs with a whole number >= {}, such as {{batches: 100}} or 100"
 _AsMap = PlainSerializer(lambda length: {length.unit: length.amount}, return_type=dict[str, int])
-Period: TypeAlias = Annotated[Length, PlainValidator(_length), _AsMap, Field(description=_LENGTH.format(0))]
-MaxLength: TypeAlias = Annotated[Length, PlainValidator(_positive_length), _AsMap, Field(description=_LENGTH.format(1))]
+
+
+def _length_schema(minimum: int) -> WithJsonSchema:
+    amount: Tree = {"type": "integer", "minimum": minimum}
+    units = dict.fromkeys(get_args(Unit), amount)
+    one = {"type": "object", "properties": units, "additionalProperties": False, "minProperties": 1, "maxProperties": 1}
+    return WithJsonSchema({"anyOf": [amount, one]})
+
+
+Period: TypeAlias = Annotated[Length, PlainValidator(_length), _AsMap, _length_schema(0), Expected(_LENGTH.format(0))]
+MaxLength: TypeAlias = Annotated[
+    Length, PlainValidator(_positive_length), _AsMap, _length_schema(1), Expected(_LENGTH.format(1))
+]
 TimeLimit: TypeAlias = Annotated[
     str | None,
     PlainValidator(_time_limit),
-    Field(description="HH:MM:SS, D-HH:MM:SS or whole minutes, more than zero"),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^[0-9]+$|^([0-9]+-)?[0-9]+:"}]}
+    ),
+    Expected("HH:MM:SS, D-HH:MM:SS or whole minutes, more than zero"),
+]
+Size: TypeAlias = Annotated[
+    int,
+    PlainValidator(size_bytes),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": _SIZE}]}),
+    Expected("a size in bytes, or a text such as '1.5 GiB'"),
 ]
 Entrypoint: TypeAlias = Annotated[
     str | list[str],
     PlainValidator(_entrypoint),
-    Field(description="a command such as `python3 -m hpc_det.launch.torch_distributed --trial model_def:MyTrial`"),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": r"\S"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+            ]
+        }
+    ),
+    Expected("a command such as `python3 -m hpc_det.launch.torch_distributed --trial model_def:MyTrial`"),
 ]
-Positive: TypeAlias = Annotated[int, Field(ge=1, description="a whole number >= 1")]
-NotNegative: TypeAlias = Annotated[int, Field(ge=0, description="a whole number >= 0")]
-Flag: TypeAlias = Annotated[bool, Field(description="true or false")]
-Text: TypeAlias = Annotated[str, Field(min_length=1, pattern=r"\S", description="a text that is not empty")]
+Positive: TypeAlias = Annotated[int, Field(ge=1), Expected("a whole number >= 1")]
+NotNegative: TypeAlias = Annotated[int, Field(ge=0), Expected("a whole number >= 0")]
+AboveZero: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False), Expected("a number above 0")]
+Divisor: TypeAlias = Annotated[float, Field(gt=1, allow_inf_nan=False), Expected("a number above 1")]
+Port: TypeAlias = Annotated[int, Field(ge=1, le=65535), Expected("a port from 1 to 65535")]
+Flag: TypeAlias = Annotated[bool, Expected("true or false")]
+Text: TypeAlias = Annotated[str, Field(min_length=1, pattern=r"\S"), Expected("a text that is not empty")]
 OptionalText: TypeAlias = Annotated[
-    str | None, Field(min_length=1, pattern=r"\S", description="a text that is not empty")
+    str | None, Field(min_length=1, pattern=r"\S"), Expected("a text that is not empty")
 ]
-Texts: TypeAlias = Annotated[list[str], Field(description="a list of texts")]
-FreeMap: TypeAlias = Annotated[Tree, Field(description="a map")]
+AnyText: TypeAlias = Annotated[str, Expected("a text")]
+AbsolutePath: TypeAlias = Annotated[str, Field(pattern=r"^/"), Expected("an absolute path")]
+Regex: TypeAlias = Annotated[str, AfterValidator(_regex), Expected("a regular expression as Python's `re` reads it")]
+Texts: TypeAlias = Annotated[list[str], Expected("a list of texts")]
+DistinctTexts: TypeAlias = Annotated[
+    list[str],
+    AfterValidator(_distinct),
+    Field(json_schema_extra={"uniqueItems": True}),
+    Expected("a list of texts, each one once"),
+]
+PositiveList: TypeAlias = Annotated[list[Positive], Expected("a list of whole numbers >= 1")]
+ClassName: TypeAlias = Annotated[
+    str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"), Expected("module:Class, such as my_search:MySearch")
+]
+Propagation: TypeAlias = Annotated[
+    Literal["rprivate", "private", "rshared", "shared", "rslave", "slave"],
+    Expected("rprivate, private, rshared, shared, rslave or slave"),
+]
+FreeMap: TypeAlias = Annotated[Tree, Expected("a map")]
 SbatchArgs: TypeAlias = Annotated[Texts, AfterValidator(_sbatch_args)]
 
 # Tags in angle brackets are no part of a value's path.
 Variable: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*=")]
-Variables: TypeAlias = Annotated[list[Variable], Field(description="a list of NAME=value")]
+Variables: TypeAlias = Annotated[list[Variable], Expected("a list of NAME=value")]
+_by_device = Discriminator(lambda value: "<map>" if isinstance(value, dict) else "<one>")
 DeviceVariables: TypeAlias = Annotated[
-    Annotated[list[Variable], Tag("<list>")]
-    | Annotated[dict[Literal["cpu", "cuda", "rocm"], list[Variable]], Tag("<map>")],
-    Discriminator(lambda value: "<map>" if isinstance(value, dict) else "<list>"),
-    Field(description="a list of NAME=value, or such a list for each of cpu, cuda, rocm"),
+    Annotated[list[Variable], Tag("<one>")] | Annotated[dict[Device, list[Variable]], Tag("<map>")],
+    _by_device,
+    Expected("a list of NAME=value, or such a list for each of cpu, cuda, rocm"),
+]
+DeviceText: TypeAlias = Annotated[
+    Annotated[Text, Tag("<one>")] | Annotated[dict[Device, Text], Tag("<map>")],
+    _by_device,
+    Expected("a text, or one for each of cpu, cuda, rocm"),
 ]
 
 
@@ -127,32 +225,38 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+    kind_key: ClassVar[str] = ""
+    """Of a section that is one of several kinds: the key that says which; `kinds` then are all of them by name."""
+    kinds: ClassVar[dict[str, type[Section]]] = {}
+
     @model_validator(mode="before")
     @classmethod
     def _null_is_unset(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        return {key: value for key, value in data.items() if value is not None or key not in cls.model_fields}
+        known = {key for kind in (cls, *cls.kinds.values()) for key in kind.known_keys()}
+        return {key: value for key, value in data.items() if value is not None or key not in known}
+
+    @classmethod
+    def known_keys(cls) -> list[str]:
+        """As a file spells them."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
 
 
-def keys_at(model: type[BaseModel], path: tuple[str, ...]) -> list[str] | None:
-    """The keys that the section at `path` may have; None if it is no section."""
-    for key in path:
-        field = model.model_fields.get(key)
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
-            return None
-        model = field.annotation
-    return list(model.model_fields)
+def kind_discriminator(default: str, *members: type[Section]) -> Callable[[Any], str]:
+    """Make the members the kinds of one section; what is returned tells a value's tag, by `default` that one."""
+    kinds = {_kind(member): member for member in members}
+    for member in members:
+        member.kinds = kinds
+
+    def tag(value: Any) -> str:
+        kind = value.get(members[0].kind_key) if isinstance(value, dict) else getattr(value, members[0].kind_key, None)
+        return f"<{default if kind is None else kind}>"
+
+    return tag
 
 
-def expectation(model: type[BaseModel], path: tuple[str, ...]) -> str:
-    """What may stand at `path`, in the words of the nearest field that is described."""
-    keys = keys_at(model, path)
-    if keys is not None:
-        return f"a map with keys of {', '.join(keys)}"
-    *parents, key = path
-    if keys_at(model, tuple(parents)) is None:
-        return expectation(model, tuple(parents))
-    for parent in parents:
-        model = cast(type[BaseModel], model.model_fields[parent].annotation)
-    return model.model_fields[key].description or "another value"
+def _kind(member: type[Section]) -> str:
+    """The one value that the member's kind_key may have; nothing where it has none."""
+    (value,) = get_args(member.model_fields[member.kind_key].annotation) or ("",)
+    return str(value)

@@ -16,7 +16,7 @@ Tree: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Merged:
-    """The merged tree and the layer of each leaf: a scalar by its dotted path, an element of a list by `path[i]`."""
+    """The merged tree and the layer of each leaf, by the paths of `leaves`."""
 
     tree: Tree
     origins: dict[str, str]
@@ -44,7 +44,14 @@ def merge_layers(layers: Sequence[tuple[str, Tree]]) -> Merged:
     merged: Node = {}
     for name, tree in layers:
         merged = _by_kind(merged, _mark(tree, name), "")
-    return Merged(_plain(merged), {path: leaf.layer for path, leaf in _marked_leaves(merged, "")})
+    tree = _plain(merged)
+    return Merged(tree, {**_empty(tree, layers), **{path: leaf.layer for path, leaf in _marked_leaves(merged, "")}})
+
+
+def _empty(tree: Tree, layers: Sequence[tuple[str, Tree]]) -> dict[str, str]:
+    """The highest layer that wrote each empty map or list of the result."""
+    result = {path for path, value in leaves(tree) if value in ({}, [])}
+    return {path: name for name, layer in layers for path, value in leaves(layer) if path in result}
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -166,11 +173,16 @@ def _policy(element: Any) -> object:
     return element.get("name") or (element.get("action"), element.get("pattern"))
 
 
-def _expand_device(leaf: Leaf) -> Leaf:
-    parts = leaf.value.split(":") if isinstance(leaf.value, str) else []
+def device_of_text(text: str) -> Tree | str:
+    """The map that "host_path:container_path[:mode]" stands for; any other text as it is."""
+    parts = text.split(":")
     if len(parts) not in (2, 3):
-        return leaf
-    return Leaf(dict(zip(("host_path", "container_path", "mode"), parts, strict=False)), leaf.layer)
+        return text
+    return dict(zip(("host_path", "container_path", "mode"), parts, strict=False))
+
+
+def _expand_device(leaf: Leaf) -> Leaf:
+    return Leaf(device_of_text(leaf.value), leaf.layer) if isinstance(leaf.value, str) else leaf
 
 
 def _set_union(template: Node, config: Node, _path: str) -> Node:
@@ -197,9 +209,21 @@ def _for_every_device(node: Node) -> Node:
 _SEARCHER_COMMON = frozenset({"metric", "smaller_is_better", "source_trial_id", "source_checkpoint_uuid"})
 _STORAGE_COMMON = frozenset({"save_experiment_best", "save_trial_best", "save_trial_latest"})
 
+_AZURE_ACCESS = frozenset({"connection_string", "account_url", "credential"})
+_storage_union = _union("type", _STORAGE_COMMON)
+
+
+def _storage(template: Node, config: Node, path: str) -> Node:
+    """A union, in which the ways to reach an Azure account are one value."""
+    if isinstance(template, dict) and isinstance(config, dict):
+        given = {key for key in _AZURE_ACCESS & config.keys() if not _is_null(config[key])}
+        template = {key: value for key, value in template.items() if not (given and key in _AZURE_ACCESS)}
+    return _storage_union(template, config, path)
+
+
 RULES: dict[str, Rule] = {
     "bind_mounts": _keyed(_field("container_path")),
-    "checkpoint_storage": _union("type", _STORAGE_COMMON),
+    "checkpoint_storage": _storage,
     "entrypoint": _atomic,
     "environment.environment_variables": _per_device,
     "environment.image": _per_device,
@@ -214,4 +238,6 @@ RULES: dict[str, Rule] = {
     "searcher": _union("name", _SEARCHER_COMMON),
     "searcher.bracket_rungs": _atomic,
     "searcher.max_length": _atomic,
+    "searcher.points": _atomic,
+    "tensorboard_storage": _union("type", frozenset()),
 }

@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from hpc_det.config.determineds_keys import REMEDIES
-from hpc_det.config.fields import expectation, keys_at
+from hpc_det.config.fields import Section
+from hpc_det.config.keys import Where, expectation, is_tag, sections_at
 from hpc_det.config.managed_flags import RefusedFlagsError
 from hpc_det.config.merge import join
 
 _SHOWN_CHARS = 80
+MISSING = "required, but nobody set it"
 
 
 class Problem(NamedTuple):
@@ -32,8 +34,12 @@ def _line(problem: Problem, source: str | None) -> str:
     line = f"{problem.path}: {problem.what}"
     line += f" (from {source})" if source else ""
     line += f"; {problem.remedy}" if problem.remedy else ""
-    # A key or value may hold anything; a line of output may not.
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
+    return printable(line)
+
+
+def printable(text: str) -> str:
+    """A key or value may hold anything; a line of output may not."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -48,30 +54,53 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
 
 
-def schema_problems(model: type[BaseModel], error: ValidationError, prefix: str = "") -> Iterator[Problem]:
+def schema_problems(model: type[Section], error: ValidationError, prefix: str = "") -> Iterator[Problem]:
     """What pydantic found, with paths under `prefix`."""
     for details in error.errors(include_url=False):
-        where = [part for part in details["loc"] if not str(part).startswith(("<", "["))]
+        where = [part for part in details["loc"] if not str(part).startswith("[")]
         path = prefix
         for part in where:
-            path = f"{path}[{part}]" if isinstance(part, int) else join(path, part)
-        yield from _problems(model, details, tuple(str(part) for part in where), path)
+            if not is_tag(part):
+                path = f"{path}[{part}]" if isinstance(part, int) else join(path, part)
+        yield from _problems(model, details, where, path)
 
 
-def _problems(model: type[BaseModel], details: ErrorDetails, keys: tuple[str, ...], path: str) -> Iterator[Problem]:
+def _problems(model: type[Section], details: ErrorDetails, where: Where, path: str) -> Iterator[Problem]:
     match details["type"]:
         case "extra_forbidden":
-            yield unknown_key(path, keys[-1], keys_at(model, keys[:-1]) or [])
+            yield _unexpected_key(path, str(where[-1]), sections_at(model, where[:-1]))
         case "invalid_key":
             return  # the check of texts names a key that is none
         case "missing":
-            yield Problem(path, "required, but nobody set it", f"give {expectation(model, keys)}")
+            yield Problem(path, MISSING, f"give {expectation(model, where)}")
+        case "union_tag_invalid":
+            yield _unknown_kind(path, details["input"], sections_at(model, where))
         case _:
             error = details.get("ctx", {}).get("error")
             if isinstance(error, RefusedFlagsError):
                 yield from (Problem(path, what, remedy) for what, remedy in error.refused)
             else:
-                yield Problem(path, f"got {shown(details['input'])}", f"expected {expectation(model, keys)}")
+                yield Problem(path, f"got {shown(details['input'])}", f"expected {expectation(model, where)}")
+
+
+def _unexpected_key(path: str, key: str, sections: list[type[Section]]) -> Problem:
+    """`key` at `path` is unknown to the one section there; maybe it belongs to another kind of it."""
+    (section,) = sections
+    owners = [name for name, kind in section.kinds.items() if key in kind.known_keys()]
+    if not owners:
+        return unknown_key(path, key, section.known_keys())
+    own = next(name for name, kind in section.kinds.items() if kind is section)
+    switch = join(path.rpartition(".")[0], section.kind_key)
+    what = f"{own!r} has no such key" if own else f"without {switch} there is no such key"
+    return Problem(path, what, f"leave it out, or set {switch} to {' or '.join(owners)}")
+
+
+def _unknown_kind(path: str, value: Any, kinds: list[type[Section]]) -> Problem:
+    kind_key, known = kinds[0].kind_key, [name for name in kinds[0].kinds if name]
+    kind = value[kind_key]
+    hint = nearest(kind, known) if isinstance(kind, str) else ""
+    expected = f"expected one of {', '.join(known)}"
+    return Problem(join(path, kind_key), f"got {shown(kind)}", f"{hint} {expected}" if hint else expected)
 
 
 def unknown_key(path: str, key: str, known: list[str]) -> Problem:

@@ -1,17 +1,19 @@
 """What was asked for, before any merge: from a YAML file with overrides, or from a Hydra command line.
 
-Cluster profiles and templates are files `conf/cluster/NAME.yaml` and `conf/template/NAME.yaml`; the user's own
-`$HPC_DET_ROOT/conf` comes before the project's.
+Cluster profiles and templates are files `conf/cluster/NAME.yaml` and `conf/template/NAME.yaml`: of the user's own
+`$HPC_DET_ROOT/conf`, of the site's folders in `$HPC_DET_SITE_CONF`, of the project's, in this order.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
 
-from hpc_det.config.merge import Tree, join, merge
+from hpc_det.config.merge import Tree, join
 from hpc_det.config.plain_yaml import load_yaml, parse_yaml
 from hpc_det.config.problems import nearest
 from hpc_det.errors import UsageError
@@ -19,6 +21,8 @@ from hpc_det.resources import data_path
 from hpc_det.store.root import state_root
 
 DEFAULT_CLUSTER = "local"
+SITE_CONF = "HPC_DET_SITE_CONF"
+Owner: TypeAlias = Literal["user", "site", "hpc_det"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +34,10 @@ class Request:
     template_name: str | None
     config: Tree
     context_dir: Path
+    overrides: tuple[tuple[str, Tree], ...] = ()
+    """Layers above the config, each with its name: what --test and --local set."""
+    default_name: str | None = None
+    """Of an experiment that has no name of its own: what its file is called."""
 
 
 def from_file(
@@ -55,6 +63,7 @@ def from_file(
         template_name=template,
         config=config,
         context_dir=_context_dir(context_dir or written),
+        default_name=path.stem,
     )
 
 
@@ -62,14 +71,21 @@ def from_hydra(overrides: Sequence[str], env: Mapping[str, str]) -> Request:
     """The request that `conf/config.yaml` and Hydra's `overrides` compose."""
     from hpc_det.config.compose import compose  # no other command needs hydra
 
-    config, template_name = compose(overrides, conf_folders(env))
+    composed = compose(overrides, [folder.path for folder in conf_folders(env)])
+    return of_composed(composed.tree, composed.template_name)
+
+
+def of_composed(config: Tree, template_name: str | None) -> Request:
+    """The request in a tree that Hydra composed."""
+    config = dict(config)
     cluster, template = config.pop("cluster", None) or {}, config.pop("template", None)
     return Request(
         cluster=cluster,
         template=_template(template, template_name or "") if template else None,
         template_name=template_name,
         context_dir=_context_dir(config.pop("context_dir", None)),
-        config=config,
+        # The skeleton has these two as maps, so that keys can be added to them.
+        config={key: value for key, value in config.items() if value != {}},
     )
 
 
@@ -87,15 +103,15 @@ def for_test(request: Request) -> Request:
         "max_restarts": 0,
         "environment": {"environment_variables": ["HPC_DET_TEST=1"]},  # for the ranks: hpc_det.pytorch.run.is_test
     }
-    return _overridden(request, overrides)
+    return _overridden(request, "test", overrides)
 
 
 def on_one_slot(request: Request) -> Request:
-    return _overridden(request, {"resources": {"slots_per_trial": 1}})
+    return _overridden(request, "local", {"resources": {"slots_per_trial": 1}})
 
 
-def _overridden(request: Request, overrides: Tree) -> Request:
-    return replace(request, config=merge(request.config, overrides))
+def _overridden(request: Request, name: str, overrides: Tree) -> Request:
+    return replace(request, overrides=(*request.overrides, (name, overrides)))
 
 
 def apply_override(config: Tree, override: str) -> None:
@@ -115,17 +131,40 @@ def apply_override(config: Tree, override: str) -> None:
     node[last] = parse_yaml(text, f"--config {dotted}")
 
 
-def conf_folders(env: Mapping[str, str]) -> list[Path]:
-    """Where groups of configuration files lie, the first found wins."""
-    return [folder for folder in (state_root(env) / "conf", data_path("conf")) if folder.is_dir()]
+class ConfFolder(NamedTuple):
+    """A folder with groups of configuration files, and who may change it."""
+
+    owner: Owner
+    path: Path
+
+
+def conf_folders(env: Mapping[str, str]) -> list[ConfFolder]:
+    """Where groups of configuration files lie, the first found wins. As in a PATH, folders need not exist."""
+    site = [Path(folder).expanduser().absolute() for folder in env.get(SITE_CONF, "").split(os.pathsep) if folder]
+    folders = [
+        ConfFolder("user", state_root(env) / "conf"),
+        *(ConfFolder("site", folder) for folder in site),
+        ConfFolder("hpc_det", data_path("conf")),
+    ]
+    return [folder for folder in folders if folder.path.is_dir()]
+
+
+def group_files(group: str, env: Mapping[str, str]) -> dict[str, list[tuple[Owner, Path]]]:
+    """The names in a group and the files of each; the first file is used, and hides the others."""
+    found: dict[str, list[tuple[Owner, Path]]] = {}
+    for owner, folder in conf_folders(env):
+        for file in sorted((folder / group).glob("*.yaml")):
+            found.setdefault(file.stem, []).append((owner, file))
+    return found
 
 
 def find(group: str, name: str, env: Mapping[str, str]) -> Path:
     """The file of `name` in the group "cluster" or "template"; UsageError naming the known ones if there is none."""
-    found = {file.stem: file for folder in reversed(conf_folders(env)) for file in (folder / group).glob("*.yaml")}
+    found = group_files(group, env)
     if name not in found:
         raise unknown_choice(group, name, found)
-    return found[name]
+    (_owner, file), *_hidden = found[name]
+    return file
 
 
 def unknown_choice(group: str, name: str, known: Iterable[str]) -> UsageError:

@@ -2,107 +2,153 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from hpc_det.config.fields import (
-    DeviceVariables,
+    AboveZero,
+    AnyText,
+    DistinctTexts,
     Entrypoint,
+    Expected,
     Flag,
     FreeMap,
     Length,
-    MaxLength,
     NotNegative,
-    OptionalText,
     Period,
     Positive,
-    SbatchArgs,
+    Regex,
     Section,
     Text,
-    Texts,
-    TimeLimit,
-    time_limit_min,
 )
+from hpc_det.config.job_sections import BindMount, Environment, Pbs, Resources, Slurm
 from hpc_det.config.merge import Tree
+from hpc_det.config.searchers import Searcher
+from hpc_det.config.storage import CheckpointStorage, OwnFolder
 
-
-class Searcher(Section):
-    name: Annotated[Literal["single"], Field(description="'single', the one searcher so far")] = "single"
-    metric: Annotated[Text, Field(description="the name of a validation metric, such as accuracy")]
-    smaller_is_better: Flag = True
-    max_length: MaxLength
-
-
-class Resources(Section):
-    slots_per_trial: Positive = 1
-    max_slots: Annotated[int | None, Field(ge=1, description="a whole number >= 1")] = None
-    packed_slots: Annotated[int | None, Field(ge=1, description="a whole number >= 1")] = None
-    resource_pool: OptionalText = None
-    time_limit: TimeLimit = None
-
-    @property
-    def time_limit_min(self) -> int | None:
-        """The limit in minutes, rounded up."""
-        return time_limit_min(self.time_limit) if self.time_limit else None
+# Determined's own, merged below all layers by name (its expconf/log_policies.go).
+LOG_POLICIES = [
+    {"name": "CUDA OOM", "pattern": ".*CUDA out of memory.*"},
+    {"name": "ECC Error", "pattern": ".*uncorrectable ECC error encountered.*"},
+]
 
 
 class Reproducibility(Section):
-    experiment_seed: Annotated[int | None, Field(ge=0, lt=2**31, description="a whole number from 0 to 2147483647")] = (
-        None
+    experiment_seed: Annotated[int, Field(ge=0, lt=2**31), Expected("a whole number from 0 to 2147483647")] | None = (
+        Field(
+            default=None,
+            description="What hyperparameters and trials' seeds are drawn from; by default the second of submission.",
+        )
     )
 
 
-class Environment(Section):
-    environment_variables: DeviceVariables = []
-
-    def variables(self, slot_type: str) -> list[str]:
-        """NAME=value for ranks on slots of this type."""
-        if isinstance(self.environment_variables, list):
-            return self.environment_variables
-        return self.environment_variables.get("cuda" if slot_type == "gpu" else "cpu", [])
-
-
-class Slurm(Section):
-    sbatch_args: SbatchArgs = []
-
-
 class Optimizations(Section):
-    aggregation_frequency: Positive = 1
-    average_aggregated_gradients: Flag = True
-    average_training_metrics: Flag = True
-    gradient_compression: Flag = False
+    aggregation_frequency: Positive = Field(default=1, description="Gradients of so many batches make one step.")
+    average_aggregated_gradients: Flag = Field(default=True, description="Their mean makes the step, not their sum.")
+    average_training_metrics: Flag = Field(default=True, description="Training metrics are the mean over all slots.")
+    gradient_compression: Flag = Field(default=False, description="Gradients travel in half precision.")
+    mixed_precision: Annotated[
+        Literal["O0"], Expected("O0; for mixed precision call context.experimental.use_amp() in the trial")
+    ] = Field(default="O0", description="Levels of apex, of which only O0, none, is left.")
+    tensor_fusion_threshold: NotNegative = Field(default=64, description="A setting of horovod.")
+    tensor_fusion_cycle_time: AboveZero = Field(default=1, description="A setting of horovod.")
+    auto_tune_tensor_fusion: Flag = Field(default=False, description="A setting of horovod.")
 
 
-class CheckpointStorage(Section):
-    save_experiment_best: NotNegative = 0
-    save_trial_best: NotNegative = 1
-    save_trial_latest: NotNegative = 1
+class Profiling(Section):
+    enabled: Flag = Field(default=False, description="Determined's measuring of the node.")
+    begin_on_batch: NotNegative = Field(default=0, description="The first batch that is measured.")
+    end_after_batch: NotNegative | None = Field(default=None, description="The last batch that is measured.")
+    sync_timings: Flag = Field(default=True, description="The device finishes its work before a time is taken.")
+
+
+_Action: TypeAlias = Literal["cancel_retries", "exclude_node"]
+
+
+def _action(value: Any) -> Any:
+    """Determined 0.25 to 0.37 wrote `action: {type: cancel_retries}`."""
+    return value["type"] if isinstance(value, dict) and value.keys() == {"type"} else value
+
+
+class LogPolicy(Section):
+    name: Text | None = Field(default=None, description="A name alone switches off the default policy of that name.")
+    pattern: Regex | None = Field(default=None, description="What a line of the log looks like.")
+    action: (
+        Annotated[
+            _Action,
+            BeforeValidator(_action, json_schema_input_type=_Action | dict[Literal["type"], _Action]),
+            Expected("cancel_retries or exclude_node"),
+        ]
+        | None
+    ) = Field(default=None, description="What happens then.")
+
+
+class RetentionPolicy(Section):
+    log_retention_days: Annotated[int, Field(ge=-1, le=32767), Expected("a whole number from -1 to 32767")] | None = (
+        Field(default=None, description="Determined deletes logs after so many days.")
+    )
 
 
 class Experiment(Section):
     """One experiment, complete. Defaults are Determined's (its schemas/expconf/v0)."""
 
-    name: Annotated[Text, Field(description="a name for the experiment, not empty")]
-    description: Annotated[str, Field(description="a text")] = ""
-    labels: Texts = []
-    data: FreeMap = {}
-    entrypoint: Entrypoint
-    hyperparameters: FreeMap = {}
+    name: Annotated[Text, Expected("a name for the experiment, not empty")] = Field(
+        default="experiment",
+        description="What lists show. Better than this default is that of a file, its own name, or the trial's class.",
+    )
+    description: AnyText = Field(default="", description="Free text.")
+    labels: DistinctTexts = Field(default=[], description="Words to find the experiment by.")
+    project: AnyText = Field(default="", description="Where Determined's web page shows the experiment.")
+    workspace: AnyText = Field(default="", description="Where Determined's web page shows the project.")
+    data: FreeMap = Field(default={}, description="Yours: the trial reads it. What is in `secrets` is hidden.")
+    debug: Flag = Field(default=False, description="Determined's log level.")
+    entrypoint: Entrypoint = Field(description="The command that every node runs, or `module:Class` of a trial.")
+    hyperparameters: FreeMap = Field(
+        default={}, description="Yours: the trial reads their values. A map with a `type` is a range of values."
+    )
     # A searcher that nobody wrote is validated too, so that an error names the keys it lacks.
-    searcher: Searcher = Field(default_factory=dict, validate_default=True)
-    resources: Resources = Resources()
-    max_restarts: NotNegative = 5
-    scheduling_unit: Positive = 100
-    min_validation_period: Period = Length(0)
-    min_checkpoint_period: Period = Length(0)
-    perform_initial_validation: Flag = False
-    checkpoint_policy: Annotated[Literal["best", "all", "none"], Field(description="best, all or none")] = "best"
-    reproducibility: Reproducibility = Reproducibility()
-    optimizations: Optimizations = Optimizations()
-    environment: Environment = Environment()
-    slurm: Slurm = Slurm()
-    checkpoint_storage: CheckpointStorage = CheckpointStorage()
+    searcher: Searcher = Field(
+        default_factory=dict, validate_default=True, description="Which trials are trained, and how long."
+    )
+    resources: Resources = Field(default=Resources(), description="What a trial's job asks the scheduler for.")
+    max_restarts: NotNegative = Field(default=5, description="A trial that fails starts again so many times.")
+    records_per_epoch: NotNegative = Field(default=0, description="Determined's size of an epoch.")
+    scheduling_unit: Positive = Field(default=100, description="Training metrics are reported every so many batches.")
+    min_validation_period: Period = Field(
+        default=Length(0), description="The trial is validated at least so often; 0 is only at its end."
+    )
+    min_checkpoint_period: Period = Field(
+        default=Length(0), description="A checkpoint is saved at least so often; 0 is only at its end."
+    )
+    perform_initial_validation: Flag = Field(default=False, description="The trial is validated before it trains.")
+    checkpoint_policy: Literal["best", "all", "none"] = Field(
+        default="best", description="After which validations a checkpoint is saved."
+    )
+    reproducibility: Reproducibility = Field(default=Reproducibility(), description="Where chance begins.")
+    optimizations: Optimizations = Field(default=Optimizations(), description="How gradients become steps.")
+    profiling: Profiling = Field(default=Profiling(), description="Measurements of a trial.")
+    environment: Environment = Field(default=Environment(), description="What the ranks run in.")
+    bind_mounts: Annotated[list[BindMount], Expected("a list of maps with host_path and container_path")] = Field(
+        default=[], description="Folders that a container sees."
+    )
+    slurm: Slurm = Field(default=Slurm(), description="For clusters with Slurm.")
+    pbs: Pbs = Field(default=Pbs(), description="For clusters with PBS.")
+    checkpoint_storage: CheckpointStorage = Field(
+        default=OwnFolder(), description="Where checkpoints lie, and how many are kept."
+    )
+    log_policies: Annotated[list[LogPolicy], Expected("a list of maps with name, pattern and action")] = Field(
+        default=[], description="What is done about a line of the log. Two are always there: CUDA OOM, ECC Error."
+    )
+    retention_policy: RetentionPolicy = Field(default=RetentionPolicy(), description="How long logs stay.")
+    preemption_timeout: Positive | None = Field(
+        default=None, description="The seconds that Determined gives a preempted trial."
+    )
+    integrations: FreeMap | None = Field(default=None, description="Other services that Determined works with.")
+    tensorboard_storage: FreeMap | None = Field(default=None, description="Where Determined keeps TensorBoard files.")
+    security: FreeMap | None = Field(default=None, description="Settings of Determined's master.")
+    data_layer: FreeMap | None = Field(default=None, description="A cache of Determined's that is gone.")
+    internal: FreeMap | None = Field(default=None, description="Settings of Determined's master.")
 
     @property
     def hparams(self) -> Tree:

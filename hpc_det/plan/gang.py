@@ -21,20 +21,20 @@ class Gang:
     ranks_per_node: int
 
 
-def gang(slots: int, cluster: Cluster) -> Gang:
-    """Raises UsageError when `slots` fills no whole nodes, or more nodes than the cluster has."""
+def gang(slots: int, cluster: Cluster, path: str = "resources.slots_per_trial") -> Gang:
+    """Raises UsageError, naming `path`, when `slots` fills no whole nodes, or more nodes than the cluster has."""
     per_node = cluster.slots_per_node
     if slots <= per_node:
         return Gang(nodes=1, ranks_per_node=slots)
     if cluster.max_nodes is not None and slots > cluster.max_nodes * per_node:
         raise UsageError(
-            f"resources.slots_per_trial: {slots} is more than cluster '{cluster.name}' has, {cluster.max_nodes} "
+            f"{path}: {slots} is more than cluster '{cluster.name}' has, {cluster.max_nodes} "
             f"node(s) of {per_node} slots; use at most {cluster.max_nodes * per_node}"
         )
     if slots % per_node:
         low = slots - slots % per_node
         raise UsageError(
-            f"resources.slots_per_trial: {slots} does not fill whole nodes of {per_node} slots on cluster "
+            f"{path}: {slots} does not fill whole nodes of {per_node} slots on cluster "
             f"'{cluster.name}'; use {low} or {low + per_node}"
         )
     return Gang(nodes=slots // per_node, ranks_per_node=per_node)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from hpc_det.launch.container import srun_flags
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
 from hpc_det.store.folders import job_log
@@ -225,7 +226,9 @@ def _srun(plan: JobPlan, array: JobArray) -> list[str]:
     ]
     if array.is_shared:  # a part of the allocation that no other gang has; the memory is everybody's
         flags += ["--exact", "--mem=0", *_gpus(plan, plan.ranks_per_node)]
-    return [*flags, "--kill-on-bad-exit=1", "--wait=60", "--export=ALL", *plan.srun_args]
+    box = plan.container
+    flags += ["--kill-on-bad-exit=1", "--wait=60", "--export=ALL", *plan.srun_args]
+    return [*flags, *(srun_flags(plan, box) if box and not box.starts_entrypoint else [])]
 
 
 def _gpus(plan: JobPlan, slots: int) -> list[str]:

@@ -44,7 +44,7 @@ def prepare(effective: Effective, folder: ExperimentFolder) -> Submission:
     """Touches neither scheduler nor disk. Raises UsageError with all that is wrong."""
     _check_path("HPC_DET_ROOT", str(folder.path))
     _check_path("the Python that runs hpc-det", sys.executable)
-    place = placement(effective.experiment, effective.cluster, _trials(effective))
+    place = placement(effective.experiment, effective.cluster, trials_expected(effective))
     plan = plan_jobs(effective.experiment, effective.cluster, folder, place, python=sys.executable)
     scripts = [render(plan, array, folder.script(number)) for number, array in enumerate(place.arrays, start=1)]
     return Submission(plan, place.arrays, scripts, snapshot_files(effective.context_dir))
@@ -68,7 +68,8 @@ def submit(effective: Effective, store: ExperimentStore) -> ExperimentFolder:
     return folder
 
 
-def _trials(effective: Effective) -> int:
+def trials_expected(effective: Effective) -> int:
+    """How many trials there will be, replacements of invalid ones left out."""
     method, _ = search_of(effective.tree, effective.points)
     return method.trials_expected
 

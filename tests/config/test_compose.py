@@ -4,14 +4,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
 from hpc_det.config.effective import effective
-from hpc_det.config.fields import Length
+from hpc_det.config.fields import Length, Section
+from hpc_det.config.keys import sections_in
 from hpc_det.config.request import from_hydra
 from hpc_det.config.schema import Experiment
 from hpc_det.errors import UsageError
@@ -21,19 +21,21 @@ UserFile = Callable[[str, Any], Path]
 DIGITS = ["experiment=digits", "entrypoint=python3 train.py"]
 
 
-def skeleton(model: type[BaseModel]) -> dict[str, Any]:
-    def empty(annotation: Any, free_form: bool) -> Any:
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            return skeleton(annotation)
-        return {} if free_form else None
-
-    return {key: empty(field.annotation, field.description == "a map") for key, field in model.model_fields.items()}
+def skeleton(*kinds: type[Section]) -> dict[str, Any]:
+    """Every key of a section, of all its kinds, as null; sections below it as maps."""
+    fields = {field.alias or name: field for kind in kinds for name, field in kind.model_fields.items()}
+    below = {
+        key: [*sections_in(field.annotation)]
+        for key, field in fields.items()
+        if get_origin(field.annotation) is not list
+    }
+    return {key: skeleton(*below[key]) if below.get(key) else None for key in fields}
 
 
 def test_the_skeleton_has_every_key_of_an_experiment() -> None:
     written = yaml.safe_load((data_path("conf") / "config.yaml").read_text())
     del written["defaults"], written["context_dir"]
-    assert written == skeleton(Experiment)
+    assert written == {**skeleton(Experiment), "data": {}, "hyperparameters": {}}
 
 
 def test_the_command_of_the_readme_composes(env: dict[str, str]) -> None:
@@ -99,7 +101,10 @@ def test_a_length_changes_its_unit(code: Path, env: dict[str, str]) -> None:
             "and remove the old with ~min_validation_period.KEY",
         ),
         (["nonsense"], "'nonsense' is no override: expected KEY=VALUE; text with blanks or signs in quotes"),
-        (["name=a,b"], "Ambiguous value for argument 'name=a,b'; a list is KEY=[a,b], a text is KEY='\"a,b\"'"),
+        (
+            ["name=a,b"],
+            "Ambiguous value for argument 'name=a,b'; a list is KEY=[a,b], a text is KEY='\"a,b\"', a sweep needs -m",
+        ),
         (["+data.x=${nope}"], "data.x: Interpolation key 'nope' not found"),
         (["+data.x=???"], "data.x: Missing mandatory value: x"),
         (["cluster=null"], "cluster=null: Config group override must be a string or a list. Got NoneType"),

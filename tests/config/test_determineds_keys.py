@@ -5,27 +5,97 @@ from typing import Any
 
 import pytest
 
-from hpc_det.config.determineds_keys import REMEDIES
+from hpc_det.config.determineds_keys import NO_EFFECT, NOT_YET, REMEDIES
 from hpc_det.config.effective import Effective
-from hpc_det.config.fields import keys_at
+from hpc_det.config.keys import keys_at
 from hpc_det.config.schema import Experiment
-from hpc_det.errors import UsageError
+
+Build = Callable[..., Effective]
+Problems = Callable[..., list[str]]
+
+
+def written(path: str, value: Any) -> dict[str, Any]:
+    *sections, key = path.split(".")
+    tree: dict[str, Any] = {key: value}
+    for section in reversed(sections):
+        tree = {section: tree}
+    return tree
+
+
+def is_a_key(path: str) -> bool:
+    *sections, key = path.split(".")
+    return key in (keys_at(Experiment, sections) or [])
 
 
 @pytest.mark.parametrize("path", REMEDIES)
-def test_a_key_that_only_determined_has_is_told_with_what_to_do(build: Callable[..., Effective], path: str) -> None:
-    *sections, key = path.split(".")
-    written: dict[str, Any] = {key: 1}
-    for section in reversed(sections):
-        written = {section: written}
-    with pytest.raises(UsageError) as refused:
-        build(**written)
-    assert f"{path}: a key of Determined's that hpc_det does not have (from config); {REMEDIES[path]}" in (
-        refused.value.problems
-    )
+def test_a_key_that_only_determined_has_is_told_with_what_to_do(problems: Problems, path: str) -> None:
+    change = written(path, 1)
+    change = {**change, "searcher": {"metric": "a", "max_length": 1, **change.get("searcher", {})}}
+    told = f"{path}: a key of Determined's that hpc_det does not have (from config); {REMEDIES[path]}"
+    assert problems(**change) == [told]
 
 
-def test_no_key_of_ours_stands_among_them() -> None:
-    for path in REMEDIES:
-        *sections, key = path.split(".")
-        assert key not in (keys_at(Experiment, tuple(sections)) or [])
+def test_every_row_names_a_key_that_is_none_or_one_of_ours() -> None:
+    assert not [path for path in REMEDIES if is_a_key(path)]
+    assert [path for path in (*NO_EFFECT, *NOT_YET) if not is_a_key(path)] == []
+
+
+VALUES: dict[str, Any] = {
+    "project": "p",
+    "workspace": "w",
+    "debug": True,
+    "records_per_epoch": 60000,
+    "resources.weight": 2,
+    "resources.priority": 42,
+    "resources.native_parallel": True,
+    "resources.agent_label": "old",
+    "environment.force_pull_image": True,
+    "environment.registry_auth": {"username": "u", "password": "p"},
+    "environment.add_capabilities": ["SYS_PTRACE"],
+    "environment.drop_capabilities": ["KILL"],
+    "environment.ports": {"tensorboard": 6006},
+    "environment.proxy_ports": [{"proxy_port": 8080, "proxy_tcp": True}],
+    "environment.pod_spec": {"spec": {"hostNetwork": True}},
+    "checkpoint_storage.propagation": "rshared",
+    "optimizations.tensor_fusion_threshold": 100,
+    "optimizations.tensor_fusion_cycle_time": 5,
+    "optimizations.auto_tune_tensor_fusion": True,
+    "profiling": {"enabled": True},
+    "log_policies": [{"pattern": "OOM", "action": "cancel_retries"}],
+    "retention_policy": {"log_retention_days": 90},
+    "preemption_timeout": 3600,
+    "integrations": {"pachyderm": {}},
+    "security": {"tls": {}},
+    "internal": {"native": {}},
+    "data_layer": {"type": "shared_fs"},
+    "tensorboard_storage": {"type": "shared_fs"},
+}
+
+
+@pytest.mark.parametrize("path", NO_EFFECT)
+def test_a_key_without_effect_is_accepted_with_a_note(build: Build, path: str) -> None:
+    change = written(path, VALUES[path])
+    if path == "checkpoint_storage.propagation":
+        change["checkpoint_storage"] |= {"type": "shared_fs", "host_path": "/c"}
+    assert build(**change).notes == [f"{path}: {NO_EFFECT[path]}"]
+
+
+def test_who_writes_nothing_is_told_nothing(build: Build) -> None:
+    assert build(debug=None, environment={"ports": None}, slurm={"sbatch_args": ["-v"]}).notes == []
+
+
+def test_a_section_of_another_scheduler_has_no_effect(build: Build) -> None:
+    change = {"slurm": {"sbatch_args": ["-v"]}, "pbs": {"slots_per_node": 4, "pbsbatch_args": ["-V"]}}
+    assert build(**change).notes == [
+        "pbs.slots_per_node: has no effect: the scheduler is slurm",
+        "pbs.pbsbatch_args: has no effect: the scheduler is slurm",
+    ]
+    assert build(cluster={"scheduler": "local"}, template=change).notes[0].startswith("slurm.sbatch_args: ")
+
+
+@pytest.mark.parametrize("path", NOT_YET)
+def test_what_would_change_results_is_refused_until_it_does(problems: Problems, path: str) -> None:
+    value = 3 if path.endswith("_id") else "u"
+    change = written(path, value)
+    change["searcher"] |= {"metric": "a", "max_length": 1}
+    assert problems(**change) == [f"{path}: would change what the trials learn (from config); {NOT_YET[path]}"]

@@ -139,7 +139,7 @@ def test_every_problem_is_told_at_once(problems: Problems) -> None:
         labels="x",
         slots=3,
         resources={"slots_per_trial": 4, "time_limit": "00:01:00"},
-        hyperparameters={"global_batch_size": 2, "lr": {"type": "log", "minval": -4}},
+        hyperparameters={"global_batch_size": 2, "lr": {"type": "lgo"}},
         searcher={"max_length": {"batches": 1}},
         entrypoint="python3 x.py --trial model_def:NoTrial",
         cluster={"scheduler": "lsf"},
@@ -159,8 +159,7 @@ def test_every_problem_is_told_at_once(problems: Problems) -> None:
 
 
 def test_what_nobody_wrote_is_required(problems: Problems) -> None:
-    assert problems(name=None, searcher=None) == [
-        "name: required, but nobody set it; give a name for the experiment, not empty",
+    assert problems(searcher=None) == [
         "searcher.metric: required, but nobody set it; give the name of a validation metric, such as accuracy",
         "searcher.max_length: required, but nobody set it; give one of batches, records, epochs with a whole number "
         ">= 1, such as {batches: 100} or 100",

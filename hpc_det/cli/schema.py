@@ -1,0 +1,27 @@
+"""hpc-det schema."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command()
+@click.argument("of", type=click.Choice(["experiment", "cluster"]), default="experiment")
+def schema(of: str) -> None:
+    """Print the JSON schema of experiment files.
+
+    With `cluster` it is that of cluster profiles. An editor that knows it completes keys and marks mistakes while you
+    write. What belongs together, such as slots and
+    nodes, only `hpc-det config check` knows.
+
+    \b
+    Example:
+      hpc-det schema > experiment.schema.json
+      sed -i '1i # yaml-language-server: $schema=experiment.schema.json' digits.yaml
+    """
+    from hpc_det.config.json_schema import cluster_schema, experiment_schema
+
+    chosen = cluster_schema() if of == "cluster" else experiment_schema()
+    click.echo(json.dumps(chosen, indent=1, ensure_ascii=False))

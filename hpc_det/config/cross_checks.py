@@ -1,0 +1,196 @@
+"""Values that cannot go together. Read from plain trees, so that they are told beside what the schema tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from hpc_det.config.cluster import Cluster
+from hpc_det.config.determineds_keys import NOT_YET
+from hpc_det.config.entrypoint import trial_name
+from hpc_det.config.fields import time_limit_min
+from hpc_det.config.job_sections import Resources
+from hpc_det.config.keys import expectation
+from hpc_det.config.merge import Tree
+from hpc_det.config.problems import MISSING, Problem, shown
+from hpc_det.config.schema import Experiment
+from hpc_det.config.storage import is_below
+
+_HALVING = ("async_halving", "adaptive_asha")
+
+
+def cross_problems(experiment: Tree, cluster: Tree) -> Iterator[Problem]:
+    """Values that cannot go together. A value that is wrong by itself is left to the schema."""
+    yield from _searcher_problems(experiment)
+    yield from _batch_size_problems(experiment)
+    yield from _records_problems(experiment)
+    yield from _time_limit_problems(experiment, cluster)
+    yield from _packed_slots_problems(experiment)
+    yield from _device_problems(experiment)
+    yield from _storage_problems(experiment)
+    yield from _profiling_problems(experiment)
+    yield from _log_policy_problems(experiment)
+    for path, why in NOT_YET.items():
+        if _get(experiment, *path.split(".")) is not None:
+            yield Problem(path, "would change what the trials learn", why)
+
+
+def _searcher_problems(experiment: Tree) -> Iterator[Problem]:
+    searcher = _get(experiment, "searcher") or {}
+    if not isinstance(searcher, dict):
+        return
+    given = [key for key in ("time_metric", "max_time") if searcher.get(key) is not None]
+    if given and searcher.get("name") in _HALVING:
+        yield Problem(
+            f"searcher.{given[0]}",
+            _old_length(searcher),
+            "give max_length alone, such as {batches: 1000}, or time_metric (batches, records or epochs) with max_time",
+        )
+    elif searcher.get("max_length") is None and _needs_length(experiment, searcher):
+        yield Problem("searcher.max_length", MISSING, f"give {expectation(Experiment, ('searcher', 'max_length'))}")
+    sources = ("source_trial_id", "source_checkpoint_uuid")
+    if all(searcher.get(key) is not None for key in sources):
+        yield Problem("searcher.source_trial_id", f"{' and '.join(sources)} are both given", "keep one of them")
+
+
+def _old_length(searcher: Tree) -> str:
+    if searcher.get("max_length") is not None:
+        return "max_length is given, too"
+    return f"time_metric {shown(searcher.get('time_metric'))} with max_time {shown(searcher.get('max_time'))}"
+
+
+def _needs_length(experiment: Tree, searcher: Tree) -> bool:
+    """Rungs are shares of the length; a trial that hpc_det trains has no end of its own."""
+    if searcher.get("name") in _HALVING:
+        return True
+    with suppress(ValueError):  # of an entrypoint that is no command
+        return trial_name(experiment.get("entrypoint")) is not None
+    return False
+
+
+def _batch_size_problems(experiment: Tree) -> Iterator[Problem]:
+    path = "hyperparameters.global_batch_size"
+    slots = _get(experiment, "resources", "slots_per_trial") or Resources().slots_per_trial
+    for batch_size in _batch_sizes(_get(experiment, "hyperparameters", "global_batch_size")):
+        if type(batch_size) is not int or batch_size < 1:
+            yield Problem(path, f"got {shown(batch_size)}", "expected a whole number >= 1")
+        elif type(slots) is int and batch_size < slots:
+            yield Problem(
+                path,
+                f"{batch_size} is below resources.slots_per_trial {slots}",
+                f"every slot needs a record of each batch: use a batch of at least {slots}, or at most {batch_size} "
+                "slots",
+            )
+
+
+def _batch_sizes(spec: Any) -> list[Any]:
+    """The sizes that a trial may get, of a range the smallest; what is no hyperparameter is told elsewhere."""
+    match spec:
+        case None:
+            return []
+        case {"type": "const", "val": size} | {"type": "int", "minval": int(size)}:
+            return [size]
+        case {"type": "categorical", "vals": [*sizes]}:
+            return sizes
+        case {"type": "double" | "log"}:
+            return [spec]
+        case dict():
+            return []
+    return [spec]
+
+
+def _records_problems(experiment: Tree) -> Iterator[Problem]:
+    if _get(experiment, "hyperparameters", "global_batch_size") is not None:
+        return
+    for path in ("searcher.max_length", "min_validation_period", "min_checkpoint_period"):
+        records = _get(experiment, *path.split("."), "records")
+        if records is not None:
+            yield Problem(
+                path,
+                f"{{records: {records}}} cannot be counted in batches",
+                "set hyperparameters.global_batch_size, or use batches or epochs",
+            )
+
+
+def _time_limit_problems(experiment: Tree, cluster: Tree) -> Iterator[Problem]:
+    own = _get(experiment, "resources", "time_limit")
+    limit, path = (
+        (own, "resources.time_limit") if own is not None else (cluster.get("time_limit"), "cluster.time_limit")
+    )
+    lead_s = cluster.get("signal_lead_s") or Cluster.model_fields["signal_lead_s"].default
+    try:
+        minutes = time_limit_min(limit or "")
+    except (ValueError, TypeError):
+        return
+    if type(lead_s) is int and minutes * 60 <= lead_s:
+        yield Problem(
+            path,
+            f"{limit!r} is {minutes * 60} s and does not exceed cluster.signal_lead_s {lead_s}",
+            f"give at least {lead_s // 60 + 1} minutes or a shorter signal_lead_s",
+        )
+
+
+def _packed_slots_problems(experiment: Tree) -> Iterator[Problem]:
+    slots = _get(experiment, "resources", "slots_per_trial") or Resources().slots_per_trial
+    packed = _get(experiment, "resources", "packed_slots")
+    if type(slots) is int and type(packed) is int and slots > 0 and packed % slots:
+        low = packed - packed % slots
+        yield Problem(
+            "resources.packed_slots",
+            f"{packed} is no multiple of resources.slots_per_trial {slots}",
+            f"use {low} or {low + slots}" if low else f"use {slots}",
+        )
+
+
+def _device_problems(experiment: Tree) -> Iterator[Problem]:
+    """What is left of the old name after `older_names` stands beside the new one."""
+    for key in ("image", "environment_variables"):
+        written = _get(experiment, "environment", key)
+        if isinstance(written, dict) and {"gpu", "cuda"} <= written.keys():
+            path = f"environment.{key}.gpu"
+            yield Problem(path, "gpu is the old name of cuda, and both are given", "keep cuda")
+
+
+def _storage_problems(experiment: Tree) -> Iterator[Problem]:
+    storage = _get(experiment, "checkpoint_storage")
+    kind, host, path = (_get(storage, key) for key in ("type", "host_path", "storage_path"))
+    if kind == "shared_fs" and isinstance(host, str) and isinstance(path, str) and not is_below(path, host):
+        yield Problem(
+            "checkpoint_storage.storage_path",
+            f"{shown(path)} does not lie in checkpoint_storage.host_path {shown(host)}",
+            "give a relative path, or one below host_path",
+        )
+    if kind == "azure" and (_get(storage, "connection_string") is None) is (_get(storage, "account_url") is None):
+        yield Problem(
+            "checkpoint_storage.connection_string",
+            "either connection_string or account_url says where the container is",
+            "give one of them",
+        )
+
+
+def _profiling_problems(experiment: Tree) -> Iterator[Problem]:
+    first = _get(experiment, "profiling", "begin_on_batch") or 0
+    last = _get(experiment, "profiling", "end_after_batch")
+    if type(first) is int and type(last) is int and 0 <= last < first:
+        path = "profiling.end_after_batch"
+        yield Problem(path, f"{last} is before profiling.begin_on_batch {first}", f"give at least {first}")
+
+
+def _log_policy_problems(experiment: Tree) -> Iterator[Problem]:
+    policies = _get(experiment, "log_policies")
+    names: list[Any] = []
+    for i, policy in enumerate(policies if isinstance(policies, list) else ()):
+        name = _get(policy, "name")
+        if name is not None and name in names:
+            path = f"log_policies[{i}].name"
+            yield Problem(path, f"{shown(name)} is the name of log_policies[{names.index(name)}], too", "give another")
+        names.append(name)
+        if isinstance(policy, dict) and name is None and policy.get("pattern") is None:
+            yield Problem(f"log_policies[{i}].pattern", MISSING, "give a pattern, or the name of a default policy")
+
+
+def _get(tree: Any, *keys: str) -> Any:
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree

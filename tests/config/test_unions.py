@@ -1,0 +1,373 @@
+"""Sections that are one of several kinds, and lists of sections: what each takes, and how a mistake in it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hpc_det.config.effective import Effective
+from hpc_det.config.searchers import Single
+from hpc_det.config.storage import OwnFolder
+
+Build = Callable[..., Effective]
+Problems = Callable[..., list[str]]
+COMMON = {"metric": "loss", "max_length": {"batches": 900}}
+MANY = {"max_trials": 64, "max_concurrent_trials": 16}
+HALVING = {**MANY, "divisor": 4, "stop_once": False}
+
+SEARCHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "single": ({}, {}),
+    "random": ({"max_trials": 64}, MANY),
+    "grid": ({}, {"max_concurrent_trials": 16}),
+    "points": ({"points": [{"lr": 1}]}, {"max_concurrent_trials": 16, "points": [{"lr": 1}]}),
+    "async_halving": ({"max_trials": 64, "num_rungs": 3}, {**HALVING, "num_rungs": 3}),
+    "adaptive_asha": (
+        {"max_trials": 64},
+        {**HALVING, "mode": "standard", "max_rungs": 5, "bracket_rungs": []},
+    ),
+    "optuna": ({"max_trials": 64}, {**MANY, "sampler": "TPESampler", "sampler_settings": {}}),
+    "custom": ({"max_trials": 64, "class": "mine:Search"}, {**MANY, "class": "mine:Search", "settings": {}}),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHERS)
+def test_a_searcher_has_determineds_defaults(name: str, build: Build) -> None:
+    needed, effective = SEARCHERS[name]
+    assert build(searcher={"name": name, **COMMON, **needed}).tree["searcher"] == {
+        "name": name,
+        **COMMON,
+        "smaller_is_better": True,
+        "source_trial_id": None,
+        "source_checkpoint_uuid": None,
+        **effective,
+    }
+
+
+def test_every_kind_is_listed_here() -> None:
+    assert SEARCHERS.keys() == Single.kinds.keys()
+    assert STORAGES.keys() == OwnFolder.kinds.keys()
+
+
+STORAGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "": ({}, {"type": None}),
+    "shared_fs": ({"host_path": "/shared"}, {"storage_path": None, "propagation": "rprivate"}),
+    "directory": ({"container_path": "/checkpoints"}, {}),
+    "s3": ({"bucket": "b"}, dict.fromkeys(("prefix", "endpoint_url", "access_key", "secret_key"))),
+    "gcs": ({"bucket": "b"}, {"prefix": None}),
+    "azure": (
+        {"container": "c", "connection_string": "s"},
+        {"account_url": None, "credential": None},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["", "shared_fs", "directory"])
+def test_a_storage_keeps_one_best_and_the_latest(kind: str, build: Build) -> None:
+    needed, defaults = STORAGES[kind]
+    written = {"type": kind or None, **needed}
+    assert build(checkpoint_storage=written).tree["checkpoint_storage"] == {
+        **written,
+        **defaults,
+        "save_experiment_best": 0,
+        "save_trial_best": 1,
+        "save_trial_latest": 1,
+    }
+
+
+def halving(**changes: Any) -> dict[str, Any]:
+    return {"searcher": {"name": "async_halving", **COMMON, "max_trials": 8, "num_rungs": 2, **changes}}
+
+
+LOCAL = "bash train.sh"
+PROBLEMS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "a key of another kind": (
+        {"searcher": {"name": "random", **COMMON, "max_trials": 8, "max_rungs": 3}},
+        [
+            "searcher.max_rungs: 'random' has no such key (from config); "
+            "leave it out, or set searcher.name to adaptive_asha"
+        ],
+    ),
+    "a key of several other kinds": (
+        {"searcher": {**COMMON, "divisor": 3}},
+        [
+            "searcher.divisor: 'single' has no such key (from config); "
+            "leave it out, or set searcher.name to async_halving or adaptive_asha"
+        ],
+    ),
+    "a key of a storage, and no type": (
+        {"checkpoint_storage": {"bucket": "b"}},
+        [
+            "checkpoint_storage.bucket: without checkpoint_storage.type there is no such key (from config); "
+            "leave it out, or set checkpoint_storage.type to s3 or gcs"
+        ],
+    ),
+    "a key of no kind": (
+        {"searcher": {"name": "random", **COMMON, "max_trails": 8}},
+        [
+            "searcher.max_trials: required, but nobody set it; give a whole number >= 1",
+            "searcher.max_trails: unknown key 'max_trails' (from config); did you mean 'max_trials'?",
+        ],
+    ),
+    "values in a union": (
+        halving(divisor=1, num_rungs=0, max_concurrent_trials=-1),
+        [
+            "searcher.max_concurrent_trials: got -1 (from config); expected a whole number >= 0",
+            "searcher.divisor: got 1 (from config); expected a number above 1",
+            "searcher.num_rungs: got 0 (from config); expected a whole number >= 1",
+        ],
+    ),
+    "a searcher that is no map": (
+        {"searcher": 3},
+        [
+            "searcher: got 3 (from config); expected a map with keys of name, metric, smaller_is_better, "
+            "source_trial_id, source_checkpoint_uuid, max_length"
+        ],
+    ),
+    "a kind that is no text": (
+        {"checkpoint_storage": {"type": ["s3"]}},
+        ["checkpoint_storage.type: got ['s3'] (from config); expected one of shared_fs, directory, s3, gcs, azure"],
+    ),
+    "rungs are shares of a length": (
+        {**halving(max_length=None), "entrypoint": LOCAL},
+        [
+            "searcher.max_length: required, but nobody set it; give one of batches, records, epochs with a whole "
+            "number >= 1, such as {batches: 100} or 100"
+        ],
+    ),
+    "a time metric of the user's own": (
+        halving(max_length=None, time_metric="steps", max_time=3),
+        [
+            "searcher.time_metric: got 'steps' (from config); expected batches, records or epochs",
+            "searcher.time_metric: time_metric 'steps' with max_time 3 (from config); give max_length alone, such as "
+            "{batches: 1000}, or time_metric (batches, records or epochs) with max_time",
+        ],
+    ),
+    "two lengths": (
+        halving(time_metric="batches", max_time=3),
+        [
+            "searcher.time_metric: max_length is given, too (from config); give max_length alone, such as "
+            "{batches: 1000}, or time_metric (batches, records or epochs) with max_time",
+        ],
+    ),
+    "a class is named with its module": (
+        {"searcher": {"name": "custom", **COMMON, "max_trials": 8, "class": "Search"}},
+        ["searcher.class: got 'Search' (from config); expected module:Class, such as my_search:MySearch"],
+    ),
+    "a storage path outside": (
+        {"checkpoint_storage": {"type": "shared_fs", "host_path": "/a", "storage_path": "/b/c"}},
+        [
+            "checkpoint_storage.storage_path: '/b/c' does not lie in checkpoint_storage.host_path '/a' (from config); "
+            "give a relative path, or one below host_path"
+        ],
+    ),
+    "a storage path that climbs": (
+        {"checkpoint_storage": {"type": "shared_fs", "host_path": "/a", "storage_path": "b/../../c"}},
+        [
+            "checkpoint_storage.storage_path: 'b/../../c' does not lie in checkpoint_storage.host_path '/a' "
+            "(from config); give a relative path, or one below host_path"
+        ],
+    ),
+    "a relative folder": (
+        {"checkpoint_storage": {"type": "directory", "container_path": "c"}},
+        ["checkpoint_storage.container_path: got 'c' (from config); expected an absolute path"],
+    ),
+    "elements of a list": (
+        {"bind_mounts": [3, {"host_path": "a", "container_path": "/b", "read_onyl": True}]},
+        [
+            "bind_mounts[0]: got 3 (from config); expected a list of maps with host_path and container_path",
+            "bind_mounts[1].host_path: got 'a' (from config); expected an absolute path",
+            "bind_mounts[1].read_onyl: unknown key 'read_onyl' (from config); did you mean 'read_only'?",
+        ],
+    ),
+    "devices as texts": (
+        {"resources": {"devices": ["/a:/b:r", "/a", "x:/b"]}},
+        [
+            "resources.devices[1]: got '/a' (from config); "
+            "expected a list of host_path:container_path[:mode], or of maps with these keys",
+            "resources.devices[2].host_path: got 'x' (from config); expected an absolute path",
+        ],
+    ),
+    "a device that is none": (
+        {"environment": {"image": {"tpu": "i"}}},
+        ["environment.image.tpu: got 'tpu' (from config); expected a text, or one for each of cpu, cuda, rocm"],
+    ),
+    "both names of a device": (
+        {"environment": {"image": {"gpu": "i", "cuda": "j"}}},
+        [
+            "environment.image.gpu: got 'gpu' (from config); expected a text, or one for each of cpu, cuda, rocm",
+            "environment.image.gpu: gpu is the old name of cuda, and both are given (from config); keep cuda",
+        ],
+    ),
+    "log policies": (
+        {"log_policies": [{"name": "a", "pattern": "("}, {"name": "a", "pattern": "b"}, {"action": "explode"}]},
+        [
+            "log_policies[0].pattern: got '(' (from config); expected a regular expression as Python's `re` reads it",
+            "log_policies[2].action: got 'explode' (from config); expected cancel_retries or exclude_node",
+            "log_policies[1].name: 'a' is the name of log_policies[0], too (from config); give another",
+            "log_policies[2].pattern: required, but nobody set it (from config); "
+            "give a pattern, or the name of a default policy",
+        ],
+    ),
+    "a range of batches": (
+        {"profiling": {"begin_on_batch": 5, "end_after_batch": 4}},
+        ["profiling.end_after_batch: 4 is before profiling.begin_on_batch 5 (from config); give at least 5"],
+    ),
+    "mixed precision": (
+        {"optimizations": {"mixed_precision": "O1"}},
+        [
+            "optimizations.mixed_precision: got 'O1' (from config); expected O0; for mixed precision call "
+            "context.experimental.use_amp() in the trial"
+        ],
+    ),
+    "no slots": (
+        {"resources": {"slots_per_trial": 0}},
+        [
+            "resources.slots_per_trial: got 0 (from config); expected a whole number >= 1; slots are CPUs where the "
+            "cluster profile says slot_type: cpu"
+        ],
+    ),
+    "packed slots in no whole gangs": (
+        {"resources": {"slots_per_trial": 2, "packed_slots": 5}},
+        ["resources.packed_slots: 5 is no multiple of resources.slots_per_trial 2 (from config); use 4 or 6"],
+    ),
+    "packed slots in no whole nodes": (
+        {"resources": {"packed_slots": 3}},
+        ["resources.packed_slots: 3 does not fill whole nodes of 2 slots on cluster 'lab'; use 2 or 4"],
+    ),
+    "packed slots that stay idle": (
+        {"resources": {"slots_per_trial": 3, "packed_slots": 12}, "slurm": {"slots_per_node": 4}},
+        [
+            "resources.packed_slots: trials of 3 slots leave slots idle on nodes of 4; "
+            "use a slots_per_trial that divides 4, or packed_slots of at most 4"
+        ],
+    ),
+    "a single node": (
+        {"resources": {"slots_per_trial": 4, "is_single_node": True}},
+        [
+            "resources.is_single_node: 4 slots need 2 nodes of 2 slots on cluster 'lab'; use at most 2 slots",
+        ],
+    ),
+    "a size": (
+        {"resources": {"shm_size": "lots"}},
+        ["resources.shm_size: got 'lots' (from config); expected a size in bytes, or a text such as '1.5 GiB'"],
+    ),
+    "labels": (
+        {"labels": ["a", "a"]},
+        ["labels: got ['a', 'a'] (from config); expected a list of texts, each one once"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "told"), PROBLEMS.values(), ids=PROBLEMS.keys())
+def test_a_mistake_is_told(change: dict[str, Any], told: list[str], problems: Problems) -> None:
+    assert problems(**change) == told
+
+
+WORKS: dict[str, tuple[dict[str, Any], str, Any]] = {
+    "a size in words": ({"resources": {"shm_size": "1.5 GiB"}}, "resources.shm_size", 1610612736),
+    "a size in bytes": ({"resources": {"shm_size": 4096}}, "resources.shm_size", 4096),
+    "a short size": ({"resources": {"shm_size": "512m"}}, "resources.shm_size", 512 * 1024**2),
+    "a device as text": (
+        {"resources": {"devices": ["/dev/a:/dev/b"]}},
+        "resources.devices",
+        [{"host_path": "/dev/a", "container_path": "/dev/b", "mode": "mrw"}],
+    ),
+    "an image for all": ({"environment": {"image": "i"}}, "environment.image", "i"),
+    "an image for the old gpu": ({"environment": {"image": {"gpu": "i"}}}, "environment.image", {"cuda": "i"}),
+    "variables for the old gpu": (
+        {"environment": {"environment_variables": {"gpu": ["A=1"]}}},
+        "environment.environment_variables",
+        {"cuda": ["A=1"]},
+    ),
+    "the length of 0.38": (
+        halving(max_length=None, time_metric="epochs", max_time=9),
+        "searcher.max_length",
+        {"epochs": 9},
+    ),
+    "a script knows its end": (
+        {"entrypoint": LOCAL, "searcher": {"name": "random", "metric": "a", "max_trials": 2}},
+        "searcher.max_length",
+        None,
+    ),
+    "an action of 0.25": (
+        {"log_policies": [{"pattern": "x", "action": {"type": "exclude_node"}}]},
+        "log_policies",
+        [{"name": None, "pattern": "x", "action": "exclude_node"}],
+    ),
+}
+DEFAULT_POLICIES = ["CUDA OOM", "ECC Error"]
+
+
+@pytest.mark.parametrize(("change", "path", "value"), WORKS.values(), ids=WORKS.keys())
+def test_a_value_means_what_it_meant(change: dict[str, Any], path: str, value: Any, build: Build) -> None:
+    found: Any = build(**change).tree
+    for key in path.split("."):
+        found = found[key]
+    if path == "log_policies":
+        found = [policy for policy in found if policy["name"] not in DEFAULT_POLICIES]
+    assert found == value
+
+
+def test_an_image_is_chosen_by_the_kind_of_slot(build: Build) -> None:
+    environment = build(environment={"image": {"cuda": "g", "cpu": "c"}}).experiment.environment
+    assert [environment.image_for(kind) for kind in ("gpu", "cpu")] == ["g", "c"]
+    assert build(environment={"image": "i"}).experiment.environment.image_for("gpu") == "i"
+
+
+def test_who_wrote_the_length_of_0_38_wrote_the_length(build: Build) -> None:
+    found = build(**halving(max_length=None, time_metric="epochs", max_time=9))
+    assert found.origins["searcher.max_length.epochs"] == "config"
+
+
+def test_two_log_policies_are_always_there_and_a_name_alone_switches_one_off(build: Build) -> None:
+    found = build(log_policies=[{"name": "CUDA OOM"}])
+    assert [(policy["name"], policy["pattern"] is None) for policy in found.tree["log_policies"]] == [
+        ("CUDA OOM", True),
+        ("ECC Error", False),
+    ]
+    assert [policy["name"] for policy in build().tree["log_policies"]] == DEFAULT_POLICIES
+
+
+def test_the_scheduler_section_changes_the_nodes_of_the_profile(build: Build) -> None:
+    cluster = build(slurm={"slots_per_node": 8, "gpu_type": "a100"}).cluster
+    assert (cluster.slots_per_node, cluster.gpu_type) == (8, "a100")
+    assert build(pbs={"slots_per_node": 8}).cluster.slots_per_node == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"name": None}, "MyTrial"),
+        ({"name": None, "entrypoint": LOCAL}, "experiment"),
+        ({"template": {"name": "from the site"}, "name": None}, "from the site"),
+    ],
+)
+def test_a_name_that_nobody_gave_is_the_trials_class(change: dict[str, Any], name: str, build: Build) -> None:
+    assert build(**change).experiment.name == name
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "problem"),
+    [
+        ({"type": "int", "minval": 4, "maxval": 64}, None),
+        ({"type": "categorical", "vals": [4, 64]}, None),
+        ({"type": "int", "minval": 2, "maxval": 64}, "2 is below resources.slots_per_trial 4"),
+        ({"type": "categorical", "vals": [64, 2]}, "2 is below resources.slots_per_trial 4"),
+        ({"type": "log", "minval": 1, "maxval": 2}, "got {'type': 'log', 'minval': 1, 'maxval': 2}"),
+    ],
+)
+def test_the_smallest_batch_has_a_record_for_every_slot(
+    batch_size: dict[str, Any], problem: str | None, build: Build, problems: Problems
+) -> None:
+    change: dict[str, Any] = {
+        "hyperparameters": {"global_batch_size": batch_size},
+        "resources": {"slots_per_trial": 4},
+        "searcher": {"name": "random", **COMMON, "max_trials": 3},
+    }
+    if problem is None:
+        build(**change)
+    else:
+        (told,) = problems(**change)
+        assert told.startswith(f"hyperparameters.global_batch_size: {problem}")
