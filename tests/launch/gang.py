@@ -77,7 +77,7 @@ class Gang:
         self.env = {"TMPDIR": str(tmp)}
         """What the job and the agents get beside the environment of the test."""
         self.printed = folder / "printed"
-        """By the job, and by agents without one: a file, since a pipe stays open as long as anyone who should be gone."""
+        """By the job, and by agents without one: a file, since a pipe stays open as long as anyone holds it."""
         self._processes: list[subprocess.Popen[bytes]] = []
         for needed in (
             self.trial.logs,

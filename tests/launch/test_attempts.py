@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.plan.job_plan import JobArray
 from hpc_det.process import start_ticks
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.store.files import write_json
 from hpc_det.store.stop import read_stop, request_stop
-from hpc_det.plan.job_plan import JobArray
 from hpc_det.submit.render import render
 from tests.lab.slurm import SlurmLab
 from tests.launch.gang import Gang, children, is_there, wait_for

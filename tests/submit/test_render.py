@@ -30,9 +30,7 @@ PLANS = {
         modules=("gcc/12", "cuda/12.4"),
         setup=("ulimit -n 4096", "export NCCL_DEBUG=WARN"),
     ),
-    "slurm_cpu_one_node.sh": job_plan(
-        slot_type="cpu", nodes=1, ranks_per_node=2, job_nodes=1, job_slots_per_node=2
-    ),
+    "slurm_cpu_one_node.sh": job_plan(slot_type="cpu", nodes=1, ranks_per_node=2, job_nodes=1, job_slots_per_node=2),
     "slurm_array.sh": job_plan(nodes=1, job_nodes=1),
     "slurm_shared.sh": job_plan(nodes=1, ranks_per_node=1, gpu_type="a100", srun_args=("--mpi=none",)),
     "local.sh": job_plan(scheduler="local", slot_type="cpu", nodes=1, ranks_per_node=2, cpus_per_rank=1),

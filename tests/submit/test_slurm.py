@@ -216,7 +216,9 @@ def test_fields_without_blanks_are_read() -> None:
 
 
 def flags(**changes: object) -> dict[str, str]:
-    return dict(flag.removeprefix("--").partition("=")[::2] for flag in directives(job_plan(**changes), ONE_JOB, SCRIPT))
+    return dict(
+        flag.removeprefix("--").partition("=")[::2] for flag in directives(job_plan(**changes), ONE_JOB, SCRIPT)
+    )
 
 
 @pytest.mark.parametrize(
