@@ -76,14 +76,7 @@ class Slurm:
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
         # --array: an element a line; together they would be shown as `A_[4-9%2]`, cut off after 64 characters
-        command = [
-            "squeue",
-            "--noheader",
-            "--array",
-            "--states=all",
-            f"--jobs={','.join(job_ids)}",
-            "--format=%i|%T|%r",
-        ]
+        flags = ["--noheader", "--array", "--states=all", f"--jobs={','.join(job_ids)}", "--format=%i|%T|%r"]
         try:
             known = _with_arrays(parse_squeue(run(["squeue", *flags])))
         except CommandError as error:
