@@ -56,6 +56,7 @@ class Worker:
             end_descendants()
             with suppress(OSError):  # a full disk may be what has ended it
                 close_interrupted(self._experiment, self._search, self._number, self._signals)
+            with suppress(OSError):
                 self._search.lose(self._number, self._job_id)
             raise
 

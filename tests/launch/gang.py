@@ -45,7 +45,7 @@ Path(f"rank-{rank}.orphaned").touch()
 sys.exit(1)
 """
 
-EFFECTIVE = {
+EFFECTIVE: dict[str, Any] = {
     "searcher": {"name": "single", "metric": "loss", "smaller_is_better": True, "max_length": {"batches": 100}},
     "hyperparameters": {"lr": 0.1},
     "reproducibility": {"experiment_seed": 7},
@@ -96,6 +96,13 @@ class Gang:
     @property
     def journal(self) -> Journal:
         return Journal(self.trial.journal)
+
+    def search_for(self, **searcher: Any) -> None:
+        """The experiment's searcher, instead of a single trial."""
+        defaults: dict[str, Any] = {"divisor": 4, "bracket_rungs": [], "stop_once": False}
+        write_json(
+            self.experiment.effective, {**EFFECTIVE, "searcher": {**EFFECTIVE["searcher"], **defaults, **searcher}}
+        )
 
     def search(self) -> SearchState:
         """As all workers see it."""
