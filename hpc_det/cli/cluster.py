@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from hpc_det.config.plain_yaml import load_yaml
-from hpc_det.config.request import group_files, find
+from hpc_det.config.request import find, group_files
 from hpc_det.errors import UsageError
 from hpc_det.store.root import state_root
 

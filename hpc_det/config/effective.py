@@ -26,6 +26,7 @@ from hpc_det.errors import UsageError
 from hpc_det.plan.pool import in_its_pool, pool_notes, pool_problems
 
 Model = TypeVar("Model", bound=Section)
+_COMPAT = f"{compat.VARIABLE}={compat.DETERMINED}"
 _HANDS = ("cluster", "template", "config")
 
 
@@ -85,10 +86,14 @@ def _merged(layers: Sequence[tuple[str, Tree]], request: Request) -> Merged:
     entrypoint = merged.tree.get("entrypoint")
     defaults: Tree = {"name": request.default_name or _trial_class(entrypoint), "log_policies": LOG_POLICIES}
     lowest = [("default", defaults)]
-    if speaks_determined(entrypoint, request.context_dir):
-        variables = [f"{compat.VARIABLE}={compat.DETERMINED}"]
-        lowest.append(("entrypoint", {"environment": {"environment_variables": variables}}))
+    if speaks_determined(entrypoint, request.context_dir) and not _says_compat(merged):
+        lowest.append(("entrypoint", {"environment": {"environment_variables": [_COMPAT]}}))
     return merge_layers([*lowest, *layers])
+
+
+def _says_compat(merged: Merged) -> bool:
+    """As the effective configuration of an experiment does that is run again."""
+    return any(value == _COMPAT for _path, value in leaves(merged.tree.get("environment")))
 
 
 def _trial_class(entrypoint: object) -> str | None:
