@@ -44,6 +44,12 @@ def test_decisions_are_taken_one_after_the_other() -> None:
     assert played.busy == 4 * 10 / (2 * 23)
 
 
+def test_decisions_queue_up_behind_slow_storage() -> None:
+    """Trials train 0.1 s: begun at 1, 2, 3 and 4 s."""
+    played = simulate(random_search(4), at_random(), workers=2, unit_s=0.01, latency_s=1)
+    assert played.seconds == pytest.approx(4.1)
+
+
 def test_a_play_may_be_cut_off() -> None:
     played = simulate(random_search(100), at_random(), workers=4, ends_s=25)
     assert len(played.reached) == 8
