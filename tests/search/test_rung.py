@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,6 +45,19 @@ def test_a_rung_ranks_as_a_plain_list_does(story: list[tuple[str, float, int]], 
         share = int(len(arrived) / divisor)
         assert rung.share(divisor) == share
         assert rung.promotable(divisor) == next((other for other in ranked()[:share] if other in paused), None)
+
+
+def test_promotions_stay_in_order_when_many_others_leave() -> None:
+    rung, draws = Rung(1), random.Random(1)
+    values = {trial: draws.random() for trial in range(1, 301)}
+    for trial, value in values.items():
+        rung.pause(trial, value)
+    for trial in draws.sample(sorted(values), 100):
+        rung.unpause(trial)
+        del values[trial]
+    for trial in sorted(values, key=lambda trial: values[trial]):
+        assert rung.promotable(1) == trial
+        rung.unpause(trial)
 
 
 def test_forgetting_who_was_never_there_changes_nothing() -> None:
