@@ -39,7 +39,13 @@ SEARCHERS: dict[str, dict[str, Any]] = {
 def main() -> None:
     show(
         f"A decision (report, what next, start) among {TRIALS:,} trials; the goal is under 5 ms",
-        ["searcher", "decisions", f"median of the last {LAST:,} [µs]", "longest [µs]", "all together [s]"],
+        [
+            "searcher",
+            "decisions",
+            f"median of the last {LAST:,} [µs]",
+            "999 of 1,000 are below [µs]",
+            "all together [s]",
+        ],
         (_row(name, searcher) for name, searcher in SEARCHERS.items()),
     )
     show(
@@ -56,7 +62,7 @@ def _row(name: str, searcher: dict[str, Any]) -> list[str]:
         name,
         f"{len(microseconds):,}",
         f"{statistics.median(microseconds[-LAST:]):.1f}",
-        f"{max(microseconds):.0f}",
+        f"{statistics.quantiles(microseconds, n=1000)[-1]:.0f}",
         f"{sum(microseconds) / 1e6:.2f}",
     ]
 
