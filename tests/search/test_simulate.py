@@ -101,12 +101,12 @@ def test_a_decision_among_thousands_of_trials_takes_no_longer_than_among_few(sto
     """The goal is 5 ms at 10,000 trials."""
     method, draws, seconds = halving(10_000, stop_once=stop_once), at_random(), []
     while not method.finished:
-        began = time.perf_counter()
+        began = time.process_time()
         work = method.next_work()
         assert work
         method.start(work)
         method.report(work.trial, draws(work))
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
     assert len(seconds) > 10_000
     assert statistics.median(seconds[-1000:]) < 0.001
     assert math.fsum(seconds) / len(seconds) < 0.005
