@@ -52,6 +52,12 @@ COMMANDS = (
         where="hpc_det.cli.preview:preview_search",
         help="Show what the search of an experiment would train.",
     ),
+    LazyCommand(
+        name="template",
+        alias="tpl",
+        where="hpc_det.cli.template:template",
+        help="Keep settings that several experiments share.",
+    ),
 )
 
 

@@ -61,6 +61,13 @@ NO_EFFECT = {
 """Known keys that do nothing, and a word on it."""
 
 
+def in_words(path: str) -> str:
+    """What a description of the key adds: nothing, or that it has no effect, or is refused."""
+    if path in NOT_YET:
+        return f" Refused so far: {NOT_YET[path]}."
+    return f" It {NO_EFFECT[path]}." if path in NO_EFFECT else ""
+
+
 def notes(written: Iterable[str], scheduler: str) -> Iterator[str]:
     """A line for each key that somebody wrote and that has no effect; `written` has the paths of leaves."""
     paths = list(written)

@@ -91,10 +91,11 @@ def _merged(layers: Sequence[tuple[str, Tree]], request: Request) -> Merged:
     return merge_layers([*lowest, *layers])
 
 
-def _trial_class(entrypoint: object) -> str:
+def _trial_class(entrypoint: object) -> str | None:
     with suppress(ValueError):  # of an entrypoint that is no command
-        return (trial_name(entrypoint) or "experiment").rpartition(":")[2]
-    return "experiment"
+        name = trial_name(entrypoint)
+        return name.rpartition(":")[2] if name else None
+    return None
 
 
 def _searcher_name(tree: Tree) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_det.config.cluster import Cluster
+from hpc_det.config.determineds_keys import NO_EFFECT, NOT_YET, in_words
 from hpc_det.config.fields import Section
+from hpc_det.config.keys import sections_at
 from hpc_det.config.merge import Tree
 from hpc_det.config.schema import Experiment
 
@@ -23,6 +25,8 @@ def experiment_schema() -> Tree:
         "type": ["string", "null"],
         "description": "The folder of the trial's code; by default the current one.",
     }
+    for path in (*NO_EFFECT, *NOT_YET):
+        _add_words(schema, path)
     for key in ("image", "environment_variables"):
         _also_the_old_gpu(schema["$defs"]["Environment"]["properties"][key])
     return schema
@@ -61,6 +65,14 @@ def _choices(schema: Tree) -> Iterator[Tree]:
             yield from _choices(choice)
     elif schema != {"type": "null"}:
         yield schema
+
+
+def _add_words(schema: Tree, path: str) -> None:
+    *above, key = path.split(".")
+    for section in sections_at(Experiment, above):
+        found = schema if section is Experiment else schema["$defs"][section.__name__]
+        if key in found["properties"]:
+            found["properties"][key]["description"] += in_words(path)
 
 
 def _also_the_old_gpu(schema: Tree) -> None:

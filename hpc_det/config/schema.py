@@ -94,7 +94,8 @@ class Experiment(Section):
     """One experiment, complete. Defaults are Determined's (its schemas/expconf/v0)."""
 
     name: Annotated[Text, Expected("a name for the experiment, not empty")] = Field(
-        description="By default the experiment file's own name, or else the trial's class."
+        default="experiment",
+        description="What lists show. Better than this default is that of a file, its own name, or the trial's class.",
     )
     description: AnyText = Field(default="", description="Free text.")
     labels: DistinctTexts = Field(default=[], description="Words to find the experiment by.")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hpc_det.config.merge import Tree
 from hpc_det.search.method import Exit, SearchMethod, Work, search_method
-from hpc_det.search.sample import PointsSampler, Sample, Sampler, sampler
+from hpc_det.search.sample import PointsSampler, Sample, Sampler, first_sample, sampler
 from hpc_det.search.state import SearchState
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
@@ -19,11 +20,13 @@ from hpc_det.store.shared_log import SharedLog
 def search_of(config: Tree, points: Sequence[Tree] | None) -> tuple[SearchMethod, Sampler]:
     """Of an effective config with a seed, and of the points of a sweep."""
     searcher, seed = config["searcher"], config["reproducibility"]["experiment_seed"] or 0
-    if points:
-        found: Sampler = PointsSampler([point["hyperparameters"] for point in points], seed)
-        return search_method({**searcher, "name": "points"}, points=len(points)), found
-    found = sampler(searcher, config["hyperparameters"], seed)
-    return search_method(searcher, points=found.points), found
+    if not points:
+        found = sampler(searcher, config["hyperparameters"], seed)
+        return search_method(searcher, points=found.points), found
+    if any("searcher" in point for point in points):  # each trial knows its own length
+        searcher = {**searcher, "max_length": None}
+    listed = PointsSampler([point["hyperparameters"] for point in points], seed)
+    return search_method({**searcher, "name": "points"}, points=len(points)), listed
 
 
 class SearchJournal:
@@ -43,7 +46,11 @@ class SearchJournal:
         return self._state
 
     def sample(self, trial: int) -> Sample:
-        return self._sampler.sample(trial)
+        """Where a sweep goes over seeds of the experiment, each trial is the first one of such an experiment."""
+        sample, seed = self._sampler.sample(trial), self.config(trial)["reproducibility"]["experiment_seed"]
+        if seed == self._config["reproducibility"]["experiment_seed"]:
+            return sample
+        return replace(sample, seed=first_sample({}, seed).seed)
 
     def config(self, trial: int) -> Tree:
         """The trial's effective config: the experiment's, with whole sections replaced by its point's."""

@@ -52,7 +52,9 @@ class SearchState:
 
     def __post_init__(self) -> None:
         self._expected: set[int] = set()
-        """Workers whose jobs wait in the queue. They will go on with what the others leave."""
+        """Workers whose jobs wait in the queue."""
+        self._relied_on = 0
+        """How many of them will take the place of one that has left."""
 
     def apply(self, entry: Entry) -> None:
         """Take in the next entry of the journal."""
@@ -60,7 +62,7 @@ class SearchState:
             case {"event": "submitted", "first": first, "count": count, "stay": stay}:
                 self._expected = set() if stay else set(range(first, first + count))
             case {"event": "asked", "worker": worker, "job": job}:
-                self._expected.discard(worker)
+                self._no_longer_expect(worker)
                 self.present[worker] = job
                 if worker not in self.open:
                     self._give(worker, self.method.next_work())
@@ -69,7 +71,7 @@ class SearchState:
             case {"event": "ended", "how": how} if self._is_due(entry):
                 self._end(entry["worker"], Exit(how))
             case {"event": "lost", "worker": worker}:
-                self._expected.discard(worker)
+                self._no_longer_expect(worker)
                 self.present.pop(worker, None)
                 if work := self.open.pop(worker, None):
                     self.trials[work.trial].worker = None
@@ -106,10 +108,19 @@ class SearchState:
         self._give_after(worker, work.trial)
 
     def _give_after(self, worker: int, trial: int) -> None:
-        """Its own trial goes on with the same worker. Other work is for those who wait in the queue, if any do."""
+        """Its own trial goes on with the same worker. Other work is for one that waits in the queue, while there is one for
+        each that leaves.
+        """
         work = self.method.next_work()
-        if work and (work.trial == trial or not self._expected):
+        if work and work.trial != trial and self._relied_on < len(self._expected):
+            self._relied_on += 1
+        else:
             self._give(worker, work)
+
+    def _no_longer_expect(self, worker: int) -> None:
+        if worker in self._expected:
+            self._expected.remove(worker)
+            self._relied_on = max(self._relied_on - 1, 0)
 
     def _give(self, worker: int, work: Work | None) -> None:
         if work is None or self.cancelled:

@@ -17,7 +17,7 @@ class Pool(Section):
 class Site(Section):
     """With all that the experiment's schema has not."""
 
-    pools: dict[str, Pool] = {}
+    pools: dict[str, Pool] = Field(default={})
     scratch: Annotated[str, Field(description="a folder of the node")] = "/tmp"
 
 
