@@ -108,8 +108,8 @@ class SearchState:
         self._give_after(worker, work.trial)
 
     def _give_after(self, worker: int, trial: int) -> None:
-        """Its own trial goes on with the same worker. Other work is for one that waits in the queue, while there is one for
-        each that leaves.
+        """Its own trial goes on with the same worker. Other work is for one that waits in the queue, while there is one
+        for each that leaves.
         """
         work = self.method.next_work()
         if work and work.trial != trial and self._relied_on < len(self._expected):
