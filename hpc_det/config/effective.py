@@ -119,8 +119,12 @@ def _site_defaults(profile: Tree, problems: list[Problem]) -> Tree:
 
 def _of_every_job(profile: Tree) -> Tree:
     """The keys of a profile that an experiment has too, where its own values come first."""
+    default = next((name for name, pool in (profile.get("pools") or {}).items() if pool.get("default")), None)
     return {
-        "resources": {key: profile.get(key) for key in ("resource_pool", "time_limit")},
+        "resources": {
+            "resource_pool": profile.get("resource_pool") or default,
+            "time_limit": profile.get("time_limit"),
+        },
         "environment": {"environment_variables": profile.get("environment_variables")},
     }
 
