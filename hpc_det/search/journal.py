@@ -17,7 +17,7 @@ from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.shared_log import SharedLog
 
 
-def search_of(config: Tree, points: Sequence[Tree] | None) -> tuple[SearchMethod, Sampler]:
+def search_of(config: Tree, points: Sequence[Tree]) -> tuple[SearchMethod, Sampler]:
     """Of an effective config with a seed, and of the points of a sweep."""
     searcher, seed = config["searcher"], config["reproducibility"]["experiment_seed"] or 0
     if not points:
@@ -34,7 +34,7 @@ class SearchJournal:
 
     def __init__(self, experiment: ExperimentFolder) -> None:
         self._config: Tree = read_json(experiment.effective) or {}
-        self._points = read_json(experiment.points)
+        self._points = read_json(experiment.points) or []
         self._log = SharedLog(experiment.search)
         method, self._sampler = search_of(self._config, self._points)
         self._state = SearchState(method)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpc_det.config.merge import leaves
 from hpc_det.errors import UsageError
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
@@ -33,7 +34,13 @@ def stored(experiment: ExperimentFolder, overrides: Sequence[str], cluster: dict
 
     config, profile = read_json(experiment.effective) or {}, cluster or read_json(experiment.cluster) or {}
     found = effective(from_stored(config, profile, _code(experiment), overrides))
-    return replace(found, points=read_json(experiment.points))
+    origins, former = dict(read_json(experiment.origin) or {}), dict(leaves(config))
+    now = {
+        path: origins.get(path, "config") if former.get(path) == value else "config"
+        for path, value in leaves(found.tree)
+    }
+    # What has no effect was said when the experiment was created.
+    return replace(found, points=read_json(experiment.points) or [], origins=now, notes=[])
 
 
 def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:

@@ -288,9 +288,9 @@ def test_a_point_is_as_effective_as_it_is_alone(
     )
     found = sweep(*overrides)
     result = effective_sweep(found)
-    assert result.common.tree == effective(found.request).tree
+    assert result.tree == effective(found.request).tree
     for point, tree in zip(found.points, result.points, strict=True):
-        assert {**result.common.tree, **tree} == effective(point.request).tree
+        assert {**result.tree, **tree} == effective(point.request).tree
         assert "hyperparameters" in tree
 
 
@@ -360,7 +360,7 @@ def test_what_may_differ_is_of_the_schema(sweep: Callable[..., Sweep]) -> None:
 
 def test_a_test_of_a_sweep_is_one_batch_of_each_point(sweep: Callable[..., Sweep]) -> None:
     result = effective_sweep(sweep(f"{RATE}=1,2", "searcher.max_length=5,10").with_requests(for_test))
-    assert result.common.tree["searcher"]["max_length"] == {"batches": 1}
+    assert result.tree["searcher"]["max_length"] == {"batches": 1}
     assert all(list(point) == ["hyperparameters"] for point in result.points)
     assert [point["hyperparameters"]["learning_rate"] for point in result.points] == [1, 1, 2, 2]
 
