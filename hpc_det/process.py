@@ -13,14 +13,23 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def adopt_orphans() -> None:
     """From now on, descendants whose parent dies become children of this process instead of init's."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def ends_with_parent() -> None:
+    """For Popen's `preexec_fn`: the child is KILLed when the thread that started it ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LIBC.prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
 def start_ticks(pid: int) -> int:

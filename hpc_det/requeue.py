@@ -20,10 +20,14 @@ class Cause(str, enum.Enum):
     TIME_LIMIT = "time limit"
     NODE_LOST = "node lost"
     CANCELLED = "cancelled"
+    PAUSED = "paused"
+    """The searcher let go of the trial, which may go on later."""
 
 
 class Action(str, enum.Enum):
     DONE = "done"
+    WAIT = "wait"
+    """For the searcher, which may want more of this trial."""
     RESTART = "restart"
     """Start again at once on the nodes that the job holds."""
     REQUEUE = "requeue"
@@ -54,6 +58,8 @@ def decide(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:
     last = history[-1]
     if last.cause in (Cause.FINISHED, Cause.CANCELLED):
         return Decision(Action.DONE, last.cause.value)
+    if last.cause is Cause.PAUSED:
+        return Decision(Action.WAIT, last.cause.value)
     if last.cause is Cause.FAILED:
         return _after_failure(history, max_restarts)
     stuck = _attempts_without_progress(history)

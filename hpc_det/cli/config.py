@@ -47,16 +47,9 @@ def check(
 
 def in_a_line(found: Effective) -> str:
     """The experiment as one line: how many trials, how long, on what."""
-    trials, slots = _trials(found), found.experiment.resources.slots_per_trial
+    from hpc_det.submit.submission import trials_expected
+
+    trials, slots = trials_expected(found), found.experiment.resources.slots_per_trial
     size = f"{trials} trial{'s' * (trials > 1)} of {slots} slot{'s' * (slots > 1)}"
     lengths = [f"{amount} {unit} at most" for unit, amount in (found.tree["searcher"]["max_length"] or {}).items()]
     return ", ".join([size, *lengths, f"on cluster {found.cluster.name}"])
-
-
-def _trials(found: Effective) -> int:
-    from hpc_det.search.sample import sampler
-
-    searcher = found.tree["searcher"]
-    if "max_trials" in searcher:
-        return int(searcher["max_trials"])
-    return sampler(searcher, found.experiment.hyperparameters, experiment_seed=0).points or 1

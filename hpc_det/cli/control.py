@@ -5,15 +5,16 @@ from __future__ import annotations
 import getpass
 import time
 
-from hpc_det.cli import story
-from hpc_det.cli.story import ExperimentState, SubmittedJob
+from hpc_det.cli import state as experiment_state
+from hpc_det.cli.state import ExperimentState
 from hpc_det.cli.watch import POLL_S, ask_every_s, states
 from hpc_det.errors import HpcDetError
+from hpc_det.search.journal import SearchJournal
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.stop import request_stop
 from hpc_det.submit import scheduler as schedulers
 from hpc_det.submit.command import run_command
-from hpc_det.submit.scheduler import JobState, JobStatus
+from hpc_det.submit.scheduler import JobState
 
 KILL_WAIT_S = 40.0
 """Slurm itself waits KillWait, 30 s by default, between TERM and KILL (slurm.conf(5))."""
@@ -24,41 +25,51 @@ def kill(experiment: ExperimentFolder) -> str:
 
     Raises HpcDetError where it has ended already, or does not end.
     """
-    trial, job = experiment.trial(), story.job(experiment.trial())
     found = states([experiment])[experiment.id]
     if found.is_final:
         raise HpcDetError(f"experiment {experiment.id} has ended already: {found.value}")
-    request_stop(trial.stop, attempt=None, reason="kill", source=f"hpc-det experiment kill by {getpass.getuser()}")
-    if job:
-        _cancel(experiment, job)
-    found = story.state(trial, JobStatus(JobState.ENDED))
+    source = f"hpc-det experiment kill by {getpass.getuser()}"
+    search = SearchJournal(experiment)
+    search.cancel(source)
+    for work in search.state().open.values():
+        request_stop(experiment.trial(work.trial).stop, attempt=None, reason="kill", source=source)
+    _cancel(experiment)
+    for worker in tuple(search.state().present):
+        search.lose(worker)
+    found = experiment_state.state(experiment, [])
     if found is ExperimentState.CANCELED:
         return f"Killed experiment {experiment.id}"
     return f"Experiment {experiment.id} ended by itself just now: {found.value}"
 
 
-def _cancel(experiment: ExperimentFolder, job: SubmittedJob) -> None:
-    """Returns when the scheduler says that the job is gone."""
-    scheduler = schedulers.scheduler(job.scheduler)
-    scheduler.cancel(job.job_id, run_command)
+def _cancel(experiment: ExperimentFolder) -> None:
+    """Returns when the scheduler says that all jobs are gone."""
+    if not (submitted := experiment_state.jobs(experiment)):
+        return
+    scheduler, ids = schedulers.scheduler(submitted[0].scheduler), experiment_state.job_ids(experiment)
+    for job_id in ids:
+        scheduler.cancel(job_id, run_command)
     end = time.monotonic() + KILL_WAIT_S
-    while scheduler.status([job.job_id], run_command)[job.job_id].state is not JobState.ENDED:
+    while left := [i for i, status in scheduler.status(ids, run_command).items() if status.state is not JobState.ENDED]:
         if time.monotonic() > end:
             raise HpcDetError(
-                f"experiment {experiment.id}: told to end, but its job {job.job_id} is still there after "
+                f"experiment {experiment.id}: told to end, but its job {left[0]} is still there after "
                 f"{KILL_WAIT_S:.0f} s; look again with `hpc-det experiment describe {experiment.id}`"
             )
         time.sleep(max(POLL_S, ask_every_s(scheduler)))
 
 
 def release_hold(experiment: ExperimentFolder) -> str:
-    """Let a requeued job start now, if it is held back; what was done, in a sentence."""
-    job = story.job(experiment.trial())
-    if job is None or story.settled(experiment.trial()):
+    """Let requeued jobs start now, if any are held back; what was done, in a sentence."""
+    submitted = experiment_state.jobs(experiment)
+    if not submitted or experiment_state.settled(experiment):
         return f"Experiment {experiment.id} has ended; there is no job to release"
-    scheduler = schedulers.scheduler(job.scheduler)
-    status = scheduler.status([job.job_id], run_command)[job.job_id]
-    if status.state is not JobState.HELD:
-        return f"Experiment {experiment.id} is not held: its job {job.job_id} is {status.state.value}"
-    scheduler.release(job.job_id, run_command)
-    return f"Released experiment {experiment.id}: its job {job.job_id} may start now"
+    scheduler = schedulers.scheduler(submitted[0].scheduler)
+    statuses = scheduler.status(experiment_state.job_ids(experiment), run_command)
+    held = [job_id for status in statuses.values() for job_id in status.held]
+    if not held:
+        told = ", ".join(f"job {job_id} is {status.state.value}" for job_id, status in statuses.items())
+        return f"Experiment {experiment.id} is not held: {told}"
+    for job_id in held:
+        scheduler.release(job_id, run_command)
+    return f"Released experiment {experiment.id}: job {', '.join(held)} may start now"

@@ -25,16 +25,27 @@ def submit_or_show(request: Request, choices: Choices) -> None:
         request = on_one_slot(request)
     found = effective(request)
     say_notes(found)
+    if choices.local:
+        if choices.explain:
+            show_explained(found)
+        run_here(found, test=choices.test, debug=choices.pdb)
+    else:
+        show_and_submit(found, choices)
+
+
+def show_and_submit(found: Effective, choices: Choices) -> None:
     experiments = store()
     if choices.dry_run:
-        click.echo(prepare(found, experiments.folder(experiments.next_id())).script.encode(), nl=False)
+        click.echo(prepare(found, experiments.folder(experiments.next_id())).scripts[0].encode(), nl=False)
     if choices.explain:
-        for line in explained(found):
-            click.echo(f"# {line}")
-    if choices.local:
-        run_here(found, test=choices.test, debug=choices.pdb)
-    elif not choices.dry_run:
+        show_explained(found)
+    if not choices.dry_run:
         _submit(found, experiments, follow=choices.follow)
+
+
+def show_explained(found: Effective) -> None:
+    for line in explained(found):
+        click.echo(f"# {line}")
 
 
 def say_notes(found: Effective) -> None:

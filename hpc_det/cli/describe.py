@@ -10,9 +10,11 @@ from dataclasses import asdict
 from typing import Any
 
 from hpc_det.checkpoint.committed import Committed, committed
+from hpc_det.cli import state as experiment_state
 from hpc_det.cli import story
 from hpc_det.cli.listing import as_json, iso, number, values_in_words
-from hpc_det.cli.story import AttemptStory, ExperimentState, Metrics
+from hpc_det.cli.state import ExperimentState
+from hpc_det.cli.story import AttemptStory, Metrics
 from hpc_det.cli.watch import states
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.folders import ExperimentFolder
@@ -22,14 +24,14 @@ def described(experiment: ExperimentFolder) -> dict[str, Any]:
     """The record that `describe --json` prints."""
     trial = experiment.trial()
     state = states([experiment])[experiment.id]
-    plan = JobPlan.from_json(trial.plan.read_text(encoding="utf-8"))
-    config = json.loads(trial.trial.read_text(encoding="utf-8"))["config"]
-    job, metrics = story.job(trial), Metrics.read(trial)
+    plan = JobPlan.from_json(experiment.plan.read_text(encoding="utf-8"))
+    config = json.loads(experiment.effective.read_text(encoding="utf-8"))
+    submitted, metrics = experiment_state.jobs(experiment), Metrics.read(trial)
     return {
         "id": experiment.id,
         "name": plan.name,
         "state": state.value,
-        "why": story.why_not_completed(trial, state) if state in _UNWANTED else None,
+        "why": experiment_state.why_not_completed(experiment, state) if state in _UNWANTED else None,
         "folder": str(experiment.path),
         "entrypoint": config["entrypoint"],
         "searcher": config["searcher"],
@@ -37,8 +39,8 @@ def described(experiment: ExperimentFolder) -> dict[str, Any]:
         "nodes": plan.nodes,
         "ranks_per_node": plan.ranks_per_node,
         "scheduler": plan.scheduler,
-        "job_id": job.job_id if job else None,
-        "submitted": iso(job.submitted) if job else None,
+        "job_id": experiment_state.job_ids(experiment)[-1] if submitted else None,
+        "submitted": iso(submitted[0].submitted) if submitted else None,
         "batches": metrics.batches,
         "total_batches": metrics.total,
         "training": metrics.training or None,
@@ -65,9 +67,10 @@ def in_words(experiment: ExperimentFolder) -> str:
     """The same for people."""
     record = described(experiment)
     told = story.attempts(experiment.trial())
+    is_over = ExperimentState(record["state"]).is_final
     sections = [
         list(_facts(record)),
-        _section("Attempts", [story.in_words(item, ExperimentState(record["state"]), time.time()) for item in told]),
+        _section("Attempts", [story.in_words(item, time.time(), is_over=is_over) for item in told]),
         _section("Metrics", list(_metrics(record))),
         _section("Checkpoints", [_checkpoint_in_words(item) for item in record["checkpoints"]]),
     ]

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from hpc_det.cli import story
 from hpc_det.cli.listing import number, values_in_words
-from hpc_det.cli.story import ExperimentState, Metrics
+from hpc_det.cli.state import ExperimentState
+from hpc_det.cli.story import Metrics
 from hpc_det.cli.tail import Tail
 from hpc_det.cli.watch import POLL_S, Watch, insist_on_completion
 from hpc_det.store.files import parse_line

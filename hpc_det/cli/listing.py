@@ -9,8 +9,10 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from hpc_det.cli import state as experiment_state
 from hpc_det.cli import story
-from hpc_det.cli.story import ExperimentState, Metrics, Validation
+from hpc_det.cli.state import ExperimentState
+from hpc_det.cli.story import Metrics, Validation
 from hpc_det.cli.watch import states
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.folders import ExperimentFolder
@@ -30,11 +32,11 @@ def listed(experiments: Sequence[ExperimentFolder]) -> list[dict[str, Any]]:
 def _record(experiment: ExperimentFolder, state: ExperimentState) -> dict[str, Any]:
     trial = experiment.trial()
     try:
-        name = JobPlan.from_json(trial.plan.read_text(encoding="utf-8")).name
+        name = JobPlan.from_json(experiment.plan.read_text(encoding="utf-8")).name
         metrics = Metrics.read(trial)
     except (OSError, ValueError, KeyError, TypeError):  # one torn file must not hide all other experiments
         name, metrics = DAMAGED, Metrics("", smaller_is_better=True)
-    job = story.job(trial)
+    submitted = experiment_state.jobs(experiment)
     return {
         "id": experiment.id,
         "name": name,
@@ -42,7 +44,7 @@ def _record(experiment: ExperimentFolder, state: ExperimentState) -> dict[str, A
         "batches": metrics.batches,
         "total_batches": metrics.total,
         "best": as_json(metrics.best),
-        "submitted": iso(job.submitted) if job else None,
+        "submitted": iso(submitted[0].submitted) if submitted else None,
     }
 
 

@@ -12,7 +12,7 @@ from hpc_det import compat
 from hpc_det.config.effective import Effective
 from hpc_det.config.entrypoint import trial_name
 from hpc_det.errors import UsageError
-from hpc_det.search.single import trial_seed
+from hpc_det.search.sample import first_sample
 
 
 def run_here(found: Effective, *, test: bool, debug: bool) -> None:
@@ -48,10 +48,12 @@ def _set_environment(found: Effective) -> None:
 
 
 def _spec(found: Effective) -> dict[str, Any]:
+    """Of the first trial that the experiment would have."""
+    sample = first_sample(found.tree["hyperparameters"], found.tree["reproducibility"]["experiment_seed"] or 0)
     return {
         "experiment_id": 0,
         "trial_id": 0,
-        "trial_seed": trial_seed(found.tree["reproducibility"]["experiment_seed"] or 0, 1),
-        "hparams": found.experiment.hparams,
+        "trial_seed": sample.seed,
+        "hparams": sample.hparams,
         "config": found.tree,
     }

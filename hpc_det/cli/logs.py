@@ -88,6 +88,6 @@ def _until_the_end(logs: Logs, experiment: ExperimentFolder) -> Iterator[str]:
 
 
 def _check_rank(experiment: ExperimentFolder, rank: int | None) -> None:
-    plan = JobPlan.from_json(experiment.trial().plan.read_text(encoding="utf-8"))
+    plan = JobPlan.from_json(experiment.plan.read_text(encoding="utf-8"))
     if rank is not None and not 0 <= rank < plan.world_size:
         raise UsageError(f"--rank {rank}: experiment {experiment.id} has ranks 0 to {plan.world_size - 1}")

@@ -28,6 +28,11 @@ COMMANDS = (
         help="What the scheduler does with an experiment's job.",
     ),
     LazyCommand(
+        name="cluster",
+        where="hpc_det.cli.cluster:cluster",
+        help="Profiles of clusters, and how to write yours.",
+    ),
+    LazyCommand(
         name="config",
         where="hpc_det.cli.config:config",
         help="Check experiment files.",
@@ -41,6 +46,17 @@ COMMANDS = (
         name="run",
         where="hpc_det.cli.run:run",
         help="Create an experiment from a Hydra command line.",
+    ),
+    LazyCommand(
+        name="preview-search",
+        where="hpc_det.cli.preview:preview_search",
+        help="Show what the search of an experiment would train.",
+    ),
+    LazyCommand(
+        name="template",
+        alias="tpl",
+        where="hpc_det.cli.template:template",
+        help="Keep settings that several experiments share.",
     ),
 )
 

@@ -1,12 +1,7 @@
-"""What the files of a trial say about it, in data and in plain words. Nothing here writes, and a torn file is no error.
-
-The verdict stands in the journal. As long as there is none, the scheduler's word counts, which the caller has asked for
-before: the journal is read after it, so a verdict that came in between is seen.
-"""
+"""What the files of a trial say about it, in data and in plain words. Nothing here writes; a torn file is no error."""
 
 from __future__ import annotations
 
-import enum
 import json
 import time
 from collections.abc import Iterable
@@ -17,76 +12,43 @@ from typing import Any
 from hpc_det.checkpoint.committed import Committed, committed
 from hpc_det.launch.failure import first_failure
 from hpc_det.requeue import Action, Cause
+from hpc_det.search.method import Exit
 from hpc_det.search.metric import better
 from hpc_det.store.files import parse_line, read_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.stop import StopRequest
-from hpc_det.submit.scheduler import JobState, JobStatus
+
+# --- ends
 
 
-class ExperimentState(str, enum.Enum):
-    QUEUED = "QUEUED"
-    RUNNING = "RUNNING"
-    COMPLETED = "COMPLETED"
-    ERROR = "ERROR"
-    CANCELED = "CANCELED"
-
-    @property
-    def is_final(self) -> bool:
-        return self not in (ExperimentState.QUEUED, ExperimentState.RUNNING)
-
-
-NO_NEWS = JobStatus(JobState.UNKNOWN)
-
-
-def state(trial: TrialFolder, status: JobStatus) -> ExperimentState:
-    """The verdict of the journal, or else what `status` means."""
-    return settled(trial) or _unsettled(trial, status.state)
-
-
-def settled(trial: TrialFolder) -> ExperimentState | None:
-    """The final state as journalled; None as long as the scheduler has to be asked."""
+def verdict(trial: TrialFolder) -> Exit | None:
+    """How the trial ended, as its journal says; None as long as it may go on."""
     match Journal(trial.journal).verdict():
         case (Cause.FINISHED, Action.DONE, _):
-            return ExperimentState.COMPLETED
+            return Exit.COMPLETED
         case (_, Action.DONE, _):
-            return ExperimentState.CANCELED
+            return Exit.CANCELLED
         case (_, Action.GIVE_UP, _):
-            return ExperimentState.ERROR
+            return Exit.FAILED
     return None
 
 
-def _unsettled(trial: TrialFolder, job: JobState) -> ExperimentState:
-    match job:
-        case JobState.QUEUED | JobState.HELD:
-            return ExperimentState.QUEUED
-        case JobState.RUNNING:
-            return ExperimentState.RUNNING
-        case JobState.ENDED:
-            return ExperimentState.CANCELED if _cancellation(trial) else ExperimentState.ERROR
-        case JobState.UNKNOWN:
-            is_open = Journal(trial.journal).open_attempt() is not None
-            return ExperimentState.RUNNING if is_open else ExperimentState.QUEUED
-
-
-def why_not_completed(trial: TrialFolder, found: ExperimentState) -> str:
+def why_not_completed(trial: TrialFolder) -> str:
     """One sentence, with the first failure where there is one."""
-    if found is ExperimentState.CANCELED:
-        request = _cancellation(trial)
-        return f"cancelled by {request.source}" if request else "cancelled"
     told = attempts(trial)
-    if settled(trial):
-        return f"{told[-1].failure or told[-1].cause} ({told[-1].why})"
     if not told:
         return "the job ended without a word, before its first attempt"
+    if verdict(trial):
+        return f"{told[-1].failure or told[-1].cause} ({told[-1].why})"
     if told[-1].problems:
         return f"the job ended: {told[-1].problems[-1]}"
     failure = first_failure(trial, told[-1].number)
     return ": ".join(["the job ended without a word", *([one_line(failure.sentence())] if failure else [])])
 
 
-def _cancellation(trial: TrialFolder) -> StopRequest | None:
+def cancellation(trial: TrialFolder) -> StopRequest | None:
+    """The request that asked for the trial's end."""
     data = read_tolerantly(trial.stop)
     request = StopRequest(**data) if data else None
     return request if request and request.reason in ("cancel", "kill") else None
@@ -144,12 +106,12 @@ _ENDS = {
 _NEXT = {Action.REQUEUE: "back into the queue", Action.RESTART: "started again", Action.GIVE_UP: "given up"}
 
 
-def in_words(attempt: AttemptStory, found: ExperimentState, now: float) -> str:
-    """A sentence about an attempt of an experiment in the state `found`."""
+def in_words(attempt: AttemptStory, now: float, *, is_over: bool) -> str:
+    """A sentence about an attempt; `is_over`: nothing runs any more."""
     start = f"attempt {attempt.number} on {attempt.host}"
     since = clock(attempt.started, now)
     if attempt.ended is None or attempt.action is None:
-        return f"{start} from {since}: its end was not written" if found.is_final else f"{start} since {since}"
+        return f"{start} from {since}: its end was not written" if is_over else f"{start} since {since}"
     sentence = f"{start} from {since} to {clock(attempt.ended, now)}: {_end_in_words(attempt)}"
     action = Action(attempt.action)
     if action in _NEXT:
@@ -202,7 +164,7 @@ class Metrics:
     @classmethod
     def of(cls, trial: TrialFolder) -> Metrics:
         """Nothing taken in yet."""
-        searcher = json.loads(trial.trial.read_text(encoding="utf-8"))["config"]["searcher"]
+        searcher = json.loads(trial.experiment().effective.read_text(encoding="utf-8"))["searcher"]
         return cls(searcher["metric"], smaller_is_better=searcher["smaller_is_better"])
 
     @classmethod
@@ -230,7 +192,7 @@ class Metrics:
             self.best = Validation(self._metric, value, record["steps"])
 
 
-# --- checkpoints and the job
+# --- checkpoints
 
 
 def checkpoint_to_take(trial: TrialFolder, best: Validation | None) -> Committed | None:
@@ -246,22 +208,6 @@ def is_complete(checkpoint: Committed) -> bool:
         return all((checkpoint.path / name).stat().st_size == entry.size for name, entry in checkpoint.files.items())
     except OSError:
         return False
-
-
-@dataclass(frozen=True, kw_only=True)
-class SubmittedJob:
-    job_id: str
-    scheduler: str
-    submitted: float
-
-
-def job(trial: TrialFolder) -> SubmittedJob | None:
-    """The job that runs the trial: the submitted one, or a later one that was started with its script by hand."""
-    data = read_tolerantly(trial.job)
-    if not data:
-        return None
-    started = [event["job_id"] for event in Journal(trial.journal).events() if event["event"] == "started"]
-    return SubmittedJob(**{**data, "job_id": started[-1] if started else data["job_id"]})
 
 
 def read_tolerantly(path: Path) -> Any | None:

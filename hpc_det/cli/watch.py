@@ -6,14 +6,15 @@ import sys
 import time
 from collections.abc import Iterable
 
-from hpc_det.cli import story
-from hpc_det.cli.story import NO_NEWS, ExperimentState, SubmittedJob
+from hpc_det.cli import state as experiment_state
+from hpc_det.cli.state import ExperimentState
 from hpc_det.errors import HpcDetError
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit import scheduler as schedulers
 from hpc_det.submit.command import run_command
-from hpc_det.submit.scheduler import JobState, Scheduler
+from hpc_det.submit.scheduler import JobState, JobStatus, Scheduler
 
+NO_NEWS = JobStatus(JobState.UNKNOWN)
 POLL_S = 0.2
 """How often the files are looked at."""
 ASK_S = 2.0
@@ -26,17 +27,18 @@ def ask_every_s(scheduler: Scheduler) -> float:
 
 def states(experiments: Iterable[ExperimentFolder]) -> dict[int, ExperimentState]:
     """By id. Schedulers are asked only about experiments without a verdict, each one once."""
-    waiting: dict[str, dict[str, ExperimentFolder]] = {}
     found: dict[int, ExperimentState] = {}
+    waiting: dict[str, list[tuple[ExperimentFolder, list[str]]]] = {}
     for experiment in experiments:
-        settled, job = story.settled(experiment.trial()), story.job(experiment.trial())
-        if settled or job is None:
-            found[experiment.id] = settled or story.state(experiment.trial(), NO_NEWS)
+        settled, submitted = experiment_state.settled(experiment), experiment_state.jobs(experiment)
+        if settled or not submitted:
+            found[experiment.id] = settled or experiment_state.state(experiment, [])
         else:
-            waiting.setdefault(job.scheduler, {})[job.job_id] = experiment
-    for name, jobs in waiting.items():
-        statuses = schedulers.scheduler(name).status(list(jobs), run_command)
-        found |= {jobs[i].id: story.state(jobs[i].trial(), status) for i, status in statuses.items()}
+            waiting.setdefault(submitted[0].scheduler, []).append((experiment, experiment_state.job_ids(experiment)))
+    for name, asked in waiting.items():
+        statuses = schedulers.scheduler(name).status([job for _, job_ids in asked for job in job_ids], run_command)
+        for experiment, job_ids in asked:
+            found[experiment.id] = experiment_state.state(experiment, [statuses[job] for job in job_ids])
     return found
 
 
@@ -50,18 +52,18 @@ class Watch:
 
     def __init__(self, experiment: ExperimentFolder) -> None:
         self._experiment = experiment
-        self._trial = experiment.trial()
-        self._job = story.job(self._trial)
+        submitted = experiment_state.jobs(experiment)
+        self._scheduler = schedulers.scheduler(submitted[0].scheduler) if submitted else None
         self._next_ask = 0.0
-        self._heard: JobState | None = None
-        self._believed = NO_NEWS
+        self._heard: dict[str, JobStatus] = {}
+        self._believed: list[JobStatus] = []
 
     def state(self) -> ExperimentState:
         """The state now, as far as a question to the scheduler is due."""
-        found = story.settled(self._trial)
-        if found is None and self._job and time.monotonic() >= self._next_ask:
-            self._ask(self._job)
-        return found or story.state(self._trial, self._believed)
+        found = experiment_state.settled(self._experiment)
+        if found is None and self._scheduler and time.monotonic() >= self._next_ask:
+            self._ask(self._scheduler)
+        return found or experiment_state.state(self._experiment, self._believed)
 
     def wait(self, poll_s: float) -> ExperimentState:
         """The final state."""
@@ -69,25 +71,32 @@ class Watch:
             time.sleep(poll_s)
         return found
 
-    def _ask(self, job: SubmittedJob) -> None:
-        scheduler = schedulers.scheduler(job.scheduler)
+    def _ask(self, scheduler: Scheduler) -> None:
         self._next_ask = time.monotonic() + ask_every_s(scheduler)
-        status = scheduler.status([job.job_id], run_command)[job.job_id]
-        is_news = status.state is not self._heard
-        self._heard, self._believed = status.state, status
-        if is_news and status.state is JobState.HELD:
-            self._lift_hold(scheduler, job)
-        elif is_news and status.state is JobState.UNKNOWN:
-            say(f"the scheduler gives no news of experiment {self._experiment.id}, its files count: {status.reason}")
-        elif is_news and status.state is JobState.ENDED:
-            # A job on its way back into the queue, or files that NFS shows late, look like an end without a word for
-            # a moment: such an end is believed when it is seen twice.
-            self._believed = NO_NEWS
+        statuses = scheduler.status(experiment_state.job_ids(self._experiment), run_command)
+        self._believed = [self._believable(job_id, status) for job_id, status in statuses.items()]
+        for job_id, status in statuses.items():
+            former = self._heard.get(job_id, JobStatus(JobState.RUNNING))
+            for held in set(status.held) - set(former.held):
+                self._lift_hold(scheduler, held)
+            if status.state is JobState.UNKNOWN is not former.state:
+                say(
+                    f"the scheduler gives no news of experiment {self._experiment.id}, its files count: {status.reason}"
+                )
+        self._heard = statuses
 
-    def _lift_hold(self, scheduler: Scheduler, job: SubmittedJob) -> None:
-        held = f"experiment {self._experiment.id} is back in the queue, held back by the scheduler"
+    def _believable(self, job_id: str, status: JobStatus) -> JobStatus:
+        """A job on its way back into the queue, or files that NFS shows late, look like an end without a word for a
+        moment: such an end is believed when it is seen twice.
+        """
+        seen = self._heard.get(job_id)
+        is_news = seen is None or seen.state is not JobState.ENDED
+        return NO_NEWS if status.state is JobState.ENDED and is_news else status
+
+    def _lift_hold(self, scheduler: Scheduler, job_id: str) -> None:
+        held = f"job {job_id} of experiment {self._experiment.id} is back in the queue, held back by the scheduler"
         try:
-            scheduler.release(job.job_id, run_command)
+            scheduler.release(job_id, run_command)
         except HpcDetError as error:
             say(f"{held} for a while: {error}")
         else:
@@ -97,7 +106,7 @@ class Watch:
 def insist_on_completion(experiment: ExperimentFolder, found: ExperimentState) -> None:
     """Raises HpcDetError, which says why, for every other final state."""
     if found is not ExperimentState.COMPLETED:
-        why = story.why_not_completed(experiment.trial(), found)
+        why = experiment_state.why_not_completed(experiment, found)
         raise HpcDetError(
             [
                 f"experiment {experiment.id}: {found.value}: {why}",

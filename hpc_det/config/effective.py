@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from hpc_det.config.problems import Problem, render, schema_problems, shown
 from hpc_det.config.request import Request
 from hpc_det.config.schema import LOG_POLICIES, Experiment
 from hpc_det.errors import UsageError
-from hpc_det.plan.gang import gang
+from hpc_det.plan.pool import in_its_pool, pool_notes, pool_problems
 
 Model = TypeVar("Model", bound=Section)
 _HANDS = ("cluster", "template", "config")
@@ -38,8 +38,10 @@ class Effective:
     tree: Tree
     origins: dict[str, str]
     notes: list[str]
-    """A line for each key that somebody wrote and that has no effect here."""
+    """A line for each key that somebody wrote and that has no effect here, and for what else is good to know."""
     context_dir: Path
+    points: list[Tree] | None = None
+    """Of a sweep: the sections of each trial that are not the experiment's, `hyperparameters` always."""
 
 
 def effective(request: Request) -> Effective:
@@ -61,8 +63,8 @@ def effective(request: Request) -> Effective:
     written = _written(merged)
     lines = render(problems, _source(request, written)) + _code_problems(merged.tree, request.context_dir)
     if experiment and cluster:
-        cluster = _for_this_experiment(cluster, experiment)
-        lines += _gang_problems(experiment, cluster)
+        lines += pool_problems(experiment, cluster)
+        cluster = in_its_pool(experiment, cluster)
     if lines or cluster is None or experiment is None:
         raise UsageError(lines)
     tree = experiment.model_dump(mode="json", by_alias=True)
@@ -72,7 +74,7 @@ def effective(request: Request) -> Effective:
         cluster=cluster,
         tree=tree,
         origins={path: _origin(path, written) for path, _value in leaves(tree)},
-        notes=list(notes(by_hand, cluster.scheduler)),
+        notes=[*notes(by_hand, cluster.scheduler), *pool_notes(experiment, cluster)],
         context_dir=request.context_dir,
     )
 
@@ -124,38 +126,6 @@ def _validated(model: type[Model], tree: Tree, prefix: str, problems: list[Probl
     except ValidationError as error:
         problems += schema_problems(model, error, prefix)
         return None
-
-
-def _gang_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
-    """Whether the slots fit the cluster is the plan's rule; here it joins the other problems."""
-    resources = experiment.resources
-    try:
-        shape = gang(resources.slots_per_trial, cluster)
-        if resources.packed_slots and resources.packed_slots % resources.slots_per_trial == 0:
-            gang(resources.packed_slots, cluster, "resources.packed_slots")
-    except UsageError as error:
-        yield from error.problems
-        return
-    if resources.is_single_node and shape.nodes > 1:
-        yield (
-            f"resources.is_single_node: {resources.slots_per_trial} slots need {shape.nodes} nodes of "
-            f"{cluster.slots_per_node} slots on cluster {cluster.name!r}; use at most {cluster.slots_per_node} slots"
-        )
-    if (resources.packed_slots or 0) > cluster.slots_per_node and cluster.slots_per_node % shape.ranks_per_node:
-        yield (
-            f"resources.packed_slots: trials of {resources.slots_per_trial} slots leave slots idle on nodes of "
-            f"{cluster.slots_per_node}; use a slots_per_trial that divides {cluster.slots_per_node}, or packed_slots "
-            f"of at most {cluster.slots_per_node}"
-        )
-
-
-def _for_this_experiment(cluster: Cluster, experiment: Experiment) -> Cluster:
-    """The profile with what the experiment says of its nodes, for its scheduler."""
-    section = {"slurm": experiment.slurm, "pbs": experiment.pbs}.get(cluster.scheduler)
-    if section is None:
-        return cluster
-    own = {"slots_per_node": section.slots_per_node, "gpu_type": section.gpu_type}
-    return cluster.model_copy(update={key: value for key, value in own.items() if value is not None})
 
 
 def _code_problems(tree: Tree, context_dir: Path) -> list[str]:

@@ -15,7 +15,10 @@ class Attempt:
     """The environment variables HPC_DET_*: the border between node and rank."""
 
     folder: str
+    """The trial's."""
     number: int
+    worker: int
+    """Who trains, as the search knows it."""
     node_rank: int
     nodes: int
     ranks_per_node: int
@@ -49,6 +52,7 @@ class Attempt:
             secret=values["secret"],
             socket=values["socket"],
             number=int(values["number"]),
+            worker=int(values["worker"]),
             node_rank=int(values["node_rank"]),
             nodes=int(values["nodes"]),
             ranks_per_node=int(values["ranks_per_node"]),

@@ -25,6 +25,8 @@ class Failure:
     traceback: str = ""
     user_error: bool = False
     """The same would happen again: nothing to restart for."""
+    invalid_hp: bool = False
+    """The trial says that its hyperparameters cannot work."""
     lost: bool = False
     """The process was gone without a word: killed from outside, or crashed."""
 

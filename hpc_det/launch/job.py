@@ -1,10 +1,8 @@
-"""The job: runs attempt after attempt of one trial until the trial is done or the scheduler has to bring it back.
+"""The job: the batch script's process on the first node. It is one worker, or several that share the allocation.
 
-    python3 -m hpc_det.launch.job TRIAL_FOLDER -- COMMAND THAT STARTS ONE AGENT PER NODE
+    python3 -m hpc_det.launch.job EXPERIMENT_FOLDER FIRST WORKERS -- COMMAND THAT STARTS ONE AGENT PER NODE
 
-It is the batch script's process on the first node and the journal's one writer. It runs no rank itself, so it is still
-there when everything else is dead, and decides from facts: the ranks' outcome, the failures, the stop request, the
-scheduler.
+FIRST is the number of the first worker of its array; each element of the array has WORKERS of them.
 """
 
 from __future__ import annotations
@@ -17,152 +15,81 @@ import sys
 import time
 from pathlib import Path
 
-from hpc_det.checkpoint.committed import newest_steps
-from hpc_det.launch.failure import Failure, failure_now, first_failure
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.launch.worker import GAVE_UP, WANTS_REQUEUE, Worker
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.process import adopt_orphans, end_descendants
-from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide
-from hpc_det.store.files import read_json
-from hpc_det.store.folders import TrialFolder
+from hpc_det.process import adopt_orphans, ends_with_parent
+from hpc_det.search.journal import SearchJournal
+from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.journal import Journal
-from hpc_det.store.stop import Reason, StopRequest, read_stop, request_stop, withdraw_stop
 from hpc_det.submit.command import CommandError, run_command
-from hpc_det.submit.scheduler import JobState, scheduler
+from hpc_det.submit.scheduler import scheduler
 
 
 class Job:
-    def __init__(self, trial: TrialFolder, start_agents: list[str]) -> None:
-        self._trial = trial
-        self._start_agents = start_agents
-        self._plan = JobPlan.from_json(trial.plan.read_text(encoding="utf-8"))
-        self._journal = Journal(trial.journal)
+    def __init__(self, experiment: ExperimentFolder, first: int, workers: int, start_agents: list[str]) -> None:
+        self._experiment = experiment
+        self._plan = JobPlan.from_json(experiment.plan.read_text(encoding="utf-8"))
         self._scheduler = scheduler(self._plan.scheduler)
-        self._job_id = self._scheduler.job_id(os.environ)
-        self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._signals.fd, selectors.EVENT_READ)
+        start = first + self._scheduler.array_index(os.environ) * workers
+        self._workers = range(start, start + workers)
+        self._start_agents = start_agents
 
     def run(self) -> int:
-        """0 when the trial is done or back in the queue, 1 when it is given up or another job runs it."""
-        if other := self._running_elsewhere():
-            self._say(f"job {other} runs this trial already; nothing is started")
-            return 1
-        self._close_interrupted_attempt()
-        if self._is_over() and (verdict := self._journal.verdict()):
-            self._say(f"this trial is over, nothing is started: {verdict[1].value}: {verdict[2]}")
-        while not self._is_over():
-            decision = self._attempt(self._journal.last_attempt() + 1)
-            if decision.action is Action.REQUEUE and self._scheduler.has_queue:
-                return self._requeue()
-        verdict = self._journal.verdict()
-        return 0 if verdict is None or verdict[1] is Action.DONE else 1
+        """0 when nothing is left to do or the job is back in the queue, 1 after a trial that was given up."""
+        if len(self._workers) == 1:
+            codes = [Worker(self._experiment, self._workers[0], self._start_agents).run()]
+        else:
+            codes = self._run_side_by_side()
+        if WANTS_REQUEUE in codes:
+            return self._requeue()
+        return GAVE_UP if any(codes) else 0
 
-    def _running_elsewhere(self) -> str | None:
-        """Two jobs must not write one trial: the script may be started by hand while the job that has it still runs."""
-        other = self._journal.open_job()
-        if other is None or other == self._job_id:
-            return None
-        status = self._scheduler.status([other], run_command)[other]
-        return other if status.state is JobState.RUNNING else None
+    def _run_side_by_side(self) -> list[int]:
+        """A process for each worker. What signals this process hears, they hear."""
+        signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
+        processes = [self._start(place, number) for place, number in enumerate(self._workers)]
+        with selectors.DefaultSelector() as selector:
+            selector.register(signals.fd, selectors.EVENT_READ)
+            while any(process.poll() is None for process in processes):
+                selector.select()
+                for received in set(signals.received()) & set(STOP_SIGNALS):
+                    for process in processes:
+                        process.send_signal(received)
+        return [process.returncode for process in processes]
 
-    def _is_over(self) -> bool:
-        """The done-marker: any further start of the job ends here."""
-        verdict = self._journal.verdict()
-        return verdict is not None and verdict[1] in (Action.DONE, Action.GIVE_UP)
-
-    def _close_interrupted_attempt(self) -> None:
-        """An earlier start of this job could not write its end: a lost node, or a KILL at the end of a grace time."""
-        attempt = self._journal.open_attempt()
-        if attempt is None:
-            return
-        stop = read_stop(self._trial.stop, attempt)
-        cause = Cause.NODE_LOST if stop is None else Cause.CANCELLED if stop.reason != "signal" else Cause.PREEMPTED
-        self._end(attempt, cause, None)
-
-    def _attempt(self, number: int) -> Decision:
-        self._journal.started(number, self._job_id)
-        if stop := read_stop(self._trial.stop, number):  # asked for before it began
-            return self._end(number, self._stop_cause(stop), None)
-        withdraw_stop(self._trial.stop)
-        self._say(f"attempt {number} begins")
-        code = self._run_agents(number)
-        failure = first_failure(self._trial, number)
-        return self._end(number, self._cause(number, code, failure), failure or failure_now(None, _unexplained(code)))
-
-    def _run_agents(self, number: int) -> int:
-        # In a session of their own: Ctrl-C at a terminal means the job, and an agent would take it for a preemption.
-        command = [*self._start_agents, str(number)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-        while process.poll() is None:
-            self._selector.select()
-            if any(received in STOP_SIGNALS for received in self._signals.received()):
-                self._on_stop_signal(number)
-        end_descendants()
-        return process.returncode
-
-    def _on_stop_signal(self, number: int) -> None:
-        """The agents read the request from the run folder, where no signal of their own has come before."""
-        reason: Reason = "signal" if self._scheduler.has_queue else "cancel"
-        stop = request_stop(self._trial.stop, attempt=number, reason=reason, source="a signal to the job")
-        if stop.reason == "kill":
-            end_descendants()
-
-    def _cause(self, number: int, code: int, failure: Failure | None) -> Cause:
-        """Trials write an outcome. A plain script hears of no stop, and its exit code 0 means that it has finished."""
-        outcome = read_json(self._trial.outcome)
-        stop = read_stop(self._trial.stop, number)
-        if outcome and outcome["attempt"] == number:
-            return Cause.FINISHED if outcome["kind"] == "finished" else self._stop_cause(stop)
-        if failure and (stop is None or failure.time < stop.time):
-            return Cause.FAILED
-        if code == 0 and not self._plan.runs_trial:
-            return Cause.FINISHED
-        return self._stop_cause(stop) if stop else Cause.FAILED
-
-    def _stop_cause(self, stop: StopRequest | None) -> Cause:
-        """`stop` None: the ranks heard of it, and the shared folder does not show it here yet."""
-        if stop and stop.reason != "signal":
-            return Cause.CANCELLED
-        return self._scheduler.stop_cause(self._plan, os.environ, stop.time if stop else time.time(), run_command)
-
-    def _end(self, number: int, cause: Cause, failure: Failure | None) -> Decision:
-        user_error = failure is not None and failure.user_error
-        end = AttemptEnd(cause=cause, steps=newest_steps(self._trial.checkpoints), user_error=user_error)
-        decision = decide([*self._journal.history(), end], self._plan.max_restarts)
-        blamed = failure if cause is Cause.FAILED else None
-        self._say(f"attempt {number} ended: {cause.value}, {end.steps} batches in the newest checkpoint")
-        if blamed:
-            self._say("\n".join(filter(None, [f"first failure: {blamed.sentence()}", blamed.traceback.rstrip()])))
-        self._say(f"{decision.action.value}: {decision.why}")
-        # The journal comes last: who reads the verdict finds the log complete.
-        self._journal.ended(number, end, decision, blamed.sentence() if blamed else None)
-        return decision
+    def _start(self, place: int, number: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "hpc_det.launch.worker", str(self._experiment.path), str(number), "--"]
+        return subprocess.Popen(
+            [*command, *self._start_agents],
+            env={**os.environ, **self._scheduler.share(self._plan, place)},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=ends_with_parent,
+        )
 
     def _requeue(self) -> int:
         try:
-            self._scheduler.requeue(self._job_id, run_command)
+            self._scheduler.requeue(self._scheduler.job_id(os.environ), run_command)
         except CommandError as error:
-            self._journal.problem(self._journal.last_attempt(), str(error))
-            self._say(f"could not go back into the queue: {error}")
-            return 1
+            print(f"hpc-det: {time.strftime('%H:%M:%S')} could not go back into the queue: {error}", flush=True)
+            self._note(str(error))
+            return GAVE_UP
         return 0
 
-    def _say(self, text: str) -> None:
-        print(f"hpc-det: {time.strftime('%H:%M:%S')} {text}", flush=True)
-
-
-def _unexplained(code: int) -> str:
-    if code:
-        return f"the agents' launcher ended with exit code {code}, and nobody said why"
-    return "the entrypoint ended with exit code 0, and no rank wrote an outcome"
+    def _note(self, problem: str) -> None:
+        """In the journals of the trials that would go on."""
+        open_work = SearchJournal(self._experiment).state().open
+        for number in filter(open_work.__contains__, self._workers):
+            journal = Journal(self._experiment.trial(open_work[number].trial).journal)
+            journal.problem(journal.last_attempt(), problem)
 
 
 def main(argv: list[str]) -> int:
-    folder, separator, *start_agents = argv
+    folder, first, workers, separator, *start_agents = argv
     assert separator == "--"
     adopt_orphans()
-    return Job(TrialFolder(Path(folder)), start_agents).run()
+    return Job(ExperimentFolder(Path(folder)), int(first), int(workers), start_agents).run()
 
 
 if __name__ == "__main__":

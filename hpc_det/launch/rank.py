@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, InvalidHP
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.doorbell import Line
 from hpc_det.launch.failure import failure_now, note_failure
@@ -68,7 +68,7 @@ def _run(trial_name: str, process: RankProcess) -> int:
 def note_error(attempt: Attempt, rank: int | None, error: BaseException) -> None:
     """What ended the rank, for the job to see. `rank` None: there is none yet."""
     if isinstance(error, HpcDetError):
-        failure = failure_now(rank, str(error), user_error=True)
+        failure = failure_now(rank, str(error), user_error=True, invalid_hp=isinstance(error, InvalidHP))
     else:
         trace = "".join(traceback.format_exception(error))
         failure = failure_now(rank, f"{type(error).__name__}: {error}", traceback=trace)

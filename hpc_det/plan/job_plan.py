@@ -1,4 +1,4 @@
-"""One gang job, fully decided. Everything downstream reads this and nothing else."""
+"""The jobs of an experiment, fully decided. Everything downstream reads this and nothing else."""
 
 from __future__ import annotations
 
@@ -6,18 +6,40 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from hpc_det.plan.container import Container
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobArray:
+    """One call of the scheduler: `count` like jobs, each with the same number of workers."""
+
+    first: int
+    """The number of its first worker."""
+    count: int
+    workers_each: int = 1
+    """Above 1 the allocation of a job is shared by so many gangs, trial after trial."""
+    at_once: int | None = None
+    """How many of its jobs may run at the same time; None: as many as the scheduler lets."""
+
+    @property
+    def workers(self) -> int:
+        return self.count * self.workers_each
+
+    @property
+    def is_shared(self) -> bool:
+        return self.workers_each > 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobPlan:
-    """Round-trips through JSON: `JobPlan.from_json(plan.to_json()) == plan`."""
+    """The same for all jobs of an experiment. Round-trips: `JobPlan.from_json(plan.to_json()) == plan`."""
 
     experiment_id: int
-    trial_id: int
     name: str
     scheduler: str
     """Which command builders and which script template: slurm or local."""
     folder: str
-    """The trial's folder, absolute, on a file system that every node sees."""
+    """The experiment's folder, absolute, on a file system that every node sees."""
     code: str
     """The snapshot of the context directory; ranks run and import there."""
     python: str
@@ -28,6 +50,10 @@ class JobPlan:
 
     nodes: int
     ranks_per_node: int
+    """Of a gang."""
+    job_nodes: int
+    job_slots_per_node: int
+    """Of a job's allocation: a gang's, or what several gangs share."""
     slot_type: str
     """gpu or cpu."""
     cpus_per_rank: int
@@ -48,6 +74,9 @@ class JobPlan:
     modules: tuple[str, ...]
     setup: tuple[str, ...]
     """The site's own shell lines, the one place where a config holds shell text."""
+    container: Container | None
+    scratch: str | None
+    """A folder of each node's own; it may name variables of the job, such as $SLURM_JOB_ID."""
 
     @property
     def world_size(self) -> int:
@@ -64,7 +93,8 @@ class JobPlan:
     @classmethod
     def from_json(cls, text: str) -> JobPlan:
         data: dict[str, Any] = json.loads(text)
-        return cls(**{field.name: _tupled(data[field.name]) for field in fields(cls)})
+        values = {field.name: _tupled(data[field.name]) for field in fields(cls)}
+        return cls(**{**values, "container": data["container"] and Container.from_json(data["container"])})
 
 
 def _tupled(value: Any) -> Any:

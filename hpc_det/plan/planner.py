@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from hpc_det.plan.gang import gang
+from hpc_det.errors import UsageError
+from hpc_det.plan.in_container import container, unmountable
 from hpc_det.plan.job_plan import JobPlan
+from hpc_det.plan.placement import Placement
 from hpc_det.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:
@@ -16,24 +18,27 @@ if TYPE_CHECKING:
 LEGACY_ENTRYPOINT = re.compile(r"[\w.]+:\w+")
 
 
-def plan_trial(
-    experiment: Experiment, cluster: Cluster, folder: ExperimentFolder, *, python: str, trial_id: int = 1
+def plan_jobs(
+    experiment: Experiment, cluster: Cluster, folder: ExperimentFolder, place: Placement, *, python: str
 ) -> JobPlan:
-    """Raises UsageError when the slots fit the cluster in no way."""
+    """`cluster` is the profile in the experiment's pool. Raises UsageError for a folder that cannot be mounted."""
     resources = experiment.resources
-    shape = gang(resources.slots_per_trial, cluster)
+    box = container(experiment, cluster, str(folder.code))
+    if box and (problems := list(unmountable("HPC_DET_ROOT", str(folder.path)))):
+        raise UsageError(problems)
     return JobPlan(
         experiment_id=folder.id,
-        trial_id=trial_id,
         name=experiment.name,
         scheduler=cluster.scheduler,
-        folder=str(folder.trial(trial_id).path),
+        folder=str(folder.path),
         code=str(folder.code),
         python=python,
-        entrypoint=_argv(experiment.entrypoint, python),
+        entrypoint=_argv(experiment.entrypoint, "python3" if box else python),
         environment=tuple(experiment.environment.variables(cluster.slot_type)),
-        nodes=shape.nodes,
-        ranks_per_node=shape.ranks_per_node,
+        nodes=place.gang.nodes,
+        ranks_per_node=place.gang.ranks_per_node,
+        job_nodes=place.job.nodes,
+        job_slots_per_node=place.job.ranks_per_node,
         slot_type=cluster.slot_type,
         cpus_per_rank=cluster.cpus_per_slot,
         max_restarts=experiment.max_restarts,
@@ -49,6 +54,8 @@ def plan_trial(
         srun_args=tuple(cluster.srun_args),
         modules=tuple(cluster.modules),
         setup=tuple(cluster.setup),
+        container=box,
+        scratch=cluster.scratch,
     )
 
 

@@ -4,6 +4,7 @@
     until trained to the end, or all ranks agree to stop:
         validate and checkpoint where they are due at this batch
         train up to the next batch at which anything can be due, and report
+        where the search wanted the metric: train on, if it wants more of this trial
     save what is not saved
 
 Everything due at a batch is derived from the progress, so a run that was stopped anywhere, also inside a validation,
@@ -24,6 +25,7 @@ from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricsLog, scalar
 from hpc_det.core.preempt import StopAgreement
 from hpc_det.core.rng import restore_rng, seed_everything, unchanged_generators
+from hpc_det.core.searcher import SearcherContext
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.context import PyTorchTrialContext
@@ -60,6 +62,7 @@ class Loop:
         checkpoints: CheckpointContext,
         log: MetricsLog,
         portable: Portable,
+        searcher: SearcherContext | None = None,
         warm_start: Path | None = None,
     ) -> None:
         """`warm_start`: a checkpoint that a trial without one of its own begins with, at batch 0. It is resumed where
@@ -73,11 +76,14 @@ class Loop:
         self._checkpoints = checkpoints
         self._log = log
         self._portable = portable
+        self._searcher = searcher
         self._warm_start = warm_start
         self._progress = Progress()
         self._validations: dict[int, float] = {}
         self._improved = False
         """Whether the last validation was the best so far."""
+        self._may_come_back = False
+        """Whether the search has let go of the trial, and may want more of it later."""
         self._saved: tuple[int, int] | None = None
         """Batches, and batches at the last validation, in the newest checkpoint."""
 
@@ -90,23 +96,38 @@ class Loop:
             self._train_to_the_end(batches)
             if not self._is_saved():
                 self._save()
-        finished = self._schedule.finished(self._progress) and not self.stopped
-        if finished and self._distributed.is_chief:
+        if self.end == "finished" and self._distributed.is_chief:
             self._prune(latest=self._schedule.save_latest)
         return self._progress
 
     @property
-    def stopped(self) -> bool:
-        """Whether `run` returned early because all ranks agreed to."""
-        return self._stop.stopped
+    def end(self) -> str:
+        """How `run` ended: "stopped" early because all ranks agreed to, "paused" by the search, or "finished"."""
+        if self._stop.stopped:
+            return "stopped"
+        return "paused" if self._may_come_back else "finished"
 
     def _train_to_the_end(self, batches: Iterator[Any]) -> None:
-        while not self.stopped:
+        while not self._stop.stopped:
             settled = self._settle_boundary()
-            if settled and self._schedule.finished(self._progress):
+            if settled and self._schedule.finished(self._progress) and not self._goes_on():
                 return
             if not self._stop.should_stop() and settled:
                 self._train_to_boundary(batches)
+
+    def _goes_on(self) -> bool:
+        """Whether the search wants more of this trial, which is trained as long as was asked."""
+        if self._searcher is None:
+            return False
+        if self._progress.stop_requested:
+            self._searcher.end()
+            return False
+        until = self._searcher.report(self._validations.get(self._progress.steps))
+        if until is None:
+            self._may_come_back = self._searcher.may_come_back()
+            return False
+        self._schedule = self._schedule.until(until)
+        return True
 
     # --- start
 
@@ -169,6 +190,8 @@ class Loop:
         for data in (self._data, validation_share):
             stack.callback(data.close)
         self._total = self._schedule.max_length.batches(self._data.batches_per_epoch)
+        if self._searcher and (until := self._searcher.until()) is not None:
+            self._schedule = self._schedule.until(until)
         self._validation = Validation(
             self._trial, self._context, self._callbacks, validation_share, self._stop, self._schedule.validation_batches
         )

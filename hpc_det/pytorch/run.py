@@ -19,6 +19,7 @@ from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricsLog
 from hpc_det.core.preempt import Listener, StopAgreement, give_notice
+from hpc_det.core.searcher import SearcherContext
 from hpc_det.errors import UsageError
 from hpc_det.launch.doorbell import Line
 from hpc_det.launch.rank import RankProcess
@@ -34,7 +35,7 @@ from hpc_det.store.files import write_json
 from hpc_det.store.folders import TrialFolder
 
 Outcome = dict[str, Any]
-"""The content of outcome.json: the attempt, whether it was `finished` or `stopped`, and the batches trained."""
+"""The content of outcome.json: the attempt, how it ended (`Loop.end`), and the batches trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,8 @@ class Run:
     """What checkpoints take along; None where nobody says what belongs to the trial."""
     test: bool
     """One batch of everything."""
+    searcher: SearcherContext | None = None
+    """None outside any job."""
 
     @classmethod
     @contextmanager
@@ -68,6 +71,7 @@ class Run:
                 log=MetricsLog(attempt.trial, attempt.number),
                 code=attempt.trial.experiment().code,
                 test=is_test(env),
+                searcher=SearcherContext(attempt.trial, attempt.worker, distributed),
             )
 
     @classmethod
@@ -114,10 +118,11 @@ class Run:
             checkpoints=CheckpointContext(self.folder.checkpoints, self.distributed),
             log=self.log,
             portable=Portable(self.spec, type(trial), self.code, is_trainer=is_trainer),
+            searcher=self.searcher,
             warm_start=warm_start,
         )
         steps = loop.run().steps
-        outcome = {"attempt": self.attempt, "kind": "stopped" if loop.stopped else "finished", "steps": steps}
+        outcome = {"attempt": self.attempt, "kind": loop.end, "steps": steps}
         if self.distributed.is_chief:
             write_json(self.folder.outcome, outcome)
         return outcome

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from hpc_det.pytorch.progress import Progress
-from hpc_det.pytorch.units import Batch, TrainUnit, period_from_config, unit_from_config
+from hpc_det.pytorch.units import Batch, TrainUnit, period_from_config, unit_from_config, unit_of
 
 CheckpointPolicy = Literal["best", "all", "none"]
 
@@ -23,6 +23,10 @@ class Schedule:
     checkpoint_period: TrainUnit | None = None
     checkpoint_policy: CheckpointPolicy = "best"
     """Beside the period: after each validation, or each that is the best so far."""
+    search_unit: str | None = None
+    """What the search counts in, batches, records or epochs: the unit of `searcher.max_length`."""
+    global_batch_size: int | None = None
+    """For lengths in records."""
     initial_validation: bool = False
     metric: str | None = None
     """The validation metric that decides what is best."""
@@ -39,6 +43,8 @@ class Schedule:
         searcher, storage = config["searcher"], config["checkpoint_storage"]
         return cls(
             max_length=unit_from_config(searcher["max_length"], global_batch_size),
+            search_unit=unit_of(searcher["max_length"]),
+            global_batch_size=global_batch_size,
             reporting_period=Batch(config["scheduling_unit"]),
             validation_period=period_from_config(config["min_validation_period"], global_batch_size),
             checkpoint_period=period_from_config(config["min_checkpoint_period"], global_batch_size),
@@ -61,6 +67,12 @@ class Schedule:
             initial_validation=False,
             validation_batches=1,
         )
+
+    def until(self, length: int) -> Schedule:
+        """The same up to the length that the search wants; where the script says a length of its own, that stands."""
+        if self.search_unit is None:
+            return self
+        return replace(self, max_length=unit_from_config({self.search_unit: length}, self.global_batch_size))
 
     def next_boundary(self, steps: int) -> float:
         """The next number of batches at which something may be due; the end of an epoch is one, too."""

@@ -24,8 +24,8 @@ from hpc_det.pytorch.local import STOP_SIGNALS_BUT_INTERRUPT, announce, new_fold
 from hpc_det.pytorch.run import Run, gang, is_test
 from hpc_det.pytorch.schedule import CheckpointPolicy, Schedule
 from hpc_det.pytorch.trial import PyTorchTrial, interface_problems
-from hpc_det.pytorch.units import Batch, TrainUnit, unit_from_config
-from hpc_det.search.single import trial_seed
+from hpc_det.pytorch.units import Batch, TrainUnit, unit_from_config, unit_of
+from hpc_det.search.sample import first_sample
 from hpc_det.store.folders import TrialFolder
 
 
@@ -110,8 +110,15 @@ class Trainer:
             raise UsageError("fit: test_mode is for runs without a job; create the experiment with --test instead")
         run, config = self._context.run, self._context.get_experiment_config()
         searcher = config.get("searcher", {})
+        if max_length and searcher.get("name") in ("async_halving", "adaptive_asha"):
+            raise UsageError(
+                f"fit: max_length is {max_length}, but the searcher {searcher['name']} decides how long a trial "
+                f"trains; leave it out, and say it in searcher.max_length"
+            )
         schedule = Schedule(
             max_length=max_length or self._length_of(searcher, test_mode or run.test),
+            search_unit=None if max_length or not searcher.get("max_length") else unit_of(searcher["max_length"]),
+            global_batch_size=self._context.get_hparams().get("global_batch_size"),
             reporting_period=reporting_period or Batch(config.get("scheduling_unit", 100)),
             validation_period=validation_period,
             checkpoint_period=checkpoint_period,
@@ -131,7 +138,7 @@ class Trainer:
         )
 
     def _length_of(self, searcher: Mapping[str, Any], test: bool) -> TrainUnit:
-        if "max_length" in searcher:
+        if searcher.get("max_length"):
             return unit_from_config(searcher["max_length"], self._context.get_hparams().get("global_batch_size"))
         if test:
             return Batch(1)
@@ -215,7 +222,7 @@ def _unmanaged(hparams: dict[str, Any], exp_conf: dict[str, Any], distributed: D
 def _seed(exp_conf: Mapping[str, Any]) -> int:
     """Of the experiment, where it has one; else of torch's generator, which the script may have seeded."""
     seed = exp_conf.get("reproducibility", {}).get("experiment_seed")
-    return trial_seed(seed, 1) if seed is not None else torch.initial_seed() % 2**31
+    return first_sample({}, seed).seed if seed is not None else torch.initial_seed() % 2**31
 
 
 def _folder(distributed: Distributed) -> TrialFolder:

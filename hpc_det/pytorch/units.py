@@ -99,6 +99,11 @@ def unit_from_config(config: Mapping[str, int] | int, global_batch_size: int | N
     return Batch(max(amount // global_batch_size, 1))
 
 
+def unit_of(config: Mapping[str, int] | int) -> str:
+    """What a length in a configuration is counted in: batches, records or epochs."""
+    return next(iter(config)) if isinstance(config, Mapping) else "batches"
+
+
 def period_from_config(config: Mapping[str, int] | int, global_batch_size: int | None) -> TrainUnit | None:
     """None for a period of zero, which in a config means at the end only."""
     amount = next(iter(config.values())) if isinstance(config, Mapping) else config

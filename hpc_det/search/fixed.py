@@ -23,7 +23,7 @@ class FixedSearch:
         return Work(new, self._until) if new else None
 
     def start(self, work: Work) -> None:
-        assert work == self.next_work(), (work, self.next_work())
+        assert work.until == self._until, work
         self._trials.start(work)
 
     def report(self, trial: int, value: float) -> None:

@@ -1,9 +1,15 @@
 """The names of all files of an experiment, and who writes each.
 
 experiments/12/experiment.yaml   the effective config           `hpc-det experiment create`
+               effective.json    the same, for programs         "
                origin.json       the origin of each key         "
-               code/             what the job imports           "
+               points.json       hyperparameters, one by one    " (a sweep's)
+               plan.json         what its jobs are              "
+               code/             what the jobs import           "
                submitit/         submitit's own files           "
+               jobs/1.sh, 1.json a script, and the job's id     "
+               jobs/1.log        what its jobs print            the jobs
+               search/           the search's journal           all workers
                trials/1/         one TrialFolder
 """
 
@@ -24,23 +30,9 @@ class TrialFolder:
     path: Path
 
     @property
-    def plan(self) -> Path:
-        """What will run, decided at submission."""
-        return self.path / "plan.json"
-
-    @property
     def trial(self) -> Path:
         """What the ranks need to know: ids, seed, hyperparameters, the effective config."""
         return self.path / "trial.json"
-
-    @property
-    def script(self) -> Path:
-        return self.path / "job.sh"
-
-    @property
-    def job(self) -> Path:
-        """The scheduler's id of the job, written right after submission."""
-        return self.path / "job.json"
 
     @property
     def stop(self) -> Path:
@@ -68,6 +60,10 @@ class TrialFolder:
     def tensorboard(self) -> Path:
         """Event files and profiler traces; those of rank R above 0 in rank-R."""
         return self.path / "tensorboard"
+
+    @property
+    def id(self) -> int:
+        return int(self.path.name)
 
     def experiment(self) -> ExperimentFolder:
         return ExperimentFolder(self.path.parent.parent)
@@ -105,8 +101,22 @@ class ExperimentFolder:
         return self.path / "experiment.yaml"
 
     @property
+    def effective(self) -> Path:
+        """The effective config as the workers read it, mode 0600: its secrets are not masked."""
+        return self.path / "effective.json"
+
+    @property
     def origin(self) -> Path:
         return self.path / "origin.json"
+
+    @property
+    def points(self) -> Path:
+        """What differs between the trials of a sweep, where somebody listed them one by one."""
+        return self.path / "points.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
 
     @property
     def code(self) -> Path:
@@ -116,11 +126,41 @@ class ExperimentFolder:
     def submitit(self) -> Path:
         return self.path / "submitit"
 
+    @property
+    def search(self) -> Path:
+        """The journal of the search."""
+        return self.path / "search"
+
+    @property
+    def jobs(self) -> Path:
+        return self.path / "jobs"
+
+    def script(self, number: int = 1) -> Path:
+        """What the scheduler was given, `number` from 1: one script for each call."""
+        return self.jobs / f"{number}.sh"
+
+    def job(self, number: int = 1) -> Path:
+        """The scheduler's id of it, written right after the submission."""
+        return self.jobs / f"{number}.json"
+
     def trial(self, number: int = 1) -> TrialFolder:
         return TrialFolder(self.path / "trials" / str(number))
 
+    def trials(self) -> list[TrialFolder]:
+        """Those that have begun."""
+        try:
+            numbers = sorted(int(entry.name) for entry in (self.path / "trials").iterdir() if entry.name.isdecimal())
+        except FileNotFoundError:
+            numbers = []
+        return [self.trial(number) for number in numbers]
+
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def job_log(script: Path, element: str = "") -> Path:
+    """What the jobs of this script print; each element of an array into a file of its own."""
+    return script.with_name(f"{script.stem}{element}.log")
 
 
 @dataclass(frozen=True)

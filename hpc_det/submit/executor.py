@@ -47,9 +47,11 @@ class _Watcher(core.InfoWatcher):
 class GangExecutor(core.PicklingExecutor):
     """Submits one rendered script, on any of our schedulers."""
 
-    def __init__(self, folder: Path, scheduler_name: str, script: Path) -> None:
+    def __init__(self, folder: Path, scheduler_name: str, script: Path, after: str | None = None) -> None:
+        """`after`: a job that must have ended before this one begins."""
         self._scheduler = scheduler(scheduler_name)
         self._script = script
+        self._after = after
         self.job_class = type("GangJob", (core.Job,), {"watcher": _Watcher(self._scheduler)})
         super().__init__(folder)
 
@@ -79,7 +81,7 @@ class GangExecutor(core.PicklingExecutor):
         return self._script.read_text(encoding="utf-8")
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return self._scheduler.submit_command(str(submission_file_path))
+        return self._scheduler.submit_command(str(submission_file_path), self._after)
 
     def _get_job_id_from_submission_command(self, string: bytes | str) -> str:  # type: ignore[override]
         return self._scheduler.parse_submit(string if isinstance(string, str) else string.decode())

@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_det.plan.job_plan import JobPlan
+from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.process import is_running, start_ticks
 from hpc_det.requeue import Cause
-from hpc_det.store.folders import TrialFolder
+from hpc_det.store.folders import job_log
 from hpc_det.submit.command import CommandError, Run
 from hpc_det.submit.scheduler import JobState, JobStatus, agent_command, common_variables
 
@@ -29,15 +29,15 @@ class Local:
     template = "local.sh.j2"
     has_queue = False
 
-    def script_variables(self, plan: JobPlan) -> dict[str, object]:
+    def script_variables(self, plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
         return {
-            **common_variables(plan),
+            **common_variables(plan, array),
             "agent": agent_command(plan),
             "folder": shlex.quote(plan.folder),
-            "job_log": shlex.quote(str(TrialFolder(Path(plan.folder)).job_log)),
+            "job_log": shlex.quote(str(job_log(script))),
         }
 
-    def submit_command(self, script: str) -> list[str]:
+    def submit_command(self, script: str, after: str | None) -> list[str]:
         # Not in the user's folder: `python -m` would import a module of theirs in the place of one it needs.
         return ["env", f"--chdir={Path(script).parent}", sys.executable, "-m", "hpc_det.submit.local", script]
 
@@ -61,6 +61,16 @@ class Local:
 
     def job_id(self, env: Mapping[str, str]) -> str:
         return str(_JobId.of(os.getpid()))
+
+    def array_index(self, env: Mapping[str, str]) -> int:
+        return 0
+
+    def share(self, plan: JobPlan, place: int) -> dict[str, str]:
+        """GPUs of its own: nothing else here divides them."""
+        if plan.slot_type != "gpu":
+            return {}
+        first = place * plan.ranks_per_node
+        return {"CUDA_VISIBLE_DEVICES": ",".join(str(first + slot) for slot in range(plan.ranks_per_node))}
 
     def node_rank(self, env: Mapping[str, str]) -> int:
         return 0

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from hpc_det.plan.job_plan import JobPlan
+from pathlib import Path
+
+from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.resources import data_path
 from hpc_det.submit.scheduler import scheduler
 
 
-def render(plan: JobPlan) -> str:
-    """The job script of `plan`, byte for byte what is submitted."""
+def render(plan: JobPlan, array: JobArray, script: Path) -> str:
+    """The job script of `array`, which will lie at `script`, byte for byte what is submitted."""
     chosen = scheduler(plan.scheduler)
-    return render_template(chosen.template, chosen.script_variables(plan))
+    return render_template(chosen.template, chosen.script_variables(plan, array, script))
 
 
 def render_template(name: str, variables: dict[str, object]) -> str:

@@ -11,9 +11,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Protocol
 
-from hpc_det.plan.job_plan import JobPlan
+from hpc_det.launch.container import HPC_DET
+from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
 from hpc_det.submit.command import Run
 
@@ -30,8 +32,12 @@ class JobState(enum.Enum):
 
 @dataclass(frozen=True)
 class JobStatus:
+    """Of a job, or of all elements of a job array together: RUNNING if any of them runs."""
+
     state: JobState
     reason: str = ""
+    held: tuple[str, ...] = ()
+    """The ids that `release` can let go."""
 
 
 class Scheduler(Protocol):
@@ -42,10 +48,11 @@ class Scheduler(Protocol):
     has_queue: bool
     """Whether a job can go back into a queue. Without one, its next attempt starts at once in the same job."""
 
-    def script_variables(self, plan: JobPlan) -> dict[str, object]:
-        """What the template is rendered with, all of it used there."""
+    def script_variables(self, plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
+        """What the template is rendered with, all of it used there. `script`: where it will lie."""
 
-    def submit_command(self, script: str) -> list[str]: ...
+    def submit_command(self, script: str, after: str | None) -> list[str]:
+        """`after`: a job that must have ended before."""
 
     def parse_submit(self, output: str) -> str:
         """The job id; ValueError where there is none."""
@@ -59,6 +66,12 @@ class Scheduler(Protocol):
         """Let a requeued job start now."""
 
     def job_id(self, env: Mapping[str, str]) -> str: ...
+
+    def array_index(self, env: Mapping[str, str]) -> int:
+        """The place of the job in its array, from 0."""
+
+    def share(self, plan: JobPlan, place: int) -> dict[str, str]:
+        """The environment of the worker at this place among those that share an allocation, from 0."""
 
     def node_rank(self, env: Mapping[str, str]) -> int: ...
 
@@ -80,16 +93,23 @@ def scheduler(name: str) -> Scheduler:
 
 
 def agent_command(plan: JobPlan) -> str:
-    """The node agent's command line; the job appends the attempt's number."""
-    return shlex.join([plan.python, "-m", "hpc_det.launch.agent", plan.folder])
+    """The node agent's command line; the trial, the attempt and the worker are appended where it is started."""
+    in_container = plan.container and not plan.container.starts_entrypoint
+    python = ["env", f"PYTHONPATH={HPC_DET}", "python3"] if in_container else [plan.python]
+    return shlex.join([*python, "-m", "hpc_det.launch.agent"])
 
 
-def common_variables(plan: JobPlan) -> dict[str, object]:
+def common_variables(plan: JobPlan, array: JobArray) -> dict[str, object]:
     """What every template shows."""
     return {
-        "title": f"experiment {plan.experiment_id}, trial {plan.trial_id}: {plan.name}",
+        "title": f"experiment {plan.experiment_id}: {plan.name}",
         "modules": [f"module load {shlex.quote(module)} || exit" for module in plan.modules],
         "setup": list(plan.setup),
         "python_folder": shlex.quote(plan.python.rpartition("/")[0]),
-        "job": shlex.join([plan.python, "-m", "hpc_det.launch.job", plan.folder]),
+        "job": _job_command(plan, array),
     }
+
+
+def _job_command(plan: JobPlan, array: JobArray) -> str:
+    workers = [str(array.first), str(array.workers_each)]
+    return shlex.join([plan.python, "-m", "hpc_det.launch.job", plan.folder, *workers])

@@ -6,12 +6,14 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from hpc_det.plan.job_plan import JobPlan
+from hpc_det.launch.container import srun_flags
+from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
-from hpc_det.store.folders import TrialFolder
+from hpc_det.store.folders import job_log
 from hpc_det.submit.command import CommandError, Run
 from hpc_det.submit.scheduler import JobState, JobStatus, agent_command, common_variables
 
@@ -42,6 +44,7 @@ STATES = {
     "REVOKED": JobState.ENDED,
     "PREEMPTED": JobState.ENDED,
 }
+_ORDER = (JobState.RUNNING, JobState.HELD, JobState.QUEUED, JobState.UNKNOWN, JobState.ENDED)
 REQUEUE_SETTLES_S = 3.0
 SIGNAL_EARLY_S = 60.0
 """`--signal` may come up to 60 s earlier than asked (sbatch(1))."""
@@ -53,19 +56,16 @@ class Slurm:
     template = "slurm.sh.j2"
     has_queue = True
 
-    def script_variables(self, plan: JobPlan) -> dict[str, object]:
-        srun = ["srun", f"--nodes={plan.nodes}", f"--ntasks={plan.nodes}", "--ntasks-per-node=1"]
-        # srun takes no --cpus-per-task from the job since 22.05, and a dead agent must end the others.
-        srun += [f"--cpus-per-task={_cpus(plan)}", "--kill-on-bad-exit=1", "--wait=60", "--export=ALL", *plan.srun_args]
+    def script_variables(self, plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
         return {
-            **common_variables(plan),
-            "directives": [*map(_quoted, directives(plan)), *_own_line(plan.sbatch_args)],
-            "srun": shlex.join(srun),
+            **common_variables(plan, array),
+            "directives": [*map(_quoted, directives(plan, array, script)), *_own_line(plan.sbatch_args)],
+            "srun": shlex.join(_srun(plan, array)),
             "agent": agent_command(plan),
         }
 
-    def submit_command(self, script: str) -> list[str]:
-        return ["sbatch", "--parsable", script]
+    def submit_command(self, script: str, after: str | None) -> list[str]:
+        return ["sbatch", "--parsable", *([f"--dependency=afterany:{after}"] if after else []), script]
 
     def parse_submit(self, output: str) -> str:
         # "ID" or "ID;CLUSTER" (sbatch(1), --parsable)
@@ -77,7 +77,7 @@ class Slurm:
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
         command = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(job_ids)}", "--format=%i|%T|%r"]
         try:
-            known = parse_squeue(run(command))
+            known = _with_arrays(parse_squeue(run(command)))
         except CommandError as error:
             if "Invalid job id" not in str(error):
                 return dict.fromkeys(job_ids, JobStatus(JobState.UNKNOWN, str(error)))
@@ -100,6 +100,13 @@ class Slurm:
         if "SLURM_ARRAY_JOB_ID" in env:
             return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
         return env["SLURM_JOB_ID"]
+
+    def array_index(self, env: Mapping[str, str]) -> int:
+        return int(env.get("SLURM_ARRAY_TASK_ID", 0))
+
+    def share(self, plan: JobPlan, place: int) -> dict[str, str]:
+        """Nothing: srun finds a free part of the allocation by itself."""
+        return {}
 
     def node_rank(self, env: Mapping[str, str]) -> int:
         return int(env["SLURM_NODEID"])
@@ -135,15 +142,16 @@ def _cause_of_sudden_end(job: Mapping[str, str], env: Mapping[str, str]) -> Caus
     return Cause.PREEMPTED if requeued else Cause.CANCELLED
 
 
-def directives(plan: JobPlan) -> list[str]:
+def directives(plan: JobPlan, array: JobArray, script: Path) -> list[str]:
     """The flags that hpc_det decides, in the order in which the script shows them."""
     flags = [
         f"--job-name={plan.name}",
-        f"--nodes={plan.nodes}",
-        f"--ntasks={plan.nodes}",
+        *_array(array),
+        f"--nodes={plan.job_nodes}",
+        f"--ntasks={plan.job_nodes}",
         "--ntasks-per-node=1",
-        f"--cpus-per-task={_cpus(plan)}",
-        *_gpus(plan),
+        f"--cpus-per-task={plan.cpus_per_rank * plan.job_slots_per_node}",
+        *_gpus(plan, plan.job_slots_per_node),
     ]
     optional = {
         "mem": plan.mem_per_node,
@@ -158,7 +166,7 @@ def directives(plan: JobPlan) -> list[str]:
         f"--signal=USR2@{plan.signal_lead_s}",
         "--requeue",
         "--open-mode=append",
-        f"--output={_literal(TrialFolder(Path(plan.folder)).job_log)}",
+        f"--output={_output(script, array)}",
         f"--chdir={plan.folder}",
     ]
 
@@ -172,7 +180,20 @@ def _own_line(sbatch_args: Sequence[str]) -> list[str]:
 def parse_squeue(output: str) -> dict[str, JobStatus]:
     """The lines of `--format=%i|%T|%r`."""
     rows = (line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2)
-    return {job_id.strip(): _status(state.strip(), reason.strip()) for job_id, state, reason in rows}
+    return {job_id.strip(): _status(job_id.strip(), state.strip(), reason.strip()) for job_id, state, reason in rows}
+
+
+def _with_arrays(elements: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
+    """The elements `A_3`, `A_[4-9%2]` and, under the id `A`, all of them together."""
+    arrays: dict[str, list[JobStatus]] = {}
+    for job_id, status in elements.items():
+        arrays.setdefault(job_id.partition("_")[0], []).append(status)
+    return {**elements, **{array: _together(statuses) for array, statuses in arrays.items()}}
+
+
+def _together(statuses: Sequence[JobStatus]) -> JobStatus:
+    first = min(statuses, key=lambda status: _ORDER.index(status.state))
+    return replace(first, held=tuple(job_id for status in statuses for job_id in status.held))
 
 
 def parse_scontrol(output: str) -> dict[str, str]:
@@ -180,20 +201,40 @@ def parse_scontrol(output: str) -> dict[str, str]:
     return dict(item.split("=", 1) for item in output.split() if "=" in item)
 
 
-def _status(state: str, reason: str) -> JobStatus:
+def _status(job_id: str, state: str, reason: str) -> JobStatus:
     found = STATES.get(state, JobState.UNKNOWN)
     # A requeued job waits for cred_expire + 1 = 121 s with this reason (slurmctld, batch_requeue_fini).
-    return JobStatus(JobState.HELD if found is JobState.QUEUED and reason == "BeginTime" else found, reason)
+    if found is JobState.QUEUED and reason == "BeginTime":
+        return JobStatus(JobState.HELD, reason, held=(job_id,))
+    return JobStatus(found, reason)
 
 
-def _cpus(plan: JobPlan) -> int:
-    return plan.cpus_per_rank * plan.ranks_per_node
+def _array(array: JobArray) -> list[str]:
+    limit = f"%{array.at_once}" if array.at_once else ""
+    return [f"--array=0-{array.count - 1}{limit}"] if array.count > 1 else []
 
 
-def _gpus(plan: JobPlan) -> list[str]:
+def _srun(plan: JobPlan, array: JobArray) -> list[str]:
+    """One task a node. srun takes no --cpus-per-task from the job since 22.05; a dead agent must end the others."""
+    cpus = plan.cpus_per_rank * plan.ranks_per_node
+    flags = [
+        "srun",
+        f"--nodes={plan.nodes}",
+        f"--ntasks={plan.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={cpus}",
+    ]
+    if array.is_shared:  # a part of the allocation that no other gang has; the memory is everybody's
+        flags += ["--exact", "--mem=0", *_gpus(plan, plan.ranks_per_node)]
+    box = plan.container
+    flags += ["--kill-on-bad-exit=1", "--wait=60", "--export=ALL", *plan.srun_args]
+    return [*flags, *(srun_flags(plan, box) if box and not box.starts_entrypoint else [])]
+
+
+def _gpus(plan: JobPlan, slots: int) -> list[str]:
     if plan.slot_type != "gpu":
         return []
-    count = f"{plan.gpu_type}:{plan.ranks_per_node}" if plan.gpu_type else str(plan.ranks_per_node)
+    count = f"{plan.gpu_type}:{slots}" if plan.gpu_type else str(slots)
     return [f"--gres=gpu:{count}" if plan.gpu_flag == "gres" else f"--gpus-per-node={count}"]
 
 
@@ -202,10 +243,11 @@ def _quoted(flag: str) -> str:
     return flag if _PLAIN.fullmatch(flag) else '"' + re.sub(r'(["\\])', r"\\\1", flag) + '"'
 
 
-def _literal(path: Path) -> str:
-    """A path for --output: `%` begins a pattern there, but a backslash escapes and ends all patterns (sbatch(1))."""
-    text = str(path)
-    return text.replace("\\", "\\\\") if "\\" in text else text.replace("%", "%%")
+def _output(script: Path, array: JobArray) -> str:
+    """For --output: `%` begins a pattern there, but a backslash escapes and ends all patterns (sbatch(1))."""
+    if "\\" in str(script):
+        return str(job_log(script)).replace("\\", "\\\\")
+    return str(job_log(Path(str(script).replace("%", "%%")), "-%a" if array.count > 1 else ""))
 
 
 def _time(text: str | None) -> float | None:

@@ -1,4 +1,4 @@
-"""plan -> script -> job id. A dry run is the same code without the last call."""
+"""plan -> scripts -> job ids. A dry run is the same code without the last calls."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
-from hpc_det.plan.job_plan import JobPlan
-from hpc_det.plan.planner import plan_trial
-from hpc_det.search.single import trial_seed
+from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.plan.placement import placement
+from hpc_det.plan.planner import plan_jobs
+from hpc_det.search.journal import SearchJournal, search_of
 from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
 from hpc_det.submit.command import run_command
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Submission:
-    """All that a job needs, not yet anywhere."""
+    """All that the jobs need, not yet anywhere."""
 
     plan: JobPlan
-    script: str
+    arrays: tuple[JobArray, ...]
+    scripts: list[str]
+    """One for each array."""
     files: list[Path]
     """The snapshot, relative to the context directory."""
 
@@ -41,27 +44,34 @@ def prepare(effective: Effective, folder: ExperimentFolder) -> Submission:
     """Touches neither scheduler nor disk. Raises UsageError with all that is wrong."""
     _check_path("HPC_DET_ROOT", str(folder.path))
     _check_path("the Python that runs hpc-det", sys.executable)
-    plan = plan_trial(effective.experiment, effective.cluster, folder, python=sys.executable)
-    return Submission(plan=plan, script=render(plan), files=snapshot_files(effective.context_dir))
+    place = placement(effective.experiment, effective.cluster, trials_expected(effective))
+    plan = plan_jobs(effective.experiment, effective.cluster, folder, place, python=sys.executable)
+    scripts = [render(plan, array, folder.script(number)) for number, array in enumerate(place.arrays, start=1)]
+    return Submission(plan, place.arrays, scripts, snapshot_files(effective.context_dir))
 
 
 def submit(effective: Effective, store: ExperimentStore) -> ExperimentFolder:
     """The new experiment, queued. Where anything fails, nothing of it is left, on disk or in the queue."""
     prepare(effective, store.folder(store.next_id()))
     folder = store.create()
-    job_id = None
+    queued: list[str] = []
     try:
-        plan = _write(effective, folder)
-        job_id = _queue(plan, folder)
-        write_json(folder.trial().job, {"job_id": job_id, "scheduler": plan.scheduler, "submitted": time.time()})
+        submission = _write(effective, folder)
+        _queue(submission, folder, queued)
         # The config comes last: a folder without it was never created.
         write_atomic(folder.config, yaml.safe_dump(masked(effective.tree), sort_keys=False, allow_unicode=True))
     except BaseException:
-        if job_id is not None:
-            scheduler(plan.scheduler).cancel(job_id, run_command)
+        for job_id in queued:
+            scheduler(effective.cluster.scheduler).cancel(job_id, run_command)
         folder.remove()
         raise
     return folder
+
+
+def trials_expected(effective: Effective) -> int:
+    """How many trials there will be, replacements of invalid ones left out."""
+    method, _ = search_of(effective.tree, effective.points)
+    return method.trials_expected
 
 
 def _check_path(what: str, path: str) -> None:
@@ -70,34 +80,41 @@ def _check_path(what: str, path: str) -> None:
         raise UsageError(f"{what}: {path!r} holds {found[0]!r}, which no job script can; choose another folder")
 
 
-def _write(effective: Effective, folder: ExperimentFolder) -> JobPlan:
+def _write(effective: Effective, folder: ExperimentFolder) -> Submission:
     submission = prepare(effective, folder)
-    trial = folder.trial()
-    for needed in (trial.path, trial.logs, trial.checkpoints, folder.submitit):
-        needed.mkdir(mode=0o700, parents=True)
+    for needed in (folder.search, folder.jobs, folder.submitit):
+        needed.mkdir(mode=0o700)
     copy_snapshot(effective.context_dir, submission.files, folder.code)
     write_json(folder.origin, effective.origins)
-    write_json(trial.trial, _trial_spec(effective, submission.plan))
-    write_atomic(trial.plan, submission.plan.to_json())
-    write_atomic(trial.script, submission.script)
-    return submission.plan
+    write_json(folder.effective, _with_seed(effective))
+    if effective.points:
+        write_json(folder.points, effective.points)
+    write_atomic(folder.plan, submission.plan.to_json())
+    for number, script in enumerate(submission.scripts, start=1):
+        write_atomic(folder.script(number), script)
+    return submission
 
 
-def _trial_spec(effective: Effective, plan: JobPlan) -> dict[str, Any]:
-    """What the ranks need beside the plan. The seed defaults to the time of submission, as upstream's does."""
+def _with_seed(effective: Effective) -> dict[str, object]:
+    """The seed defaults to the time of submission, as upstream's does."""
     reproducibility = effective.tree["reproducibility"]
     if reproducibility["experiment_seed"] is None:
         reproducibility["experiment_seed"] = int(time.time())
-    return {
-        "experiment_id": plan.experiment_id,
-        "trial_id": plan.trial_id,
-        "trial_seed": trial_seed(reproducibility["experiment_seed"], plan.trial_id),
-        "hparams": effective.experiment.hparams,
-        "config": effective.tree,
-    }
+    return effective.tree
 
 
-def _queue(plan: JobPlan, folder: ExperimentFolder) -> str:
+def _queue(submission: Submission, folder: ExperimentFolder, queued: list[str]) -> None:
+    """One call of the scheduler for each array. Where the number of jobs at once is limited, one array waits for the
+    other. `queued` gets the ids.
+    """
     from hpc_det.submit.executor import GangExecutor  # submitit loads for a real submission only
 
-    return GangExecutor(folder.submitit, plan.scheduler, folder.trial().script).submit_script()
+    arrays = submission.arrays
+    workers = sum(array.workers for array in arrays)
+    SearchJournal(folder).submitted(first=arrays[0].first, count=workers, stay=arrays[0].is_shared)
+    for number, array in enumerate(arrays, start=1):
+        after = queued[-1] if queued and array.at_once else None
+        executor = GangExecutor(folder.submitit, submission.plan.scheduler, folder.script(number), after)
+        queued.append(executor.submit_script())
+        record = {"job_id": queued[-1], "scheduler": submission.plan.scheduler, "submitted": time.time()}
+        write_json(folder.job(number), {**record, "first": array.first, "workers": array.workers})

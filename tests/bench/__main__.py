@@ -11,6 +11,7 @@ from tests.bench import (
     loop_overhead,
     notice_to_checkpoint,
     sampler_start,
+    search,
 )
 
 BENCHMARKS = {
@@ -20,6 +21,7 @@ BENCHMARKS = {
     "gang": gang_overhead.main,
     "memory": loop_memory.main,
     "sampler": sampler_start.main,
+    "search": search.main,
 }
 
 if __name__ == "__main__":

@@ -181,14 +181,6 @@ def test_sbatch_talking_nonsense(hpc_det: Command, root: Path, config: Path, cod
     assert is_untouched(root)
 
 
-@pytest.mark.parametrize("sign", ["-m", "--multirun"])
-def test_run_refuses_a_multirun(hpc_det: Command, root: Path, sign: str) -> None:
-    result = hpc_det("run", sign, "experiment=digits")
-    assert result.code == 2
-    assert result.err.startswith("hpc-det: --multirun: not in this version")
-    assert is_untouched(root)
-
-
 @pytest.mark.parametrize("override", ["max_restart=3", "cluster=nowhere", "=", "experiment=nothing"])
 def test_run_refuses_bad_overrides(hpc_det: Command, root: Path, override: str) -> None:
     result = hpc_det("run", "experiment=digits", override)

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpc_det.plan.job_plan import JobPlan
+from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.process import descendants
-from hpc_det.store.files import write_atomic
+from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.submit.render import render
@@ -42,6 +42,12 @@ while (messages := line.receive()) is not None:
 Path(f"rank-{rank}.orphaned").touch()
 sys.exit(1)
 """
+
+EFFECTIVE = {
+    "searcher": {"name": "single", "metric": "loss", "smaller_is_better": True, "max_length": {"batches": 100}},
+    "hyperparameters": {"lr": 0.1},
+    "reproducibility": {"experiment_seed": 7},
+}
 
 
 def wait_for(condition: Callable[[], object], deadline_s: float = 30) -> None:
@@ -71,10 +77,17 @@ class Gang:
         self.env = {"TMPDIR": str(tmp)}
         """What the job and the agents get beside the environment of the test."""
         self.printed = folder / "printed"
-        """By the job and the agents: a file, since a pipe stays open as long as anyone who should be gone."""
+        """By the job, and by agents without one: a file, since a pipe stays open as long as anyone who should be gone."""
         self._processes: list[subprocess.Popen[bytes]] = []
-        for needed in (self.trial.logs, self.trial.checkpoints, self.code):
+        for needed in (
+            self.trial.logs,
+            self.trial.checkpoints,
+            self.code,
+            self.experiment.search,
+            self.experiment.jobs,
+        ):
             needed.mkdir(parents=True)
+        write_json(self.experiment.effective, EFFECTIVE)
         self.printed.touch()
         (self.code / "rank.py").write_text(RANK)
 
@@ -86,18 +99,20 @@ class Gang:
         """Writes the plan; a text is for the shell, where $PYTHON is the Python of the tests."""
         settings: dict[str, Any] = {
             "scheduler": "local",
-            "folder": str(self.trial.path),
+            "folder": str(self.experiment.path),
             "code": str(self.code),
             "python": sys.executable,
             "entrypoint": ("/bin/sh", "-c", entrypoint) if isinstance(entrypoint, str) else tuple(entrypoint),
             "environment": (f"PYTHON={sys.executable}",),
             "nodes": 1,
             "ranks_per_node": 2,
+            "job_nodes": changes.get("nodes", 1),
+            "job_slots_per_node": 2,
             "slot_type": "cpu",
             "max_restarts": 0,
         }
         plan = job_plan(**(settings | changes))
-        write_atomic(self.trial.plan, plan.to_json())
+        write_atomic(self.experiment.plan, plan.to_json())
         return plan
 
     def plan_ranks(self, *ranks: int, argument: str = "", **changes: Any) -> None:
@@ -106,23 +121,26 @@ class Gang:
         self.plan(" ".join([*started, "wait"]), **changes)
 
     def start_agent(self, number: int = 1, **env: str) -> subprocess.Popen[bytes]:
-        return self._start([sys.executable, "-m", "hpc_det.launch.agent", str(self.trial.path), str(number)], env)
+        return self._start([sys.executable, "-m", "hpc_det.launch.agent", str(self.trial.path), str(number), "0"], env)
 
-    def start_job(self, **env: str) -> subprocess.Popen[bytes]:
-        agent = [sys.executable, "-m", "hpc_det.launch.agent", str(self.trial.path)]
-        return self._start([sys.executable, "-m", "hpc_det.launch.job", str(self.trial.path), "--", *agent], env)
+    def start_job(self, workers: int = 1, **env: str) -> subprocess.Popen[bytes]:
+        agent = [sys.executable, "-m", "hpc_det.launch.agent"]
+        job = [sys.executable, "-m", "hpc_det.launch.job", str(self.experiment.path), "0", str(workers)]
+        return self._start([*job, "--", *agent], env)
 
     def start_script(self) -> subprocess.Popen[bytes]:
-        """What `bash job.sh` by hand does."""
-        plan = JobPlan.from_json(self.trial.plan.read_text())
-        write_atomic(self.trial.script, render(plan))
-        return self._start(["bash", str(self.trial.script)], {})
+        """What `bash jobs/1.sh` by hand does."""
+        plan = JobPlan.from_json(self.experiment.plan.read_text())
+        script = self.experiment.script()
+        write_atomic(script, render(plan, JobArray(first=0, count=1), script))
+        return self._start(["bash", str(script)], {})
 
     def run_job(self, **env: str) -> tuple[int, str]:
-        """Exit code and output of a job that ends by itself."""
-        before = len(self.printed.read_text())
+        """Exit code of a job that ends by itself, and what it wrote into the trial's log."""
+        log = self.trial.job_log
+        before = len(log.read_text()) if log.exists() else 0
         code = self.start_job(**env).wait(timeout=30)
-        return code, self.printed.read_text()[before:]
+        return code, log.read_text()[before:]
 
     def _start(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
         environment = os.environ | self.env | env

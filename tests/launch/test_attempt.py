@@ -13,6 +13,7 @@ number = st.integers(0, 10**6)
 ATTEMPT = Attempt(
     folder="/state/experiments/12/trials/1",
     number=3,
+    worker=5,
     node_rank=1,
     nodes=2,
     ranks_per_node=4,

@@ -9,16 +9,17 @@ from hpc_det.plan.job_plan import JobPlan
 
 _PLAN = JobPlan(
     experiment_id=12,
-    trial_id=1,
     name="digits",
     scheduler="slurm",
-    folder="/home/ada/hpc_det/experiments/12/trials/1",
+    folder="/home/ada/hpc_det/experiments/12",
     code="/home/ada/hpc_det/experiments/12/code",
     python="/opt/venv/bin/python",
     entrypoint=("/opt/venv/bin/python", "train.py"),
     environment=(),
     nodes=2,
     ranks_per_node=4,
+    job_nodes=2,
+    job_slots_per_node=4,
     slot_type="gpu",
     cpus_per_rank=3,
     max_restarts=5,
@@ -34,6 +35,8 @@ _PLAN = JobPlan(
     srun_args=(),
     modules=(),
     setup=(),
+    container=None,
+    scratch=None,
 )
 
 

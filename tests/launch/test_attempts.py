@@ -1,4 +1,4 @@
-"""The job as a real process: attempt after attempt, the journal, and what it decides from facts."""
+"""A trial in a job that is a real process: attempt after attempt, the journal, and what is decided from facts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hpc_det.process import start_ticks
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.store.files import write_json
 from hpc_det.store.stop import read_stop, request_stop
+from hpc_det.plan.job_plan import JobArray
 from hpc_det.submit.render import render
 from tests.lab.slurm import SlurmLab
 from tests.launch.gang import Gang, children, is_there, wait_for
@@ -358,8 +359,9 @@ def test_the_local_script_runs_a_trial_and_logs_into_its_folder(gang: Gang) -> N
 def test_the_slurm_script_starts_an_agent_on_every_node(slurm_lab: SlurmLab) -> None:
     gang = Gang(slurm_lab.folder(), Path("/tmp"))
     plan = gang.plan("echo rank group $HPC_DET_NODE_RANK trained on $(hostname)", scheduler="slurm", nodes=3)
-    gang.trial.script.write_text(render(plan))
-    job_id = slurm_lab.run("sbatch", "--parsable", gang.trial.script).strip()
+    script = gang.experiment.script()
+    script.write_text(render(plan, JobArray(first=0, count=1), script))
+    job_id = slurm_lab.run("sbatch", "--parsable", script).strip()
     slurm_lab.wait_for_state(job_id, "COMPLETED", deadline_s=60)
     assert gang.ends() == [("finished", "done")]
     told = [line for line in gang.trial.job_log.read_text().splitlines() if line.startswith("rank group")]

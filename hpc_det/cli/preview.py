@@ -1,0 +1,108 @@
+"""hpc-det preview-search."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpc_det.search.method import search_method
+from hpc_det.search.sample import Sample, sampler
+from hpc_det.search.simulate import at_random, simulate
+
+SHOWN_TRIALS = 5
+
+
+@click.command("preview-search")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--template", metavar="NAME", help="The template that the configuration is merged over.")
+@click.option("--config", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key of CONFIG; repeatable.")
+@click.option("--cluster", metavar="NAME", help="The cluster profile; by default local, this machine.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON record.")
+def preview_search(
+    config: Path, template: str | None, overrides: tuple[str, ...], cluster: str | None, as_json: bool
+) -> None:
+    """Show what the search of an experiment would train.
+
+    CONFIG is validated as `experiment create` does it; nothing is created. A search that looks at the metric is played
+    with random values, so its numbers are those of one possible run.
+
+    \b
+    Example:
+      hpc-det preview-search digits.yaml --config searcher.max_trials=64 --json
+      {"searcher": "adaptive_asha", "trials": 64, "concurrent": 16,
+       "unit": "batches", "lengths": [{"length": 100, "trials": 50}, ...],
+       "total": 12300, "full_trials": 13.67, "experiment_seed": 7,
+       "first": [{"trial": 1, "hparams": {"lr": 0.01}, "seed": 183393}]}
+    `full_trials` is `total` in trials of the whole length. Where the search has
+    no max_length, `unit`, `length`, `total` and `full_trials` are null.
+    """
+    from hpc_det.config.effective import effective
+    from hpc_det.config.request import from_file
+
+    tree = effective(from_file(config, None, overrides, template, cluster, os.environ)).tree
+    record = previewed(tree["searcher"], tree["hyperparameters"], tree["reproducibility"]["experiment_seed"])
+    click.echo(json.dumps(record, indent=1) if as_json else in_words(record))
+
+
+def previewed(
+    searcher: Mapping[str, Any], hyperparameters: Mapping[str, Any], experiment_seed: int | None
+) -> dict[str, Any]:
+    """The record that `preview-search --json` prints, of an effective configuration's parts; no seed counts as 0."""
+    samples = sampler(searcher, hyperparameters, experiment_seed or 0)
+    method = search_method(searcher, samples.points)
+    concurrent = min(searcher.get("max_concurrent_trials") or method.trials_expected, method.trials_expected)
+    lengths = Counter(simulate(method, at_random(), workers=concurrent).reached.values())
+    unit, full = next(iter((searcher.get("max_length") or {None: None}).items()))
+    total = sum(length * trials for length, trials in lengths.items() if length)
+    return {
+        "searcher": searcher["name"],
+        "trials": method.trials_expected,
+        "concurrent": concurrent,
+        "unit": unit,
+        "lengths": [{"length": length, "trials": lengths[length]} for length in sorted(lengths, key=lambda x: x or 0)],
+        "total": total if unit else None,
+        "full_trials": round(total / full, 2) if full else None,
+        "experiment_seed": experiment_seed,
+        "first": [
+            _trial(trial, samples.sample(trial)) for trial in range(1, method.trials_expected + 1)[:SHOWN_TRIALS]
+        ],
+    }
+
+
+def _trial(trial: int, sample: Sample) -> dict[str, Any]:
+    return {"trial": trial, "hparams": sample.hparams, "seed": sample.seed}
+
+
+def in_words(record: Mapping[str, Any]) -> str:
+    """The same for people."""
+    return "\n".join([*_training(record), "", *_first_trials(record)])
+
+
+def _training(record: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{record['searcher']}: {_trials(record['trials'])}, {record['concurrent']} at a time"
+    for row in record["lengths"]:
+        length = f"{row['length']} {record['unit']}" if record["unit"] else "their own end"
+        yield f"  {_trials(row['trials'])} to {length}"
+    if record["unit"]:
+        yield f"In all {record['total']} {record['unit']}, {record['full_trials']:g} times a full trial."
+
+
+def _first_trials(record: Mapping[str, Any]) -> Iterator[str]:
+    if record["experiment_seed"] is None:
+        yield "Hyperparameters with reproducibility.experiment_seed 0; unset, it is the time of the submission:"
+    else:
+        yield f"Hyperparameters with reproducibility.experiment_seed {record['experiment_seed']}:"
+    for row in record["first"]:
+        yield f"  trial {row['trial']}: {json.dumps(row['hparams'], ensure_ascii=False)}"
+    if record["trials"] > len(record["first"]):
+        yield "  ..."
+
+
+def _trials(count: int) -> str:
+    return f"{count} trial{'s' if count != 1 else ''}"

@@ -1,0 +1,155 @@
+"""A trial's time in a job: attempt after attempt, until it is done, waits, or the scheduler has to bring the job back.
+
+The worker's process runs it, on the first node, and is the trial's journal's one writer. It runs no rank itself, so it
+is still there when everything else is dead, and decides from facts: the ranks' outcome, the failures, the stop request,
+the scheduler.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import time
+
+from hpc_det.checkpoint.committed import newest_steps
+from hpc_det.launch.failure import Failure, failure_now, first_failure
+from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.process import end_descendants
+from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide
+from hpc_det.store.files import read_json
+from hpc_det.store.folders import TrialFolder
+from hpc_det.store.journal import Journal
+from hpc_det.store.stop import Reason, StopRequest, read_stop, request_stop, withdraw_stop
+from hpc_det.submit.command import run_command
+from hpc_det.submit.scheduler import JobState, scheduler
+
+
+class Attempts:
+    """Those of one trial in one job."""
+
+    def __init__(self, trial: TrialFolder, worker: int, start_agents: list[str], signals: SignalPipe) -> None:
+        """`start_agents` starts one agent on each node. `signals`: of the process, stop signals and CHLD."""
+        self._trial = trial
+        self._worker = worker
+        self._start_agents = start_agents
+        self._plan = JobPlan.from_json(trial.experiment().plan.read_text(encoding="utf-8"))
+        self._journal = Journal(trial.journal)
+        self._scheduler = scheduler(self._plan.scheduler)
+        self._job_id = self._scheduler.job_id(os.environ)
+        self._signals = signals
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._signals.fd, selectors.EVENT_READ)
+
+    def run(self) -> Action | None:
+        """What was decided at last, REQUEUE only where there is a queue; None: another job runs this trial."""
+        if other := self._running_elsewhere():
+            self._say(f"job {other} runs this trial already; nothing is started")
+            return None
+        self._close_interrupted_attempt()
+        if over := self._final_verdict():
+            self._say(f"this trial is over, nothing is started: {over[0].value}: {over[1]}")
+            return over[0]
+        while True:
+            decision = self._attempt(self._journal.last_attempt() + 1)
+            if not self._goes_on_here(decision.action):
+                return decision.action
+
+    def _goes_on_here(self, action: Action) -> bool:
+        """Without a queue the next attempt after a preemption starts in the same job, too."""
+        return action is Action.RESTART or (action is Action.REQUEUE and not self._scheduler.has_queue)
+
+    def _running_elsewhere(self) -> str | None:
+        """Two jobs must not write one trial: the script may be started by hand while the job that has it still runs."""
+        other = self._journal.open_job()
+        if other is None or other == self._job_id:
+            return None
+        status = self._scheduler.status([other], run_command)[other]
+        return other if status.state is JobState.RUNNING else None
+
+    def _final_verdict(self) -> tuple[Action, str] | None:
+        """The done-marker: any further start of the job ends here."""
+        verdict = self._journal.verdict()
+        return verdict[1:] if verdict and verdict[1] in (Action.DONE, Action.GIVE_UP) else None
+
+    def _close_interrupted_attempt(self) -> None:
+        """An earlier start of this job could not write its end: a lost node, or a KILL at the end of a grace time."""
+        attempt = self._journal.open_attempt()
+        if attempt is None:
+            return
+        stop = read_stop(self._trial.stop, attempt)
+        cause = Cause.NODE_LOST if stop is None else Cause.CANCELLED if stop.reason != "signal" else Cause.PREEMPTED
+        self._end(attempt, cause, None)
+
+    def _attempt(self, number: int) -> Decision:
+        self._journal.started(number, self._job_id)
+        if stop := read_stop(self._trial.stop, number):  # asked for before it began
+            return self._end(number, self._stop_cause(stop), None)
+        withdraw_stop(self._trial.stop)
+        self._say(f"attempt {number} begins")
+        code = self._run_agents(number)
+        failure = first_failure(self._trial, number)
+        return self._end(number, self._cause(number, code, failure), failure or failure_now(None, _unexplained(code)))
+
+    def _run_agents(self, number: int) -> int:
+        # In a session of their own: Ctrl-C at a terminal means the job, and an agent would take it for a preemption.
+        command = [*self._start_agents, str(self._trial.path), str(number), str(self._worker)]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        while process.poll() is None:
+            self._selector.select()
+            if any(received in STOP_SIGNALS for received in self._signals.received()):
+                self._on_stop_signal(number)
+        end_descendants()
+        return process.returncode
+
+    def _on_stop_signal(self, number: int) -> None:
+        """The agents read the request from the run folder, where no signal of their own has come before."""
+        reason: Reason = "signal" if self._scheduler.has_queue else "cancel"
+        stop = request_stop(self._trial.stop, attempt=number, reason=reason, source="a signal to the job")
+        if stop.reason == "kill":
+            end_descendants()
+
+    def _cause(self, number: int, code: int, failure: Failure | None) -> Cause:
+        """Trials write an outcome. A plain script hears of no stop, and its exit code 0 means that it has finished."""
+        outcome = read_json(self._trial.outcome)
+        stop = read_stop(self._trial.stop, number)
+        if outcome and outcome["attempt"] == number:
+            return _ENDS.get(outcome["kind"]) or self._stop_cause(stop)
+        if failure and (stop is None or failure.time < stop.time):
+            return Cause.FAILED
+        if code == 0 and not self._plan.runs_trial:
+            return Cause.FINISHED
+        return self._stop_cause(stop) if stop else Cause.FAILED
+
+    def _stop_cause(self, stop: StopRequest | None) -> Cause:
+        """`stop` None: the ranks heard of it, and the shared folder does not show it here yet."""
+        if stop and stop.reason != "signal":
+            return Cause.CANCELLED
+        return self._scheduler.stop_cause(self._plan, os.environ, stop.time if stop else time.time(), run_command)
+
+    def _end(self, number: int, cause: Cause, failure: Failure | None) -> Decision:
+        user_error = failure is not None and failure.user_error
+        end = AttemptEnd(cause=cause, steps=newest_steps(self._trial.checkpoints), user_error=user_error)
+        decision = decide([*self._journal.history(), end], self._plan.max_restarts)
+        blamed = failure if cause is Cause.FAILED else None
+        self._say(f"attempt {number} ended: {cause.value}, {end.steps} batches in the newest checkpoint")
+        if blamed:
+            self._say("\n".join(filter(None, [f"first failure: {blamed.sentence()}", blamed.traceback.rstrip()])))
+        self._say(f"{decision.action.value}: {decision.why}")
+        # The journal comes last: who reads the verdict finds the log complete.
+        self._journal.ended(number, end, decision, blamed.sentence() if blamed else None)
+        return decision
+
+    def _say(self, text: str) -> None:
+        print(f"hpc-det: {time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+_ENDS = {"finished": Cause.FINISHED, "paused": Cause.PAUSED}
+"""By what rank 0 wrote; otherwise it was stopped."""
+
+
+def _unexplained(code: int) -> str:
+    if code:
+        return f"the agents' launcher ended with exit code {code}, and nobody said why"
+    return "the entrypoint ended with exit code 0, and no rank wrote an outcome"

@@ -1,0 +1,133 @@
+"""A worker: pulls work from the experiment's search and trains it, stretch after stretch, until nothing is left for it.
+
+python3 -m hpc_det.launch.worker EXPERIMENT_FOLDER NUMBER -- COMMAND THAT STARTS ONE AGENT PER NODE
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpc_det.launch.attempts import Attempts
+from hpc_det.launch.failure import first_failure
+from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.process import adopt_orphans
+from hpc_det.requeue import Action, Cause
+from hpc_det.search.journal import SearchJournal
+from hpc_det.search.method import Exit, Work
+from hpc_det.store.files import write_json
+from hpc_det.store.folders import ExperimentFolder, TrialFolder
+from hpc_det.store.journal import Journal
+from hpc_det.submit.scheduler import scheduler
+
+DONE, GAVE_UP, WANTS_REQUEUE = 0, 1, 75
+"""Exit codes. The last is EX_TEMPFAIL of sysexits.h: try again later."""
+
+
+class Worker:
+    def __init__(self, experiment: ExperimentFolder, number: int, start_agents: list[str]) -> None:
+        self._experiment = experiment
+        self._number = number
+        self._start_agents = start_agents
+        self._search = SearchJournal(experiment)
+        plan = JobPlan.from_json(experiment.plan.read_text(encoding="utf-8"))
+        self._scheduler = scheduler(plan.scheduler)
+        self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
+        self._code = DONE
+
+    def run(self) -> int:
+        """DONE or, after a trial that was given up, GAVE_UP when nothing is left to do; WANTS_REQUEUE before that."""
+        work = self._search.ask(self._number, self._scheduler.job_id(os.environ))
+        while work is not None:
+            action = self._train(work)
+            if action is None:
+                return GAVE_UP
+            if action is Action.REQUEUE:
+                return WANTS_REQUEUE
+            work = self._after(work.trial, action)
+        self._search.leave(self._number)
+        self._say("nothing is left to do here")
+        return self._code
+
+    def _train(self, work: Work) -> Action | None:
+        trial = self._experiment.trial(work.trial)
+        self._say(f"trial {work.trial}" + (f" until {work.until}" if work.until is not None else ""))
+        prepare_trial(trial, self._search)
+        with _printed_to(trial.job_log):
+            return Attempts(trial, self._number, self._start_agents, self._signals).run()
+
+    def _after(self, number: int, action: Action) -> Work | None:
+        """Rank 0 has told the search of a stretch that came to its end. Of other ends it is told here."""
+        if action is Action.GIVE_UP:
+            self._code = GAVE_UP
+        work = self._search.state().open.get(self._number)
+        if work is None or work.trial != number or action is Action.WAIT:
+            return work
+        how = _how(self._experiment.trial(number), action)
+        if how is Exit.CANCELLED and not self._scheduler.has_queue:
+            self._search.cancel(
+                "a signal to the job"
+            )  # without a queue the signal to the job was meant for the experiment
+        return self._search.end(self._number, number, how)
+
+    def _say(self, text: str) -> None:
+        print(f"hpc-det: {time.strftime('%H:%M:%S')} worker {self._number}: {text}", flush=True)
+
+
+def _how(trial: TrialFolder, action: Action) -> Exit:
+    journal = Journal(trial.journal)
+    if action is Action.DONE:
+        verdict = journal.verdict()
+        return Exit.CANCELLED if verdict and verdict[0] is Cause.CANCELLED else Exit.COMPLETED
+    failure = first_failure(trial, journal.last_attempt())
+    return Exit.INVALID_HP if failure and failure.invalid_hp else Exit.FAILED
+
+
+def prepare_trial(trial: TrialFolder, search: SearchJournal) -> None:
+    """Write what the ranks need to know, the first time."""
+    if trial.trial.exists():
+        return
+    for folder in (trial.logs, trial.checkpoints):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    sample = search.sample(trial.id)
+    spec = {
+        "experiment_id": trial.experiment().id,
+        "trial_id": trial.id,
+        "trial_seed": sample.seed,
+        "hparams": sample.hparams,
+        "config": search.config(trial.id),
+    }
+    write_json(trial.trial, spec)
+
+
+@contextmanager
+def _printed_to(path: Path) -> Iterator[None]:
+    """What this process and its children print."""
+    former = os.dup(1), os.dup(2)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+    try:
+        yield
+    finally:
+        for standard, before in zip((1, 2), former, strict=True):
+            os.dup2(before, standard)
+            os.close(before)
+
+
+def main(argv: list[str]) -> int:
+    folder, number, separator, *start_agents = argv
+    assert separator == "--"
+    adopt_orphans()
+    return Worker(ExperimentFolder(Path(folder)), int(number), start_agents).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

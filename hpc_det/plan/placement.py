@@ -1,0 +1,71 @@
+"""Which jobs do the work of an experiment: how many, how large, how many at the same time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpc_det.plan.gang import Gang, gang
+from hpc_det.plan.job_plan import JobArray
+
+if TYPE_CHECKING:
+    from hpc_det.config.cluster import Cluster
+    from hpc_det.config.schema import Experiment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    gang: Gang
+    job: Gang
+    """The allocation of one job."""
+    arrays: tuple[JobArray, ...]
+
+    @property
+    def workers(self) -> int:
+        return sum(array.workers for array in self.arrays)
+
+
+def placement(experiment: Experiment, cluster: Cluster, trials: int, first: int = 0) -> Placement:
+    """For `trials` trials, with workers numbered from `first`.
+
+    A job for each trial, in arrays as long as the cluster allows; or one allocation for all, where
+    `resources.packed_slots` asks for it, or where there is no queue. Raises UsageError for slots that fit the cluster
+    in no way.
+    """
+    resources = experiment.resources
+    shape = gang(resources.slots_per_trial, cluster)
+    at_once = _at_once(experiment, trials)
+    shared = resources.packed_slots or (
+        _slots_here(cluster, resources.slots_per_trial) if not cluster.has_queue else None
+    )
+    if shared is None:
+        return Placement(gang=shape, job=shape, arrays=_arrays(trials, at_once, cluster.max_array_size, first))
+    gangs = min(shared // resources.slots_per_trial, at_once)
+    job = gang(shared, cluster) if gangs > 1 else shape
+    return Placement(gang=shape, job=job, arrays=(JobArray(first=first, count=1, workers_each=gangs),))
+
+
+def _at_once(experiment: Experiment, trials: int) -> int:
+    """How many trials may train at the same time: no limit is as many as there are."""
+    searcher, resources = experiment.searcher, experiment.resources
+    limits = [trials, getattr(searcher, "max_concurrent_trials", 0) or trials]
+    if resources.max_slots is not None:
+        limits.append(max(resources.max_slots // resources.slots_per_trial, 1))
+    return min(limits)
+
+
+def _slots_here(cluster: Cluster, slots_per_trial: int) -> int:
+    """What one machine has, in whole gangs."""
+    return max(cluster.slots_per_node * (cluster.max_nodes or 1) // slots_per_trial, 1) * slots_per_trial
+
+
+def _arrays(trials: int, at_once: int, longest: int, first: int) -> tuple[JobArray, ...]:
+    """Several arrays come one after the other where the number of trials at once is limited."""
+    return tuple(
+        JobArray(
+            first=first + start,
+            count=min(longest, trials - start),
+            at_once=at_once if at_once < trials else None,
+        )
+        for start in range(0, trials, longest)
+    )

@@ -1,0 +1,97 @@
+"""The search of an experiment as its workers share it: a journal on disk, and the state that follows from it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hpc_det.config.merge import Tree
+from hpc_det.search.method import Exit, SearchMethod, Work, search_method
+from hpc_det.search.sample import PointsSampler, Sample, Sampler, first_sample, sampler
+from hpc_det.search.state import SearchState
+from hpc_det.store.files import read_json
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.shared_log import SharedLog
+
+
+def search_of(config: Tree, points: Sequence[Tree] | None) -> tuple[SearchMethod, Sampler]:
+    """Of an effective config with a seed, and of the points of a sweep."""
+    searcher, seed = config["searcher"], config["reproducibility"]["experiment_seed"] or 0
+    if not points:
+        found = sampler(searcher, config["hyperparameters"], seed)
+        return search_method(searcher, points=found.points), found
+    if any("searcher" in point for point in points):  # each trial knows its own length
+        searcher = {**searcher, "max_length": None}
+    listed = PointsSampler([point["hyperparameters"] for point in points], seed)
+    return search_method({**searcher, "name": "points"}, points=len(points)), listed
+
+
+class SearchJournal:
+    """Any number of processes may have one of the same experiment."""
+
+    def __init__(self, experiment: ExperimentFolder) -> None:
+        self._config: Tree = read_json(experiment.effective) or {}
+        self._points = read_json(experiment.points)
+        self._log = SharedLog(experiment.search)
+        method, self._sampler = search_of(self._config, self._points)
+        self._state = SearchState(method)
+
+    def state(self) -> SearchState:
+        """As of now."""
+        for entry in self._log.new():
+            self._state.apply(entry)
+        return self._state
+
+    def sample(self, trial: int) -> Sample:
+        """Where a sweep goes over seeds of the experiment, each trial is the first one of such an experiment."""
+        sample, seed = self._sampler.sample(trial), self.config(trial)["reproducibility"]["experiment_seed"]
+        if seed == self._config["reproducibility"]["experiment_seed"]:
+            return sample
+        return replace(sample, seed=first_sample({}, seed).seed)
+
+    def config(self, trial: int) -> Tree:
+        """The trial's effective config: the experiment's, with whole sections replaced by its point's."""
+        return {**self._config, **(self._points[trial - 1] if self._points else {})}
+
+    def submitted(self, *, first: int, count: int, stay: bool) -> None:
+        """Jobs for `count` workers, numbered from `first`, are in the queue. `stay`: they wait for no others."""
+        self._write("submitted", first=first, count=count, stay=stay)
+
+    def ask(self, worker: int, job: str) -> Work | None:
+        """Work for a worker that has begun in this job: what it had before, or something new, if any."""
+        self._write("asked", worker=worker, job=job)
+        return self._state.open.get(worker)
+
+    def report(self, worker: int, work: Work, value: float) -> Work | None:
+        """`work` is done, with this value of the metric; what is not finite is the worst. What comes next, if any."""
+        plain = value if math.isfinite(value) else None
+        self._write("reported", worker=worker, trial=work.trial, until=work.until, value=plain)
+        return self._state.open.get(worker)
+
+    def end(self, worker: int, trial: int, how: Exit) -> Work | None:
+        """The trial will never go on. What the worker does next; None: nothing."""
+        self._write("ended", worker=worker, trial=trial, how=how.value)
+        return self._state.open.get(worker)
+
+    def leave(self, worker: int) -> None:
+        """The worker has ended, and everything that it had to write is written."""
+        self._write("left", worker=worker)
+
+    def lose(self, worker: int) -> None:
+        """Nobody is there any more who works under this number."""
+        self._write("lost", worker=worker)
+
+    def cancel(self, source: str) -> None:
+        """Nobody gets work any more. `source`: who wants that."""
+        self._write("cancelled", source=source)
+
+    def _write(self, event: str, **details: Any) -> None:
+        """Facts stand by themselves, so nothing has to be decided again where others wrote first."""
+        entry = {"event": event, **details, "time": time.time()}
+        self.state()
+        while not self._log.append(entry):
+            self.state()
+        self._state.apply(entry)

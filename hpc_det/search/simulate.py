@@ -1,0 +1,98 @@
+"""A search played without training: workers take work and report values, in virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hpc_det.search.method import SearchMethod, Work
+
+Value = Callable[[Work], float]
+"""What a trial reports after this work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    reached: dict[int, int | None]
+    """The length that each trial was trained to."""
+    decisions: int
+    seconds: float
+    busy: float
+    """The share of the workers' time in which they trained."""
+
+
+def at_random(seed: int = 0) -> Value:
+    draws = random.Random(seed)
+    return lambda work: draws.random()
+
+
+def simulate(
+    method: SearchMethod,
+    value: Value,
+    *,
+    workers: int,
+    unit_s: float = 1.0,
+    latency_s: float = 0.0,
+    ends_s: float = math.inf,
+) -> Played:
+    """Play `method` until it is finished, or until `ends_s`.
+
+    A unit of length takes `unit_s` to train; work without a length is one unit. Each decision takes `latency_s`, one
+    after the other for all workers: what a worker reports and the work that it gets for it are one decision.
+    """
+    return _Play(method, value, workers, unit_s, latency_s).until(ends_s)
+
+
+class _Play:
+    def __init__(self, method: SearchMethod, value: Value, workers: int, unit_s: float, latency_s: float) -> None:
+        self._method = method
+        self._value = value
+        self._workers = self._idle = workers
+        self._unit_s = unit_s
+        self._latency_s = latency_s
+        self._decisions = 0
+        self._decided_s = 0.0
+        """When the last decision was taken."""
+        self._running: list[tuple[float, int, float, Work]] = []
+        """By their ends: (end, order, begin, work)."""
+        self._trained_s = 0.0
+        self._reached: dict[int, int | None] = {}
+
+    def until(self, ends_s: float) -> Played:
+        now = 0.0
+        self._hand_out(self._decide(now))
+        while self._running and self._running[0][0] <= ends_s:
+            now, _, began, work = heapq.heappop(self._running)
+            self._trained_s += now - began
+            self._reached[work.trial] = work.until
+            at = self._decide(now)
+            self._method.report(work.trial, self._value(work))
+            self._idle += 1
+            self._hand_out(at)
+        seconds = now if math.isinf(ends_s) else ends_s
+        unfinished_s = sum(max(seconds - began, 0) for _, _, began, _ in self._running)
+        return Played(
+            reached=self._reached,
+            decisions=self._decisions,
+            seconds=seconds,
+            busy=(self._trained_s + unfinished_s) / (self._workers * seconds),
+        )
+
+    def _decide(self, asked_s: float) -> float:
+        """When the decision that somebody asks for is taken."""
+        self._decisions += 1
+        self._decided_s = max(self._decided_s, asked_s) + self._latency_s
+        return self._decided_s
+
+    def _hand_out(self, at: float) -> None:
+        """Work for one who asked and has his answer at `at`, then for everybody else who has none."""
+        while self._idle and (work := self._method.next_work()):
+            self._method.start(work)
+            self._idle -= 1
+            end = at + self._unit_s * ((work.until or 1) - (self._reached.get(work.trial) or 0))
+            heapq.heappush(self._running, (end, self._decisions, at, work))
+            if self._idle:
+                at = self._decide(at)

@@ -1,0 +1,130 @@
+"""The state of a search: what its journal's entries make of it, the same in every process that reads them.
+
+Entries are facts; what follows from them is decided here, by the search method. So nobody has to be asked, nothing has
+to stay alive, and a decision cannot be lost or taken twice.
+
+{"event": "submitted", "first": 0, "count": 64, "stay": false}   jobs are in the queue for workers 0 to 63
+{"event": "asked", "worker": 3, "job": "4711_3"}                 a worker has begun, and wants work
+{"event": "reported", "worker": 3, "trial": 7, "until": 100, "value": 0.31}   its work is done; it wants more
+{"event": "ended", "worker": 3, "trial": 7, "how": "failed"}     its trial will never go on; it wants other work
+{"event": "lost", "worker": 5}                                   whoever it was is gone, its work is to be done again
+{"event": "sampled", "trial": 8, "sample": {...}}                a trial's hyperparameters, where others choose them
+{"event": "left", "worker": 3}                                   a worker has ended, and wrote all that it had to
+{"event": "cancelled", "source": "ada"}                          no work any more
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpc_det.search.method import Exit, SearchMethod, Work
+
+Entry = dict[str, Any]
+
+
+@dataclass
+class TrialState:
+    """What the search knows of a trial."""
+
+    worker: int | None = None
+    """Who trains it now."""
+    length: int | None = None
+    """At its last report."""
+    value: float | None = None
+    """Of the searcher's metric, then."""
+    ended: Exit | None = None
+
+
+@dataclass
+class SearchState:
+    method: SearchMethod
+    trials: dict[int, TrialState] = field(default_factory=dict)
+    open: dict[int, Work] = field(default_factory=dict)
+    """Who does what now."""
+    samples: dict[int, Entry] = field(default_factory=dict)
+    """Hyperparameters that others than the sampler of this package chose."""
+    present: dict[int, str] = field(default_factory=dict)
+    """Workers that have begun and not left, and their jobs."""
+    cancelled: str | None = None
+    """By whom."""
+
+    def __post_init__(self) -> None:
+        self._expected: set[int] = set()
+        """Workers whose jobs wait in the queue."""
+        self._relied_on = 0
+        """How many of them will take the place of one that has left."""
+
+    def apply(self, entry: Entry) -> None:
+        """Take in the next entry of the journal."""
+        match entry:
+            case {"event": "submitted", "first": first, "count": count, "stay": stay}:
+                self._expected = set() if stay else set(range(first, first + count))
+            case {"event": "asked", "worker": worker, "job": job}:
+                self._no_longer_expect(worker)
+                self.present[worker] = job
+                if worker not in self.open:
+                    self._give(worker, self.method.next_work())
+            case {"event": "reported", "value": value} if self._is_due(entry):
+                self._report(entry["worker"], math.nan if value is None else value)
+            case {"event": "ended", "how": how} if self._is_due(entry):
+                self._end(entry["worker"], Exit(how))
+            case {"event": "lost", "worker": worker}:
+                self._no_longer_expect(worker)
+                self.present.pop(worker, None)
+                if work := self.open.pop(worker, None):
+                    self.trials[work.trial].worker = None
+                    self.method.give_back(work.trial)
+            case {"event": "sampled", "trial": trial, "sample": sample}:
+                self.samples.setdefault(trial, sample)
+            case {"event": "left", "worker": worker}:
+                self.present.pop(worker, None)
+            case {"event": "cancelled", "source": source}:
+                self.cancelled = source if self.cancelled is None and not self.finished else self.cancelled
+
+    @property
+    def finished(self) -> bool:
+        """Nothing is left to do. Workers that are `present` may still write."""
+        return self.cancelled is not None or (not self.open and self.method.finished)
+
+    def _is_due(self, entry: Entry) -> bool:
+        """Whether the worker has this work still: it may have been believed lost, and others do it now."""
+        work = self.open.get(entry["worker"])
+        return work is not None and work.trial == entry["trial"] and entry.get("until", work.until) == work.until
+
+    def _report(self, worker: int, value: float) -> None:
+        work = self.open.pop(worker)
+        trial = self.trials[work.trial]
+        trial.worker, trial.length, trial.value = None, work.until, value
+        self.method.report(work.trial, value)
+        self._give_after(worker, work.trial)
+
+    def _end(self, worker: int, how: Exit) -> None:
+        work = self.open.pop(worker)
+        trial = self.trials[work.trial]
+        trial.worker, trial.ended = None, how
+        self.method.end(work.trial, how)
+        self._give_after(worker, work.trial)
+
+    def _give_after(self, worker: int, trial: int) -> None:
+        """Its own trial goes on with the same worker. Other work is for one that waits in the queue, while there is one
+        for each that leaves.
+        """
+        work = self.method.next_work()
+        if work and work.trial != trial and self._relied_on < len(self._expected):
+            self._relied_on += 1
+        else:
+            self._give(worker, work)
+
+    def _no_longer_expect(self, worker: int) -> None:
+        if worker in self._expected:
+            self._expected.remove(worker)
+            self._relied_on = max(self._relied_on - 1, 0)
+
+    def _give(self, worker: int, work: Work | None) -> None:
+        if work is None or self.cancelled:
+            return
+        self.method.start(work)
+        self.open[worker] = work
+        self.trials.setdefault(work.trial, TrialState()).worker = worker
