@@ -15,10 +15,11 @@ from hpc_det.config.cross_checks import cross_problems
 from hpc_det.config.effective import Effective, effective
 from hpc_det.config.merge import Tree, leaves, merge_layers
 from hpc_det.config.older_names import in_todays_names
-from hpc_det.config.problems import printable
+from hpc_det.config.problems import Problem, printable, render
 from hpc_det.config.request import Request, conf_folders
 from hpc_det.config.schema import Experiment
 from hpc_det.errors import UsageError
+from hpc_det.search.space import space_problems
 
 OF_A_TRIAL = (
     "checkpoint_policy",
@@ -92,7 +93,7 @@ def effective_sweep(sweep: Sweep) -> Effective:
     problems, known, trees = ProblemsOfPoints(), dict[str, Known](), list[Tree]()
     for point in sweep.points:
         with problems.of(point.overrides):
-            trees.append(_tree(point.request, known))
+            trees.append(_of_constants(_tree(point.request, known)))
     problems.raise_any()
     kinds = [point.effective for point in known.values()]
     common = kinds[0]
@@ -144,6 +145,13 @@ def _tree(request: Request, known: dict[str, Known]) -> Tree:
     except ValidationError:
         return effective(request).tree
     return valid if _is_sound(tree, request.cluster) else effective(request).tree
+
+
+def _of_constants(tree: Tree) -> Tree:
+    """Raises UsageError for hyperparameters that a point leaves open."""
+    if found := [Problem(*problem) for problem in space_problems(tree["hyperparameters"], "points")]:
+        raise UsageError(render(found, lambda path: None))
+    return tree
 
 
 def _own_layers(request: Request) -> list[Tree]:

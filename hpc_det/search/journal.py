@@ -56,7 +56,7 @@ class SearchJournal:
         """The trial's effective config: the experiment's, with whole sections replaced by its point's."""
         return {**self._config, **(self._points[trial - 1] if self._points else {})}
 
-    def submitted(self, *, first: int, count: int, stay: bool) -> None:
+    def submitted(self, first: int, count: int, *, stay: bool) -> None:
         """Jobs for `count` workers, numbered from `first`, are in the queue. `stay`: they wait for no others."""
         self._write("submitted", first=first, count=count, stay=stay)
 
@@ -87,6 +87,10 @@ class SearchJournal:
     def cancel(self, source: str) -> None:
         """Nobody gets work any more. `source`: who wants that."""
         self._write("cancelled", source=source)
+
+    def continue_(self, trials: Sequence[int]) -> None:
+        """There is work again. `trials`: failed or cancelled ones that get another chance, where the method has any."""
+        self._write("continued", trials=list(trials))
 
     def _write(self, event: str, **details: Any) -> None:
         """Facts stand by themselves, so nothing has to be decided again where others wrote first."""
