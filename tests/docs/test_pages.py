@@ -20,7 +20,10 @@ from tests.lab.slurm import SlurmLab
 CHECKOUT = Path(__file__).parents[2]
 PAGES = [
     CHECKOUT / name
-    for name in ("README.md", *(f"docs/{page}.md" for page in ("quickstart", "pytorch", "porting", "architecture")))
+    for name in (
+        "README.md",
+        *(f"docs/{page}.md" for page in ("quickstart", "configuration", "pytorch", "porting", "architecture")),
+    )
 ]
 UNTIL_S = 90
 COMMAND_S = 200
