@@ -142,7 +142,7 @@ class ProblemsOfPoints:
 def _tree(request: Request, known: dict[str, Known]) -> Tree:
     """The effective configuration. `known` has those of other points, by all that is no matter of a trial."""
     above = [{key: value for key, value in layer.items() if key not in _SECTIONS} for layer in _own_layers(request)]
-    key = json.dumps([request.cluster, request.template, str(request.context_dir), *above], sort_keys=True)
+    key = json.dumps([request.cluster, request.template, str(request.context_dir), *above], default=repr)
     if key not in known:
         known[key] = Known(request, effective(request))
         return known[key].effective.tree
@@ -156,12 +156,11 @@ def _own_layers(request: Request) -> list[Tree]:
 
 
 def _changed(request: Request, other: Request) -> Tree:
-    """The merged sections whose own layers are others than those of the other request."""
+    """The merged sections whose own layers are others than those of the other request; null where nobody says more."""
     own = list(zip(_own_layers(request), _own_layers(other), strict=True))
     keys = [key for key in _SECTIONS if any(mine.get(key) is not theirs.get(key) for mine, theirs in own)]
     layers = [request.cluster.get("experiment") or {}, request.template or {}, *_own_layers(request)]
-    said = [{key: layer[key] for key in keys if key in layer} for layer in layers]
-    return merge_layers([("", in_todays_names(layer)) for layer in said]).tree
+    return merge_layers([("", in_todays_names({key: layer.get(key) for key in keys})) for layer in layers]).tree
 
 
 def _valid(base: Tree, changed: Tree, cluster: Tree) -> Tree | None:
