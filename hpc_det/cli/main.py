@@ -35,7 +35,7 @@ COMMANDS = (
     LazyCommand(
         name="schema",
         where="hpc_det.cli.schema:schema",
-        help="Print the JSON schema of experiment files, or of cluster profiles.",
+        help="Print the JSON schema of experiment files.",
     ),
     LazyCommand(
         name="run",

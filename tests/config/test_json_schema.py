@@ -68,6 +68,7 @@ BEYOND_A_SCHEMA = {
     "packed slots in no whole nodes",
     "packed slots that stay idle",
     "a single node",
+    "an object store",
     # The template may name the kind.
     "a key of several other kinds",
     "a key of a storage, and no type",

@@ -169,6 +169,13 @@ PROBLEMS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "(from config); give a relative path, or one below host_path"
         ],
     ),
+    "an object store": (
+        {"checkpoint_storage": {"type": "gcs", "bucket": "b"}},
+        [
+            "checkpoint_storage.type: 'gcs' is not built yet (from config); "
+            "use shared_fs, directory, or no type for the experiment's own folder"
+        ],
+    ),
     "a relative folder": (
         {"checkpoint_storage": {"type": "directory", "container_path": "c"}},
         ["checkpoint_storage.container_path: got 'c' (from config); expected an absolute path"],
