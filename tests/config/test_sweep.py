@@ -269,6 +269,8 @@ def test_sweepers_and_launchers_are_refused_together(problems: Problems) -> None
         ["hyperparameters=null", "++hyperparameters.x.y=[1],null"],
         ["min_checkpoint_period=1,2", "optimizations.aggregation_frequency=1,2", "checkpoint_policy=all,none"],
         ["template=rich,small", f"{RATE}=null,1"],
+        ["experiment=full,bare,full", "max_restarts=1,2"],
+        ["experiment=bare,full", "++hyperparameters.x=1,2", "template=rich"],
     ],
 )
 def test_a_point_is_as_effective_as_it_is_alone(
@@ -285,6 +287,11 @@ def test_a_point_is_as_effective_as_it_is_alone(
             "environment_variables": ["A=1"],
             "experiment": {"hyperparameters": {"site": 1}, "labels": ["s"]},
         },
+    )
+    bare = "# @package _global_\nname: n\nsearcher: {metric: loss, max_length: 9}\n"
+    user_file("experiment/bare.yaml", bare)
+    user_file(
+        "experiment/full.yaml", f"{bare}data: {{x: 1}}\nlabels: [a]\nhyperparameters: {{y: 1}}\nmax_restarts: 3\n"
     )
     found = sweep(*overrides)
     result = effective_sweep(found)
