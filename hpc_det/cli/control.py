@@ -32,10 +32,11 @@ def kill(experiment: ExperimentFolder) -> str:
     search = SearchJournal(experiment)
     search.cancel(source)
     for work in search.state().open.values():
+        experiment.trial(work.trial).create()
         request_stop(experiment.trial(work.trial).stop, attempt=None, reason="kill", source=source)
     _cancel(experiment)
-    for worker in tuple(search.state().present):
-        search.lose(worker)
+    for worker, job in tuple(search.state().present.items()):
+        search.lose(worker, job)
     found = experiment_state.state(experiment, [])
     if found is ExperimentState.CANCELED:
         return f"Killed experiment {experiment.id}"

@@ -80,9 +80,9 @@ class SearchJournal:
         """The worker has ended, and everything that it had to write is written."""
         self._write("left", worker=worker)
 
-    def lose(self, worker: int) -> None:
-        """Nobody is there any more who works under this number."""
-        self._write("lost", worker=worker)
+    def lose(self, worker: int, job: str) -> None:
+        """This job is gone. Nothing changes where the worker is another one meanwhile."""
+        self._write("lost", worker=worker, job=job)
 
     def cancel(self, source: str) -> None:
         """Nobody gets work any more. `source`: who wants that."""
@@ -94,8 +94,5 @@ class SearchJournal:
 
     def _write(self, event: str, **details: Any) -> None:
         """Facts stand by themselves, so nothing has to be decided again where others wrote first."""
-        entry = {"event": event, **details, "time": time.time()}
-        self.state()
-        while not self._log.append(entry):
-            self.state()
-        self._state.apply(entry)
+        for entry in self._log.append({"event": event, **details, "time": time.time()}):
+            self._state.apply(entry)

@@ -66,6 +66,11 @@ class TrialFolder:
     def id(self) -> int:
         return int(self.path.name)
 
+    def create(self) -> None:
+        """For its owner alone, whatever the umask. Any number of processes may do it."""
+        for folder in (self.path.parent, self.path, self.logs, self.checkpoints):
+            folder.mkdir(mode=0o700, exist_ok=True)
+
     def experiment(self) -> ExperimentFolder:
         return ExperimentFolder(self.path.parent.parent)
 
