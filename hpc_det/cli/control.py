@@ -52,11 +52,11 @@ def _cancel_jobs(view: ExperimentView) -> None:
     """Returns when the scheduler says that all jobs are gone."""
     if not view.jobs:
         return
-    scheduler = schedulers.scheduler(view.jobs[0].scheduler)
-    for job_id in _left(scheduler, view):
+    scheduler, job_ids = schedulers.scheduler(view.jobs[0].scheduler), view.job_ids()
+    for job_id in _left(scheduler, job_ids):
         scheduler.cancel(job_id, run_command)
     end = time.monotonic() + KILL_WAIT_S
-    while left := _left(scheduler, view):
+    while left := _left(scheduler, job_ids):
         if time.monotonic() > end:
             raise HpcDetError(
                 f"experiment {view.id}: told to end, but its job {left[0]} is still there after "
@@ -65,8 +65,8 @@ def _cancel_jobs(view: ExperimentView) -> None:
         time.sleep(max(POLL_S, ask_every_s(scheduler)))
 
 
-def _left(scheduler: Scheduler, view: ExperimentView) -> list[str]:
-    statuses = scheduler.status(view.job_ids(), run_command)
+def _left(scheduler: Scheduler, job_ids: list[str]) -> list[str]:
+    statuses = scheduler.status(job_ids, run_command)
     return [job_id for job_id, status in statuses.items() if status.state is not JobState.ENDED]
 
 

@@ -16,7 +16,7 @@ from hpc_det.errors import HpcDetError
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
 from hpc_det.search.sample import Sample
-from hpc_det.search.state import SearchState
+from hpc_det.search.state import Entry, SearchState
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.scheduler import JobState, JobStatus
 
@@ -55,7 +55,9 @@ class ExperimentView:
             self._journal = SearchJournal(folder)
             self.config: Tree = self._journal.config(1)
             self.jobs = _jobs(folder)
-            self._journal.state()
+        self.told: list[Entry] = []
+        """What trials told the search, reports and ends, oldest first, as far as `search` was asked."""
+        self._read_on()
 
     @property
     def id(self) -> int:
@@ -64,8 +66,12 @@ class ExperimentView:
     @property
     def search(self) -> SearchState:
         """As of now."""
+        self._read_on()
+        return self._journal.state()
+
+    def _read_on(self) -> None:
         with _readable(self.folder):
-            return self._journal.state()
+            self.told += (entry for entry in self._journal.new() if entry["event"] in ("reported", "ended"))
 
     def sample(self, trial: int) -> Sample:
         return self._journal.sample(trial)
@@ -126,11 +132,17 @@ class ExperimentView:
         trials = _not_completed(search)
         many, expected = self.has_many_trials, search.method.trials_expected
         if not trials:
-            return f"the {'jobs' if many else 'job'} ended without a word, before {'any' if many else 'its first'} attempt"
+            return (
+                f"the {'jobs' if many else 'job'} ended without a word, before {'any' if many else 'its first'} attempt"
+            )
         why = story.why_not_completed(self.folder.trial(trials[0]))
         if not many:
             return why
-        counted = f"{len(trials)} of {expected} trials failed" if search.finished else f"{len(trials)} of {expected} trials were not done"
+        counted = (
+            f"{len(trials)} of {expected} trials failed"
+            if search.finished
+            else f"{len(trials)} of {expected} trials were not done"
+        )
         return f"{counted}; trial {trials[0]}: {why}"
 
 

@@ -114,6 +114,7 @@ _ENDS = {
     Cause.FAILED: "failed; newest checkpoint at batch {}",
     Cause.NODE_LOST: "lost its node; newest checkpoint at batch {}",
     Cause.CANCELLED: "cancelled; newest checkpoint at batch {}",
+    Cause.PAUSED: "paused by the searcher at batch {}",
 }
 _NEXT = {Action.REQUEUE: "back into the queue", Action.RESTART: "started again", Action.GIVE_UP: "given up"}
 
@@ -164,7 +165,7 @@ class Metrics:
 
     def __init__(self, searcher: Tree) -> None:
         """`searcher` of an effective configuration."""
-        self._metric: str = searcher["metric"]
+        self.name: str = searcher["metric"]
         self._smaller_is_better: bool = searcher["smaller_is_better"]
         self.batches = 0
         self.total: int | None = None
@@ -192,10 +193,10 @@ class Metrics:
         return self
 
     def _compare(self, record: dict[str, Any]) -> None:
-        value = record["metrics"].get(self._metric)
+        value = record["metrics"].get(self.name)
         than = None if self.best is None else float(self.best.value)
         if value is not None and better(float(value), than, self._smaller_is_better):
-            self.best = Validation(self._metric, value, record["steps"])
+            self.best = Validation(self.name, value, record["steps"])
 
 
 # --- checkpoints

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpc_det.cli import story
 from hpc_det.cli.story import AttemptStory
 from hpc_det.config.merge import Tree
 from hpc_det.requeue import Action, Cause
 from hpc_det.search.method import Exit
 from hpc_det.search.metric import better
-from hpc_det.search.state import SearchState
+from hpc_det.search.state import Entry, SearchState
+from hpc_det.store.folders import TrialFolder
 
 
 class TrialState(str, enum.Enum):
@@ -53,6 +55,11 @@ def trial_state(
     if is_wanted:
         return TrialState.QUEUED if last and last.is_requeued else TrialState.RUNNING
     return TrialState.PAUSED if last and last.action == Action.WAIT else TrialState.QUEUED
+
+
+def state_now(search: SearchState, trial: TrialFolder, *, is_over: bool) -> TrialState:
+    """The same, with a look at the trial's journal."""
+    return trial_state(search, trial.id, story.attempts(trial), is_over=is_over)
 
 
 def _end(search: SearchState, number: int, last: AttemptStory | None) -> TrialState | None:
@@ -96,7 +103,7 @@ def counted(search: SearchState, *, is_running: bool) -> TrialCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class BestTrial:
-    """By the last reports of all trials to the search."""
+    """By all reports to the search."""
 
     trial: int
     metric: str
@@ -105,12 +112,12 @@ class BestTrial:
     """At that report, in the unit of searcher.max_length."""
 
 
-def best_trial(search: SearchState, searcher: Tree) -> BestTrial | None:
+def best_trial(told: Iterable[Entry], searcher: Tree) -> BestTrial | None:
     best: BestTrial | None = None
-    for number, trial in search.trials.items():
-        value = trial.value
+    for entry in told:
+        value = entry.get("value")
         if value is not None and better(value, best and best.value, searcher["smaller_is_better"]):
-            best = BestTrial(trial=number, metric=searcher["metric"], value=value, length=trial.length)
+            best = BestTrial(trial=entry["trial"], metric=searcher["metric"], value=value, length=entry["until"])
     return best
 
 

@@ -61,7 +61,8 @@ class SearchState:
                 self._expected = set() if stay else set(range(first, first + count))
             case {"event": "asked", "worker": worker, "job": job}:
                 self._expected.discard(worker)
-                self.present[worker] = job
+                if not self.finished:  # who begins later leaves at once, and writes nothing
+                    self.present[worker] = job
                 if worker not in self.open:
                     self._give(worker, self.method.next_work())
             case {"event": "reported", "value": value} if self._is_due(entry):
