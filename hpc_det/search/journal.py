@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hpc_det.config.merge import Tree
 from hpc_det.search.method import Exit, SearchMethod, Work, search_method
 from hpc_det.search.sample import PointsSampler, Sample, Sampler, first_sample, sampler
-from hpc_det.search.state import SearchState
+from hpc_det.search.state import Entry, SearchState
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.shared_log import SharedLog
@@ -39,10 +39,16 @@ class SearchJournal:
         method, self._sampler = search_of(self._config, self._points)
         self._state = SearchState(method)
 
-    def state(self) -> SearchState:
-        """As of now."""
+    def new(self) -> Iterator[Entry]:
+        """The entries since the last look, each taken into the state when it comes."""
         for entry in self._log.new():
             self._state.apply(entry)
+            yield entry
+
+    def state(self) -> SearchState:
+        """As of now."""
+        for _ in self.new():
+            pass
         return self._state
 
     def sample(self, trial: int) -> Sample:

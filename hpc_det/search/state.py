@@ -72,7 +72,8 @@ class SearchState:
                 self._relied_on = 0
             case {"event": "asked", "worker": worker, "job": job}:
                 self._no_longer_expect(worker)
-                self.present[worker] = job
+                if not self.finished:  # who begins later leaves at once, and writes nothing
+                    self.present[worker] = job
                 if worker not in self.open:
                     self._give(worker, self.method.next_work())
             case {"event": "reported", "value": value} if self._is_due(entry):
@@ -91,7 +92,6 @@ class SearchState:
                 self.present.pop(worker, None)
             case {"event": "cancelled", "source": source}:
                 self.cancelled = source if self.cancelled is None and not self.finished else self.cancelled
-
             case {"event": "continued", "trials": trials}:
                 self.cancelled = None
                 for trial in trials:

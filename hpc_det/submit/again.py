@@ -96,7 +96,7 @@ class _Left:
 def _reopen(experiment: ExperimentFolder, left: _Left) -> None:
     state = left.search.state()
     for worker in {*state.open, *state.present}:
-        left.search.lose(worker)
+        left.search.lose(worker, state.present.get(worker, ""))
     left.search.continue_(left.again)
     for trial in experiment.trials():
         if not state.method.is_closed(trial.id):
