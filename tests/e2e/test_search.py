@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,13 @@ def trained(experiment: ExperimentFolder) -> Iterator[Decision]:
             yield int(worker), int(trial), int(until)
 
 
+def hparams(experiment: ExperimentFolder, trial: int) -> dict[str, float]:
+    spec = read_json(experiment.trial(trial).trial)
+    assert spec
+    found: dict[str, float] = spec["hparams"]
+    return found
+
+
 def check(experiment: ExperimentFolder, trials: int) -> None:
     """It has found the best of its trials, and every process took the decisions that a replay takes."""
     state = SearchJournal(experiment).state()
@@ -56,7 +64,7 @@ def check(experiment: ExperimentFolder, trials: int) -> None:
     assert sorted(state.trials) == list(range(1, trials + 1))
     sampler = SpaceSampler({"global_batch_size": 4, "batch_s": 0, **X}, 7)
     sampled = {number: sampler.sample(number).hparams["x"] for number in state.trials}
-    assert {n: read_json(experiment.trial(n).trial)["hparams"]["x"] for n in sampled} == sampled
+    assert {number: hparams(experiment, number)["x"] for number in sampled} == sampled
     best = min(sampled, key=lambda number: abs(sampled[number] - 0.3))
     described = json.loads(hpc_det("experiment", "describe", experiment.id, "--json").stdout)
     assert described["state"] == "COMPLETED"
@@ -65,10 +73,8 @@ def check(experiment: ExperimentFolder, trials: int) -> None:
     assert decisions(experiment) == decisions(experiment)
     assert set(trained(experiment)) <= set(decisions(experiment))
     for number, trial in state.trials.items():
-        records = read_lines(experiment.trial(number).metrics)
-        validated = {
-            record["steps"]: record["metrics"]["distance"] for record in records if record["kind"] != "training"
-        }
+        records = [line for line in read_lines(experiment.trial(number).metrics) if line["kind"] == "validation"]
+        validated = {record["steps"]: record["metrics"]["distance"] for record in records}
         assert trial.length is not None
         assert validated[trial.length] == trial.value
 
@@ -104,11 +110,8 @@ def pids(experiment: ExperimentFolder, module: str) -> list[int]:
 
 def kill_one(experiment: ExperimentFolder, module: str, chance: random.Random) -> None:
     if found := pids(experiment, module):
-        with_luck = chance.choice(found)
-        try:
-            os.kill(with_luck, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        with suppress(ProcessLookupError):
+            os.kill(chance.choice(found), signal.SIGKILL)
 
 
 def disturbed(experiment: ExperimentFolder, lab: SlurmLab, every_s: float, jobs_to_kill: int) -> str:
@@ -148,8 +151,8 @@ def test_one_allocation_runs_trial_after_trial(on_the_lab: SlurmLab) -> None:
     experiment = begin("searcher.max_trials=6", "resources.packed_slots=4", cluster="lab")
     hpc_det("experiment", "wait", experiment.id)
     check(experiment, 6)
-    (job,) = json.loads(experiment.job().read_text()) and [read_json(experiment.job())]
-    assert on_the_lab.job(job["job_id"])["NumNodes"] == "2"
+    job = read_json(experiment.job())
+    assert job and on_the_lab.job(job["job_id"])["NumNodes"] == "2"
 
 
 @pytest.mark.slurm
