@@ -152,7 +152,8 @@ def test_one_allocation_runs_trial_after_trial(on_the_lab: SlurmLab) -> None:
     hpc_det("experiment", "wait", experiment.id)
     check(experiment, 6)
     job = read_json(experiment.job())
-    assert job and on_the_lab.job(job["job_id"])["NumNodes"] == "2"
+    assert job
+    assert on_the_lab.job(job["job_id"])["NumNodes"] == "2"
 
 
 @pytest.mark.slurm
