@@ -116,7 +116,7 @@ def best_trial(told: Iterable[Entry], searcher: Tree) -> BestTrial | None:
     best: BestTrial | None = None
     for entry in told:
         value = entry.get("value")
-        if value is not None and better(value, best and best.value, searcher["smaller_is_better"]):
+        if value is not None and better(value, best.value if best else None, searcher["smaller_is_better"]):
             best = BestTrial(trial=entry["trial"], metric=searcher["metric"], value=value, length=entry["until"])
     return best
 
