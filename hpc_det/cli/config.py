@@ -34,7 +34,7 @@ def check(
     \b
     Example:
       hpc-det config check digits.yaml --cluster slurm
-      digits.yaml: valid: 1 trial of 2 slots on cluster slurm
+      digits.yaml: valid: 1 trial of 2 slots, 20 epochs at most, on cluster slurm
     """
     from hpc_det.cli.create import say_notes
     from hpc_det.config.effective import effective
@@ -49,9 +49,7 @@ def in_a_line(found: Effective) -> str:
     """The experiment as one line: how many trials, how long, on what."""
     from hpc_det.submit.submission import trials_expected
 
-    trials, length = trials_expected(found), found.tree["searcher"]["max_length"]
-    number = "1 trial" if trials == 1 else f"{trials} trials"
-    slots = found.experiment.resources.slots_per_trial
-    parts = [f"{number} of {slots} slot{'s' if slots > 1 else ''}"]
-    parts += [f"at most {amount} {unit} each" for unit, amount in (length or {}).items()]
-    return f"{', '.join(parts)}, on cluster {found.cluster.name}"
+    trials, slots = trials_expected(found), found.experiment.resources.slots_per_trial
+    size = f"{trials} trial{'s' * (trials > 1)} of {slots} slot{'s' * (slots > 1)}"
+    lengths = [f"{amount} {unit} at most" for unit, amount in (found.tree["searcher"]["max_length"] or {}).items()]
+    return ", ".join([size, *lengths, f"on cluster {found.cluster.name}"])

@@ -31,8 +31,8 @@ def kill(experiment: ExperimentFolder) -> str:
     search = SearchJournal(experiment)
     _request(experiment, search, f"hpc-det experiment kill by {getpass.getuser()}")
     _cancel_jobs(view)
-    for worker in tuple(search.state().present):
-        search.lose(worker)
+    for worker, job in tuple(search.state().present.items()):
+        search.lose(worker, job)
     found = view.state([])
     if found is ExperimentState.CANCELED:
         return f"Killed experiment {experiment.id}"
@@ -44,7 +44,7 @@ def _request(experiment: ExperimentFolder, search: SearchJournal, source: str) -
     search.cancel(source)
     for work in search.state().open.values():
         trial = experiment.trial(work.trial)
-        trial.path.mkdir(parents=True, exist_ok=True)  # its worker may be about to
+        trial.create()  # its worker may be about to
         request_stop(trial.stop, attempt=None, reason="kill", source=source)
 
 

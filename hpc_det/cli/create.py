@@ -13,7 +13,7 @@ from hpc_det.config.effective import Effective, effective
 from hpc_det.config.merge import leaves
 from hpc_det.config.request import Request, for_test, on_one_slot
 from hpc_det.config.secrets import masked
-from hpc_det.store.folders import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder, ExperimentStore
 from hpc_det.submit.submission import prepare, submit
 
 
@@ -25,16 +25,27 @@ def submit_or_show(request: Request, choices: Choices) -> None:
         request = on_one_slot(request)
     found = effective(request)
     say_notes(found)
+    if choices.local:
+        if choices.explain:
+            show_explained(found)
+        run_here(found, test=choices.test, debug=choices.pdb)
+    else:
+        show_and_submit(found, choices)
+
+
+def show_and_submit(found: Effective, choices: Choices) -> None:
     experiments = store()
     if choices.dry_run:
-        click.echo(prepare(found, experiments.folder(experiments.next_id())).scripts[0].encode(), nl=False)
+        click.echo(prepare(found, experiments.folder(experiments.next_id())).jobs.scripts[1].encode(), nl=False)
     if choices.explain:
-        for line in explained(found):
-            click.echo(f"# {line}")
-    if choices.local:
-        run_here(found, test=choices.test, debug=choices.pdb)
-    elif not choices.dry_run:
+        show_explained(found)
+    if not choices.dry_run:
         _submit(found, experiments, follow=choices.follow)
+
+
+def show_explained(found: Effective) -> None:
+    for line in explained(found):
+        click.echo(f"# {line}")
 
 
 def say_notes(found: Effective) -> None:
@@ -47,9 +58,14 @@ def _submit(found: Effective, experiments: ExperimentStore, *, follow: bool) -> 
     folder = submit(found, experiments)
     click.echo(f"Created experiment {folder.id}")
     if follow:
-        from hpc_det.cli.follow import follow as show  # loads rich
-
         show(folder)
+
+
+def show(experiment: ExperimentFolder) -> None:
+    """The training until its end."""
+    from hpc_det.cli.follow import follow  # loads rich
+
+    follow(experiment)
 
 
 def explained(found: Effective) -> Iterator[str]:

@@ -164,6 +164,44 @@ def wait(experiment: ExperimentFolder, poll: float) -> None:
     insist_on_completion(watch.view, watch.wait(poll))
 
 
+@experiment.command("continue")
+@experiment_argument
+@click.option("--config", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key; repeatable.")
+@click.option("-f", "--follow", is_flag=True, help="Show the training until it ends.")
+def continue_(experiment: ExperimentFolder, overrides: tuple[str, ...], follow: bool) -> None:
+    """Go on with an experiment that was cancelled, has failed, or shall train longer.
+
+    Trials go on from their newest checkpoints. Hyperparameters, the seed and the entrypoint stay what they are.
+
+    \b
+    Example:
+      hpc-det experiment continue 12 --config searcher.max_length.epochs=40
+    """
+    from hpc_det.cli import again
+
+    again.continue_(experiment, overrides, follow=follow)
+
+
+@experiment.command()
+@experiment_argument
+@click.option("--config", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key; repeatable.")
+@click.option("--cluster", metavar="NAME", help="Another cluster profile.")
+@choices_options
+def fork(experiment: ExperimentFolder, overrides: tuple[str, ...], cluster: str | None, choices: Choices) -> None:
+    """Run an experiment again, as another one.
+
+    Configuration, seed and code are those that the experiment was created with, so the same trials come. On CPUs they
+    come to the same bits.
+
+    \b
+    Example:
+      hpc-det experiment fork 12 --config hyperparameters.dropout=0.5
+    """
+    from hpc_det.cli import again
+
+    again.fork(experiment, overrides, cluster, choices)
+
+
 @experiment.command()
 @experiment_argument
 def kill(experiment: ExperimentFolder) -> None:

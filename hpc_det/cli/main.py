@@ -34,6 +34,11 @@ COMMANDS = (
         help="What the scheduler does with an experiment's job.",
     ),
     LazyCommand(
+        name="cluster",
+        where="hpc_det.cli.cluster:cluster",
+        help="Profiles of clusters, and how to write yours.",
+    ),
+    LazyCommand(
         name="config",
         where="hpc_det.cli.config:config",
         help="Check experiment files.",
@@ -41,7 +46,7 @@ COMMANDS = (
     LazyCommand(
         name="schema",
         where="hpc_det.cli.schema:schema",
-        help="Print the JSON schema of experiment files, or of cluster profiles.",
+        help="Print the JSON schema of experiment files.",
     ),
     LazyCommand(
         name="run",
@@ -52,6 +57,12 @@ COMMANDS = (
         name="preview-search",
         where="hpc_det.cli.preview:preview_search",
         help="Show what the search of an experiment would train.",
+    ),
+    LazyCommand(
+        name="template",
+        alias="tpl",
+        where="hpc_det.cli.template:template",
+        help="Keep settings that several experiments share.",
     ),
 )
 

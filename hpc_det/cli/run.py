@@ -7,25 +7,33 @@ import os
 import click
 
 from hpc_det.cli.parameters import Choices, choices_options
-from hpc_det.errors import UsageError
 
 
 @click.command()
 @click.argument("overrides", metavar="[HYDRA OVERRIDES]...", nargs=-1, type=click.UNPROCESSED)
 @choices_options
-@click.option("-m", "--multirun", is_flag=True, hidden=True)
+@click.option("-m", "--multirun", is_flag=True, help="One experiment with a trial for each point of a sweep.")
 def run(overrides: tuple[str, ...], choices: Choices, multirun: bool) -> None:
     """Create an experiment from a Hydra command line.
 
     The overrides are Hydra's, on conf/config.yaml: `KEY=VALUE` sets a key, `+KEY=VALUE` adds one, `~KEY` removes one,
     and `cluster=`, `template=` and `experiment=` choose a file of that group, your own in $HPC_DET_ROOT/conf first.
 
+    With --multirun an override may have several values in Hydra's grammar, `KEY=A,B`, `KEY=range(1,5)` or
+    `GROUP=glob(*)`, and the points are all their combinations, the last override the fastest. Trials share one kind of
+    job: what differs must be hyperparameters or other settings of a training, not resources.
+
     \b
     Example:
       hpc-det run experiment=digits cluster=slurm template=small resources.slots_per_trial=8
+      hpc-det run -m experiment=digits hyperparameters.learning_rate=0.1,0.01 --dry-run
     """
     if multirun:
-        raise UsageError("--multirun: not in this version; start `hpc-det run` once for each experiment")
+        from hpc_det.cli.sweep import submit_or_show_sweep
+        from hpc_det.config.sweep import sweep_from_hydra
+
+        submit_or_show_sweep(sweep_from_hydra(overrides, os.environ), choices)
+        return
     from hpc_det.cli.create import submit_or_show
     from hpc_det.config.request import from_hydra
 

@@ -10,9 +10,10 @@ import click
 @click.command()
 @click.argument("of", type=click.Choice(["experiment", "cluster"]), default="experiment")
 def schema(of: str) -> None:
-    """Print the JSON schema of experiment files, or of cluster profiles.
+    """Print the JSON schema of experiment files.
 
-    An editor that knows it completes keys and marks mistakes while you write. What belongs together, such as slots and
+    With `cluster` it is that of cluster profiles. An editor that knows it completes keys and marks mistakes while you
+    write. What belongs together, such as slots and
     nodes, only `hpc-det config check` knows.
 
     \b

@@ -2,40 +2,134 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from hpc_det.config.fields import OptionalText, Positive, Section, Text, Texts, TimeLimit, Variables
+from hpc_det.config.fields import (
+    Expected,
+    Flag,
+    NotNegative,
+    OptionalText,
+    Positive,
+    Section,
+    Text,
+    Texts,
+    TimeLimit,
+    Variables,
+    time_limit_min,
+)
+
+SlotType: TypeAlias = Annotated[Literal["gpu", "cpu"], Expected("gpu or cpu")]
+MaxNodes: TypeAlias = Annotated[int, Field(ge=1), Expected("how many nodes a job can have, >= 1")]
+GpuType: TypeAlias = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9_.-]+$"), Expected("a GPU type as the scheduler names it, such as a100")
+]
+PreemptMode: TypeAlias = Annotated[
+    Literal["off", "requeue", "cancel", "suspend"],
+    Expected("what becomes of preempted jobs: off (there are none), requeue, cancel or suspend"),
+]
+
+
+class Pool(Section):
+    """A partition or queue. What it says comes before what the profile says of all pools."""
+
+    default: Flag = Field(default=False, description="Jobs go here that name no pool. At most one pool says so.")
+    slots_per_node: Positive | None = Field(default=None, description="Instead of the profile's.")
+    slot_type: SlotType | None = Field(default=None, description="Instead of the profile's.")
+    cpus_per_slot: Positive | None = Field(default=None, description="Instead of the profile's.")
+    max_nodes: MaxNodes | None = Field(default=None, description="Instead of the profile's.")
+    gpu_type: GpuType | None = Field(default=None, description="Instead of the profile's.")
+    max_time_limit: TimeLimit = Field(default=None, description="Instead of the profile's.")
+    preempt_mode: PreemptMode | None = Field(default=None, description="Instead of the profile's.")
+    grace_time_s: NotNegative | None = Field(default=None, description="Instead of the profile's.")
+
+
+def _at_most_one_default(pools: dict[str, Pool]) -> dict[str, Pool]:
+    if sum(pool.default for pool in pools.values()) > 1:
+        raise ValueError
+    return pools
+
+
+class Containers(Section):
+    """How the site starts a container, for experiments that name an image."""
+
+    runtime: Annotated[Literal["apptainer", "podman", "pyxis"], Expected("apptainer, podman or pyxis")] | None = Field(
+        default=None, description="apptainer, podman, or pyxis (a plugin of Slurm's); null: the site has none."
+    )
+    args: Texts = Field(
+        default=[],
+        description="More flags of `apptainer exec` or `podman run`; with pyxis, more `--container-...` flags of srun.",
+    )
 
 
 class Cluster(Section):
     """A site's profile."""
 
-    name: Annotated[Text, Field(description="the name of the cluster")]
-    scheduler: Annotated[Literal["slurm", "local"], Field(description="slurm or local")]
-    slots_per_node: Positive
-    slot_type: Annotated[Literal["gpu", "cpu"], Field(description="gpu or cpu")]
-    max_nodes: Annotated[int | None, Field(ge=1, description="how many nodes a job can have, >= 1")] = None
-    resource_pool: OptionalText = None
-    gpu_flag: Annotated[Literal["gpus-per-node", "gres"], Field(description="gpus-per-node or gres")] = "gpus-per-node"
-    gpu_type: Annotated[
-        str | None,
-        Field(pattern=r"^[A-Za-z0-9_.-]+$", description="a GPU type as the scheduler names it, such as a100"),
-    ] = None
-    cpus_per_slot: Positive = 1
-    mem_per_node: Annotated[str | None, Field(pattern=r"^[0-9]+[KMGT]?$", description="a size such as 16G")] = None
-    time_limit: TimeLimit = None
-    signal_lead_s: Positive = 90
-    account: OptionalText = None
-    qos: OptionalText = None
-    modules: Annotated[list[Text], Field(description="a list of module names")] = []
+    name: Annotated[Text, Expected("the name of the cluster")] = Field(description="What messages call the cluster.")
+    scheduler: Annotated[Literal["slurm", "local", "pbs"], Expected("slurm or local")] = Field(
+        description="slurm, or local for this machine. pbs is read, and not submitted to yet."
+    )
+    slots_per_node: Positive = Field(description="GPUs of a node, or ranks of a node without GPUs.")
+    slot_type: SlotType = Field(description="gpu or cpu.")
+    max_nodes: MaxNodes | None = Field(default=None, description="How many nodes a job can have.")
+    resource_pool: OptionalText = Field(default=None, description="The pool where an experiment names none.")
+    gpu_flag: Annotated[Literal["gpus-per-node", "gres"], Expected("gpus-per-node or gres")] = Field(
+        default="gpus-per-node", description="How sbatch is asked for GPUs: gpus-per-node or gres."
+    )
+    gpu_type: GpuType | None = Field(default=None, description="Such as a100, where the site has several.")
+    cpus_per_slot: Positive = Field(default=1, description="CPUs that a job asks for with each slot.")
+    mem_per_node: Annotated[str, Field(pattern=r"^[0-9]+[KMGT]?$"), Expected("a size such as 16G")] | None = Field(
+        default=None, description="Memory that a job asks for on each node; null: the pool's default."
+    )
+    time_limit: TimeLimit = Field(default=None, description="The time limit where an experiment sets none.")
+    max_time_limit: TimeLimit = Field(default=None, description="The longest time limit that is granted.")
+    # slurm.conf(5), MaxArraySize
+    max_array_size: Positive = Field(default=1001, description="Elements of a job array; larger ones are divided.")
+    preempt_mode: PreemptMode | None = Field(
+        default=None, description="What becomes of preempted jobs: off (there are none), requeue, cancel or suspend."
+    )
+    grace_time_s: NotNegative | None = Field(
+        default=None, description="Seconds between the notice of a preemption and the job's end."
+    )
+    signal_lead_s: Positive = Field(default=90, description="How long before the time limit the trial is told to save.")
+    account: OptionalText = Field(default=None, description="Who pays.")
+    qos: OptionalText = Field(default=None, description="The quality of service that is asked for.")
+    pools: Annotated[
+        dict[Text, Pool],
+        AfterValidator(_at_most_one_default),
+        Expected("a map of pool names to what each has of its own, at most one of them the default"),
+    ] = Field(default={}, description="What partitions or queues have of their own; then no others may be named.")
+    containers: Containers = Field(default=Containers(), description="How the site starts containers.")
+    scratch: Annotated[str, Field(pattern=r"^[/$]"), Expected("an absolute path, or one that begins with $")] | None = (
+        Field(
+            default=None,
+            description="A folder of each node's own; it may name variables of the job. Ranks get a folder in it as "
+            "$TMPDIR, which is gone after the attempt.",
+        )
+    )
+    modules: Annotated[list[Text], Expected("a list of module names")] = Field(
+        default=[], description="Modules that the job loads."
+    )
     # The site's own shell, run in the job before anything else: the one setting that is code and not data.
-    setup: Annotated[Texts, Field(description="a list of shell lines")] = []
-    environment_variables: Variables = []
-    srun_args: Texts = []
-    max_array_size: Positive = 1001
+    setup: Annotated[Texts, Expected("a list of shell lines")] = Field(
+        default=[], description="Shell lines that the job runs before anything else."
+    )
+    environment_variables: Variables = Field(default=[], description="NAME=value, for the ranks.")
+    srun_args: Texts = Field(default=[], description="More flags of srun, such as --mpi=none.")
 
     @property
     def has_queue(self) -> bool:
         return self.scheduler != "local"
+
+    @property
+    def max_time_limit_min(self) -> int | None:
+        """In minutes, rounded up."""
+        return time_limit_min(self.max_time_limit) if self.max_time_limit else None
+
+    def in_pool(self, name: str | None) -> Cluster:
+        """The profile as the pool `name` changes it; None stands for the default pool, and an unknown one for none."""
+        pool = self.pools.get(name) if name else next((pool for pool in self.pools.values() if pool.default), None)
+        if pool is None:
+            return self
+        return self.model_copy(update={**pool.model_dump(exclude_none=True, exclude={"default"}), "pools": {}})

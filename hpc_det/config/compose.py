@@ -1,15 +1,20 @@
-"""Hydra's part: `conf/config.yaml` and its groups composed into one plain tree. Imported only by `from_hydra`."""
+"""Hydra's part: `conf/config.yaml` and its groups composed into one plain tree. Imported only to run overrides."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import hydra
 import yaml
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -28,36 +33,92 @@ from hpc_det.resources import data_path
 _GROUPS = ("cluster", "template", "experiment")
 
 
-def compose(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[Tree, str | None]:
-    """The composed tree, interpolations resolved, and the name of the chosen template.
+_FIXED = re.compile(r"\$\{(?:hpc_det|oc\.env):[^${}]*\}")
+"""Interpolations whose value no other key changes."""
+# Hydra reads the search path again only if this override is given.
+_READ_SEARCH_PATH = "hydra.searchpath=[]"
 
-    Groups are searched in `folders`, first wins; the last is the project's own, which holds `config.yaml`.
-    """
+
+@dataclass(frozen=True, kw_only=True)
+class Composed:
+    tree: Tree
+    """Interpolations resolved."""
+    template_name: str | None
+    is_linked: bool
+    """Whether some value may follow from other keys, by an interpolation."""
+
+
+def compose(overrides: Sequence[str], folders: Sequence[Path]) -> Composed:
+    """Groups are searched in `folders`, first wins; the last is the project's own, which holds `config.yaml`."""
+    with opened(folders) as composer:
+        return composer.compose(overrides)
+
+
+@contextmanager
+def opened(folders: Sequence[Path]) -> Iterator[Composer]:
+    """Hydra on these folders."""
     OmegaConf.register_new_resolver("hpc_det", lambda name: str(data_path(name)), replace=True)
+    *own, project = folders
+    with hydra.initialize_config_dir(str(project), job_name="hpc_det", version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        for folder in own:
+            loader.get_search_path().prepend(provider="user", path=f"file://{folder}", anchor="main")
+        yield Composer(loader, folders)
+
+
+@dataclass(frozen=True)
+class Composer:
+    """Trees from overrides; every mistake in them is a UsageError."""
+
+    _loader: ConfigLoader
+    _folders: Sequence[Path]
+
+    def compose(self, overrides: Sequence[str]) -> Composed:
+        with _usage_errors(overrides):
+            composed = hydra.compose("config", [*overrides, _READ_SEARCH_PATH], return_hydra_config=True)
+            choices = composed.hydra.runtime.choices
+            _refuse_several(choices)
+            _refuse_base_60({group: choices[group] for group in _GROUPS if choices.get(group)}, self._folders)
+            visible = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+            return Composed(
+                tree=cast(Tree, OmegaConf.to_container(visible, resolve=True, throw_on_missing=True)),
+                template_name=choices.get("template"),
+                is_linked=is_linked(OmegaConf.to_container(visible, resolve=False)),
+            )
+
+    def parse(self, overrides: Sequence[str]) -> list[Override]:
+        with _usage_errors(overrides):
+            return OverridesParser.create(config_loader=self._loader).parse_overrides(list(overrides))
+
+    def options(self, group: str) -> list[str]:
+        """The files of a group of configuration files; none if it is no group."""
+        return self._loader.get_group_options(group, config_name="config", overrides=[_READ_SEARCH_PATH])
+
+
+def is_linked(tree: object) -> bool:
+    """Whether a tree, as it is written, has an interpolation of other keys."""
+    return any("${" in _FIXED.sub("", text) for text in texts(tree))
+
+
+def texts(tree: object) -> Iterator[str]:
+    """Every value that is a text."""
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, dict | list):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from texts(value)
+
+
+@contextmanager
+def _usage_errors(overrides: Sequence[str]) -> Iterator[None]:
     try:
-        composed = _compose(overrides, folders)
-        choices = composed.hydra.runtime.choices
-        _refuse_several(choices)
-        _refuse_base_60({group: choices[group] for group in _GROUPS if choices.get(group)}, folders)
-        visible = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-        tree = cast(Tree, OmegaConf.to_container(visible, resolve=True, throw_on_missing=True))
-        return tree, choices.get("template")
+        yield
     except (HydraException, OmegaConfBaseException) as error:
         raise _usage_error(error) from None
     except yaml.MarkedYAMLError as error:
         raise UsageError(yaml_problem(error, error.problem_mark.name if error.problem_mark else "conf")) from None
     except (yaml.YAMLError, ValueError) as error:  # a file that is no text; some overrides fail inside Hydra
         raise UsageError(f"{' '.join(overrides)}: {' '.join(str(error).split())}") from None
-
-
-def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> DictConfig:
-    *own, project = folders
-    with hydra.initialize_config_dir(str(project), job_name="hpc_det", version_base="1.3"):
-        search_path = GlobalHydra.instance().config_loader().get_search_path()
-        for folder in own:
-            search_path.prepend(provider="user", path=f"file://{folder}", anchor="main")
-        # Hydra reads the search path again only if this override is given.
-        return hydra.compose("config", [*overrides, "hydra.searchpath=[]"], return_hydra_config=True)
 
 
 def _refuse_several(choices: DictConfig) -> None:
@@ -89,11 +150,13 @@ def _usage_error(error: Exception) -> UsageError:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return unknown_choice(group, name, error.options)
     if isinstance(error, OverrideParseException):
+        if reason := re.search(r" while evaluating .*?': (.+)", str(error)):
+            return UsageError(f"{error.override}: {reason[1]}")
         return UsageError(f"{error.override!r} is no override: expected KEY=VALUE; text with blanks or signs in quotes")
     if match := re.match(r"Could not override '(.+)'", first):
         return UsageError(_not_overridable(match[1]))
     if first.startswith("Ambiguous"):
-        return UsageError(f"{first}; a list is KEY=[a,b], a text is KEY='\"a,b\"'")
+        return UsageError(f"{first}; a list is KEY=[a,b], a text is KEY='\"a,b\"', a sweep needs -m")
     if error.__cause__ is not None:
         first += f": {str(error.__cause__).splitlines()[0]}"
     full_key = getattr(error, "full_key", None)

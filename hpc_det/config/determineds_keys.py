@@ -22,6 +22,9 @@ NOT_YET = {
 }
 """Known keys that would change results, and are refused until they do."""
 
+STORES_NOT_YET = ("s3", "gcs", "azure")
+"""Kinds of checkpoint_storage that are refused until the loop uploads to them."""
+
 _CONTAINER = "has no effect: the container tool of the cluster does as it is set up"
 _PORTS = "has no effect: ranks have the ports of their node"
 _QUEUE = "has no effect: the scheduler decides; tell it with slurm.sbatch_args"
@@ -59,6 +62,13 @@ NO_EFFECT = {
     "tensorboard_storage": "has no effect: TensorBoard files lie in the trial's folder",
 }
 """Known keys that do nothing, and a word on it."""
+
+
+def in_words(path: str) -> str:
+    """What a description of the key adds: nothing, or that it has no effect, or is refused."""
+    if path in NOT_YET:
+        return f" Refused so far: {NOT_YET[path]}."
+    return f" It {NO_EFFECT[path]}." if path in NO_EFFECT else ""
 
 
 def notes(written: Iterable[str], scheduler: str) -> Iterator[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,9 +23,10 @@ from hpc_det.config.problems import Problem, render, schema_problems, shown
 from hpc_det.config.request import Request
 from hpc_det.config.schema import LOG_POLICIES, Experiment
 from hpc_det.errors import UsageError
-from hpc_det.plan.gang import gang
+from hpc_det.plan.pool import in_its_pool, pool_notes, pool_problems
 
 Model = TypeVar("Model", bound=Section)
+_COMPAT = f"{compat.VARIABLE}={compat.DETERMINED}"
 _HANDS = ("cluster", "template", "config")
 
 
@@ -38,9 +39,9 @@ class Effective:
     tree: Tree
     origins: dict[str, str]
     notes: list[str]
-    """A line for each key that somebody wrote and that has no effect here."""
+    """A line for each key that somebody wrote and that has no effect here, and for what else is good to know."""
     context_dir: Path
-    points: list[Tree] | None = None
+    points: list[Tree] = field(default_factory=list)
     """Of a sweep: the sections of each trial that are not the experiment's, `hyperparameters` always."""
 
 
@@ -63,8 +64,8 @@ def effective(request: Request) -> Effective:
     written = _written(merged)
     lines = render(problems, _source(request, written)) + _code_problems(merged.tree, request.context_dir)
     if experiment and cluster:
-        cluster = _for_this_experiment(cluster, experiment)
-        lines += _gang_problems(experiment, cluster)
+        lines += pool_problems(experiment, cluster)
+        cluster = in_its_pool(experiment, cluster)
     if lines or cluster is None or experiment is None:
         raise UsageError(lines)
     tree = experiment.model_dump(mode="json", by_alias=True)
@@ -74,7 +75,7 @@ def effective(request: Request) -> Effective:
         cluster=cluster,
         tree=tree,
         origins={path: _origin(path, written) for path, _value in leaves(tree)},
-        notes=list(notes(by_hand, cluster.scheduler)),
+        notes=[*notes(by_hand, cluster.scheduler), *pool_notes(experiment, cluster)],
         context_dir=request.context_dir,
     )
 
@@ -85,16 +86,21 @@ def _merged(layers: Sequence[tuple[str, Tree]], request: Request) -> Merged:
     entrypoint = merged.tree.get("entrypoint")
     defaults: Tree = {"name": request.default_name or _trial_class(entrypoint), "log_policies": LOG_POLICIES}
     lowest = [("default", defaults)]
-    if speaks_determined(entrypoint, request.context_dir):
-        variables = [f"{compat.VARIABLE}={compat.DETERMINED}"]
-        lowest.append(("entrypoint", {"environment": {"environment_variables": variables}}))
+    if speaks_determined(entrypoint, request.context_dir) and not _says_compat(merged):
+        lowest.append(("entrypoint", {"environment": {"environment_variables": [_COMPAT]}}))
     return merge_layers([*lowest, *layers])
 
 
-def _trial_class(entrypoint: object) -> str:
+def _says_compat(merged: Merged) -> bool:
+    """As the effective configuration of an experiment does that is run again."""
+    return any(value == _COMPAT for _path, value in leaves(merged.tree.get("environment")))
+
+
+def _trial_class(entrypoint: object) -> str | None:
     with suppress(ValueError):  # of an entrypoint that is no command
-        return (trial_name(entrypoint) or "experiment").rpartition(":")[2]
-    return "experiment"
+        name = trial_name(entrypoint)
+        return name.rpartition(":")[2] if name else None
+    return None
 
 
 def _searcher_name(tree: Tree) -> str:
@@ -113,8 +119,12 @@ def _site_defaults(profile: Tree, problems: list[Problem]) -> Tree:
 
 def _of_every_job(profile: Tree) -> Tree:
     """The keys of a profile that an experiment has too, where its own values come first."""
+    default = next((name for name, pool in (profile.get("pools") or {}).items() if pool.get("default")), None)
     return {
-        "resources": {key: profile.get(key) for key in ("resource_pool", "time_limit")},
+        "resources": {
+            "resource_pool": profile.get("resource_pool") or default,
+            "time_limit": profile.get("time_limit"),
+        },
         "environment": {"environment_variables": profile.get("environment_variables")},
     }
 
@@ -125,38 +135,6 @@ def _validated(model: type[Model], tree: Tree, prefix: str, problems: list[Probl
     except ValidationError as error:
         problems += schema_problems(model, error, prefix)
         return None
-
-
-def _gang_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
-    """Whether the slots fit the cluster is the plan's rule; here it joins the other problems."""
-    resources = experiment.resources
-    try:
-        shape = gang(resources.slots_per_trial, cluster)
-        if resources.packed_slots and resources.packed_slots % resources.slots_per_trial == 0:
-            gang(resources.packed_slots, cluster, "resources.packed_slots")
-    except UsageError as error:
-        yield from error.problems
-        return
-    if resources.is_single_node and shape.nodes > 1:
-        yield (
-            f"resources.is_single_node: {resources.slots_per_trial} slots need {shape.nodes} nodes of "
-            f"{cluster.slots_per_node} slots on cluster {cluster.name!r}; use at most {cluster.slots_per_node} slots"
-        )
-    if (resources.packed_slots or 0) > cluster.slots_per_node and cluster.slots_per_node % shape.ranks_per_node:
-        yield (
-            f"resources.packed_slots: trials of {resources.slots_per_trial} slots leave slots idle on nodes of "
-            f"{cluster.slots_per_node}; use a slots_per_trial that divides {cluster.slots_per_node}, or packed_slots "
-            f"of at most {cluster.slots_per_node}"
-        )
-
-
-def _for_this_experiment(cluster: Cluster, experiment: Experiment) -> Cluster:
-    """The profile with what the experiment says of its nodes, for its scheduler."""
-    section = {"slurm": experiment.slurm, "pbs": experiment.pbs}.get(cluster.scheduler)
-    if section is None:
-        return cluster
-    own = {"slots_per_node": section.slots_per_node, "gpu_type": section.gpu_type}
-    return cluster.model_copy(update={key: value for key, value in own.items() if value is not None})
 
 
 def _code_problems(tree: Tree, context_dir: Path) -> list[str]:

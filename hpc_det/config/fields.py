@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 from pydantic import (
@@ -85,7 +84,7 @@ def _time_limit(value: str | int) -> str:
     return str(value)
 
 
-_SIZE = r"^([0-9]+(?:\.[0-9]+)?) *(?:([KMGT])(i?)(?:B|b)?|B|b)?$"
+_SIZE = r"^([0-9]+(?:\.[0-9]+)?) *(?:([KMGTkmgt])[Ii]?)?[Bb]?$"
 
 
 def size_bytes(value: str | int) -> int:
@@ -96,7 +95,7 @@ def size_bytes(value: str | int) -> int:
     if type(value) is int:
         size = value
     else:
-        parts = re.fullmatch(_SIZE, str(value), re.IGNORECASE)
+        parts = re.fullmatch(_SIZE, str(value))
         if not parts or not isinstance(value, str):
             raise ValueError
         size = int(float(parts[1]) * 1024 ** "_KMGT".index((parts[2] or "_").upper()))
@@ -116,12 +115,6 @@ def _entrypoint(value: object) -> str | list[str]:
 def _sbatch_args(arguments: list[str]) -> list[str]:
     refuse_managed_flags(arguments)
     return arguments
-
-
-def _absolute(path: str) -> str:
-    if not PurePosixPath(path).is_absolute():
-        raise ValueError
-    return path
 
 
 def _regex(pattern: str) -> str:
@@ -164,7 +157,7 @@ TimeLimit: TypeAlias = Annotated[
 Size: TypeAlias = Annotated[
     int,
     PlainValidator(size_bytes),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": _SIZE}]}),
     Expected("a size in bytes, or a text such as '1.5 GiB'"),
 ]
 Entrypoint: TypeAlias = Annotated[
@@ -191,10 +184,15 @@ OptionalText: TypeAlias = Annotated[
     str | None, Field(min_length=1, pattern=r"\S"), Expected("a text that is not empty")
 ]
 AnyText: TypeAlias = Annotated[str, Expected("a text")]
-AbsolutePath: TypeAlias = Annotated[str, AfterValidator(_absolute), Expected("an absolute path")]
+AbsolutePath: TypeAlias = Annotated[str, Field(pattern=r"^/"), Expected("an absolute path")]
 Regex: TypeAlias = Annotated[str, AfterValidator(_regex), Expected("a regular expression as Python's `re` reads it")]
 Texts: TypeAlias = Annotated[list[str], Expected("a list of texts")]
-DistinctTexts: TypeAlias = Annotated[list[str], AfterValidator(_distinct), Expected("a list of texts, each one once")]
+DistinctTexts: TypeAlias = Annotated[
+    list[str],
+    AfterValidator(_distinct),
+    Field(json_schema_extra={"uniqueItems": True}),
+    Expected("a list of texts, each one once"),
+]
 PositiveList: TypeAlias = Annotated[list[Positive], Expected("a list of whole numbers >= 1")]
 ClassName: TypeAlias = Annotated[
     str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"), Expected("module:Class, such as my_search:MySearch")

@@ -41,7 +41,8 @@ def _device(value: Any) -> Any:
     return device_of_text(value) if isinstance(value, str) else value
 
 
-_Device = Annotated[ContainerDevice, BeforeValidator(_device, json_schema_input_type=ContainerDevice | str)]
+_DeviceText = Annotated[str, Field(pattern=r"^/[^:]+:/[^:]+(:[mrw]+)?$")]
+_Device = Annotated[ContainerDevice, BeforeValidator(_device, json_schema_input_type=ContainerDevice | _DeviceText)]
 
 
 class Resources(Section):

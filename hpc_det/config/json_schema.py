@@ -6,8 +6,12 @@ required here, and null is unset.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hpc_det.config.cluster import Cluster
+from hpc_det.config.determineds_keys import NO_EFFECT, NOT_YET, in_words
 from hpc_det.config.fields import Section
+from hpc_det.config.keys import sections_at
 from hpc_det.config.merge import Tree
 from hpc_det.config.schema import Experiment
 
@@ -21,6 +25,8 @@ def experiment_schema() -> Tree:
         "type": ["string", "null"],
         "description": "The folder of the trial's code; by default the current one.",
     }
+    for path in (*NO_EFFECT, *NOT_YET):
+        _add_words(schema, path)
     for key in ("image", "environment_variables"):
         _also_the_old_gpu(schema["$defs"]["Environment"]["properties"][key])
     return schema
@@ -49,14 +55,24 @@ def _or_null(schema: Tree) -> Tree:
     """What a key of a section may be. Several kinds may fit one section where none of its keys is required."""
     about = {key: schema[key] for key in ("description", "default") if isinstance(schema.get(key), str | int | float)}
     rest = {key: value for key, value in schema.items() if key not in ("description", "default", "title")}
-    if "oneOf" in rest:
-        rest["anyOf"] = rest.pop("oneOf")
     return {**about, "anyOf": [*_choices(rest), {"type": "null"}]}
 
 
-def _choices(schema: Tree) -> list[Tree]:
-    choices: list[Tree] = schema["anyOf"] if schema.keys() == {"anyOf"} else [schema]
-    return [choice for choice in choices if choice != {"type": "null"}]
+def _choices(schema: Tree) -> Iterator[Tree]:
+    inner: list[Tree] | None = schema.get("anyOf") or schema.get("oneOf")
+    if inner:
+        for choice in inner:
+            yield from _choices(choice)
+    elif schema != {"type": "null"}:
+        yield schema
+
+
+def _add_words(schema: Tree, path: str) -> None:
+    *above, key = path.split(".")
+    for section in sections_at(Experiment, above):
+        found = schema if section is Experiment else schema["$defs"][section.__name__]
+        if key in found["properties"]:
+            found["properties"][key]["description"] += in_words(path)
 
 
 def _also_the_old_gpu(schema: Tree) -> None:

@@ -209,9 +209,21 @@ def _for_every_device(node: Node) -> Node:
 _SEARCHER_COMMON = frozenset({"metric", "smaller_is_better", "source_trial_id", "source_checkpoint_uuid"})
 _STORAGE_COMMON = frozenset({"save_experiment_best", "save_trial_best", "save_trial_latest"})
 
+_AZURE_ACCESS = frozenset({"connection_string", "account_url", "credential"})
+_storage_union = _union("type", _STORAGE_COMMON)
+
+
+def _storage(template: Node, config: Node, path: str) -> Node:
+    """A union, in which the ways to reach an Azure account are one value."""
+    if isinstance(template, dict) and isinstance(config, dict):
+        given = {key for key in _AZURE_ACCESS & config.keys() if not _is_null(config[key])}
+        template = {key: value for key, value in template.items() if not (given and key in _AZURE_ACCESS)}
+    return _storage_union(template, config, path)
+
+
 RULES: dict[str, Rule] = {
     "bind_mounts": _keyed(_field("container_path")),
-    "checkpoint_storage": _union("type", _STORAGE_COMMON),
+    "checkpoint_storage": _storage,
     "entrypoint": _atomic,
     "environment.environment_variables": _per_device,
     "environment.image": _per_device,
@@ -226,4 +238,6 @@ RULES: dict[str, Rule] = {
     "searcher": _union("name", _SEARCHER_COMMON),
     "searcher.bracket_rungs": _atomic,
     "searcher.max_length": _atomic,
+    "searcher.points": _atomic,
+    "tensorboard_storage": _union("type", frozenset()),
 }

@@ -53,6 +53,24 @@ _Loader.add_implicit_resolver(
 )
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes a text that YAML 1.1 or 1.2 would take for something else, and writes no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *_Loader.yaml_implicit_resolvers.get(first, ())]
+    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}
+}
+
+
+def dump_yaml(tree: Tree | None) -> str:
+    """The tree as YAML, from which `load_yaml` reads the same."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120) if tree else ""
+
+
 def parse_yaml(text: str, where: str) -> Any:
     """The data in `text`; UsageError with `where` and the line if it is not YAML, or not what JSON can hold."""
     try:
@@ -73,14 +91,23 @@ def yaml_problem(error: yaml.MarkedYAMLError, where: str) -> str:
 
 def load_yaml(path: Path) -> Tree:
     """The map in the file `path`; an empty file is an empty map."""
+    return parse_map(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """The file's text; UsageError where it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(f"{path}: cannot be read: {reason}") from None
-    data = parse_yaml(text, str(path))
+
+
+def parse_map(text: str, where: str) -> Tree:
+    """As parse_yaml; UsageError for anything but a map or nothing."""
+    data = parse_yaml(text, where)
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise UsageError(f"{path}: holds a {type(data).__name__}, expected a map of settings such as `name: digits`")
+        raise UsageError(f"{where}: holds a {type(data).__name__}, expected a map of settings such as `name: digits`")
     return data

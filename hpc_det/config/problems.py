@@ -34,8 +34,12 @@ def _line(problem: Problem, source: str | None) -> str:
     line = f"{problem.path}: {problem.what}"
     line += f" (from {source})" if source else ""
     line += f"; {problem.remedy}" if problem.remedy else ""
-    # A key or value may hold anything; a line of output may not.
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
+    return printable(line)
+
+
+def printable(text: str) -> str:
+    """A key or value may hold anything; a line of output may not."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -1,15 +1,18 @@
 """What was asked for, before any merge: from a YAML file with overrides, or from a Hydra command line.
 
-Cluster profiles and templates are files `conf/cluster/NAME.yaml` and `conf/template/NAME.yaml`; the user's own
-`$HPC_DET_ROOT/conf` comes before the project's.
+Cluster profiles and templates are files `conf/cluster/NAME.yaml` and `conf/template/NAME.yaml`: of the user's own
+`$HPC_DET_ROOT/conf`, of the site's folders in `$HPC_DET_SITE_CONF`, of the project's, in this order.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
 
 from hpc_det.config.merge import Tree, join
 from hpc_det.config.plain_yaml import load_yaml, parse_yaml
@@ -19,6 +22,8 @@ from hpc_det.resources import data_path
 from hpc_det.store.root import state_root
 
 DEFAULT_CLUSTER = "local"
+SITE_CONF = "HPC_DET_SITE_CONF"
+Owner: TypeAlias = Literal["user", "site", "hpc_det"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +72,30 @@ def from_hydra(overrides: Sequence[str], env: Mapping[str, str]) -> Request:
     """The request that `conf/config.yaml` and Hydra's `overrides` compose."""
     from hpc_det.config.compose import compose  # no other command needs hydra
 
-    config, template_name = compose(overrides, conf_folders(env))
+    composed = compose(overrides, [folder.path for folder in conf_folders(env)])
+    return of_composed(composed.tree, composed.template_name)
+
+
+def of_composed(config: Tree, template_name: str | None) -> Request:
+    """The request in a tree that Hydra composed."""
+    config = dict(config)
     cluster, template = config.pop("cluster", None) or {}, config.pop("template", None)
     return Request(
         cluster=cluster,
         template=_template(template, template_name or "") if template else None,
         template_name=template_name,
         context_dir=_context_dir(config.pop("context_dir", None)),
-        config=config,
+        # The skeleton has these two as maps, so that keys can be added to them.
+        config={key: value for key, value in config.items() if value != {}},
     )
+
+
+def from_stored(config: Tree, cluster: Tree, code: Path, overrides: Sequence[str]) -> Request:
+    """What an experiment was, by its effective configuration, with `--config a.b=value` overrides."""
+    config = deepcopy(config)
+    for override in overrides:
+        apply_override(config, override)
+    return Request(cluster=cluster, template=None, template_name=None, config=config, context_dir=code)
 
 
 def for_test(request: Request) -> Request:
@@ -83,7 +103,7 @@ def for_test(request: Request) -> Request:
     description = request.config.get("description") or (request.template or {}).get("description") or ""
     overrides: Tree = {
         "description": f"[test-mode] {description}".strip(),
-        "searcher": {"max_length": {"batches": 1}},
+        "searcher": {"name": "single", "max_length": {"batches": 1}},
         "scheduling_unit": 1,
         "min_validation_period": {"batches": 0},
         "min_checkpoint_period": {"batches": 0},
@@ -120,17 +140,40 @@ def apply_override(config: Tree, override: str) -> None:
     node[last] = parse_yaml(text, f"--config {dotted}")
 
 
-def conf_folders(env: Mapping[str, str]) -> list[Path]:
-    """Where groups of configuration files lie, the first found wins."""
-    return [folder for folder in (state_root(env) / "conf", data_path("conf")) if folder.is_dir()]
+class ConfFolder(NamedTuple):
+    """A folder with groups of configuration files, and who may change it."""
+
+    owner: Owner
+    path: Path
+
+
+def conf_folders(env: Mapping[str, str]) -> list[ConfFolder]:
+    """Where groups of configuration files lie, the first found wins. As in a PATH, folders need not exist."""
+    site = [Path(folder).expanduser().absolute() for folder in env.get(SITE_CONF, "").split(os.pathsep) if folder]
+    folders = [
+        ConfFolder("user", state_root(env) / "conf"),
+        *(ConfFolder("site", folder) for folder in site),
+        ConfFolder("hpc_det", data_path("conf")),
+    ]
+    return [folder for folder in folders if folder.path.is_dir()]
+
+
+def group_files(group: str, env: Mapping[str, str]) -> dict[str, list[tuple[Owner, Path]]]:
+    """The names in a group and the files of each; the first file is used, and hides the others."""
+    found: dict[str, list[tuple[Owner, Path]]] = {}
+    for owner, folder in conf_folders(env):
+        for file in sorted((folder / group).glob("*.yaml")):
+            found.setdefault(file.stem, []).append((owner, file))
+    return found
 
 
 def find(group: str, name: str, env: Mapping[str, str]) -> Path:
     """The file of `name` in the group "cluster" or "template"; UsageError naming the known ones if there is none."""
-    found = {file.stem: file for folder in reversed(conf_folders(env)) for file in (folder / group).glob("*.yaml")}
+    found = group_files(group, env)
     if name not in found:
         raise unknown_choice(group, name, found)
-    return found[name]
+    (_owner, file), *_hidden = found[name]
+    return file
 
 
 def unknown_choice(group: str, name: str, known: Iterable[str]) -> UsageError:

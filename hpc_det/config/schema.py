@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
@@ -63,6 +63,9 @@ class Profiling(Section):
     sync_timings: Flag = Field(default=True, description="The device finishes its work before a time is taken.")
 
 
+_Action: TypeAlias = Literal["cancel_retries", "exclude_node"]
+
+
 def _action(value: Any) -> Any:
     """Determined 0.25 to 0.37 wrote `action: {type: cancel_retries}`."""
     return value["type"] if isinstance(value, dict) and value.keys() == {"type"} else value
@@ -73,8 +76,8 @@ class LogPolicy(Section):
     pattern: Regex | None = Field(default=None, description="What a line of the log looks like.")
     action: (
         Annotated[
-            Literal["cancel_retries", "exclude_node"],
-            BeforeValidator(_action, json_schema_input_type=str | dict[str, str]),
+            _Action,
+            BeforeValidator(_action, json_schema_input_type=_Action | dict[Literal["type"], _Action]),
             Expected("cancel_retries or exclude_node"),
         ]
         | None
@@ -91,7 +94,8 @@ class Experiment(Section):
     """One experiment, complete. Defaults are Determined's (its schemas/expconf/v0)."""
 
     name: Annotated[Text, Expected("a name for the experiment, not empty")] = Field(
-        description="By default the experiment file's own name, or else the trial's class."
+        default="experiment",
+        description="What lists show. Better than this default is that of a file, its own name, or the trial's class.",
     )
     description: AnyText = Field(default="", description="Free text.")
     labels: DistinctTexts = Field(default=[], description="Words to find the experiment by.")

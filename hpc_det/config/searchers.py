@@ -22,6 +22,7 @@ from hpc_det.config.fields import (
     Unit,
     kind_discriminator,
 )
+from hpc_det.config.merge import Tree
 
 
 class SearcherKind(Section):
@@ -80,6 +81,13 @@ class Grid(_ManyTrials):
     name: Literal["grid"] = Field(description="A trial for every point of the grid of hyperparameters.")
 
 
+class Points(_ManyTrials):
+    name: Literal["points"] = Field(description="A trial for each of a list of hyperparameters, as of a Hydra sweep.")
+    points: Annotated[list[Tree], Field(min_length=1), Expected("a list of maps, at least one")] = Field(
+        description="The hyperparameters of each trial, constants all of them."
+    )
+
+
 class AsyncHalving(_Halving):
     name: Literal["async_halving"] = Field(description="Many short trials, of which only the best train on.")
     num_rungs: Positive = Field(description="In how many steps a trial comes to max_length.")
@@ -108,11 +116,12 @@ class Custom(_MaxTrials):
     settings: FreeMap = Field(default={}, description="Arguments of that class.")
 
 
-_which = kind_discriminator("single", Single, Random, Grid, AsyncHalving, AdaptiveAsha, Optuna, Custom)
+_which = kind_discriminator("single", Single, Random, Grid, Points, AsyncHalving, AdaptiveAsha, Optuna, Custom)
 Searcher: TypeAlias = Annotated[
     Annotated[Single, Tag("<single>")]
     | Annotated[Random, Tag("<random>")]
     | Annotated[Grid, Tag("<grid>")]
+    | Annotated[Points, Tag("<points>")]
     | Annotated[AsyncHalving, Tag("<async_halving>")]
     | Annotated[AdaptiveAsha, Tag("<adaptive_asha>")]
     | Annotated[Optuna, Tag("<optuna>")]

@@ -17,18 +17,30 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from hpc_det import compat
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.container import (
+    ENVIRONMENT_FILE,
+    contained,
+    environment_file,
+    inside,
+    make_mount_points,
+    of_the_job,
+)
 from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import failure_now, first_failure, note_failure
 from hpc_det.launch.network import own_address
 from hpc_det.launch.rendezvous import await_rendezvous, publish
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe, shielded
+from hpc_det.plan.container import Container
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import adopt_orphans, end_descendants
+from hpc_det.store.files import write_atomic
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.stop import read_stop, request_stop
 from hpc_det.submit.scheduler import scheduler
@@ -43,10 +55,20 @@ LAST_WORDS, LONGEST_LINE = 4096, 200
 
 class Agent:
     def __init__(
-        self, trial: TrialFolder, plan: JobPlan, number: int, worker: int, node_rank: int, private: str
+        self,
+        trial: TrialFolder,
+        plan: JobPlan,
+        number: int,
+        worker: int,
+        node_rank: int,
+        private: str,
+        scratch: str | None,
     ) -> None:
         self._trial = trial
         self._plan = plan
+        self._container = plan.container if plan.container and plan.container.starts_entrypoint else None
+        self._private = private
+        self._scratch = scratch
         self._number = number
         self._worker = worker
         self._node_rank = node_rank
@@ -70,6 +92,7 @@ class Agent:
             for key, _ in self._selector.select(timeout=POLL_S):
                 key.data()
             self._poll_run_folder()
+        self._hear_last_words()
         code = 1 if self._ended else entrypoint.returncode
         if code and not self._ended:
             self._note_entrypoint(code)
@@ -77,13 +100,21 @@ class Agent:
         self._doorbell.close()
         return 1 if code else 0
 
+    def _hear_last_words(self) -> None:
+        """A rank that is the entrypoint itself may be gone before its line was looked at."""
+        for key, _ in self._selector.select(timeout=0):
+            key.data()
+
     def _start(self) -> subprocess.Popen[bytes]:
         environment = self._environment(*self._meet())
+        command: Sequence[str] = self._plan.entrypoint
+        if self._container:
+            command = self._into_container(self._container, environment)
         try:
             return subprocess.Popen(
-                self._plan.entrypoint,
+                command,
                 cwd=self._plan.code,
-                env=environment,
+                env=dict(os.environ) if self._container else environment,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 preexec_fn=shielded(),
@@ -92,16 +123,27 @@ class Agent:
             raise UsageError(f"entrypoint: {error.filename}: {error.strerror}") from None
 
     def _environment(self, attempt: Attempt, interface: str | None) -> dict[str, str]:
-        environment = {**os.environ, **dict(item.split("=", 1) for item in self._plan.environment), **attempt.to_env()}
+        given = of_the_job(os.environ) if self._container else os.environ
+        scratch = {"TMPDIR": self._scratch} if self._scratch else {}
+        wanted = dict(item.split("=", 1) for item in self._plan.environment)
+        environment = {**given, **scratch, **wanted, **attempt.to_env()}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [self._plan.code, environment.get("PYTHONPATH")]))
         if self._plan.slot_type == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""  # a node may have GPUs that this gang did not ask for
+        if self._plan.container:  # runtimes show the home folder, and Python takes packages from it
+            environment.setdefault("PYTHONNOUSERSITE", "1")
         environment.setdefault("OMP_NUM_THREADS", str(self._plan.cpus_per_rank))
         # Every store connection looks its peer's name up; without an answer that costs 5 s each (pytorch #159007).
         environment.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
         if interface:
             environment.setdefault("GLOO_SOCKET_IFNAME", interface)
         return compat.for_children(environment) if compat.is_on(environment) else environment
+
+    def _into_container(self, container: Container, environment: dict[str, str]) -> list[str]:
+        make_mount_points(self._plan, container)
+        environment["PYTHONPATH"] = inside(environment["PYTHONPATH"])
+        write_atomic(Path(self._private, ENVIRONMENT_FILE), environment_file(environment))
+        return contained(self._plan, container, filter(None, [self._private, self._scratch]))
 
     def _meet(self) -> tuple[Attempt, str | None]:
         address, interface = own_address(self._plan.nodes)
@@ -177,6 +219,21 @@ def _last_line(log: Path, begin: int) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")[-LONGEST_LINE:]
 
 
+@contextmanager
+def scratch_folder(plan: JobPlan) -> Iterator[str | None]:
+    """A folder of mode 0700 for this attempt in the node's scratch folder, gone afterwards; None without such."""
+    if plan.scratch is None:
+        yield None
+        return
+    base = os.path.expandvars(plan.scratch)
+    if not os.path.isdir(base):
+        raise UsageError(
+            f"cluster.scratch: {plan.scratch!r} is {base!r} on {socket.gethostname()}, and no folder there"
+        )
+    with tempfile.TemporaryDirectory(prefix="hpc-det-", dir=base) as folder:
+        yield folder
+
+
 def main(argv: list[str]) -> int:
     trial = TrialFolder(Path(argv[0]))
     number, worker = int(argv[1]), int(argv[2])
@@ -186,7 +243,8 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="hpc-det-", dir=short) as private:
         try:
             node_rank = scheduler(plan.scheduler).node_rank(os.environ)
-            return Agent(trial, plan, number, worker, node_rank, private).run()
+            with scratch_folder(plan) as scratch:
+                return Agent(trial, plan, number, worker, node_rank, private, scratch).run()
         except HpcDetError as error:
             note_failure(trial, number, failure_now(None, str(error), user_error=isinstance(error, UsageError)))
             print(f"hpc-det: {error}", file=sys.stderr, flush=True)

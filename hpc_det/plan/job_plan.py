@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from hpc_det.plan.container import Container
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobArray:
@@ -72,6 +74,9 @@ class JobPlan:
     modules: tuple[str, ...]
     setup: tuple[str, ...]
     """The site's own shell lines, the one place where a config holds shell text."""
+    container: Container | None
+    scratch: str | None
+    """A folder of each node's own; it may name variables of the job, such as $SLURM_JOB_ID."""
 
     @property
     def world_size(self) -> int:
@@ -88,7 +93,8 @@ class JobPlan:
     @classmethod
     def from_json(cls, text: str) -> JobPlan:
         data: dict[str, Any] = json.loads(text)
-        return cls(**{field.name: _tupled(data[field.name]) for field in fields(cls)})
+        values = {field.name: _tupled(data[field.name]) for field in fields(cls)}
+        return cls(**{**values, "container": data["container"] and Container.from_json(data["container"])})
 
 
 def _tupled(value: Any) -> Any:

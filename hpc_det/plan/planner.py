@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from hpc_det.errors import UsageError
+from hpc_det.plan.in_container import container, unmountable
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.plan.placement import Placement
 from hpc_det.store.folders import ExperimentFolder
@@ -19,7 +21,11 @@ LEGACY_ENTRYPOINT = re.compile(r"[\w.]+:\w+")
 def plan_jobs(
     experiment: Experiment, cluster: Cluster, folder: ExperimentFolder, place: Placement, *, python: str
 ) -> JobPlan:
+    """`cluster` is the profile in the experiment's pool. Raises UsageError for a folder that cannot be mounted."""
     resources = experiment.resources
+    box = container(experiment, cluster, str(folder.code))
+    if box and (problems := list(unmountable("HPC_DET_ROOT", str(folder.path)))):
+        raise UsageError(problems)
     return JobPlan(
         experiment_id=folder.id,
         name=experiment.name,
@@ -27,7 +33,7 @@ def plan_jobs(
         folder=str(folder.path),
         code=str(folder.code),
         python=python,
-        entrypoint=_argv(experiment.entrypoint, python),
+        entrypoint=_argv(experiment.entrypoint, "python3" if box else python),
         environment=tuple(experiment.environment.variables(cluster.slot_type)),
         nodes=place.gang.nodes,
         ranks_per_node=place.gang.ranks_per_node,
@@ -48,6 +54,8 @@ def plan_jobs(
         srun_args=tuple(cluster.srun_args),
         modules=tuple(cluster.modules),
         setup=tuple(cluster.setup),
+        container=box,
+        scratch=cluster.scratch,
     )
 
 

@@ -33,14 +33,10 @@ class AdaptiveSearch:
         return self._numbered(*found) if found else None
 
     def start(self, work: Work) -> None:
-        found = self._next()
-        assert found, work
-        assert work == self._numbered(*found), (work, found)
-        bracket, own = found
-        bracket.search.start(own)
-        if own.trial > len(bracket.numbers):
-            bracket.numbers.append(work.trial)
-            self._homes.append((bracket, own.trial))
+        if work.trial > len(self._homes):
+            self._create(work.trial)
+        bracket, own = self._homes[work.trial - 1]
+        bracket.search.start(Work(own, work.until))
 
     def report(self, trial: int, value: float) -> None:
         bracket, own = self._homes[trial - 1]
@@ -75,12 +71,22 @@ class AdaptiveSearch:
     def trials_expected(self) -> int:
         return sum(bracket.search.trials_expected for bracket in self._brackets)
 
+    def _create(self, trial: int) -> None:
+        """In the first bracket that has a new one: had one before it any work, next_work would have named that."""
+        assert trial == len(self._homes) + 1, trial
+        bracket = next(bracket for bracket in self._in_turn() if bracket.search.new_trial())
+        bracket.numbers.append(trial)
+        self._homes.append((bracket, len(bracket.numbers)))
+
     def _next(self) -> tuple[Bracket, Work] | None:
-        """The first bracket with work and fewer trials at work than its share, else the first one with work."""
-        for bracket in sorted(self._brackets, key=lambda bracket: bracket.search.working >= bracket.share):
+        for bracket in self._in_turn():
             if own := bracket.search.next_work():
                 return bracket, own
         return None
+
+    def _in_turn(self) -> list[Bracket]:
+        """First those that train fewer trials than their share."""
+        return sorted(self._brackets, key=lambda bracket: bracket.search.working >= bracket.share)
 
     def _numbered(self, bracket: Bracket, own: Work) -> Work:
         """The bracket's own work, with the trial's number in the whole search."""

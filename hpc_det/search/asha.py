@@ -40,32 +40,38 @@ class AsyncHalving:
 
     def next_work(self) -> Work | None:
         """What was decided already, else a promotion as far up as there is one, else a new trial."""
-        if work := self._trials.waiting_work() or self._promotion():
-            return work
+        return self._trials.waiting_work() or self._promotion() or self.new_trial()
+
+    def new_trial(self) -> Work | None:
         new = self._trials.new_trial()
         return Work(new, self._rungs[0].length) if new else None
 
     def start(self, work: Work) -> None:
-        assert work == self.next_work(), (work, self.next_work())
         if work.trial not in self._rung_of:
             self._rung_of[work.trial] = 0
         elif not self._trials.is_under_way(work.trial):
             self._rung(work.trial).unpause(work.trial)
             self._rung_of[work.trial] += 1
+        assert work.until == self._rung(work.trial).length, work
         self._trials.start(work)
 
     def report(self, trial: int, value: float) -> None:
         """In its rung the trial pauses, goes on or stops; after the last one it is done."""
         del self._trials.working[trial]
-        rank = self._arrive(trial, self._sign * value)
-        above = self._rung_of[trial] + 1
-        if above == len(self._rungs):
+        here = self._rung_of[trial]
+        self._trained += self._stretch(here)
+        if here + 1 == len(self._rungs):
             self._trials.close(trial)
-        elif not self._stop_once:
-            self._rung(trial).pause(trial)
-        elif rank < max(self._rung(trial).share(self._divisor), 1):
-            self._rung_of[trial] = above
-            self._trials.queue(Work(trial, self._rungs[above].length))
+        elif self._stop_once:
+            self._go_on_or_stop(trial, self._sign * value)
+        else:
+            self._rungs[here].pause(trial, self._sign * value)
+
+    def _go_on_or_stop(self, trial: int, value: float) -> None:
+        rung = self._rung(trial)
+        if rung.settle(trial, value) < max(rung.share(self._divisor), 1):
+            self._rung_of[trial] += 1
+            self._trials.queue(Work(trial, self._rung(trial).length))
         else:
             self._trials.close(trial)
 
@@ -79,8 +85,10 @@ class AsyncHalving:
             self._trials.replace(trial)
             return
         if self._trials.is_under_way(trial):
-            self._arrive(trial, math.nan)
-        self._rung(trial).unpause(trial)
+            self._trained += self._stretch(self._rung_of[trial])
+            self._rung(trial).settle(trial, math.nan)
+        else:
+            self._rung(trial).unpause(trial)
         self._trials.close(trial)
 
     def give_back(self, trial: int) -> None:
@@ -102,10 +110,6 @@ class AsyncHalving:
     @property
     def progress(self) -> float:
         return 1.0 if self.finished else min(self._trained / self.length_expected, NEARLY_DONE)
-
-    def _arrive(self, trial: int, value: float) -> int:
-        self._trained += self._stretch(self._rung_of[trial])
-        return self._rung(trial).insert(trial, value)
 
     def _promotion(self) -> Work | None:
         for rung, above in zip(reversed(self._rungs[:-1]), reversed(self._rungs), strict=False):

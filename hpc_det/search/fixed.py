@@ -23,7 +23,7 @@ class FixedSearch:
         return Work(new, self._until) if new else None
 
     def start(self, work: Work) -> None:
-        assert work == self.next_work(), (work, self.next_work())
+        assert work.until == self._until, work
         self._trials.start(work)
 
     def report(self, trial: int, value: float) -> None:
@@ -40,6 +40,10 @@ class FixedSearch:
 
     def give_back(self, trial: int) -> None:
         self._trials.give_back(trial)
+
+    def reopen(self, trial: int) -> None:
+        """A closed trial shall go on after all."""
+        self._trials.reopen(Work(trial, self._until))
 
     def is_closed(self, trial: int) -> bool:
         return trial in self._trials.closed

@@ -5,25 +5,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hpc_det.config.merge import Tree
 from hpc_det.search.method import Exit, SearchMethod, Work, search_method
-from hpc_det.search.sample import PointsSampler, Sample, Sampler, sampler
+from hpc_det.search.sample import PointsSampler, Sample, Sampler, first_sample, sampler
 from hpc_det.search.state import Entry, SearchState
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.shared_log import SharedLog
 
 
-def search_of(config: Tree, points: Sequence[Tree] | None) -> tuple[SearchMethod, Sampler]:
+def search_of(config: Tree, points: Sequence[Tree]) -> tuple[SearchMethod, Sampler]:
     """Of an effective config with a seed, and of the points of a sweep."""
     searcher, seed = config["searcher"], config["reproducibility"]["experiment_seed"] or 0
-    if points:
-        found: Sampler = PointsSampler([point["hyperparameters"] for point in points], seed)
-        return search_method({**searcher, "name": "points"}, points=len(points)), found
-    found = sampler(searcher, config["hyperparameters"], seed)
-    return search_method(searcher, points=found.points), found
+    if not points:
+        found = sampler(searcher, config["hyperparameters"], seed)
+        return search_method(searcher, points=found.points), found
+    if any("searcher" in point for point in points):  # each trial knows its own length
+        searcher = {**searcher, "max_length": None}
+    listed = PointsSampler([point["hyperparameters"] for point in points], seed)
+    return search_method({**searcher, "name": "points"}, points=len(points)), listed
 
 
 class SearchJournal:
@@ -31,7 +34,7 @@ class SearchJournal:
 
     def __init__(self, experiment: ExperimentFolder) -> None:
         self._config: Tree = read_json(experiment.effective) or {}
-        self._points = read_json(experiment.points)
+        self._points = read_json(experiment.points) or []
         self._log = SharedLog(experiment.search)
         method, self._sampler = search_of(self._config, self._points)
         self._state = SearchState(method)
@@ -49,13 +52,17 @@ class SearchJournal:
         return self._state
 
     def sample(self, trial: int) -> Sample:
-        return self._sampler.sample(trial)
+        """Where a sweep goes over seeds of the experiment, each trial is the first one of such an experiment."""
+        sample, seed = self._sampler.sample(trial), self.config(trial)["reproducibility"]["experiment_seed"]
+        if seed == self._config["reproducibility"]["experiment_seed"]:
+            return sample
+        return replace(sample, seed=first_sample({}, seed).seed)
 
     def config(self, trial: int) -> Tree:
         """The trial's effective config: the experiment's, with whole sections replaced by its point's."""
         return {**self._config, **(self._points[trial - 1] if self._points else {})}
 
-    def submitted(self, *, first: int, count: int, stay: bool) -> None:
+    def submitted(self, first: int, count: int, *, stay: bool) -> None:
         """Jobs for `count` workers, numbered from `first`, are in the queue. `stay`: they wait for no others."""
         self._write("submitted", first=first, count=count, stay=stay)
 
@@ -79,18 +86,19 @@ class SearchJournal:
         """The worker has ended, and everything that it had to write is written."""
         self._write("left", worker=worker)
 
-    def lose(self, worker: int) -> None:
-        """Nobody is there any more who works under this number."""
-        self._write("lost", worker=worker)
+    def lose(self, worker: int, job: str) -> None:
+        """This job is gone. Nothing changes where the worker is another one meanwhile."""
+        self._write("lost", worker=worker, job=job)
 
     def cancel(self, source: str) -> None:
         """Nobody gets work any more. `source`: who wants that."""
         self._write("cancelled", source=source)
 
+    def continue_(self, trials: Sequence[int]) -> None:
+        """There is work again. `trials`: failed or cancelled ones that get another chance, where the method has any."""
+        self._write("continued", trials=list(trials))
+
     def _write(self, event: str, **details: Any) -> None:
         """Facts stand by themselves, so nothing has to be decided again where others wrote first."""
-        entry = {"event": event, **details, "time": time.time()}
-        self.state()
-        while not self._log.append(entry):
-            self.state()
-        self._state.apply(entry)
+        for entry in self._log.append({"event": event, **details, "time": time.time()}):
+            self._state.apply(entry)

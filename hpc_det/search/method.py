@@ -37,7 +37,10 @@ class SearchMethod(Protocol):
         """
 
     def start(self, work: Work) -> None:
-        """`work`, which next_work has just named, is being done from now on."""
+        """`work`, which next_work has just named, is being done from now on.
+
+        That it was named is taken on trust: a replay of decisions need not take them again.
+        """
 
     def report(self, trial: int, value: float) -> None:
         """The trial's work is done with this value of the metric; NaN is the worst there is."""

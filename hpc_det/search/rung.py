@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from bisect import bisect_left, insort
 from typing import TypeAlias
@@ -14,47 +15,57 @@ class Rung:
     def __init__(self, length: int) -> None:
         self.length = length
         self._arrived = 0
-        self._ranked: list[Place] = []
-        self._paused: list[Place] = []
-        """Those that may be promoted, best first."""
         self._places: dict[int, Place] = {}
+        self._paused: list[Place] = []
+        """A heap: those that may be promoted."""
+        self._settled: list[Place] = []
+        """In order: those that went on or stopped."""
 
-    def insert(self, trial: int, value: float) -> int:
-        """How many trials are better, of those here so far. NaN is the worst value."""
-        self._arrived += 1
-        worst = math.isnan(value)
-        place = (worst, 0.0 if worst else value, self._arrived, trial)
-        self._places[trial] = place
-        insort(self._ranked, place)
-        return bisect_left(self._ranked, place)
+    def settle(self, trial: int, value: float) -> int:
+        """The trial goes on or stops; how many of those before it are better. NaN is the worst value."""
+        place = self._arrive(trial, value)
+        better = bisect_left(self._settled, place)
+        self._settled.insert(better, place)
+        return better
+
+    def pause(self, trial: int, value: float) -> None:
+        """The trial waits for a promotion."""
+        heapq.heappush(self._paused, self._arrive(trial, value))
 
     def share(self, divisor: float) -> int:
         """How many the best 1/divisor are."""
-        return int(len(self._ranked) / divisor)
-
-    def pause(self, trial: int) -> None:
-        """The trial waits here for a promotion."""
-        insort(self._paused, self._places[trial])
+        return int(len(self._places) / divisor)
 
     def promotable(self, divisor: float) -> int | None:
-        """The best trial that waits, if it is among the best 1/divisor of all."""
-        if self._paused and bisect_left(self._ranked, self._paused[0]) < self.share(divisor):
+        """The best trial that waits, if it is among the best 1/divisor of all: who is better has settled."""
+        if self._paused and bisect_left(self._settled, self._paused[0]) < self.share(divisor):
             return self._paused[0][-1]
         return None
 
     def unpause(self, trial: int) -> None:
-        """If it waits."""
-        if trial in self._places:
-            _remove(self._paused, self._places[trial])
+        """The trial waits no longer, and keeps its place."""
+        place = self._places[trial]
+        self._leave(place)
+        insort(self._settled, place)
 
     def forget(self, trial: int) -> None:
         """As if it had never been here."""
-        self.unpause(trial)
         if place := self._places.pop(trial, None):
-            _remove(self._ranked, place)
+            i = bisect_left(self._settled, place)
+            if self._settled[i : i + 1] == [place]:
+                del self._settled[i]
+            else:
+                self._leave(place)
 
+    def _arrive(self, trial: int, value: float) -> Place:
+        self._arrived += 1
+        worst = math.isnan(value)
+        place = self._places[trial] = (worst, 0.0 if worst else value, self._arrived, trial)
+        return place
 
-def _remove(places: list[Place], place: Place) -> None:
-    i = bisect_left(places, place)
-    if i < len(places) and places[i] == place:
-        del places[i]
+    def _leave(self, place: Place) -> None:
+        if place == self._paused[0]:
+            heapq.heappop(self._paused)
+        else:  # rare: a trial ended that nobody worked on
+            self._paused.remove(place)
+            heapq.heapify(self._paused)

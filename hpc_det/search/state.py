@@ -7,10 +7,11 @@ to stay alive, and a decision cannot be lost or taken twice.
 {"event": "asked", "worker": 3, "job": "4711_3"}                 a worker has begun, and wants work
 {"event": "reported", "worker": 3, "trial": 7, "until": 100, "value": 0.31}   its work is done; it wants more
 {"event": "ended", "worker": 3, "trial": 7, "how": "failed"}     its trial will never go on; it wants other work
-{"event": "lost", "worker": 5}                                   whoever it was is gone, its work is to be done again
+{"event": "lost", "worker": 5, "job": "4711_5"}                  this job is gone, its work is to be done again
 {"event": "sampled", "trial": 8, "sample": {...}}                a trial's hyperparameters, where others choose them
 {"event": "left", "worker": 3}                                   a worker has ended, and wrote all that it had to
 {"event": "cancelled", "source": "ada"}                          no work any more
+{"event": "continued", "trials": [7]}                            work again, and trials that failed get another chance
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpc_det.search.fixed import FixedSearch
 from hpc_det.search.method import Exit, SearchMethod, Work
 
 Entry = dict[str, Any]
@@ -47,20 +49,29 @@ class SearchState:
     """Hyperparameters that others than the sampler of this package chose."""
     present: dict[int, str] = field(default_factory=dict)
     """Workers that have begun and not left, and their jobs."""
+    last_trial: dict[int, int] = field(default_factory=dict)
+    """Of each worker: what it worked on before. Its gang may still be saving."""
     cancelled: str | None = None
     """By whom."""
 
+    workers: int = 0
+    """How many were ever submitted; their numbers begin with 0."""
+
     def __post_init__(self) -> None:
         self._expected: set[int] = set()
-        """Workers whose jobs wait in the queue. They will go on with what the others leave."""
+        """Workers whose jobs wait in the queue."""
+        self._relied_on = 0
+        """How many of them will take the place of one that has left."""
 
     def apply(self, entry: Entry) -> None:
         """Take in the next entry of the journal."""
         match entry:
             case {"event": "submitted", "first": first, "count": count, "stay": stay}:
+                self.workers = first + count
                 self._expected = set() if stay else set(range(first, first + count))
+                self._relied_on = 0
             case {"event": "asked", "worker": worker, "job": job}:
-                self._expected.discard(worker)
+                self._no_longer_expect(worker)
                 if not self.finished:  # who begins later leaves at once, and writes nothing
                     self.present[worker] = job
                 if worker not in self.open:
@@ -69,8 +80,8 @@ class SearchState:
                 self._report(entry["worker"], math.nan if value is None else value)
             case {"event": "ended", "how": how} if self._is_due(entry):
                 self._end(entry["worker"], Exit(how))
-            case {"event": "lost", "worker": worker}:
-                self._expected.discard(worker)
+            case {"event": "lost", "worker": worker, "job": job} if self.present.get(worker, job) == job:
+                self._no_longer_expect(worker)
                 self.present.pop(worker, None)
                 if work := self.open.pop(worker, None):
                     self.trials[work.trial].worker = None
@@ -81,6 +92,10 @@ class SearchState:
                 self.present.pop(worker, None)
             case {"event": "cancelled", "source": source}:
                 self.cancelled = source if self.cancelled is None and not self.finished else self.cancelled
+            case {"event": "continued", "trials": trials}:
+                self.cancelled = None
+                for trial in trials:
+                    self._reopen(trial)
 
     @property
     def finished(self) -> bool:
@@ -92,25 +107,44 @@ class SearchState:
         work = self.open.get(entry["worker"])
         return work is not None and work.trial == entry["trial"] and entry.get("until", work.until) == work.until
 
+    def _reopen(self, trial: int) -> None:
+        if isinstance(self.method, FixedSearch) and self.method.is_closed(trial):
+            self.trials[trial].ended = None
+            self.method.reopen(trial)
+
     def _report(self, worker: int, value: float) -> None:
         work = self.open.pop(worker)
-        trial = self.trials[work.trial]
-        trial.worker, trial.length, trial.value = None, work.until, value
+        trial = self._done(worker, work)
+        trial.length, trial.value = work.until, value
         self.method.report(work.trial, value)
         self._give_after(worker, work.trial)
 
     def _end(self, worker: int, how: Exit) -> None:
         work = self.open.pop(worker)
-        trial = self.trials[work.trial]
-        trial.worker, trial.ended = None, how
+        self._done(worker, work).ended = how
         self.method.end(work.trial, how)
         self._give_after(worker, work.trial)
 
+    def _done(self, worker: int, work: Work) -> TrialState:
+        self.last_trial[worker] = work.trial
+        trial = self.trials[work.trial]
+        trial.worker = None
+        return trial
+
     def _give_after(self, worker: int, trial: int) -> None:
-        """Its own trial goes on with the same worker. Other work is for those who wait in the queue, if any do."""
+        """Its own trial goes on with the same worker. Other work is for one that waits in the queue, while there is one
+        for each that leaves.
+        """
         work = self.method.next_work()
-        if work and (work.trial == trial or not self._expected):
+        if work and work.trial != trial and self._relied_on < len(self._expected):
+            self._relied_on += 1
+        else:
             self._give(worker, work)
+
+    def _no_longer_expect(self, worker: int) -> None:
+        if worker in self._expected:
+            self._expected.remove(worker)
+            self._relied_on = max(self._relied_on - 1, 0)
 
     def _give(self, worker: int, work: Work | None) -> None:
         if work is None or self.cancelled:

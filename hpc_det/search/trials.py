@@ -27,7 +27,9 @@ class Trials:
         return self.created + 1 if self.created < self.wanted else None
 
     def start(self, work: Work) -> None:
+        assert work.trial <= self.created + 1, work
         assert work.trial not in self.working, work
+        assert work.trial not in self.closed, work
         self._unqueue(work.trial)
         self.created = max(self.created, work.trial)
         self.working[work.trial] = work
@@ -44,6 +46,10 @@ class Trials:
         self.working.pop(trial, None)
         self._unqueue(trial)
         self.closed.add(trial)
+
+    def reopen(self, work: Work) -> None:
+        self.closed.remove(work.trial)
+        self.queue(work)
 
     def replace(self, trial: int) -> None:
         """Close it and create another in its place."""

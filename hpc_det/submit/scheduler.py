@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
+from hpc_det.launch.container import HPC_DET
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
 from hpc_det.submit.command import Run
@@ -93,7 +94,9 @@ def scheduler(name: str) -> Scheduler:
 
 def agent_command(plan: JobPlan) -> str:
     """The node agent's command line; the trial, the attempt and the worker are appended where it is started."""
-    return shlex.join([plan.python, "-m", "hpc_det.launch.agent"])
+    in_container = plan.container and not plan.container.starts_entrypoint
+    python = ["env", f"PYTHONPATH={HPC_DET}", "python3"] if in_container else [plan.python]
+    return shlex.join([*python, "-m", "hpc_det.launch.agent"])
 
 
 def common_variables(plan: JobPlan, array: JobArray) -> dict[str, object]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from hpc_det.launch.container import srun_flags
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
 from hpc_det.store.folders import job_log
@@ -74,9 +75,10 @@ class Slurm:
         return str(found[0])
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
-        command = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(job_ids)}", "--format=%i|%T|%r"]
+        # --array: an element a line; together they would be shown as `A_[4-9%2]`, cut off after 64 characters
+        flags = ["--noheader", "--array", "--states=all", f"--jobs={','.join(job_ids)}", "--format=%i|%T|%r"]
         try:
-            known = _with_arrays(parse_squeue(run(command)))
+            known = _with_arrays(parse_squeue(run(["squeue", *flags])))
         except CommandError as error:
             if "Invalid job id" not in str(error):
                 return dict.fromkeys(job_ids, JobStatus(JobState.UNKNOWN, str(error)))
@@ -183,7 +185,7 @@ def parse_squeue(output: str) -> dict[str, JobStatus]:
 
 
 def _with_arrays(elements: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
-    """The elements `A_3`, `A_[4-9%2]` and, under the id `A`, all of them together."""
+    """The elements `A_3` and, under the id `A`, all of them together."""
     arrays: dict[str, list[JobStatus]] = {}
     for job_id, status in elements.items():
         arrays.setdefault(job_id.partition("_")[0], []).append(status)
@@ -225,7 +227,9 @@ def _srun(plan: JobPlan, array: JobArray) -> list[str]:
     ]
     if array.is_shared:  # a part of the allocation that no other gang has; the memory is everybody's
         flags += ["--exact", "--mem=0", *_gpus(plan, plan.ranks_per_node)]
-    return [*flags, "--kill-on-bad-exit=1", "--wait=60", "--export=ALL", *plan.srun_args]
+    box = plan.container
+    flags += ["--kill-on-bad-exit=1", "--wait=60", "--export=ALL", *plan.srun_args]
+    return [*flags, *(srun_flags(plan, box) if box and not box.starts_entrypoint else [])]
 
 
 def _gpus(plan: JobPlan, slots: int) -> list[str]:

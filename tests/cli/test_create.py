@@ -83,6 +83,16 @@ def test_explain_shows_who_wrote_each_key_below_the_script(hpc_det: Command, con
     assert comments['# checkpoint_policy: "best"'] == "(default)"
 
 
+def test_explain_names_the_mode_and_who_wrote_an_empty_list(hpc_det: Command, config: Path, code: Path) -> None:
+    config.write_text(f"{config.read_text()}labels: []\ndata: {{}}\nslurm: {{sbatch_args: [], slots_per_node: null}}\n")
+    out = hpc_det("experiment", "create", config, code, "--dry-run", "--test", "--explain").out
+    explained = dict(line[2:].rsplit("  ", 1) for line in out.splitlines() if line.startswith("# ") and "  (" in line)
+    origins = {setting.split(":")[0]: origin for setting, origin in explained.items()}
+    assert [origins[key] for key in ("max_restarts", "searcher.max_length.batches", "description")] == ["(test)"] * 3
+    assert [origins[key] for key in ("labels", "data", "slurm.sbatch_args", "name")] == ["(config)"] * 4
+    assert [origins[key] for key in ("hyperparameters", "slurm.slots_per_node")] == ["(default)"] * 2
+
+
 def test_explain_goes_before_the_last_line_of_create(hpc_det: Command, config: Path, code: Path, sbatch: Path) -> None:
     lines = hpc_det("experiment", "create", config, code, *SLURM, "--explain").out.splitlines()
     assert all(line.startswith("# ") for line in lines[:-1])
@@ -168,14 +178,6 @@ def test_sbatch_talking_nonsense(hpc_det: Command, root: Path, config: Path, cod
     result = hpc_det("experiment", "create", config, code, *SLURM)
     assert result.code == 1
     assert "maintenance" in result.err
-    assert is_untouched(root)
-
-
-@pytest.mark.parametrize("sign", ["-m", "--multirun"])
-def test_run_refuses_a_multirun(hpc_det: Command, root: Path, sign: str) -> None:
-    result = hpc_det("run", sign, "experiment=digits")
-    assert result.code == 2
-    assert result.err.startswith("hpc-det: --multirun: not in this version")
     assert is_untouched(root)
 
 

@@ -29,7 +29,15 @@ def loaded(*arguments: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], ["experiment", "--help"], ["experiment", "list"], ["run", "--help"], ["job", "--help"]],
+    [
+        ["--help"],
+        ["--version"],
+        ["experiment", "--help"],
+        ["experiment", "list"],
+        ["run", "--help"],
+        ["job", "--help"],
+        ["template", "--help"],
+    ],
 )
 def test_looking_around_loads_nothing_heavy(life: Life, arguments: list[str]) -> None:
     life.begins()

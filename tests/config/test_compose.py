@@ -101,7 +101,10 @@ def test_a_length_changes_its_unit(code: Path, env: dict[str, str]) -> None:
             "and remove the old with ~min_validation_period.KEY",
         ),
         (["nonsense"], "'nonsense' is no override: expected KEY=VALUE; text with blanks or signs in quotes"),
-        (["name=a,b"], "Ambiguous value for argument 'name=a,b'; a list is KEY=[a,b], a text is KEY='\"a,b\"'"),
+        (
+            ["name=a,b"],
+            "Ambiguous value for argument 'name=a,b'; a list is KEY=[a,b], a text is KEY='\"a,b\"', a sweep needs -m",
+        ),
         (["+data.x=${nope}"], "data.x: Interpolation key 'nope' not found"),
         (["+data.x=???"], "data.x: Missing mandatory value: x"),
         (["cluster=null"], "cluster=null: Config group override must be a string or a list. Got NoneType"),

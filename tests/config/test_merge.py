@@ -156,6 +156,32 @@ CASES = {
         {"environment": {"proxy_ports": [{"proxy_port": 1}]}},
         {"environment": {"proxy_ports": [{"proxy_port": 1}, {"proxy_port": 2}]}},
     ),
+    "18 an unknown key stays, for the schema to name": ({"nope": 1}, {"nor": 2}, {"nope": 1, "nor": 2}),
+    "azure credentials of the config": (
+        {"checkpoint_storage": {"type": "azure", "connection_string": "s", "container": "c"}},
+        {"checkpoint_storage": {"type": "azure", "account_url": "u", "credential": "k"}},
+        {"checkpoint_storage": {"type": "azure", "account_url": "u", "credential": "k", "container": "c"}},
+    ),
+    "ports by name": (
+        {"environment": {"ports": {"a": 1, "b": 2}}},
+        {"environment": {"ports": {"b": 3}}},
+        {"environment": {"ports": {"a": 1, "b": 3}}},
+    ),
+    "unnamed log policies by what they do": (
+        {"log_policies": [{"action": "a", "pattern": "q"}, {"action": "b", "pattern": "q"}]},
+        {"log_policies": [{"action": "a", "pattern": "q"}]},
+        {"log_policies": [{"action": "a", "pattern": "q"}, {"action": "b", "pattern": "q"}]},
+    ),
+    "tensorboard storage of another kind": (
+        {"tensorboard_storage": {"type": "s3", "bucket": "b"}},
+        {"tensorboard_storage": {"type": "shared_fs", "host_path": "/t"}},
+        {"tensorboard_storage": {"type": "shared_fs", "host_path": "/t"}},
+    ),
+    "points are one value": (
+        {"searcher": {"points": [1, 2]}},
+        {"searcher": {"points": [3]}},
+        {"searcher": {"points": [3]}},
+    ),
     "different kinds": ({"data": {"a": {"b": 1}, "c": 1}}, {"data": {"a": 2, "c": {"d": 3}}}, None),
 }
 
@@ -183,6 +209,12 @@ def test_the_layer_of_every_leaf_is_kept() -> None:
     }
 
 
+def test_the_highest_layer_that_wrote_an_empty_value_is_kept() -> None:
+    layers: list[tuple[str, dict[str, Any]]]
+    layers = [("template", {"a": [], "b": {}, "c": [], "d": [1]}), ("config", {"a": [], "c": [2], "d": []})]
+    assert merge_layers(layers).origins == {"a": "config", "b": "template", "c[0]": "config", "d[0]": "template"}
+
+
 def test_the_layer_of_a_mount_follows_it_to_its_new_place() -> None:
     layers = [("template", {"bind_mounts": [mount("z", "/z")]}), ("config", {"bind_mounts": [mount("a", "/a")]})]
     assert merge_layers(layers).origins == {"bind_mounts[0]": "config", "bind_mounts[1]": "template"}
@@ -208,6 +240,62 @@ def test_an_empty_template_changes_nothing(config: dict[str, Any]) -> None:
 @given(ANY_TREE)
 def test_an_empty_config_changes_nothing(template: dict[str, Any]) -> None:
     assert merge(template, {}) == template
+
+
+LISTED = st.fixed_dictionaries(
+    {},
+    optional={
+        "labels": st.lists(st.text(max_size=2), max_size=4, unique=True),
+        "bind_mounts": st.lists(
+            st.builds(mount, st.sampled_from("xyz"), st.sampled_from(["/a", "/b", "/c"])), max_size=4
+        ),
+        "slurm": st.fixed_dictionaries({"sbatch_args": st.lists(st.text(max_size=2), max_size=3)}),
+        "entrypoint": st.lists(st.text(max_size=2), min_size=1, max_size=3),
+    },
+)
+
+
+@given(LISTED)
+def test_with_itself_a_list_of_words_doubles_and_any_other_stays(tree: dict[str, Any]) -> None:
+    merged = merge(tree, tree)
+    for key in ("bind_mounts", "entrypoint"):
+        assert merged.get(key) == tree.get(key)
+    if "labels" in tree:
+        assert merged["labels"] == list(dict.fromkeys(tree["labels"]))
+    if "slurm" in tree:
+        assert merged["slurm"]["sbatch_args"] == 2 * tree["slurm"]["sbatch_args"]
+
+
+@given(LISTED, LISTED)
+def test_a_merge_again_with_the_same_config_adds_to_lists_of_words_only(
+    template: dict[str, Any], config: dict[str, Any]
+) -> None:
+    once = merge(template, config)
+    twice = merge(once, config)
+    words = (once.pop("slurm", None), twice.pop("slurm", None))
+    assert twice == once
+    if words[0] and "slurm" in config:
+        assert words[1]["sbatch_args"] == words[0]["sbatch_args"] + config["slurm"]["sbatch_args"]
+
+
+def shuffled(tree: Any, back: bool) -> Any:
+    """The same with every map's keys the other way round."""
+    if not isinstance(tree, dict):
+        return tree
+    items = reversed(tree.items()) if back else tree.items()
+    return {key: shuffled(value, back) for key, value in items}
+
+
+@given(trees(), trees(), st.booleans(), st.booleans())
+def test_the_order_of_keys_means_nothing(
+    template: dict[str, Any], config: dict[str, Any], back: bool, forth: bool
+) -> None:
+    assert merge(shuffled(template, back), shuffled(config, forth)) == merge(template, config)
+
+
+@given(trees(), trees())
+def test_the_templates_keys_come_first_in_their_order(template: dict[str, Any], config: dict[str, Any]) -> None:
+    assert list(merge(template, config)) == list(dict.fromkeys([*template, *config]))
 
 
 @given(trees())

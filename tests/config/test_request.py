@@ -103,7 +103,7 @@ def test_the_users_own_file_comes_before_the_projects(env: dict[str, str], user_
 
 
 def test_a_user_without_files_has_the_projects(env: dict[str, str]) -> None:
-    assert conf_folders(env) == [data_path("conf")]
+    assert conf_folders(env) == [("hpc_det", data_path("conf"))]
 
 
 def test_an_unknown_name_names_the_nearest_and_the_known(

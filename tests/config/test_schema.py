@@ -177,7 +177,7 @@ def test_any_other_time_limit_is_refused(limit: Any) -> None:
         (
             {"searcher": {"name": "grit", "max_length": 1}},
             "searcher.name: got 'grit' (from config); did you mean 'grid'? expected one of single, random, grid, "
-            "async_halving, adaptive_asha, optuna, custom",
+            "points, async_halving, adaptive_asha, optuna, custom",
         ),
         (
             {"cluster": {"slots_per_node": 0}},

@@ -27,3 +27,22 @@ def test_the_config_itself_keeps_them() -> None:
     config = tree(["HF_TOKEN=x"], {"secrets": {"user": "me"}})
     masked(config)
     assert config == tree(["HF_TOKEN=x"], {"secrets": {"user": "me"}})
+
+
+def test_a_part_of_a_config_is_masked_as_the_whole() -> None:
+    assert masked({}) == {}
+    assert masked({"data": {"secrets": "all"}, "environment": None}) == {"data": {"secrets": MASK}, "environment": None}
+
+
+def test_what_opens_a_store_or_a_registry_is_masked() -> None:
+    storage = {"type": "s3", "bucket": "b", "access_key": "a", "secret_key": "s", "save_trial_best": 1}
+    registry = {"registry_auth": {"username": "me", "password": "p"}}
+    assert masked({"checkpoint_storage": storage, "environment": registry}) == {
+        "checkpoint_storage": {**storage, "access_key": MASK, "secret_key": MASK},
+        "environment": {"registry_auth": {"username": MASK, "password": MASK}},
+    }
+
+
+def test_what_is_written_wrongly_shows_no_secret() -> None:
+    for variables in ("HF_TOKEN=x", {"HF_TOKEN": "x"}, [{"HF_TOKEN": "x"}]):
+        assert "x" not in str(masked({"environment": {"environment_variables": variables}}))

@@ -21,6 +21,7 @@ SEARCHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "single": ({}, {}),
     "random": ({"max_trials": 64}, MANY),
     "grid": ({}, {"max_concurrent_trials": 16}),
+    "points": ({"points": [{"lr": 1}]}, {"max_concurrent_trials": 16, "points": [{"lr": 1}]}),
     "async_halving": ({"max_trials": 64, "num_rungs": 3}, {**HALVING, "num_rungs": 3}),
     "adaptive_asha": (
         {"max_trials": 64},
@@ -168,6 +169,13 @@ PROBLEMS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "(from config); give a relative path, or one below host_path"
         ],
     ),
+    "an object store": (
+        {"checkpoint_storage": {"type": "gcs", "bucket": "b"}},
+        [
+            "checkpoint_storage.type: 'gcs' is not built yet (from config); "
+            "use shared_fs, directory, or no type for the experiment's own folder"
+        ],
+    ),
     "a relative folder": (
         {"checkpoint_storage": {"type": "directory", "container_path": "c"}},
         ["checkpoint_storage.container_path: got 'c' (from config); expected an absolute path"],
@@ -205,7 +213,8 @@ PROBLEMS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "log_policies[0].pattern: got '(' (from config); expected a regular expression as Python's `re` reads it",
             "log_policies[2].action: got 'explode' (from config); expected cancel_retries or exclude_node",
             "log_policies[1].name: 'a' is the name of log_policies[0], too (from config); give another",
-            "log_policies[2].pattern: required, but nobody set it; give a pattern, or the name of a default policy",
+            "log_policies[2].pattern: required, but nobody set it (from config); "
+            "give a pattern, or the name of a default policy",
         ],
     ),
     "a range of batches": (
@@ -263,6 +272,7 @@ def test_a_mistake_is_told(change: dict[str, Any], told: list[str], problems: Pr
     assert problems(**change) == told
 
 
+PODMAN = {"cluster": {"containers": {"runtime": "podman"}}}
 WORKS: dict[str, tuple[dict[str, Any], str, Any]] = {
     "a size in words": ({"resources": {"shm_size": "1.5 GiB"}}, "resources.shm_size", 1610612736),
     "a size in bytes": ({"resources": {"shm_size": 4096}}, "resources.shm_size", 4096),
@@ -272,7 +282,7 @@ WORKS: dict[str, tuple[dict[str, Any], str, Any]] = {
         "resources.devices",
         [{"host_path": "/dev/a", "container_path": "/dev/b", "mode": "mrw"}],
     ),
-    "an image for all": ({"environment": {"image": "i"}}, "environment.image", "i"),
+    "an image for all": ({"environment": {"image": "i"}, **PODMAN}, "environment.image", "i"),
     "an image for the old gpu": ({"environment": {"image": {"gpu": "i"}}}, "environment.image", {"cuda": "i"}),
     "variables for the old gpu": (
         {"environment": {"environment_variables": {"gpu": ["A=1"]}}},
@@ -309,9 +319,9 @@ def test_a_value_means_what_it_meant(change: dict[str, Any], path: str, value: A
 
 
 def test_an_image_is_chosen_by_the_kind_of_slot(build: Build) -> None:
-    environment = build(environment={"image": {"cuda": "g", "cpu": "c"}}).experiment.environment
+    environment = build(environment={"image": {"cuda": "g", "cpu": "c"}}, **PODMAN).experiment.environment
     assert [environment.image_for(kind) for kind in ("gpu", "cpu")] == ["g", "c"]
-    assert build(environment={"image": "i"}).experiment.environment.image_for("gpu") == "i"
+    assert build(environment={"image": "i"}, **PODMAN).experiment.environment.image_for("gpu") == "i"
 
 
 def test_who_wrote_the_length_of_0_38_wrote_the_length(build: Build) -> None:

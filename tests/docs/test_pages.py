@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,7 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pydantic.fields import FieldInfo
 
+from hpc_det.config.cluster import Cluster, Containers, Pool
+from hpc_det.config.fields import Section
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from tests.docs.page import Command, File, Page
 from tests.lab.slurm import SlurmLab
@@ -20,7 +24,13 @@ from tests.lab.slurm import SlurmLab
 CHECKOUT = Path(__file__).parents[2]
 PAGES = [
     CHECKOUT / name
-    for name in ("README.md", *(f"docs/{page}.md" for page in ("quickstart", "pytorch", "porting", "architecture")))
+    for name in (
+        "README.md",
+        *(
+            f"docs/{page}.md"
+            for page in ("quickstart", "configuration", "pytorch", "porting", "clusters", "architecture")
+        ),
+    )
 ]
 UNTIL_S = 90
 COMMAND_S = 200
@@ -85,6 +95,27 @@ def test_the_quickstart_does_what_it_says_on_a_slurm(slurm_lab: SlurmLab, monkey
         monkeypatch.setenv(name, value)
     page = Page.read(CHECKOUT / "docs" / "quickstart.md")
     Reader(slurm_lab.folder()).follow(page, lambda command: "slurm" in command.marks)
+
+
+@pytest.mark.slurm
+def test_a_real_slurm_is_detected_as_the_page_shows(slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in slurm_lab.env.items():
+        monkeypatch.setenv(name, value)
+    page = Page.read(CHECKOUT / "docs" / "clusters.md")
+    Reader(slurm_lab.folder()).follow(page, lambda command: "slurm" in command.marks)
+
+
+@pytest.mark.parametrize("section", [Cluster, Pool, Containers])
+def test_the_table_of_a_profiles_keys_is_the_schema(section: type[Section]) -> None:
+    rows = {f"| `{name}` | {_default(field)} | {field.description} |" for name, field in section.model_fields.items()}
+    shown = set((CHECKOUT / "docs" / "clusters.md").read_text().splitlines())
+    assert rows - shown == set()
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    return "see below" if isinstance(field.default, Section) else f"`{json.dumps(field.default)}`"
 
 
 @every_page

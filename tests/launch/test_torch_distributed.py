@@ -51,6 +51,14 @@ def test_a_command_is_started_as_it_is_and_a_file_by_python(words: str, for_pyth
     assert ("--no-python" not in started) is for_python
 
 
+def test_a_gang_of_one_rank_is_that_rank_without_a_launcher(tmp_path: Path) -> None:
+    shows = "import os, sys; print(sys.argv[1:], os.environ['RANK'], os.environ['WORLD_SIZE'], 'torch' in sys.modules)"
+    (tmp_path / "train.py").write_text(shows)
+    alone = replace(ATTEMPT, folder=str(tmp_path), nodes=1, ranks_per_node=1, node_rank=0)
+    done = run(str(tmp_path / "train.py"), "--lr", "1", **alone.to_env())
+    assert (done.returncode, done.stdout) == (0, "['--lr', '1'] 0 1 False\n"), done.stderr
+
+
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*MODULE, *arguments], capture_output=True, text=True, env=os.environ | env)
 

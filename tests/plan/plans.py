@@ -35,6 +35,8 @@ _PLAN = JobPlan(
     srun_args=(),
     modules=(),
     setup=(),
+    container=None,
+    scratch=None,
 )
 
 

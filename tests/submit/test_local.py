@@ -40,7 +40,7 @@ def started(tmp_path: Path) -> Iterator[Callable[[str], str]]:
     def start(text: str) -> str:
         script = tmp_path / "job.sh"
         script.write_text(text)
-        job_ids.append(Local().parse_submit(run_command(Local().submit_command(str(script)))))
+        job_ids.append(Local().parse_submit(run_command(Local().submit_command(str(script), None))))
         return job_ids[-1]
 
     yield start

@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from hpc_det.plan.job_plan import JobArray
 from hpc_det.requeue import Cause
 from hpc_det.submit.command import CommandError, run_command
 from hpc_det.submit.scheduler import JobState, JobStatus
@@ -29,6 +30,7 @@ SHOW_JOB = (
     "ReqB:S:C:T=0:0:*:* TRES=cpu=2,node=2,billing=2 Command=/home/ada/job.sh WorkDir=/home/ada StdOut=/home/ada/a b.log"
 )
 NOW = 1_795_000_000.0
+ONE_JOB, SCRIPT = JobArray(first=0, count=1), Path("/home/ada/hpc_det/experiments/12/jobs/1.sh")
 
 
 def slurm_time(moment: float) -> str:
@@ -214,7 +216,9 @@ def test_fields_without_blanks_are_read() -> None:
 
 
 def flags(**changes: object) -> dict[str, str]:
-    return dict(flag.removeprefix("--").partition("=")[::2] for flag in directives(job_plan(**changes)))
+    return dict(
+        flag.removeprefix("--").partition("=")[::2] for flag in directives(job_plan(**changes), ONE_JOB, SCRIPT)
+    )
 
 
 @pytest.mark.parametrize(
@@ -232,7 +236,7 @@ def test_gpus_are_asked_for_in_the_sites_dialect(changes: dict[str, str], expect
 
 
 def test_a_node_has_one_task_with_the_cpus_of_all_its_ranks() -> None:
-    found = flags(nodes=3, ranks_per_node=4, cpus_per_rank=5)
+    found = flags(job_nodes=3, job_slots_per_node=4, cpus_per_rank=5)
     shape = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task")
     assert [found[name] for name in shape] == ["3", "3", "1", "20"]
 
@@ -251,14 +255,15 @@ def test_what_is_not_set_is_not_asked_for() -> None:
     ],
 )
 def test_the_users_own_flags_come_last_on_a_line_of_their_own(args: tuple[str, ...], line: str) -> None:
-    rendered = Slurm().script_variables(job_plan(sbatch_args=args))["directives"]
+    rendered = Slurm().script_variables(job_plan(sbatch_args=args), ONE_JOB, SCRIPT)["directives"]
     assert isinstance(rendered, list)
     assert rendered[-1] == line
 
 
 def test_without_flags_of_the_user_there_is_no_empty_line() -> None:
     plan = job_plan(sbatch_args=())
-    assert len(cast(list[str], Slurm().script_variables(plan)["directives"])) == len(directives(plan))
+    rendered = Slurm().script_variables(plan, ONE_JOB, SCRIPT)["directives"]
+    assert len(cast(list[str], rendered)) == len(directives(plan, ONE_JOB, SCRIPT))
 
 
 # --- the real Slurm
@@ -272,7 +277,7 @@ def test_a_job_on_the_real_slurm_is_held_until_released_and_ends_when_cancelled(
     chosen, folder = Slurm(), slurm_lab.folder()
     script = folder / "job.sh"
     script.write_text("#!/bin/bash\n#SBATCH --begin=now+1hour --output=/dev/null\nexec sleep 60\n")
-    job_id = chosen.parse_submit(run_command(chosen.submit_command(str(script))))
+    job_id = chosen.parse_submit(run_command(chosen.submit_command(str(script), None)))
 
     def wait_until(state: JobState) -> None:
         end = time.monotonic() + 20

@@ -1,0 +1,91 @@
+"""hpc-det cluster: the profiles of sites."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import click
+
+from hpc_det.config.plain_yaml import load_yaml
+from hpc_det.config.request import find, group_files
+from hpc_det.errors import UsageError
+from hpc_det.store.root import state_root
+
+
+@click.group()
+def cluster() -> None:
+    """Profiles of clusters, and how to write yours."""
+
+
+@cluster.command()
+@click.option("--name", help="What the profile is called; by default, what the scheduler calls the cluster.")
+@click.option("--write", is_flag=True, help="Write it where --cluster NAME finds it, instead of printing it.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write it to this file.")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+def detect(name: str | None, write: bool, output: Path | None, force: bool) -> None:
+    """Ask the scheduler of this machine, and print a profile with what it says.
+
+    \b
+    Example:
+      hpc-det cluster detect --name atlas --write
+    """
+    from hpc_det.submit.command import run_command
+    from hpc_det.submit.detect.ask import ask
+    from hpc_det.submit.detect.site import to_yaml
+
+    if write and output:
+        raise UsageError("--write: --output names another file; give one of them")
+    site = ask(run_command, shutil.which)
+    called = _checked(name or site.name)
+    text = to_yaml(site, called)
+    target = state_root(os.environ) / "conf" / "cluster" / f"{called}.yaml" if write else output
+    if target is None:
+        click.echo(text, nl=False)
+        return
+    _write(target, text, force)
+    click.echo(f"Wrote {target}")
+
+
+@cluster.command("list")
+def list_() -> None:
+    """Show the profiles that --cluster knows.
+
+    \b
+    Example:
+      hpc-det cluster list
+    """
+    files = {name: found[0][1] for name, found in sorted(group_files("cluster", os.environ).items())}
+    rows = [("NAME", "SCHEDULER", "FILE")]
+    rows += [(name, str(load_yaml(file).get("scheduler", "")), str(file)) for name, file in files.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@cluster.command()
+@click.argument("name")
+def show(name: str) -> None:
+    """Print the profile NAME.
+
+    \b
+    Example:
+      hpc-det cluster show local
+    """
+    click.echo(find("cluster", name, os.environ).read_text(encoding="utf-8"), nl=False)
+
+
+def _checked(name: str) -> str:
+    if name.startswith((".", "-")) or not all(char.isalnum() or char in "._-" for char in name):
+        raise UsageError(f"--name: {name!r} is no name for a profile; use letters, digits, '.', '_' and '-'")
+    return name
+
+
+def _write(target: Path, text: str, force: bool) -> None:
+    from hpc_det.store.files import write_atomic
+
+    if target.exists() and not force:
+        raise UsageError(f"{target}: is there already; give --force to replace it, or another --name")
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomic(target, text)

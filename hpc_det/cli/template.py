@@ -1,0 +1,143 @@
+"""hpc-det template: settings that experiments share."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpc_det.errors import UsageError
+
+if TYPE_CHECKING:
+    from hpc_det.config.templates import Template
+
+HEADINGS = ("NAME", "FROM", "HIDES")
+
+
+class _Group(click.Group):
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, {"rm": "remove"}.get(cmd_name, cmd_name))
+
+
+@click.group(cls=_Group)
+def template() -> None:
+    """Keep settings that several experiments share.
+
+    A template lies below an experiment's own configuration: `experiment create --template NAME`, `run template=NAME`.
+    Yours lie in $HPC_DET_ROOT/conf/template. They come before those of the site, in the folders of $HPC_DET_SITE_CONF,
+    and before hpc_det's own. What an experiment took from a template it keeps, whatever happens to the template.
+    """
+
+
+@template.command("list")
+@click.option("-d", "--details", is_flag=True, help="What each of them says, too.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON list, one record for each template.")
+def list_(details: bool, as_json: bool) -> None:
+    """List all templates: whose they are, and which others of the same name they hide.
+
+    \b
+    Example:
+      hpc-det template list --json
+      [{"name": "small", "from": "user",
+        "file": "/home/me/hpc_det/conf/template/small.yaml",
+        "hides": [{"from": "hpc_det", "file": "..."}]}]
+    `from` is user, site or hpc_det. With --details a record has `config`, too,
+    secrets masked, and `problem` if that is null.
+    """
+    from hpc_det.config.templates import templates
+
+    found = templates(os.environ)
+    if as_json:
+        click.echo(json.dumps([_record(item, details=details) for item in found], indent=1))
+    elif details:
+        click.echo("\n".join(_in_words(item, _details(item)) for item in found), nl=False)
+    else:
+        click.echo(_table(found))
+
+
+@template.command()
+@click.argument("name")
+def describe(name: str) -> None:
+    """Show what a template says, secrets masked.
+
+    \b
+    Example:
+      hpc-det template describe small
+    """
+    from hpc_det.config.secrets import masked
+    from hpc_det.config.templates import template
+
+    found = template(name, os.environ)
+    click.echo(_in_words(found, {"config": masked(found.tree())}), nl=False)
+
+
+@template.command("set")
+@click.argument("name")
+@click.argument("file", type=click.Path(path_type=Path))
+def set_(name: str, file: Path) -> None:
+    """Keep a YAML file as your template NAME, in place of an older one.
+
+    All that it says must be valid in an experiment; what it leaves out may be missing.
+
+    \b
+    Example:
+      hpc-det template set a100 ~/a100.yaml
+    """
+    from hpc_det.config.templates import set_template
+
+    known = set_template(name, file, os.environ)
+    click.echo(f"{'Updated' if known else 'Set'} template {name}")
+
+
+@template.command()
+@click.argument("name")
+def remove(name: str) -> None:
+    """Remove your template NAME; `rm` does the same.
+
+    \b
+    Example:
+      hpc-det template remove a100
+    """
+    from hpc_det.config.templates import remove_template
+
+    uncovered = remove_template(name, os.environ)
+    click.echo(f"Removed template {name}" + (f"; the name stands for {_whose(*uncovered)} again" if uncovered else ""))
+
+
+def _record(found: Template, *, details: bool) -> dict[str, Any]:
+    hides = [{"from": owner, "file": str(file)} for owner, file in found.hides]
+    record = {"name": found.name, "from": found.owner, "file": str(found.file), "hides": hides}
+    return {**record, **_details(found)} if details else record
+
+
+def _details(found: Template) -> dict[str, Any]:
+    """What it says. A file that cannot be read must not hide all the others."""
+    from hpc_det.config.secrets import masked
+
+    try:
+        return {"config": masked(found.tree())}
+    except UsageError as error:
+        return {"config": None, "problem": str(error)}
+
+
+def _in_words(found: Template, details: dict[str, Any]) -> str:
+    from hpc_det.config.plain_yaml import dump_yaml
+
+    lines = [f"# {found.name}: {_whose(found.owner, found.file)}"]
+    lines += [f"# hides {_whose(owner, file)}" for owner, file in found.hides]
+    lines += [f"# {details['problem']}"] if "problem" in details else []
+    return "\n".join(lines) + "\n" + dump_yaml(details["config"])
+
+
+def _whose(owner: str, file: Path) -> str:
+    return f"{owner} ({file})"
+
+
+def _table(found: list[Template]) -> str:
+    rows = [(item.name, item.owner, ", ".join(owner for owner, _file in item.hides) or "-") for item in found]
+    widths = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (HEADINGS, *rows))
+    return "\n".join(line.rstrip() for line in lines)

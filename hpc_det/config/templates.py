@@ -1,0 +1,136 @@
+"""The templates that there are, whose they are, and what the user does with the own ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from hpc_det.config.checks import hyperparameter_problems, text_problems
+from hpc_det.config.merge import Tree
+from hpc_det.config.older_names import in_todays_names
+from hpc_det.config.plain_yaml import load_yaml, parse_map, read_text
+from hpc_det.config.problems import MISSING, Problem, render, schema_problems
+from hpc_det.config.request import Owner, find, group_files
+from hpc_det.config.schema import Experiment
+from hpc_det.errors import UsageError
+from hpc_det.store.files import write_atomic
+from hpc_det.store.root import state_root
+
+GROUP = "template"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_HYDRAS_VALUES = ("null", "true", "false", "inf", "nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """The file that a name stands for, and the files of that name which it hides."""
+
+    name: str
+    owner: Owner
+    file: Path
+    hides: tuple[tuple[Owner, Path], ...]
+
+    def tree(self) -> Tree:
+        """What it says; UsageError if that is not YAML."""
+        return load_yaml(self.file)
+
+
+def templates(env: Mapping[str, str]) -> list[Template]:
+    """All of them by name: the user's, the site's and the project's."""
+    return [
+        Template(name=name, owner=files[0][0], file=files[0][1], hides=tuple(files[1:]))
+        for name, files in sorted(group_files(GROUP, env).items())
+    ]
+
+
+def template(name: str, env: Mapping[str, str]) -> Template:
+    """The template that is used under this name; UsageError naming the known ones if there is none."""
+    file = find(GROUP, name, env)
+    return next(found for found in templates(env) if found.file == file)
+
+
+def set_template(name: str, file: Path, env: Mapping[str, str]) -> bool:
+    """Store `file` as the user's template `name`, whether or not there is one; True if there was.
+
+    UsageError with every problem of the name and of the file, and then nothing has changed.
+    """
+    text = read_text(file)
+    wrong = problems_of(parse_map(text, str(file))) + _header(text)
+    problems = [*_name_problems(name, env), *(f"{file}: {line}" for line in wrong)]
+    if problems:
+        raise UsageError(problems)
+    stored = _own_file(name, env)
+    known = stored.exists()
+    stored.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomic(stored, text)
+    return known
+
+
+def remove_template(name: str, env: Mapping[str, str]) -> tuple[Owner, Path] | None:
+    """Remove the user's template `name`; the file that it hid, which has the name from now on.
+
+    Experiments keep the settings that they took from it.
+    """
+    found = template(name, env)
+    if found.owner != "user":
+        raise UsageError(_not_yours(found, "remove"))
+    found.file.unlink()
+    return next(iter(found.hides), None)
+
+
+def problems_of(tree: Tree) -> list[str]:
+    """What is wrong with a template by itself: all that it says must be valid, what it leaves out may be missing."""
+    own = in_todays_names({key: value for key, value in tree.items() if key != GROUP})
+    problems: list[Problem] = []
+    if GROUP in tree:
+        what = f"names the template {tree[GROUP]!r}"
+        problems.append(Problem(GROUP, what, "a template uses no other; copy what it needs"))
+    try:
+        Experiment.model_validate(own)
+    except ValidationError as error:
+        # Maps merge with the experiment's; an element of a list stays as it is.
+        problems += (
+            found for found in schema_problems(Experiment, error) if found.what != MISSING or "[" in found.path
+        )
+    problems += text_problems(own)
+    problems += hyperparameter_problems(own.get("hyperparameters"), _searcher_name(own))
+    return render(problems, lambda path: None)
+
+
+def _searcher_name(tree: Tree) -> str:
+    """Empty where the experiment will say it: then a range to search is as good as a constant."""
+    searcher = tree.get("searcher")
+    name = searcher.get("name") if isinstance(searcher, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def _header(text: str) -> list[str]:
+    """Hydra would put the settings elsewhere, and --template would not."""
+    if re.match(r"\s*#\s*@package\b", text):
+        return ["`# @package` is for experiments; leave it out of a template"]
+    return []
+
+
+def _name_problems(name: str, env: Mapping[str, str]) -> list[str]:
+    if not _NAME.fullmatch(name) or name.lower() in _HYDRAS_VALUES:
+        return [
+            f"template {name!r}: no name for a template; give a letter, then letters, digits, _ and -, at most 64, "
+            f"and none of {', '.join(_HYDRAS_VALUES)}"
+        ]
+    files = group_files(GROUP, env)
+    found = template(name, env) if name in files else None
+    return [_not_yours(found, "set")] if found and found.owner != "user" else []
+
+
+def _not_yours(found: Template, verb: str) -> str:
+    owner = {"site": "the site", "hpc_det": "hpc_det"}[found.owner]
+    remedy = "give yours another name" if verb == "set" else "only your own can be removed"
+    return f"template {found.name!r}: belongs to {owner} ({found.file}); {remedy}"
+
+
+def _own_file(name: str, env: Mapping[str, str]) -> Path:
+    return state_root(env) / "conf" / GROUP / f"{name}.yaml"

@@ -1,0 +1,58 @@
+"""What a gang's container is: image, mounts, devices. hpc_det.launch.container has how each runtime takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    source: str
+    """On the host, absolute."""
+    target: str
+    """In the container, absolute."""
+    read_only: bool
+    propagation: str
+    """As mount(8) names it: rprivate, rshared, ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    source: str
+    target: str
+    mode: str
+    """Of the letters r (read), w (write) and m (make the node)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """One per node: the ranks of a node share it."""
+
+    runtime: str
+    """apptainer, podman or pyxis."""
+    image: str
+    """A path, an address with ://, or an image's name as Docker writes it."""
+    mounts: tuple[Mount, ...]
+    devices: tuple[Device, ...]
+    shm_size: int | None
+    """Bytes of /dev/shm; None: as the host has it."""
+    args: tuple[str, ...]
+    """The site's own flags for the runtime."""
+
+    @property
+    def starts_entrypoint(self) -> bool:
+        """Whether the node agent starts it, for the entrypoint; srun starts the whole agent in it otherwise."""
+        return self.runtime != "pyxis"
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Container:
+        return cls(
+            runtime=data["runtime"],
+            image=data["image"],
+            mounts=tuple(Mount(**mount) for mount in data["mounts"]),
+            devices=tuple(Device(**device) for device in data["devices"]),
+            shm_size=data["shm_size"],
+            args=tuple(data["args"]),
+        )

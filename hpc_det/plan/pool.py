@@ -1,0 +1,95 @@
+"""The pool of a cluster that an experiment goes to, and what of the experiment it cannot give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hpc_det.errors import UsageError
+from hpc_det.plan.gang import gang
+from hpc_det.plan.in_container import container_notes, container_problems
+
+if TYPE_CHECKING:
+    from hpc_det.config.cluster import Cluster
+    from hpc_det.config.schema import Experiment
+
+
+def in_its_pool(experiment: Experiment, cluster: Cluster) -> Cluster:
+    """The profile as the experiment's pool has it, and over that what the experiment says of its nodes."""
+    in_pool = cluster.in_pool(experiment.resources.resource_pool)
+    section = {"slurm": experiment.slurm, "pbs": experiment.pbs}.get(cluster.scheduler)
+    own = section.model_dump(include={"slots_per_node", "gpu_type"}, exclude_none=True) if section else {}
+    return in_pool.model_copy(update=own)
+
+
+def pool_problems(experiment: Experiment, cluster: Cluster) -> list[str]:
+    """What of the experiment this cluster cannot give."""
+    there = in_its_pool(experiment, cluster)
+    return [
+        *_name_problems(experiment, cluster),
+        *_time_problems(experiment, there),
+        *_gang_problems(experiment, there),
+        *container_problems(experiment, there),
+    ]
+
+
+def pool_notes(experiment: Experiment, cluster: Cluster) -> list[str]:
+    """What a user should know before the submission, and what is no error."""
+    there = in_its_pool(experiment, cluster)
+    return [*cluster_notes(cluster, experiment.resources.resource_pool), *container_notes(experiment, there)]
+
+
+def cluster_notes(cluster: Cluster, pool: str | None) -> list[str]:
+    """What a user should know of the pool, None for the default one."""
+    there = cluster.in_pool(pool)
+    if there.preempt_mode not in ("requeue", "cancel") or there.grace_time_s != 0:
+        return []
+    return [
+        f"{_pool_of(cluster, pool)} preempts without a grace time: a job may end before it has saved, and goes on from "
+        "a checkpoint of min_checkpoint_period"
+    ]
+
+
+def _pool_of(cluster: Cluster, pool: str | None) -> str:
+    return f"pool {pool!r} of cluster {cluster.name!r}" if pool else f"cluster {cluster.name!r}"
+
+
+def _name_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
+    if cluster.scheduler == "pbs":
+        yield f"cluster: PBS is not supported yet; choose another cluster than {cluster.name!r}"
+    pool = experiment.resources.resource_pool
+    if pool is not None and cluster.pools and pool not in cluster.pools:
+        known = ", ".join(sorted(cluster.pools))
+        yield f"resources.resource_pool: cluster {cluster.name!r} has no pool {pool!r}; known: {known}"
+
+
+def _gang_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
+    resources = experiment.resources
+    try:
+        shape = gang(resources.slots_per_trial, cluster)
+        if resources.packed_slots and resources.packed_slots % resources.slots_per_trial == 0:
+            gang(resources.packed_slots, cluster, "resources.packed_slots")
+    except UsageError as error:
+        yield from error.problems
+        return
+    if resources.is_single_node and shape.nodes > 1:
+        yield (
+            f"resources.is_single_node: {resources.slots_per_trial} slots need {shape.nodes} nodes of "
+            f"{cluster.slots_per_node} slots on cluster {cluster.name!r}; use at most {cluster.slots_per_node} slots"
+        )
+    if (resources.packed_slots or 0) > cluster.slots_per_node and cluster.slots_per_node % shape.ranks_per_node:
+        yield (
+            f"resources.packed_slots: trials of {resources.slots_per_trial} slots leave slots idle on nodes of "
+            f"{cluster.slots_per_node}; use a slots_per_trial that divides {cluster.slots_per_node}, or packed_slots "
+            f"of at most {cluster.slots_per_node}"
+        )
+
+
+def _time_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
+    resources, most = experiment.resources, cluster.max_time_limit_min
+    if resources.time_limit_min is not None and most is not None and resources.time_limit_min > most:
+        yield (
+            f"resources.time_limit: {resources.time_limit!r} is {resources.time_limit_min} min, and "
+            f"{_pool_of(cluster, resources.resource_pool)} has at most {cluster.max_time_limit!r}, {most} min; ask for "
+            "less, or choose another pool"
+        )

@@ -1,0 +1,32 @@
+"""Which scheduler this machine has, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from hpc_det.errors import UsageError
+from hpc_det.submit.command import Run
+from hpc_det.submit.detect import pbs, slurm
+from hpc_det.submit.detect.site import Site
+
+Which = Callable[[str], str | None]
+"""Where a command lies on PATH; None for nowhere."""
+
+
+def ask(run: Run, which: Which) -> Site:
+    """Raises UsageError where there is no scheduler, and CommandError where it does not answer.
+
+    Slurm comes first: it may bring commands with the names of PBS' own (its contribs/torque), which speak no JSON.
+    """
+    if which("sinfo"):
+        site = slurm.detect(run)
+    elif which("pbsnodes"):
+        site = pbs.detect(run)
+    else:
+        raise UsageError(
+            "cluster detect: neither Slurm (sinfo) nor PBS (pbsnodes) is on PATH; run it on a login node of the "
+            "cluster, or write a profile by hand: see docs/clusters.md"
+        )
+    found = next((runtime for runtime in ("apptainer", "podman") if which(runtime)), None)
+    return site if site.runtime else replace(site, runtime=found)

@@ -1,0 +1,80 @@
+"""hpc-det cluster, with a Slurm that answers as recorded."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command
+from tests.submit.detect.recorded import HERE
+
+SAYS = {
+    "sinfo": f"cat {HERE}/slurm-22.05/sinfo.txt",
+    "scontrol": f"[ $2 = config ] && cat {HERE}/slurm-22.05/config.txt || cat {HERE}/slurm-22.05/partitions.txt",
+    "srun": "echo no such flag",
+}
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its commands, first on PATH."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name, text in SAYS.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
+
+
+def test_detect_prints_a_profile(hpc_det: Command, slurm: None, root: Path) -> None:
+    result = hpc_det("cluster", "detect")
+    assert (result.code, result.err) == (0, "")
+    assert 'name: "lab"\nscheduler: slurm\n' in result.out
+    assert not (root / "conf").exists()
+
+
+def test_a_profile_that_was_written_is_found_by_its_name(hpc_det: Command, slurm: None, root: Path) -> None:
+    written = hpc_det("cluster", "detect", "--name", "atlas", "--write")
+    file = root / "conf" / "cluster" / "atlas.yaml"
+    assert written.out == f"Wrote {file}\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert hpc_det("cluster", "show", "atlas").out == file.read_text()
+    rows = [line.split() for line in hpc_det("cluster", "list").out.splitlines()]
+    assert rows[:2] == [["NAME", "SCHEDULER", "FILE"], ["atlas", "slurm", str(file)]]
+    assert [row[0] for row in rows[2:]] == ["local", "slurm"]
+
+
+def test_nothing_is_overwritten_unasked(hpc_det: Command, slurm: None, tmp_path: Path) -> None:
+    file = tmp_path / "atlas.yaml"
+    file.write_text("mine")
+    refused = hpc_det("cluster", "detect", "-o", file)
+    assert refused.code != 0
+    assert "is there already; give --force" in refused.err
+    assert file.read_text() == "mine"
+    assert hpc_det("cluster", "detect", "-o", file, "--force").code == 0
+    assert "scheduler: slurm" in file.read_text()
+
+
+@pytest.mark.parametrize("name", ["../atlas", ".hidden", "a b", "a/b"])
+def test_a_name_that_is_no_name_of_a_file_is_refused(name: str, hpc_det: Command, slurm: None) -> None:
+    refused = hpc_det("cluster", "detect", "--write", "--name", name)
+    assert "is no name for a profile" in refused.err
+
+
+def test_two_places_to_write_to_are_refused(hpc_det: Command, tmp_path: Path) -> None:
+    assert "give one of them" in hpc_det("cluster", "detect", "--write", "-o", tmp_path / "file").err
+
+
+def test_without_a_scheduler_there_is_nothing_to_detect(
+    hpc_det: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    refused = hpc_det("cluster", "detect")
+    assert "neither Slurm (sinfo) nor PBS (pbsnodes) is on PATH" in refused.err
+
+
+def test_an_unknown_profile_is_told_with_the_known_ones(hpc_det: Command) -> None:
+    assert "known: local, slurm" in hpc_det("cluster", "show", "atlas").err

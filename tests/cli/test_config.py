@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from hpc_det.config.plain_yaml import load_yaml
+from tests.cli.conftest import Command
+
+
+def check(hpc_det: Command, config: Path, code: Path, *overrides: str) -> tuple[int, str, str]:
+    options = [word for override in overrides for word in ("--config", override)]
+    return hpc_det("config", "check", config, code, *options)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "found"),
+    [
+        ([], "1 trial of 1 slot, 10 batches at most, on cluster local"),
+        (
+            ["searcher={name: adaptive_asha, metric: a, max_trials: 64, max_length: {epochs: 9}}"],
+            "64 trials of 1 slot, 9 epochs at most, on cluster local",
+        ),
+        (
+            ["searcher.name=grid", "hyperparameters={a: {type: int, minval: 1, maxval: 3, count: 3}}"],
+            "3 trials of 1 slot, 10 batches at most, on cluster local",
+        ),
+        (["entrypoint=bash x.sh", "searcher={metric: a}", "resources.slots_per_trial=2"], "1 trial of 2 slots, on"),
+    ],
+)
+def test_a_valid_file_is_told_in_one_line(
+    hpc_det: Command, root: Path, config: Path, code: Path, overrides: list[str], found: str
+) -> None:
+    code_, out, err = check(hpc_det, config, code, *overrides)
+    assert (code_, err) == (0, "")
+    assert out.startswith(f"{config}: valid: {found}")
+    assert out.count("\n") == 1
+    assert not root.exists()
+
+
+def test_every_problem_is_told_and_nothing_else(hpc_det: Command, root: Path, config: Path, code: Path) -> None:
+    result = check(hpc_det, config, code, "max_restarts=-1", "searcher.max_rungs=3", "nam=x")
+    assert result == (
+        2,
+        "",
+        "hpc-det: searcher.max_rungs: 'single' has no such key (from config); leave it out, or set searcher.name to "
+        "adaptive_asha\n"
+        "hpc-det: max_restarts: got -1 (from config); expected a whole number >= 0\n"
+        "hpc-det: nam: unknown key 'nam' (from config); did you mean 'name'?\n",
+    )
+    assert not root.exists()
+
+
+def test_what_has_no_effect_is_a_note(hpc_det: Command, config: Path, code: Path) -> None:
+    for arguments in (["config", "check"], ["experiment", "create", "--dry-run"]):
+        result = hpc_det(*arguments, config, code, "--config", "environment.pod_spec={spec: {}}")
+        assert result.code == 0
+        assert result.err == "hpc-det: note: environment.pod_spec: has no effect on Slurm and PBS\n"
+
+
+def test_a_template_and_a_cluster_count(hpc_det: Command, config: Path, code: Path) -> None:
+    options = ["--cluster", "slurm", "--template", "small", "--config", "resources.slots_per_trial=3"]
+    result = hpc_det("config", "check", config, code, *options)
+    assert (result.code, result.out) == (2, "")
+    assert "3 does not fill whole nodes of 2 slots on cluster 'slurm'" in result.err
+
+
+def test_an_experiment_without_a_name_has_that_of_its_file(hpc_det: Command, config: Path, code: Path) -> None:
+    config.write_text(config.read_text().replace("name: tiny\n", ""))
+    named = config.rename(config.with_name("lenet-5.yaml"))
+    out = hpc_det("experiment", "create", named, code, "--dry-run", "--explain").out
+    assert any(line.split() == ["#", "name:", '"lenet-5"', "(default)"] for line in out.splitlines())
+
+
+@pytest.mark.parametrize("of", [[], ["experiment"], ["cluster"]])
+def test_a_schema_is_json_schema(hpc_det: Command, of: list[str]) -> None:
+    result = hpc_det("schema", *of)
+    assert (result.code, result.err) == (0, "")
+    Draft202012Validator.check_schema(json.loads(result.out))
+
+
+def test_the_schema_is_that_of_an_experiment_file(hpc_det: Command, config: Path) -> None:
+    validator = Draft202012Validator(json.loads(hpc_det("schema").out))
+    assert validator.is_valid(load_yaml(config))
+    assert not validator.is_valid({**load_yaml(config), "max_restarts": "5"})

@@ -1,0 +1,147 @@
+"""Cluster profiles: pools, containers, and what a profile may not say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_det.config.cluster import Cluster
+from hpc_det.config.effective import Effective
+from hpc_det.config.plain_yaml import load_yaml
+from hpc_det.resources import data_path
+
+POOLS: dict[str, Any] = {
+    "short": {"max_time_limit": "01:00:00", "default": True},
+    "low": {"slots_per_node": 8, "gpu_type": "h100", "preempt_mode": "requeue", "grace_time_s": 0, "max_nodes": 3},
+}
+
+
+def cluster(**changes: Any) -> Cluster:
+    required: dict[str, Any] = {"name": "atlas", "scheduler": "slurm", "slots_per_node": 4, "slot_type": "gpu"}
+    return Cluster.model_validate({**required, "gpu_type": "a100", "grace_time_s": 60, "pools": POOLS, **changes})
+
+
+def test_what_a_pool_says_comes_before_what_the_profile_says() -> None:
+    found = cluster().in_pool("low")
+    assert (found.slots_per_node, found.gpu_type, found.max_nodes, found.grace_time_s) == (8, "h100", 3, 0)
+    assert (found.slot_type, found.max_time_limit) == ("gpu", None)
+
+
+def test_without_a_name_it_is_the_default_pool() -> None:
+    assert cluster().in_pool(None).max_time_limit_min == 60
+    assert cluster(pools={"low": POOLS["low"]}).in_pool(None).slots_per_node == 4
+
+
+def test_a_profile_in_its_pool_stays_there() -> None:
+    low = cluster().in_pool("low")
+    assert low.in_pool(None) == low
+
+
+def test_an_unknown_pool_changes_nothing() -> None:
+    assert cluster().in_pool("nowhere") == cluster()
+
+
+@pytest.mark.parametrize("name", ["local", "slurm"])
+def test_the_profiles_that_come_along_are_valid(name: str) -> None:
+    tree = load_yaml(data_path("conf") / "cluster" / f"{name}.yaml")
+    assert Cluster.model_validate(tree).name == name
+
+
+@pytest.mark.parametrize(
+    ("profile", "problem"),
+    [
+        (
+            {"pools": {"low": {"slots": 8}}},
+            "cluster.pools.low.slots: unknown key 'slots' (from cluster 'lab')",
+        ),
+        (
+            {"pools": {"a": {"default": True}, "b": {"default": True}}},
+            "cluster.pools: got {'a': {'default': True}, 'b': {'default': True}} (from cluster 'lab'); expected a map "
+            "of pool names to what each has of its own, at most one of them the default",
+        ),
+        (
+            {"pools": {"low": {"grace_time_s": -1}}},
+            "cluster.pools.low.grace_time_s: got -1 (from cluster 'lab'); expected a whole number >= 0",
+        ),
+        (
+            {"pools": {"low": {"max_time_limit": "soon"}}},
+            "cluster.pools.low.max_time_limit: got 'soon' (from cluster 'lab'); expected HH:MM:SS, D-HH:MM:SS or whole "
+            "minutes, more than zero",
+        ),
+        (
+            {"preempt_mode": "kill"},
+            "cluster.preempt_mode: got 'kill' (from cluster 'lab'); expected what becomes of preempted jobs: off "
+            "(there are none), requeue, cancel or suspend",
+        ),
+        (
+            {"containers": {"runtime": "docker"}},
+            "cluster.containers.runtime: got 'docker' (from cluster 'lab'); expected apptainer, podman or pyxis",
+        ),
+        (
+            {"scratch": "tmp"},
+            "cluster.scratch: got 'tmp' (from cluster 'lab'); expected an absolute path, or one that begins with $",
+        ),
+        (
+            {"max_array_size": 0},
+            "cluster.max_array_size: got 0 (from cluster 'lab'); expected a whole number >= 1",
+        ),
+    ],
+)
+def test_a_wrong_profile_is_told_with_the_path(
+    profile: dict[str, Any], problem: str, problems: Callable[..., list[str]]
+) -> None:
+    (told,) = problems(cluster=profile)
+    assert told.startswith(problem)
+
+
+def test_the_pool_of_the_experiment_decides_how_many_slots_a_node_has(build: Callable[..., Effective]) -> None:
+    pools = {"pools": {"low": {"slots_per_node": 8}, "high": {"slots_per_node": 1}}}
+    wanted = {"slots_per_trial": 8, "resource_pool": "low"}
+    assert build(cluster=pools, resources=wanted).cluster.slots_per_node == 8
+
+
+def test_what_the_experiment_says_of_its_nodes_comes_before_the_pool(build: Callable[..., Effective]) -> None:
+    pools = {"pools": {"low": {"slots_per_node": 8, "gpu_type": "a100"}}}
+    found = build(cluster=pools, resources={"resource_pool": "low"}, slurm={"slots_per_node": 4})
+    assert (found.cluster.slots_per_node, found.cluster.gpu_type) == (4, "a100")
+
+
+def test_the_pool_of_the_profile_is_the_experiments_where_it_names_none(
+    build: Callable[..., Effective], code: Path
+) -> None:
+    pools = {"pools": {"low": {"slots_per_node": 8}}, "resource_pool": "low"}
+    found = build(cluster=pools)
+    assert (found.experiment.resources.resource_pool, found.cluster.slots_per_node) == ("low", 8)
+
+
+def test_the_default_pool_is_the_experiments_where_nobody_names_one(build: Callable[..., Effective]) -> None:
+    found = build(cluster={"pools": POOLS})
+    assert (found.experiment.resources.resource_pool, found.origins["resources.resource_pool"]) == ("short", "cluster")
+    assert build(cluster={"pools": POOLS, "resource_pool": "low"}).experiment.resources.resource_pool == "low"
+
+
+def test_all_that_a_cluster_cannot_give_is_told_at_once(problems: Callable[..., list[str]]) -> None:
+    found = problems(
+        cluster={"max_time_limit": "01:00:00"},
+        resources={"slots_per_trial": 3, "time_limit": "02:00:00"},
+        environment={"image": "site/torch:2"},
+    )
+    assert found == [
+        "resources.time_limit: '02:00:00' is 120 min, and cluster 'lab' has at most '01:00:00', 60 min; ask for less, "
+        "or choose another pool",
+        "resources.slots_per_trial: 3 does not fill whole nodes of 2 slots on cluster 'lab'; use 2 or 4",
+        "environment.image: 'site/torch:2' needs a container runtime, and cluster 'lab' names none; set "
+        "containers.runtime in its profile, or leave out the image",
+    ]
+
+
+def test_a_pool_without_a_grace_time_is_worth_a_note(build: Callable[..., Effective]) -> None:
+    found = build(cluster={"pools": POOLS}, resources={"resource_pool": "low"})
+    assert found.notes == [
+        "pool 'low' of cluster 'lab' preempts without a grace time: a job may end before it has saved, and goes on "
+        "from a checkpoint of min_checkpoint_period"
+    ]
+    assert build(cluster={"pools": POOLS}).notes == []

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from hpc_det.config.json_schema import cluster_schema, experiment_schema
+from hpc_det.config.plain_yaml import load_yaml
+from hpc_det.resources import data_path
+from tests.config.test_unions import PROBLEMS, SEARCHERS, STORAGES, WORKS
+
+EXAMPLES = [*data_path("docs/examples").glob("*/*.yaml"), *(data_path("conf") / "experiment").glob("*.yaml")]
+CLUSTERS = [*(data_path("conf") / "cluster").glob("*.yaml")]
+
+
+def refused(tree: Any) -> list[str]:
+    validator = Draft202012Validator(experiment_schema())
+    return [error.json_path for error in validator.iter_errors(tree)]
+
+
+def test_both_are_json_schemas() -> None:
+    for schema in (experiment_schema(), cluster_schema()):
+        Draft202012Validator.check_schema(schema)
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=[file.stem for file in EXAMPLES])
+def test_every_example_is_valid(file: Path) -> None:
+    assert refused(load_yaml(file)) == []
+
+
+@pytest.mark.parametrize("file", CLUSTERS, ids=[file.stem for file in CLUSTERS])
+def test_every_cluster_is_valid(file: Path) -> None:
+    assert [*Draft202012Validator(cluster_schema()).iter_errors(load_yaml(file))] == []
+
+
+def test_a_template_lacks_what_the_experiment_gives() -> None:
+    assert refused(load_yaml(data_path("conf") / "template" / "small.yaml")) == []
+
+
+@pytest.mark.parametrize("change", [change for change, _path, _value in WORKS.values()], ids=WORKS.keys())
+def test_it_accepts_what_works(change: dict[str, Any]) -> None:
+    assert refused({key: value for key, value in change.items() if key != "cluster"}) == []
+
+
+@pytest.mark.parametrize("name", SEARCHERS)
+def test_it_accepts_every_searcher_with_all_its_keys(name: str) -> None:
+    needed, effective = SEARCHERS[name]
+    assert refused({"searcher": {"name": name, "metric": "a", "max_length": 5, **needed, **effective}}) == []
+
+
+@pytest.mark.parametrize("kind", STORAGES)
+def test_it_accepts_every_storage_with_all_its_keys(kind: str) -> None:
+    needed, effective = STORAGES[kind]
+    assert refused({"checkpoint_storage": {"type": kind or None, **needed, **effective, "save_trial_best": 2}}) == []
+
+
+# What only a whole experiment on a cluster can show, or a program: no schema says it.
+BEYOND_A_SCHEMA = {
+    "rungs are shares of a length",
+    "two lengths",
+    "a storage path outside",
+    "a storage path that climbs",
+    "both names of a device",
+    "a range of batches",
+    "packed slots in no whole gangs",
+    "packed slots in no whole nodes",
+    "packed slots that stay idle",
+    "a single node",
+    "an object store",
+    # The template may name the kind.
+    "a key of several other kinds",
+    "a key of a storage, and no type",
+}
+
+
+@pytest.mark.parametrize("case", [case for case in PROBLEMS if case not in BEYOND_A_SCHEMA])
+def test_it_refuses_what_is_wrong_by_itself(case: str) -> None:
+    change, _told = PROBLEMS[case]
+    assert refused(change) != []
+
+
+def test_it_says_where() -> None:
+    assert sorted(refused({"max_restarts": "5", "resources": {"slots": 1}})) == ["$.max_restarts", "$.resources"]
+
+
+def test_every_key_says_what_it_means() -> None:
+    schema = experiment_schema()
+    sections = {"": schema, **schema["$defs"]}
+    silent = [
+        f"{name}.{key}"
+        for name, section in sections.items()
+        for key, value in section["properties"].items()
+        if not value.get("description")
+    ]
+    assert silent == []

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpc_det.plan.pool import cluster_notes, pool_notes, pool_problems
+from tests.plan.sites import cluster, experiment
+
+POOLS = {"low": {"max_time_limit": "01:00:00"}, "high": {"slot_type": "cpu"}}
+MOUNT = {"host_path": "/data/digits", "container_path": "/digits"}
+
+
+def problems(site: dict[str, Any] | None = None, **settings: Any) -> list[str]:
+    return pool_problems(experiment(**settings), cluster(**(site or {})))
+
+
+def test_an_unknown_pool_is_told_with_the_known_ones() -> None:
+    assert problems({"pools": POOLS}, resources={"resource_pool": "lo"}) == [
+        "resources.resource_pool: cluster 'atlas' has no pool 'lo'; known: high, low"
+    ]
+
+
+def test_a_profile_without_pools_takes_any_name() -> None:
+    assert problems(resources={"resource_pool": "anything"}) == []
+
+
+@pytest.mark.parametrize(("limit", "fits"), [("00:59:00", True), ("01:00:00", True), ("01:00:01", False)])
+def test_a_time_limit_may_be_as_long_as_the_pools(limit: str, fits: bool) -> None:
+    found = problems({"pools": POOLS}, resources={"resource_pool": "low", "time_limit": limit})
+    assert (found == []) is fits
+    assert fits or found == [
+        f"resources.time_limit: '{limit}' is 61 min, and pool 'low' of cluster 'atlas' has at most '01:00:00', 60 min; "
+        "ask for less, or choose another pool"
+    ]
+
+
+def test_pbs_is_told_where_a_job_would_go_there() -> None:
+    assert problems({"scheduler": "pbs"}) == ["cluster: PBS is not supported yet; choose another cluster than 'atlas'"]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "settings", "words"),
+    [
+        (None, {"environment": {"image": "a"}}, ["'a' needs a container runtime", "cluster 'atlas' names none"]),
+        ("podman", {"environment": {"image": "torch.sif"}}, ["environment.image", "relative path"]),
+        (
+            "apptainer",
+            {"environment": {"image": "a"}, "bind_mounts": [MOUNT | {"propagation": "rshared"}]},
+            ["bind_mounts[0].propagation", "apptainer has no 'rshared'"],
+        ),
+        (
+            "podman",
+            {"environment": {"image": "a"}, "bind_mounts": [MOUNT | {"container_path": "/a:b"}]},
+            ["bind_mounts[0]", "'/a:b' holds ':'"],
+        ),
+        (None, {"bind_mounts": [MOUNT]}, ["'/data/digits' is seen as '/digits' in a container only"]),
+    ],
+)
+def test_a_container_that_cannot_be(runtime: str | None, settings: dict[str, Any], words: list[str]) -> None:
+    (problem,) = problems({"containers": {"runtime": runtime}}, **settings)
+    assert [word for word in words if word not in problem] == []
+
+
+def test_pyxis_is_of_slurm_alone_and_needs_to_know_the_scratch_folder() -> None:
+    site = {"containers": {"runtime": "pyxis"}, "scratch": "$TMP"}
+    found = problems({"scheduler": "local", **site}, environment={"image": "a"})
+    assert [line.partition(":")[0] for line in found] == ["cluster.containers.runtime", "cluster.scratch"]
+    assert problems({**site, "scratch": "/scratch/$USER"}, environment={"image": "a"}) == []
+
+
+def test_a_mount_that_every_rank_sees_anyway_needs_no_container() -> None:
+    assert problems(bind_mounts=[MOUNT | {"container_path": "/data/digits"}]) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "grace", "noted"),
+    [("requeue", 0, True), ("cancel", 0, True), ("requeue", 30, False), ("off", 0, False), ("requeue", None, False)],
+)
+def test_a_preemption_without_grace_is_noted(mode: str, grace: int | None, noted: bool) -> None:
+    site = cluster(preempt_mode=mode, grace_time_s=grace)
+    assert bool(cluster_notes(site, None)) is noted
+
+
+@pytest.mark.parametrize(
+    ("runtime", "image", "words"),
+    [
+        ("podman", None, "has no effect without a container"),
+        ("apptainer", "a", "has no effect with apptainer"),
+        ("podman", "a", ""),
+    ],
+)
+def test_a_size_of_shared_memory_that_nobody_can_set_is_noted(runtime: str, image: str | None, words: str) -> None:
+    asked = experiment(environment={"image": image}, resources={"shm_size": "4 GiB"})
+    notes = pool_notes(asked, cluster(containers={"runtime": runtime}))
+    assert [words in note for note in notes] == ([True] if words else [])
+
+
+def test_an_image_for_other_slots_is_noted() -> None:
+    asked = experiment(environment={"image": {"cuda": "a"}})
+    (note,) = pool_notes(asked, cluster(slot_type="cpu", containers={"runtime": "podman"}))
+    assert note == "environment.image: none is named for slots of type cpu; ranks run without a container"
