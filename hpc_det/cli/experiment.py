@@ -129,8 +129,8 @@ def describe(experiment: ExperimentFolder, as_json: bool) -> None:
 def logs(experiment: ExperimentFolder, follow: bool, trial: int | None, rank: int | None) -> None:
     """Print what the jobs and their ranks printed, attempt after attempt.
 
-    The lines of a rank begin with [rank=R], those of jobs outside of any attempt with [job=J], and where there are
-    several trials all of theirs with [trial=T]. With --follow, requeued jobs that the scheduler holds back are released.
+    The lines of a rank begin with [rank=R], those of a job outside of any attempt with [job=J], and of several trials
+    each one's with [trial=T]. With --follow, a requeued job that the scheduler holds back is released.
 
     \b
     Example:
