@@ -13,7 +13,7 @@ from hpc_det.config.effective import Effective, effective
 from hpc_det.config.merge import leaves
 from hpc_det.config.request import Request, for_test, on_one_slot
 from hpc_det.config.secrets import masked
-from hpc_det.store.folders import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder, ExperimentStore
 from hpc_det.submit.submission import prepare, submit
 
 
@@ -36,7 +36,7 @@ def submit_or_show(request: Request, choices: Choices) -> None:
 def show_and_submit(found: Effective, choices: Choices) -> None:
     experiments = store()
     if choices.dry_run:
-        click.echo(prepare(found, experiments.folder(experiments.next_id())).scripts[0].encode(), nl=False)
+        click.echo(prepare(found, experiments.folder(experiments.next_id())).jobs.scripts[1].encode(), nl=False)
     if choices.explain:
         show_explained(found)
     if not choices.dry_run:
@@ -58,9 +58,14 @@ def _submit(found: Effective, experiments: ExperimentStore, *, follow: bool) -> 
     folder = submit(found, experiments)
     click.echo(f"Created experiment {folder.id}")
     if follow:
-        from hpc_det.cli.follow import follow as show  # loads rich
-
         show(folder)
+
+
+def show(experiment: ExperimentFolder) -> None:
+    """The training until its end."""
+    from hpc_det.cli.follow import follow  # loads rich
+
+    follow(experiment)
 
 
 def explained(found: Effective) -> Iterator[str]:

@@ -22,6 +22,9 @@ NOT_YET = {
 }
 """Known keys that would change results, and are refused until they do."""
 
+STORES_NOT_YET = ("s3", "gcs", "azure")
+"""Kinds of checkpoint_storage that are refused until the loop uploads to them."""
+
 _CONTAINER = "has no effect: the container tool of the cluster does as it is set up"
 _PORTS = "has no effect: ranks have the ports of their node"
 _QUEUE = "has no effect: the scheduler decides; tell it with slurm.sbatch_args"

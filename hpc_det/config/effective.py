@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +26,7 @@ from hpc_det.errors import UsageError
 from hpc_det.plan.pool import in_its_pool, pool_notes, pool_problems
 
 Model = TypeVar("Model", bound=Section)
+_COMPAT = f"{compat.VARIABLE}={compat.DETERMINED}"
 _HANDS = ("cluster", "template", "config")
 
 
@@ -40,7 +41,7 @@ class Effective:
     notes: list[str]
     """A line for each key that somebody wrote and that has no effect here, and for what else is good to know."""
     context_dir: Path
-    points: list[Tree] | None = None
+    points: list[Tree] = field(default_factory=list)
     """Of a sweep: the sections of each trial that are not the experiment's, `hyperparameters` always."""
 
 
@@ -85,10 +86,14 @@ def _merged(layers: Sequence[tuple[str, Tree]], request: Request) -> Merged:
     entrypoint = merged.tree.get("entrypoint")
     defaults: Tree = {"name": request.default_name or _trial_class(entrypoint), "log_policies": LOG_POLICIES}
     lowest = [("default", defaults)]
-    if speaks_determined(entrypoint, request.context_dir):
-        variables = [f"{compat.VARIABLE}={compat.DETERMINED}"]
-        lowest.append(("entrypoint", {"environment": {"environment_variables": variables}}))
+    if speaks_determined(entrypoint, request.context_dir) and not _says_compat(merged):
+        lowest.append(("entrypoint", {"environment": {"environment_variables": [_COMPAT]}}))
     return merge_layers([*lowest, *layers])
+
+
+def _says_compat(merged: Merged) -> bool:
+    """As the effective configuration of an experiment does that is run again."""
+    return any(value == _COMPAT for _path, value in leaves(merged.tree.get("environment")))
 
 
 def _trial_class(entrypoint: object) -> str | None:
@@ -114,8 +119,12 @@ def _site_defaults(profile: Tree, problems: list[Problem]) -> Tree:
 
 def _of_every_job(profile: Tree) -> Tree:
     """The keys of a profile that an experiment has too, where its own values come first."""
+    default = next((name for name, pool in (profile.get("pools") or {}).items() if pool.get("default")), None)
     return {
-        "resources": {key: profile.get(key) for key in ("resource_pool", "time_limit")},
+        "resources": {
+            "resource_pool": profile.get("resource_pool") or default,
+            "time_limit": profile.get("time_limit"),
+        },
         "environment": {"environment_variables": profile.get("environment_variables")},
     }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
@@ -89,12 +90,20 @@ def of_composed(config: Tree, template_name: str | None) -> Request:
     )
 
 
+def from_stored(config: Tree, cluster: Tree, code: Path, overrides: Sequence[str]) -> Request:
+    """What an experiment was, by its effective configuration, with `--config a.b=value` overrides."""
+    config = deepcopy(config)
+    for override in overrides:
+        apply_override(config, override)
+    return Request(cluster=cluster, template=None, template_name=None, config=config, context_dir=code)
+
+
 def for_test(request: Request) -> Request:
     """One batch of everything, and nothing that stays."""
     description = request.config.get("description") or (request.template or {}).get("description") or ""
     overrides: Tree = {
         "description": f"[test-mode] {description}".strip(),
-        "searcher": {"max_length": {"batches": 1}},
+        "searcher": {"name": "single", "max_length": {"batches": 1}},
         "scheduling_unit": 1,
         "min_validation_period": {"batches": 0},
         "min_checkpoint_period": {"batches": 0},

@@ -41,6 +41,10 @@ class FixedSearch:
     def give_back(self, trial: int) -> None:
         self._trials.give_back(trial)
 
+    def reopen(self, trial: int) -> None:
+        """A closed trial shall go on after all."""
+        self._trials.reopen(Work(trial, self._until))
+
     def is_closed(self, trial: int) -> bool:
         return trial in self._trials.closed
 

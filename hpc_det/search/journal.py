@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hpc_det.config.merge import Tree
 from hpc_det.search.method import Exit, SearchMethod, Work, search_method
 from hpc_det.search.sample import PointsSampler, Sample, Sampler, first_sample, sampler
-from hpc_det.search.state import SearchState
+from hpc_det.search.state import Entry, SearchState
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.shared_log import SharedLog
 
 
-def search_of(config: Tree, points: Sequence[Tree] | None) -> tuple[SearchMethod, Sampler]:
+def search_of(config: Tree, points: Sequence[Tree]) -> tuple[SearchMethod, Sampler]:
     """Of an effective config with a seed, and of the points of a sweep."""
     searcher, seed = config["searcher"], config["reproducibility"]["experiment_seed"] or 0
     if not points:
@@ -34,15 +34,26 @@ class SearchJournal:
 
     def __init__(self, experiment: ExperimentFolder) -> None:
         self._config: Tree = read_json(experiment.effective) or {}
-        self._points = read_json(experiment.points)
+        self._points = read_json(experiment.points) or []
         self._log = SharedLog(experiment.search)
         method, self._sampler = search_of(self._config, self._points)
         self._state = SearchState(method)
 
-    def state(self) -> SearchState:
-        """As of now."""
+    def new(self) -> Iterator[Entry]:
+        """The entries since the last look, each taken into the state when it comes."""
         for entry in self._log.new():
             self._state.apply(entry)
+            yield entry
+
+    @property
+    def state_so_far(self) -> SearchState:
+        """As of the last look."""
+        return self._state
+
+    def state(self) -> SearchState:
+        """As of now."""
+        for _ in self.new():
+            pass
         return self._state
 
     def sample(self, trial: int) -> Sample:
@@ -56,7 +67,7 @@ class SearchJournal:
         """The trial's effective config: the experiment's, with whole sections replaced by its point's."""
         return {**self._config, **(self._points[trial - 1] if self._points else {})}
 
-    def submitted(self, *, first: int, count: int, stay: bool) -> None:
+    def submitted(self, first: int, count: int, *, stay: bool) -> None:
         """Jobs for `count` workers, numbered from `first`, are in the queue. `stay`: they wait for no others."""
         self._write("submitted", first=first, count=count, stay=stay)
 
@@ -87,6 +98,10 @@ class SearchJournal:
     def cancel(self, source: str) -> None:
         """Nobody gets work any more. `source`: who wants that."""
         self._write("cancelled", source=source)
+
+    def continue_(self, trials: Sequence[int]) -> None:
+        """There is work again. `trials`: failed or cancelled ones that get another chance, where the method has any."""
+        self._write("continued", trials=list(trials))
 
     def _write(self, event: str, **details: Any) -> None:
         """Facts stand by themselves, so nothing has to be decided again where others wrote first."""

@@ -11,6 +11,7 @@ to stay alive, and a decision cannot be lost or taken twice.
 {"event": "sampled", "trial": 8, "sample": {...}}                a trial's hyperparameters, where others choose them
 {"event": "left", "worker": 3}                                   a worker has ended, and wrote all that it had to
 {"event": "cancelled", "source": "ada"}                          no work any more
+{"event": "continued", "trials": [7]}                            work again, and trials that failed get another chance
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpc_det.search.fixed import FixedSearch
 from hpc_det.search.method import Exit, SearchMethod, Work
 
 Entry = dict[str, Any]
@@ -52,6 +54,9 @@ class SearchState:
     cancelled: str | None = None
     """By whom."""
 
+    workers: int = 0
+    """How many were ever submitted; their numbers begin with 0."""
+
     def __post_init__(self) -> None:
         self._expected: set[int] = set()
         """Workers whose jobs wait in the queue."""
@@ -62,10 +67,13 @@ class SearchState:
         """Take in the next entry of the journal."""
         match entry:
             case {"event": "submitted", "first": first, "count": count, "stay": stay}:
+                self.workers = first + count
                 self._expected = set() if stay else set(range(first, first + count))
+                self._relied_on = 0
             case {"event": "asked", "worker": worker, "job": job}:
                 self._no_longer_expect(worker)
-                self.present[worker] = job
+                if not self.finished:  # who begins later leaves at once, and writes nothing
+                    self.present[worker] = job
                 if worker not in self.open:
                     self._give(worker, self.method.next_work())
             case {"event": "reported", "value": value} if self._is_due(entry):
@@ -84,6 +92,10 @@ class SearchState:
                 self.present.pop(worker, None)
             case {"event": "cancelled", "source": source}:
                 self.cancelled = source if self.cancelled is None and not self.finished else self.cancelled
+            case {"event": "continued", "trials": trials}:
+                self.cancelled = None
+                for trial in trials:
+                    self._reopen(trial)
 
     @property
     def finished(self) -> bool:
@@ -94,6 +106,11 @@ class SearchState:
         """Whether the worker has this work still: it may have been believed lost, and others do it now."""
         work = self.open.get(entry["worker"])
         return work is not None and work.trial == entry["trial"] and entry.get("until", work.until) == work.until
+
+    def _reopen(self, trial: int) -> None:
+        if isinstance(self.method, FixedSearch) and self.method.is_closed(trial):
+            self.trials[trial].ended = None
+            self.method.reopen(trial)
 
     def _report(self, worker: int, value: float) -> None:
         work = self.open.pop(worker)

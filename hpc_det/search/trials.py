@@ -47,6 +47,10 @@ class Trials:
         self._unqueue(trial)
         self.closed.add(trial)
 
+    def reopen(self, work: Work) -> None:
+        self.closed.remove(work.trial)
+        self.queue(work)
+
     def replace(self, trial: int) -> None:
         """Close it and create another in its place."""
         self.close(trial)

@@ -3,6 +3,7 @@
 experiments/12/experiment.yaml   the effective config           `hpc-det experiment create`
                effective.json    the same, for programs         "
                origin.json       the origin of each key         "
+               cluster.json      the cluster's profile          "
                points.json       hyperparameters, one by one    " (a sweep's)
                plan.json         what its jobs are              "
                code/             what the jobs import           "
@@ -113,6 +114,15 @@ class ExperimentFolder:
     @property
     def origin(self) -> Path:
         return self.path / "origin.json"
+
+    @property
+    def cluster(self) -> Path:
+        return self.path / "cluster.json"
+
+    @property
+    def code_kept(self) -> Path:
+        """The code as the first attempt found it; trials may write beside the code that they run."""
+        return self.path / ".code-kept"
 
     @property
     def points(self) -> Path:

@@ -39,6 +39,10 @@ class Journal:
             failure=failure,
         )
 
+    def continued(self) -> None:
+        """The trial shall go on although it was over; failures count from here on."""
+        self._append("continued", self.last_attempt())
+
     def problem(self, attempt: int, problem: str) -> None:
         self._append("problem", attempt, problem=problem)
 
@@ -72,7 +76,10 @@ class Journal:
         return Cause(ends[-1]["cause"]), Action(ends[-1]["action"]), ends[-1]["why"]
 
     def _ends(self) -> list[dict[str, Any]]:
-        return [event for event in self.events() if event["event"] == "ended"]
+        """Since the trial was continued last."""
+        events = self.events()
+        begin = max((i for i, event in enumerate(events) if event["event"] == "continued"), default=0)
+        return [event for event in events[begin:] if event["event"] == "ended"]
 
     def _append(self, event: str, attempt: int, **details: Any) -> None:
         append_line(self.path, {"event": event, "attempt": attempt, "time": time.time(), **details})

@@ -39,7 +39,13 @@ SEARCHERS: dict[str, dict[str, Any]] = {
 def main() -> None:
     show(
         f"A decision (report, what next, start) among {TRIALS:,} trials; the goal is under 5 ms",
-        ["searcher", "decisions", f"median of the last {LAST:,} [µs]", "longest [µs]", "all together [s]"],
+        [
+            "searcher",
+            "decisions",
+            f"median of the last {LAST:,} [µs]",
+            "999 of 1,000 are below [µs]",
+            "all together [s]",
+        ],
         (_row(name, searcher) for name, searcher in SEARCHERS.items()),
     )
     show(
@@ -56,7 +62,7 @@ def _row(name: str, searcher: dict[str, Any]) -> list[str]:
         name,
         f"{len(microseconds):,}",
         f"{statistics.median(microseconds[-LAST:]):.1f}",
-        f"{max(microseconds):.0f}",
+        f"{statistics.quantiles(microseconds, n=1000)[-1]:.0f}",
         f"{sum(microseconds) / 1e6:.2f}",
     ]
 
@@ -70,11 +76,11 @@ def _decisions(searcher: dict[str, Any]) -> Iterator[float]:
         works.append(work)
     for done in works:  # grows as it goes
         number = value(done)
-        began = time.perf_counter()
+        began = time.process_time()  # a decision is computing alone, and other processes' turns are not its time
         method.report(done.trial, number)
         if work := method.next_work():
             method.start(work)
-        yield time.perf_counter() - began
+        yield time.process_time() - began
         if work:
             works.append(work)
 

@@ -88,8 +88,9 @@ def test_the_highest_rung_is_promoted_from_first() -> None:
     method.report(4, 0.4)
     method.report(5, 0.5)
     assert take(method) == Work(10, 1)
+    method.report(10, 0.05)
     method.report(6, 0.6)
-    assert take(method) == Work(4, 9)
+    assert [take(method), take(method), take(method)] == [Work(4, 9), Work(10, 3), Work(11, 1)]
 
 
 def test_who_reaches_the_last_rung_is_closed_and_others_only_at_the_end() -> None:
@@ -164,6 +165,14 @@ def test_an_invalid_trial_is_replaced_and_was_never_there() -> None:
     method.report(2, 2)
     assert method.finished
     assert method.trials_expected == 3
+
+
+def test_a_paused_trial_may_turn_out_to_be_invalid() -> None:
+    method = promoting(3)
+    train(method, 1, 2)
+    method.end(1, Exit.INVALID_HP)
+    train(method, 3, 4)
+    assert method.next_work() == Work(2, 3)
 
 
 def test_work_given_back_is_named_again_before_anything_else() -> None:

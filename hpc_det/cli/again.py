@@ -1,0 +1,43 @@
+"""hpc-det experiment continue, and fork."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import click
+
+from hpc_det.cli.create import say_notes, show, show_and_submit
+from hpc_det.cli.local import run_here
+from hpc_det.cli.parameters import Choices
+from hpc_det.cli.state import ExperimentView
+from hpc_det.cli.watch import state
+from hpc_det.config.plain_yaml import load_yaml
+from hpc_det.config.request import find
+from hpc_det.errors import UsageError
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.submit.again import go_on, stored
+
+
+def continue_(experiment: ExperimentFolder, overrides: Sequence[str], *, follow: bool) -> None:
+    """Raises UsageError for an experiment that has not ended, or with nothing left to do."""
+    found = state(ExperimentView(experiment))
+    if not found.is_final:
+        raise UsageError(
+            f"experiment {experiment.id} is {found.value}; wait for its end, or end it with "
+            f"`hpc-det experiment kill {experiment.id}`"
+        )
+    trials = go_on(experiment, overrides)
+    click.echo(f"Continued experiment {experiment.id}: {trials} trial{'s' * (trials > 1)}")
+    if follow:
+        show(experiment)
+
+
+def fork(experiment: ExperimentFolder, overrides: Sequence[str], cluster: str | None, choices: Choices) -> None:
+    profile = load_yaml(find("cluster", cluster, os.environ)) if cluster else None
+    found = stored(experiment, overrides, profile)
+    say_notes(found)
+    if choices.local:
+        run_here(found, test=choices.test, debug=choices.pdb)
+    else:
+        show_and_submit(found, choices)

@@ -1,0 +1,134 @@
+"""Experiments once more: the same one further, or the base of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_det.config.merge import leaves
+from hpc_det.errors import UsageError
+from hpc_det.search.journal import SearchJournal
+from hpc_det.search.method import Exit
+from hpc_det.store.files import read_json, write_json
+from hpc_det.store.folders import ExperimentFolder, TrialFolder
+from hpc_det.store.journal import Journal
+from hpc_det.submit.jobs import prepare_jobs, queue_jobs, write_jobs
+from hpc_det.submit.submission import write_config
+
+if TYPE_CHECKING:
+    from hpc_det.config.effective import Effective
+
+FIXED = ("hyperparameters", "reproducibility", "entrypoint")
+"""What makes the trials of an experiment what they are."""
+
+
+def stored(experiment: ExperimentFolder, overrides: Sequence[str], cluster: dict[str, Any] | None = None) -> Effective:
+    """What the experiment was, with `a.b=value` overrides, on its own cluster or that of the profile `cluster`.
+
+    Raises UsageError with all that is wrong.
+    """
+    from hpc_det.config.effective import effective
+    from hpc_det.config.request import from_stored
+
+    config, profile = read_json(experiment.effective) or {}, cluster or read_json(experiment.cluster) or {}
+    found = effective(from_stored(config, profile, _code(experiment), overrides))
+    origins, former = dict(read_json(experiment.origin) or {}), dict(leaves(config))
+    now = {
+        path: origins.get(path, "config") if former.get(path) == value else "config"
+        for path, value in leaves(found.tree)
+    }
+    # What has no effect was said when the experiment was created.
+    return replace(found, points=read_json(experiment.points) or [], origins=now, notes=[])
+
+
+def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
+    """Submit jobs for what the experiment has not done; for how many trials. Nothing of it may run any more.
+
+    Trials that failed or were cancelled get another chance; with a greater `searcher.max_length` finished ones go on,
+    with a greater `searcher.max_trials` others come. Raises UsageError where nothing is left to do.
+    """
+    found = stored(experiment, overrides)
+    _check_unchanged(experiment, found)
+    before = read_json(experiment.effective)
+    write_json(experiment.effective, found.tree)
+    try:
+        left = _Left.of(experiment)
+        jobs = prepare_jobs(found, experiment, left.count, worker=left.next_worker, script=left.next_script)
+        write_jobs(jobs, experiment)
+        _reopen(experiment, left)
+        queue_jobs(jobs, experiment, left.search)
+    except BaseException:
+        write_json(experiment.effective, before)
+        raise
+    write_config(experiment, found)
+    return left.count
+
+
+@dataclass(frozen=True)
+class _Left:
+    """What the search of an experiment has not done."""
+
+    search: SearchJournal
+    again: list[int]
+    """Trials that failed or were cancelled."""
+    count: int
+    next_worker: int
+    next_script: int
+
+    @classmethod
+    def of(cls, experiment: ExperimentFolder) -> _Left:
+        """Raises UsageError where there is nothing."""
+        search = SearchJournal(experiment)
+        state = search.state()
+        again = [number for number, trial in state.trials.items() if trial.ended in (Exit.FAILED, Exit.CANCELLED)]
+        closed = sum(state.method.is_closed(number) for number in state.trials if number not in again)
+        count = state.method.trials_expected - closed
+        if count <= 0:
+            raise UsageError(
+                f"experiment {experiment.id}: nothing is left to do; give it a greater searcher.max_length or "
+                f"searcher.max_trials with --config, or run it again with `hpc-det experiment fork {experiment.id}`"
+            )
+        return cls(search, again, count, state.workers, len(list(experiment.jobs.glob("*.sh"))) + 1)
+
+
+def _reopen(experiment: ExperimentFolder, left: _Left) -> None:
+    state = left.search.state()
+    for worker in {*state.open, *state.present}:
+        left.search.lose(worker, state.present.get(worker, ""))
+    left.search.continue_(left.again)
+    for trial in experiment.trials():
+        if not state.method.is_closed(trial.id):
+            _reopen_trial(trial, left.search)
+
+
+def _reopen_trial(trial: TrialFolder, search: SearchJournal) -> None:
+    trial.stop.unlink(missing_ok=True)
+    if spec := read_json(trial.trial):
+        write_json(trial.trial, {**spec, "config": search.config(trial.id)})
+    Journal(trial.journal).continued()
+
+
+def _check_unchanged(experiment: ExperimentFolder, found: Effective) -> None:
+    before = read_json(experiment.effective) or {}
+    changed = [key for key in FIXED if found.tree[key] != before[key]]
+    changed += _changed_searcher(found.tree["searcher"], before["searcher"])
+    if changed:
+        raise UsageError(
+            [
+                f"--config {key}: experiment {experiment.id} has trials with the old value; start another experiment "
+                f"with `hpc-det experiment fork {experiment.id}`"
+                for key in changed
+            ]
+        )
+
+
+def _changed_searcher(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """A search that compares trials has taken its decisions by all of this; the others only count."""
+    may_grow = () if "divisor" in before else ("max_length", "max_trials", "max_concurrent_trials")
+    return [f"searcher.{key}" for key in {**before, **now} if key not in may_grow and now.get(key) != before.get(key)]
+
+
+def _code(experiment: ExperimentFolder) -> Path:
+    return experiment.code_kept if experiment.code_kept.exists() else experiment.code

@@ -1,0 +1,91 @@
+"""The jobs of an experiment: planned, written as scripts, queued."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpc_det.errors import UsageError
+from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.plan.placement import placement
+from hpc_det.plan.planner import plan_jobs
+from hpc_det.search.journal import SearchJournal
+from hpc_det.store.files import write_atomic, write_json
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.submit.command import run_command
+from hpc_det.submit.render import render
+from hpc_det.submit.scheduler import scheduler
+
+if TYPE_CHECKING:
+    from hpc_det.config.effective import Effective
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Not yet anywhere."""
+
+    plan: JobPlan
+    arrays: dict[int, JobArray]
+    """By the number of their script."""
+    scripts: dict[int, str]
+
+
+def prepare_jobs(
+    effective: Effective, folder: ExperimentFolder, trials: int, *, worker: int = 0, script: int = 1
+) -> Jobs:
+    """For `trials` trials. Workers are numbered from `worker`, scripts from `script`.
+
+    Touches neither scheduler nor disk. Raises UsageError for what no job can be.
+    """
+    _check_path("HPC_DET_ROOT", str(folder.path))
+    _check_path("the Python that runs hpc-det", sys.executable)
+    place = placement(effective.experiment, effective.cluster, trials, worker)
+    plan = plan_jobs(effective.experiment, effective.cluster, folder, place, python=sys.executable)
+    arrays = dict(enumerate(place.arrays, start=script))
+    return Jobs(plan, arrays, {n: render(plan, array, folder.script(n)) for n, array in arrays.items()})
+
+
+def write_jobs(jobs: Jobs, folder: ExperimentFolder) -> None:
+    write_atomic(folder.plan, jobs.plan.to_json())
+    for number, script in jobs.scripts.items():
+        write_atomic(folder.script(number), script)
+
+
+def queue_jobs(jobs: Jobs, folder: ExperimentFolder, search: SearchJournal) -> list[str]:
+    """One call of the scheduler for each array; the ids. Where the number of jobs at once is limited, one array waits
+    for the other. Where one is refused, none is left in the queue, and HpcDetError says why.
+    """
+    from hpc_det.submit.executor import GangExecutor  # submitit loads for a real submission only
+
+    arrays, queued = list(jobs.arrays.values()), list[str]()
+    search.submitted(arrays[0].first, sum(array.workers for array in arrays), stay=arrays[0].is_shared)
+    with cancelled_on_failure(jobs.plan.scheduler, queued):
+        for number, array in jobs.arrays.items():
+            after = queued[-1] if queued and array.at_once else None
+            executor = GangExecutor(folder.submitit, jobs.plan.scheduler, folder.script(number), after)
+            queued.append(executor.submit_script())
+            record = {"job_id": queued[-1], "scheduler": jobs.plan.scheduler, "submitted": time.time()}
+            write_json(folder.job(number), {**record, "first": array.first, "workers": array.workers})
+    return queued
+
+
+@contextmanager
+def cancelled_on_failure(scheduler_name: str, queued: list[str]) -> Iterator[None]:
+    """Jobs of an experiment that could not be submitted as a whole do not stay in the queue."""
+    try:
+        yield
+    except BaseException:
+        for job_id in queued:
+            scheduler(scheduler_name).cancel(job_id, run_command)
+        raise
+
+
+def _check_path(what: str, path: str) -> None:
+    """A path reaches the script, where a control character would end a line, and submitit, which replaces patterns."""
+    if found := re.search("%[jAat]|[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]", path):
+        raise UsageError(f"{what}: {path!r} holds {found[0]!r}, which no job script can; choose another folder")
