@@ -1,6 +1,6 @@
 """A worker: pulls work from the experiment's search and trains it, stretch after stretch, until nothing is left for it.
 
-    python3 -m hpc_det.launch.worker EXPERIMENT_FOLDER NUMBER -- COMMAND THAT STARTS ONE AGENT PER NODE
+python3 -m hpc_det.launch.worker EXPERIMENT_FOLDER NUMBER -- COMMAND THAT STARTS ONE AGENT PER NODE
 """
 
 from __future__ import annotations
