@@ -176,7 +176,7 @@ def test_failures_of_all_trials_are_counted(tmp_path: Path) -> None:
 
 def test_jobs_that_end_before_their_trials_are_done_are_an_error(tmp_path: Path) -> None:
     life = Life.submitted(tmp_path, workers=3, **random_search(3))
-    assert why(life) == "the jobs ended without a word, before any attempt"
+    assert why(life) == "the jobs ended without a word, and left trials that nobody has begun"
     for worker in (0, 1):
         life.begins(worker)
     life.finishes(worker=0)

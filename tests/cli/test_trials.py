@@ -13,7 +13,7 @@ from tests.cli.life import Life, halving, random_search
 
 
 def states(life: Life, *, is_over: bool = False) -> str:
-    """The first letter of each trial's state."""
+    """Of each trial, in their order."""
     search = ExperimentView(life.folder).search
     found = [state_now(search, life.folder.trial(number), is_over=is_over) for number in sorted(search.trials)]
     return " ".join(state.value for state in found)
@@ -63,7 +63,7 @@ def test_a_trial_that_fails_or_is_cancelled(tmp_path: Path, cause: Cause, action
 
 
 def test_a_trial_pauses_until_the_searcher_wants_more_of_it(tmp_path: Path) -> None:
-    life = Life.submitted(tmp_path, workers=1, **halving(5))
+    life = Life.submitted(tmp_path, **halving(5))
     life.begins()
     life.reaches(0.9)
     assert states(life) == "PAUSED RUNNING"
@@ -92,7 +92,7 @@ def test_the_trial_of_a_lost_worker_waits_for_another_one(tmp_path: Path) -> Non
 
 
 def test_what_was_open_when_all_jobs_ended_was_not_done(tmp_path: Path) -> None:
-    life = Life.submitted(tmp_path, workers=2, **halving(5))
+    life = Life.submitted(tmp_path, **halving(5))
     life.begins()
     life.reaches(0.9)
     assert states(life, is_over=True) == "CANCELED ERROR"
