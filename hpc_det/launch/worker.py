@@ -1,6 +1,6 @@
 """A worker: pulls work from the experiment's search and trains it, stretch after stretch, until nothing is left for it.
 
-    python3 -m hpc_det.launch.worker EXPERIMENT_FOLDER NUMBER -- COMMAND THAT STARTS ONE AGENT PER NODE
+python3 -m hpc_det.launch.worker EXPERIMENT_FOLDER NUMBER -- COMMAND THAT STARTS ONE AGENT PER NODE
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ def _how(trial: TrialFolder, action: Action) -> Exit:
 
 def prepare_trial(trial: TrialFolder, search: SearchJournal) -> None:
     """Write what the ranks need to know, the first time."""
+    trial.create()
     if trial.trial.exists():
         return
-    trial.create()
     sample = search.sample(trial.id)
     spec = {
         "experiment_id": trial.experiment().id,
