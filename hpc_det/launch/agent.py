@@ -91,6 +91,7 @@ class Agent:
     def _environment(self, attempt: Attempt, interface: str | None) -> dict[str, str]:
         environment = {**os.environ, **dict(item.split("=", 1) for item in self._plan.environment), **attempt.to_env()}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [self._plan.code, environment.get("PYTHONPATH")]))
+        environment["HPC_DET_SLOT_TYPE"] = self._plan.slot_type
         if self._plan.slot_type == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""  # a node may have GPUs that this gang did not ask for
         environment.setdefault("OMP_NUM_THREADS", str(self._plan.cpus_per_rank))
