@@ -7,6 +7,7 @@ import sys
 from tests.bench import (
     command_line,
     gang_overhead,
+    gpu,
     loop_memory,
     loop_overhead,
     notice_to_checkpoint,
@@ -20,6 +21,7 @@ BENCHMARKS = {
     "gang": gang_overhead.main,
     "memory": loop_memory.main,
     "sampler": sampler_start.main,
+    "gpu": gpu.main,
 }
 
 if __name__ == "__main__":
