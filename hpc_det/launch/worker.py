@@ -128,9 +128,9 @@ def _how(trial: TrialFolder, action: Action) -> Exit:
 
 def prepare_trial(trial: TrialFolder, search: SearchJournal) -> None:
     """Write what the ranks need to know, the first time."""
+    trial.create()
     if trial.trial.exists():
         return
-    trial.create()
     sample = search.sample(trial.id)
     spec = {
         "experiment_id": trial.experiment().id,

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
+from hpc_det.config.plain_yaml import dump_yaml
 from hpc_det.config.secrets import masked
 from hpc_det.search.journal import SearchJournal, search_of
 from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
 from hpc_det.submit.jobs import Jobs, cancelled_on_failure, prepare_jobs, queue_jobs, write_jobs
 from hpc_det.submit.snapshot import copy_snapshot, snapshot_files
+from hpc_det.submit.storage import check_storage, make_storage
 
 if TYPE_CHECKING:
     from hpc_det.config.effective import Effective
@@ -34,6 +34,7 @@ class Submission:
 
 def prepare(effective: Effective, folder: ExperimentFolder) -> Submission:
     """Touches neither scheduler nor disk. Raises UsageError with all that is wrong."""
+    check_storage(effective)
     jobs = prepare_jobs(effective, folder, trials_expected(effective))
     return Submission(jobs, snapshot_files(effective.context_dir))
 
@@ -62,7 +63,7 @@ def trials_expected(effective: Effective) -> int:
 
 def write_config(folder: ExperimentFolder, effective: Effective) -> None:
     """For people: secrets are masked."""
-    write_atomic(folder.config, yaml.safe_dump(masked(effective.tree), sort_keys=False, allow_unicode=True))
+    write_atomic(folder.config, dump_yaml(masked(effective.tree)))
 
 
 def _write(effective: Effective, folder: ExperimentFolder) -> Submission:
@@ -76,6 +77,7 @@ def _write(effective: Effective, folder: ExperimentFolder) -> Submission:
     if effective.points:
         write_json(folder.points, effective.points)
     write_jobs(submission.jobs, folder)
+    make_storage(effective, folder)
     return submission
 
 
