@@ -80,6 +80,8 @@ def _final(search: SearchState) -> ExperimentState:
     """It has succeeded where at least one trial has (upstream's rule: master/internal/trial.go)."""
     if search.cancelled:
         return ExperimentState.CANCELED
+    if search.given_up:
+        return ExperimentState.ERROR
     ends = {trial.ended or Exit.COMPLETED for trial in search.trials.values()}
     if Exit.COMPLETED in ends:
         return ExperimentState.COMPLETED
@@ -91,6 +93,8 @@ def why_not_completed(experiment: ExperimentFolder, found: ExperimentState) -> s
     search = SearchJournal(experiment).state()
     if found is ExperimentState.CANCELED:
         return f"cancelled by {search.cancelled}" if search.cancelled else _cancelled(experiment)
+    if search.given_up:
+        return search.given_up
     trials = [trial for trial in experiment.trials() if story.verdict(trial) is not Exit.COMPLETED]
     if not trials:
         return "the jobs ended without a word, before their first attempt"
