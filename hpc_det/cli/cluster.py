@@ -56,9 +56,9 @@ def list_() -> None:
     Example:
       hpc-det cluster list
     """
+    files = {name: found[0][1] for name, found in sorted(group_files("cluster", os.environ).items())}
     rows = [("NAME", "SCHEDULER", "FILE")]
-    for name, ((_owner, file), *_hidden) in sorted(group_files("cluster", os.environ).items()):
-        rows.append((name, str(load_yaml(file).get("scheduler", "")), str(file)))
+    rows += [(name, str(load_yaml(file).get("scheduler", "")), str(file)) for name, file in files.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

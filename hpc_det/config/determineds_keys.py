@@ -38,7 +38,7 @@ NO_EFFECT = {
     "environment.ports": _PORTS,
     "environment.proxy_ports": _PORTS,
     "environment.pod_spec": "has no effect on Slurm and PBS",
-    "checkpoint_storage.propagation": "has no effect: nothing is mounted",
+    "checkpoint_storage.propagation": "has no effect without a container",
     "optimizations.tensor_fusion_threshold": _HOROVOD,
     "optimizations.tensor_fusion_cycle_time": _HOROVOD,
     "optimizations.auto_tune_tensor_fusion": _HOROVOD,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,7 +41,7 @@ class Effective:
     notes: list[str]
     """A line for each key that somebody wrote and that has no effect here, and for what else is good to know."""
     context_dir: Path
-    points: list[Tree] | None = None
+    points: list[Tree] = field(default_factory=list)
     """Of a sweep: the sections of each trial that are not the experiment's, `hyperparameters` always."""
 
 
@@ -119,8 +119,12 @@ def _site_defaults(profile: Tree, problems: list[Problem]) -> Tree:
 
 def _of_every_job(profile: Tree) -> Tree:
     """The keys of a profile that an experiment has too, where its own values come first."""
+    default = next((name for name, pool in (profile.get("pools") or {}).items() if pool.get("default")), None)
     return {
-        "resources": {key: profile.get(key) for key in ("resource_pool", "time_limit")},
+        "resources": {
+            "resource_pool": profile.get("resource_pool") or default,
+            "time_limit": profile.get("time_limit"),
+        },
         "environment": {"environment_variables": profile.get("environment_variables")},
     }
 

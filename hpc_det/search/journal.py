@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.shared_log import SharedLog
 
 
-def search_of(config: Tree, points: Sequence[Tree] | None, code: Path) -> tuple[SearchMethod, Sampler]:
+def search_of(config: Tree, points: Sequence[Tree], code: Path) -> tuple[SearchMethod, Sampler]:
     """Of an effective config with a seed, of the points of a sweep, and of the folder of the trial's code."""
     searcher, seed = config["searcher"], config["reproducibility"]["experiment_seed"] or 0
     if not points:
@@ -37,7 +37,7 @@ class SearchJournal:
 
     def __init__(self, experiment: ExperimentFolder) -> None:
         self._config: Tree = read_json(experiment.effective) or {}
-        self._points = read_json(experiment.points)
+        self._points = read_json(experiment.points) or []
         self._folder = experiment.search
         self._code = experiment.code_kept if experiment.code_kept.exists() else experiment.code
         self._log = SharedLog(experiment.search)
@@ -45,10 +45,21 @@ class SearchJournal:
         self._state = SearchState(method)
         self._study: OptunaStudy | None = None
 
-    def state(self) -> SearchState:
-        """As of now."""
+    def new(self) -> Iterator[Entry]:
+        """The entries since the last look, each taken into the state when it comes."""
         for entry in self._log.new():
             self._state.apply(entry)
+            yield entry
+
+    @property
+    def state_so_far(self) -> SearchState:
+        """As of the last look."""
+        return self._state
+
+    def state(self) -> SearchState:
+        """As of now."""
+        for _ in self.new():
+            pass
         return self._state
 
     @property
@@ -56,39 +67,39 @@ class SearchJournal:
         return bool(self._config["searcher"]["smaller_is_better"])
 
     def sample(self, trial: int) -> Sample:
-        """What is a trial's own. Raises UsageError where a class of the user's or Optuna has no answer.
+        """What is a trial's own; no hyperparameters as long as others than the sampler still have to `choose` them.
 
         Where a sweep goes over seeds of the experiment, each trial is the first one of such an experiment.
         """
         sample, seed = self._sampler.sample(trial), self.config(trial)["reproducibility"]["experiment_seed"]
-        if chosen := self._chosen(trial):
+        if self._chooser():
+            chosen = self._state.samples.get(trial, {"hparams": {}})
             return replace(sample, hparams=chosen.get("hparams", sample.hparams), source=chosen.get("source"))
         if seed == self._config["reproducibility"]["experiment_seed"]:
             return sample
         return replace(sample, seed=first_sample({}, seed).seed)
 
-    def _chosen(self, trial: int) -> Entry | None:
-        """What others than the sampler chose: an answer that may differ tomorrow, so the first one is kept."""
-        if trial not in self.state().samples:
-            chosen = self._choose(trial)
-            if chosen is None:
-                return None
-            self._write("sampled", trial=trial, sample=chosen)
-        return self._state.samples[trial]
+    def choose(self, trial: int) -> None:
+        """Have a class of the user's or Optuna say what is the trial's own, where the search is theirs.
 
-    def _choose(self, trial: int) -> Entry | None:
-        if isinstance(self._state.method, CustomSearch) and self._state.method.chooses:
-            return self._state.method.choose(trial)
-        if self._config["searcher"]["name"] == "optuna" and not self._points:
-            return self._optuna().choose(trial, self._state)
-        return None
+        They may answer otherwise tomorrow: the first answer written stands. Raises UsageError where there is none.
+        """
+        choose = self._chooser()
+        if choose and trial not in self.state().samples:
+            self._write("sampled", trial=trial, sample=choose(trial))
 
-    def _optuna(self) -> OptunaStudy:
+    def _chooser(self) -> Callable[[int], Entry] | None:
+        if isinstance(self._state.method, CustomSearch):
+            return self._state.method.choose if self._state.method.chooses else None
+        is_optunas = self._config["searcher"]["name"] == "optuna" and not self._points
+        return self._ask_optuna if is_optunas else None
+
+    def _ask_optuna(self, trial: int) -> Entry:
         if self._study is None:
             searcher, space = self._config["searcher"], self._config["hyperparameters"]
             seed = self._config["reproducibility"]["experiment_seed"] or 0
             self._study = OptunaStudy(self._folder, searcher, space, seed, self._code)
-        return self._study
+        return self._study.choose(trial, self._state)
 
     def config(self, trial: int) -> Tree:
         """The trial's effective config: the experiment's, with whole sections replaced by its point's."""
@@ -118,9 +129,9 @@ class SearchJournal:
         """The worker has ended, and everything that it had to write is written."""
         self._write("left", worker=worker)
 
-    def lose(self, worker: int) -> None:
-        """Nobody is there any more who works under this number."""
-        self._write("lost", worker=worker)
+    def lose(self, worker: int, job: str) -> None:
+        """This job is gone. Nothing changes where the worker is another one meanwhile."""
+        self._write("lost", worker=worker, job=job)
 
     def cancel(self, source: str) -> None:
         """Nobody gets work any more. `source`: who wants that."""
@@ -132,8 +143,5 @@ class SearchJournal:
 
     def _write(self, event: str, **details: Any) -> None:
         """Facts stand by themselves, so nothing has to be decided again where others wrote first."""
-        entry = {"event": event, **details, "time": time.time()}
-        self.state()
-        while not self._log.append(entry):
-            self.state()
-        self._state.apply(entry)
+        for entry in self._log.append({"event": event, **details, "time": time.time()}):
+            self._state.apply(entry)

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 _SHOWN_CHARS = 80
-_CONSTANTS_ONLY = ("single", "points")
+_CONSTANTS_ONLY = ("points",)
 
 
 class SpaceProblem(NamedTuple):

@@ -7,7 +7,7 @@ to stay alive, and a decision cannot be lost or taken twice.
 {"event": "asked", "worker": 3, "job": "4711_3"}                 a worker has begun, and wants work
 {"event": "reported", "worker": 3, "trial": 7, "until": 100, "value": 0.31}   its work is done; it wants more
 {"event": "ended", "worker": 3, "trial": 7, "how": "failed"}     its trial will never go on; it wants other work
-{"event": "lost", "worker": 5}                                   whoever it was is gone, its work is to be done again
+{"event": "lost", "worker": 5, "job": "4711_5"}                  this job is gone, its work is to be done again
 {"event": "sampled", "trial": 8, "sample": {...}}                a trial's hyperparameters, where others choose them
 {"event": "left", "worker": 3}                                   a worker has ended, and wrote all that it had to
 {"event": "cancelled", "source": "ada"}                          no work any more
@@ -52,6 +52,8 @@ class SearchState:
     """Hyperparameters that others than the sampler of this package chose."""
     present: dict[int, str] = field(default_factory=dict)
     """Workers that have begun and not left, and their jobs."""
+    last_trial: dict[int, int] = field(default_factory=dict)
+    """Of each worker: what it worked on before. Its gang may still be saving."""
     cancelled: str | None = None
     """By whom."""
 
@@ -75,14 +77,15 @@ class SearchState:
                 self._relied_on = 0
             case {"event": "asked", "worker": worker, "job": job}:
                 self._no_longer_expect(worker)
-                self.present[worker] = job
+                if not self.finished:  # who begins later leaves at once, and writes nothing
+                    self.present[worker] = job
                 if worker not in self.open:
                     self._give(worker, self._next_work())
             case {"event": "reported", "value": value} if self._is_due(entry):
                 self._report(entry["worker"], math.nan if value is None else value)
             case {"event": "ended", "how": how} if self._is_due(entry):
                 self._end(entry["worker"], Exit(how))
-            case {"event": "lost", "worker": worker}:
+            case {"event": "lost", "worker": worker, "job": job} if self.present.get(worker, job) == job:
                 self._no_longer_expect(worker)
                 self.present.pop(worker, None)
                 if work := self.open.pop(worker, None):
@@ -94,7 +97,6 @@ class SearchState:
                 self.present.pop(worker, None)
             case {"event": "cancelled", "source": source}:
                 self.cancelled = source if self.cancelled is None and not self.finished else self.cancelled
-
             case {"event": "continued", "trials": trials}:
                 self.cancelled = None
                 for trial in trials:
@@ -131,18 +133,23 @@ class SearchState:
 
     def _report(self, worker: int, value: float) -> None:
         work = self.open.pop(worker)
-        trial = self.trials[work.trial]
-        trial.worker, trial.length, trial.value = None, work.until, value
+        trial = self._done(worker, work)
+        trial.length, trial.value = work.until, value
         self.method.report(work.trial, value)
         self._give_after(worker, work.trial)
 
     def _end(self, worker: int, how: Exit) -> None:
         work = self.open.pop(worker)
-        trial = self.trials[work.trial]
-        trial.worker, trial.ended = None, how
+        self._done(worker, work).ended = how
         self._invalid += how is Exit.INVALID_HP
         self.method.end(work.trial, how)
         self._give_after(worker, work.trial)
+
+    def _done(self, worker: int, work: Work) -> TrialState:
+        self.last_trial[worker] = work.trial
+        trial = self.trials[work.trial]
+        trial.worker = None
+        return trial
 
     def _give_after(self, worker: int, trial: int) -> None:
         """Its own trial goes on with the same worker. Other work is for one that waits in the queue, while there is one

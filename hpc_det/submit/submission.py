@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
+from hpc_det.config.plain_yaml import dump_yaml
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
 from hpc_det.search.custom import CustomSearch
@@ -23,6 +22,7 @@ from hpc_det.store.folders import ExperimentFolder, ExperimentStore
 from hpc_det.submit.jobs import Jobs, cancelled_on_failure, prepare_jobs, queue_jobs, write_jobs
 from hpc_det.submit.snapshot import copy_snapshot, snapshot_files
 from hpc_det.submit.source import source_checkpoint
+from hpc_det.submit.storage import check_storage, make_storage
 
 if TYPE_CHECKING:
     from hpc_det.config.effective import Effective
@@ -42,6 +42,7 @@ class Submission:
 def prepare(effective: Effective, folder: ExperimentFolder) -> Submission:
     """Touches neither scheduler nor disk. Raises UsageError with all that is wrong."""
     check_search(effective)
+    check_storage(effective)
     jobs = prepare_jobs(effective, folder, trials_expected(effective))
     source = source_checkpoint(effective.tree["searcher"], ExperimentStore(folder.path.parent.parent))
     return Submission(jobs, snapshot_files(effective.context_dir), source)
@@ -65,13 +66,13 @@ def submit(effective: Effective, store: ExperimentStore) -> ExperimentFolder:
 
 def trials_expected(effective: Effective) -> int:
     """How many trials there will be, replacements of invalid ones left out."""
-    method, _ = search_of(effective.tree, effective.points, effective.context_dir)
+    method, _ = search_of(effective.tree, effective.points or [], effective.context_dir)
     return method.trials_expected
 
 
 def check_search(effective: Effective) -> None:
     """Raises UsageError for what would fail only when a worker begins."""
-    method, _ = search_of(effective.tree, effective.points, effective.context_dir)
+    method, _ = search_of(effective.tree, effective.points or [], effective.context_dir)
     expected = method.trials_expected
     if isinstance(method, CustomSearch):
         if method.problem:
@@ -89,7 +90,7 @@ def check_search(effective: Effective) -> None:
 
 def write_config(folder: ExperimentFolder, effective: Effective) -> None:
     """For people: secrets are masked."""
-    write_atomic(folder.config, yaml.safe_dump(masked(effective.tree), sort_keys=False, allow_unicode=True))
+    write_atomic(folder.config, dump_yaml(masked(effective.tree)))
 
 
 def _write(effective: Effective, folder: ExperimentFolder) -> Submission:
@@ -105,6 +106,7 @@ def _write(effective: Effective, folder: ExperimentFolder) -> Submission:
     if submission.source:
         write_json(folder.warm_start, {"checkpoint": str(submission.source)})
     write_jobs(submission.jobs, folder)
+    make_storage(effective, folder)
     return submission
 
 

@@ -12,6 +12,7 @@ from tests.bench import (
     notice_to_checkpoint,
     sampler_start,
     search,
+    sweep,
 )
 
 BENCHMARKS = {
@@ -22,6 +23,7 @@ BENCHMARKS = {
     "memory": loop_memory.main,
     "sampler": sampler_start.main,
     "search": search.main,
+    "sweep": sweep.main,
 }
 
 if __name__ == "__main__":

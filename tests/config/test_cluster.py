@@ -117,6 +117,12 @@ def test_the_pool_of_the_profile_is_the_experiments_where_it_names_none(
     assert (found.experiment.resources.resource_pool, found.cluster.slots_per_node) == ("low", 8)
 
 
+def test_the_default_pool_is_the_experiments_where_nobody_names_one(build: Callable[..., Effective]) -> None:
+    found = build(cluster={"pools": POOLS})
+    assert (found.experiment.resources.resource_pool, found.origins["resources.resource_pool"]) == ("short", "cluster")
+    assert build(cluster={"pools": POOLS, "resource_pool": "low"}).experiment.resources.resource_pool == "low"
+
+
 def test_all_that_a_cluster_cannot_give_is_told_at_once(problems: Callable[..., list[str]]) -> None:
     found = problems(
         cluster={"max_time_limit": "01:00:00"},

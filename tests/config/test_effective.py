@@ -202,9 +202,9 @@ def test_a_key_is_a_text(problems: Problems) -> None:
     ("hyperparameters", "problem"),
     [
         (
-            {"a": {"lr": {"type": "log", "minval": -4, "maxval": -2}}},
-            "hyperparameters.a.lr.type: 'log' is a range to search, and the single searcher needs constants "
-            "(from config); give `type: const` and `val`",
+            {"a": {"lr": {"type": "log", "minval": -2, "maxval": -4}}},
+            "hyperparameters.a.lr.minval: -2 is not below maxval -4 (from config); swap them, or give `type: const` "
+            "for one value",
         ),
         ({"k": {"type": "const"}}, "hyperparameters.k.val: required, but nobody set it; give the constant's value"),
         (

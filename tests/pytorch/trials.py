@@ -30,7 +30,9 @@ from hpc_det.store.folders import TrialFolder
 
 CONFIG: dict[str, Any] = {
     "data": {},
-    "searcher": {"metric": "loss", "smaller_is_better": True, "max_length": {"epochs": 3}},
+    "hyperparameters": {},
+    "reproducibility": {"experiment_seed": 5},
+    "searcher": {"name": "single", "metric": "loss", "smaller_is_better": True, "max_length": {"epochs": 3}},
     "scheduling_unit": 4,
     "min_validation_period": {"batches": 5},
     "min_checkpoint_period": {"batches": 7},
