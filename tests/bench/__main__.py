@@ -7,6 +7,7 @@ import sys
 from tests.bench import (
     command_line,
     gang_overhead,
+    journal,
     loop_memory,
     loop_overhead,
     notice_to_checkpoint,
@@ -23,6 +24,7 @@ BENCHMARKS = {
     "memory": loop_memory.main,
     "sampler": sampler_start.main,
     "search": search.main,
+    "journal": journal.main,
     "sweep": sweep.main,
 }
 

@@ -53,7 +53,7 @@ def test_two_workers_of_one_job_train_four_trials_two_at_a_time(gang: Gang) -> N
     gang.search_for(**FOUR)
     both = "touch up-$n; while [ $n -le 2 ] && ! [ -e up-1 -a -e up-2 ]; do sleep 0.01; done"
     gang.plan(f"n={TRIAL}; {both}; echo trial $n was trained by worker $HPC_DET_WORKER")
-    job = gang.start_job(workers=2)
+    job = gang.start_job(2)
     assert job.wait(timeout=60) == 0
     assert ends(gang) == dict.fromkeys(range(1, 5), Exit.COMPLETED)
     state = gang.search()
@@ -90,7 +90,7 @@ def test_a_trial_with_invalid_hyperparameters_is_replaced(gang: Gang) -> None:
 def test_a_signal_to_the_job_cancels_the_experiment_after_all_gangs_have_saved(gang: Gang) -> None:
     gang.search_for(**FOUR)
     gang.plan(f"$PYTHON rank.py {TRIAL} --trial")
-    job = gang.start_job(workers=2)
+    job = gang.start_job(2)
     pids = gang.wait_for_ranks(1, 2)
     job.terminate()
     assert job.wait(timeout=30) == 0
@@ -117,7 +117,7 @@ def test_a_worker_that_is_given_a_trial_just_before_a_cancellation_does_not_begi
 def test_a_worker_that_is_killed_goes_on_with_its_own_trial_once_its_gang_is_gone(gang: Gang) -> None:
     gang.search_for(**FOUR)
     gang.plan(f"$PYTHON rank.py {TRIAL} deaf --trial; touch ended-{TRIAL}")
-    job = gang.start_job(workers=2)
+    job = gang.start_job(2)
     first = gang.wait_for_ranks(1, 2)
     gang.forget_ranks()
     killed = next(pid for pid in children(job.pid) if is_below(first[0], pid))
@@ -162,7 +162,7 @@ def test_what_a_job_writes_is_its_owners_alone(gang: Gang) -> None:
     try:
         gang.search_for(**FOUR)
         gang.plan(f"$PYTHON rank.py {TRIAL} & $PYTHON rank.py {TRIAL}0 & wait; false", max_restarts=0)
-        job = gang.start_job(workers=2)
+        job = gang.start_job(2)
         gang.wait_for_ranks(1, 2)
         job.terminate()
         job.wait(timeout=30)
@@ -256,7 +256,7 @@ def test_a_preempted_job_with_several_workers_is_requeued_once_and_each_goes_on_
 ) -> None:
     gang.search_for(**FOUR)
     gang.plan(f"$PYTHON rank.py {TRIAL} --trial", scheduler="slurm")
-    job = gang.start_job(workers=2, **slurm)
+    job = gang.start_job(2, **slurm)
     gang.wait_for_ranks(1, 2)
     before = dict(gang.search().open)
     job.terminate()
@@ -267,7 +267,7 @@ def test_a_preempted_job_with_several_workers_is_requeued_once_and_each_goes_on_
     assert (state.open, state.present, state.cancelled) == (before, {0: "4711", 1: "4711"}, None)
 
     gang.plan("true", scheduler="slurm")
-    assert gang.start_job(workers=2, **slurm).wait(timeout=30) == 0
+    assert gang.start_job(2, **slurm).wait(timeout=30) == 0
     for trial in (1, 2):
         assert causes(gang, trial) == [("preempted", "requeue"), ("finished", "done")]
     assert ends(gang) == dict.fromkeys(range(1, 5), Exit.COMPLETED)
