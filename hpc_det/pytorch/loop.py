@@ -43,6 +43,7 @@ from hpc_det.pytorch.state import (
     rank_state,
     restore_models,
     restore_rank,
+    restore_weights,
     restored_progress,
 )
 from hpc_det.pytorch.training_report import TrainingReport
@@ -64,9 +65,11 @@ class Loop:
         portable: Portable,
         searcher: SearcherContext | None = None,
         warm_start: Path | None = None,
+        weights: Path | None = None,
     ) -> None:
         """`warm_start`: a checkpoint that a trial without one of its own begins with, at batch 0. It is resumed where
-        it is of this very trial.
+        it is of this very trial. `weights`: one of which such a trial takes the weights of the models alone, since its
+        optimizers have hyperparameters of their own; `warm_start` goes before it.
         """
         self._trial = trial
         self._context = context
@@ -78,6 +81,7 @@ class Loop:
         self._portable = portable
         self._searcher = searcher
         self._warm_start = warm_start
+        self._weights = weights
         self._progress = Progress()
         self._validations: dict[int, float] = {}
         self._improved = False
@@ -143,6 +147,8 @@ class Loop:
         generators = self._resume(folder, ranks) if folder else None
         if not folder and self._warm_start:
             self._load_models(self._warm_start)
+        elif not folder and self._weights:
+            self._load_weights(self._weights)
         self._continue_log()
         self._check_savable()
         self._callbacks.call("on_training_start")
@@ -223,6 +229,11 @@ class Loop:
         self._callbacks.call("on_checkpoint_load_start", state)
         restore_models(state, self._context, folder)
         self._callbacks.restore(state["callbacks"])
+
+    def _load_weights(self, folder: Path) -> None:
+        if self._distributed.is_chief:
+            print(f"hpc-det: begins with the weights in {folder}", flush=True)
+        restore_weights(stored_state(folder, self._context.models), self._context, folder)
 
     def _continue_log(self) -> None:
         if self._distributed.is_chief:

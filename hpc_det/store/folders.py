@@ -5,6 +5,7 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
                origin.json       the origin of each key         "
                cluster.json      the cluster's profile          "
                points.json       hyperparameters, one by one    " (a sweep's)
+               warm_start.json   whose weights all trials take  " (with a searcher.source_...)
                plan.json         what its jobs are              "
                storage.json      where its checkpoints lie      " (if elsewhere)
                code/             what the jobs import           "
@@ -141,12 +142,17 @@ class ExperimentFolder:
         return self.path / "points.json"
 
     @property
+    def warm_start(self) -> Path:
+        """The checkpoint whose weights all trials begin with, if any."""
+        return self.path / "warm_start.json"
+
+    @property
     def plan(self) -> Path:
         return self.path / "plan.json"
 
     @property
     def storage(self) -> Path:
-        """{"folder"} or {"url"} with the checkpoints of all trials; without the file they are in the trials' own."""
+        """{"folder"} or {"url"}: where the checkpoints of all trials lie, if not in the trials' folders."""
         return self.path / "storage.json"
 
     @property

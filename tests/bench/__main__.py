@@ -8,6 +8,7 @@ from tests.bench import (
     command_line,
     gang_overhead,
     journal,
+    gpu,
     loop_memory,
     loop_overhead,
     notice_to_checkpoint,
@@ -26,6 +27,7 @@ BENCHMARKS = {
     "search": search.main,
     "journal": journal.main,
     "sweep": sweep.main,
+    "gpu": gpu.main,
 }
 
 if __name__ == "__main__":
