@@ -7,8 +7,8 @@ import sys
 from tests.bench import (
     command_line,
     gang_overhead,
-    journal,
     gpu,
+    journal,
     loop_memory,
     loop_overhead,
     notice_to_checkpoint,

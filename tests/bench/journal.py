@@ -19,6 +19,7 @@ from tests.bench.table import show
 from tests.search.experiments import experiment
 
 ENTRIES, WORKERS, ROUNDS, APPENDS = 100_000, 500, 5, 200
+LEFT = {"event": "left", "worker": 1}
 SEARCHER = {"name": "adaptive_asha", "max_trials": 80_000, "max_length": {"batches": 1024}, "max_rungs": 5}
 
 
