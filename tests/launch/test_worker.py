@@ -327,6 +327,17 @@ def test_the_scheduler_is_not_asked_where_nobody_else_has_work(
     assert asked(tmp_path, "squeue") == []
 
 
+@pytest.mark.parametrize("answer", ["4711_5|NODE_FAIL|None", "4711_5|PENDING|BeginTime", ""])
+def test_a_former_gang_whose_job_is_not_running_is_not_waited_for(
+    gang: Gang, slurm: dict[str, str], tmp_path: Path, answer: str
+) -> None:
+    gang.plan("true", scheduler="slurm")
+    gang.journal.started(1, "4711_5", worker=5)
+    (tmp_path / "squeue").write_text(f"{answer}\n")
+    assert gang.run_job(**slurm, **ELEMENT)[0] == 0
+    assert gang.ends() == [("node lost", "requeue"), ("finished", "done")]
+
+
 def test_a_slurm_job_that_is_told_to_go_while_it_waits_for_a_former_gang_goes_at_once(
     gang: Gang, slurm: dict[str, str], tmp_path: Path
 ) -> None:
