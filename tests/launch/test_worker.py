@@ -33,6 +33,21 @@ if attempt.trial.id == 2:
 """
 
 
+REPORTS_AND_FAILS = """
+import os
+from hpc_det.launch.attempt import Attempt
+from hpc_det.search.journal import SearchJournal
+
+attempt = Attempt.from_env(os.environ)
+search = SearchJournal(attempt.trial.experiment())
+work = search.state().open.get(attempt.worker)
+if attempt.trial.id == 1:
+    if work.trial == 1:
+        search.report(attempt.worker, work, 0.5)
+    raise SystemExit(1)
+"""
+
+
 def ends(gang: Gang) -> dict[int, Exit | None]:
     return {number: trial.ended for number, trial in gang.search().trials.items()}
 
@@ -85,6 +100,18 @@ def test_a_trial_with_invalid_hyperparameters_is_replaced(gang: Gang) -> None:
     gang.run_job()
     assert ends(gang) == {1: Exit.COMPLETED, 2: Exit.INVALID_HP, **dict.fromkeys((3, 4, 5), Exit.COMPLETED)}
     assert causes(gang, 2) == [("failed", "give up")]
+
+
+def test_a_gang_that_fails_after_its_report_has_reported_all_the_same(gang: Gang) -> None:
+    gang.search_for(**FOUR)
+    (gang.code / "reports.py").write_text(REPORTS_AND_FAILS)
+    gang.plan("$PYTHON reports.py", max_restarts=1)
+    code, _ = gang.run_job()
+    assert code == 1
+    assert causes(gang, 1) == [("failed", "restart"), ("failed", "give up")]
+    assert ends(gang) == {1: None, **dict.fromkeys((2, 3, 4), Exit.COMPLETED)}
+    state = gang.search()
+    assert (state.finished, state.present, state.trials[1].value) == (True, {}, 0.5)
 
 
 def test_a_signal_to_the_job_cancels_the_experiment_after_all_gangs_have_saved(gang: Gang) -> None:
