@@ -7,10 +7,7 @@ import pytest
 
 from hpc_det.cli import story
 from hpc_det.cli.story import AttemptStory, Metrics, Validation
-from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.requeue import Action, Cause
-from hpc_det.store.stop import request_stop
-from hpc_det.submit.scheduler import JobState, JobStatus
 from tests.cli.life import Life
 
 ACCURACY = {"metric": "accuracy", "smaller_is_better": False}
@@ -104,8 +101,8 @@ def test_the_best_validation_is_the_searchers(tmp_path: Path) -> None:
     life.begins()
     for steps, loss in ((100, "NaN"), (200, 0.5), (300, "-Infinity"), (400, 0.1)):
         life.reports("validation", steps, {"loss": loss})
-    loss = {"metric": "loss", "smaller_is_better": True}
-    assert Metrics.read(life.trial, loss).best == Validation("loss", "-Infinity", 300)
+    searcher = {"metric": "loss", "smaller_is_better": True}
+    assert Metrics.read(life.trial, searcher).best == Validation("loss", "-Infinity", 300)
 
 
 def test_nan_is_never_the_best(life: Life) -> None:
