@@ -125,6 +125,8 @@ class ExperimentView:
         if found is ExperimentState.CANCELED:
             source = search.cancelled or self._cancellation()
             return f"cancelled by {source}" if source else "cancelled"
+        if search.given_up:
+            return search.given_up
         blamed = _not_completed(search)
         if not self.has_many_trials:
             return story.why_not_completed(self.folder.trial())
@@ -152,6 +154,8 @@ def _final(search: SearchState) -> ExperimentState:
     """It has succeeded where at least one trial has (upstream's rule: master/internal/trial.go)."""
     if search.cancelled:
         return ExperimentState.CANCELED
+    if search.given_up:
+        return ExperimentState.ERROR
     ends = {trial.ended or Exit.COMPLETED for trial in search.trials.values()}
     if Exit.COMPLETED in ends:
         return ExperimentState.COMPLETED

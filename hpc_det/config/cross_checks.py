@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any
 
 from hpc_det.config.cluster import Cluster
-from hpc_det.config.determineds_keys import NOT_YET, STORES_NOT_YET
 from hpc_det.config.entrypoint import trial_name
 from hpc_det.config.fields import time_limit_min
 from hpc_det.config.job_sections import Resources
@@ -31,9 +30,6 @@ def cross_problems(experiment: Tree, cluster: Tree) -> Iterator[Problem]:
     yield from _storage_problems(experiment)
     yield from _profiling_problems(experiment)
     yield from _log_policy_problems(experiment)
-    for path, why in NOT_YET.items():
-        if _get(experiment, *path.split(".")) is not None:
-            yield Problem(path, "would change what the trials learn", why)
 
 
 def _searcher_problems(experiment: Tree) -> Iterator[Problem]:
@@ -154,12 +150,6 @@ def _device_problems(experiment: Tree) -> Iterator[Problem]:
 
 def _storage_problems(experiment: Tree) -> Iterator[Problem]:
     storage = _get(experiment, "checkpoint_storage")
-    if _get(storage, "type") in STORES_NOT_YET:
-        yield Problem(
-            "checkpoint_storage.type",
-            f"{shown(_get(storage, 'type'))} is not built yet",
-            "use shared_fs, directory, or no type for the experiment's own folder",
-        )
     kind, host, path = (_get(storage, key) for key in ("type", "host_path", "storage_path"))
     if kind == "shared_fs" and isinstance(host, str) and isinstance(path, str) and not is_below(path, host):
         yield Problem(

@@ -14,7 +14,7 @@ import time
 from contextlib import closing
 
 from hpc_det.checkpoint.committed import newest_steps
-from hpc_det.launch.failure import Failure, failure_now, first_failure
+from hpc_det.launch.failure import Failure, failure_now, first_failure, note_failure
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import end_descendants
@@ -65,6 +65,14 @@ class Attempts:
             decision = self._attempt(self._journal.last_attempt() + 1)
             if not self._goes_on_here(decision.action):
                 return decision.action
+
+    def refuse(self, why: str) -> Action:
+        """The trial cannot begin, and never will."""
+        number = self._journal.last_attempt() + 1
+        self._journal.started(number, self._job_id, self._worker)
+        failure = failure_now(None, why, user_error=True)
+        note_failure(self._trial, number, failure)
+        return self._end(number, Cause.FAILED, failure).action
 
     def _goes_on_here(self, action: Action) -> bool:
         """Without a queue the next attempt after a preemption starts in the same job, too."""
