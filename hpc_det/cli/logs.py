@@ -105,10 +105,16 @@ class TrialsLogs:
     def new_lines(self, *, final: bool = False) -> Iterator[str]:
         if self._jobs:
             yield from self._jobs.new_lines(final=final)
-        for number in sorted(self._view.search.trials):
+        for number in sorted(self._view.search.trials if final else self._active()):
             logs = self._trials.setdefault(number, Logs(self._view.folder.trial(number), self._rank))
             lines = logs.new_lines(final=final)
             yield from (f"[trial={number}] {line}" for line in lines) if self._view.has_many_trials else lines
+
+    def _active(self) -> set[int]:
+        """The trials that may print now, or were never read. The last words of others wait for the end."""
+        search = self._view.search
+        open_now = {work.trial for work in search.open.values()}
+        return open_now | set(search.last_trial.values()) | (search.trials.keys() - self._trials.keys())
 
 
 def stream(experiment: ExperimentFolder, *, follow: bool, rank: int | None) -> Iterator[str]:
