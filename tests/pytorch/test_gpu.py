@@ -55,7 +55,7 @@ def begin(path: Path, aggregation: int = 1, **hparams: Any) -> Life:
 def test_stops_change_no_bit(tmp_path: Path, amp: str | None, workers: int, aggregation: int) -> None:
     undisturbed, stopped = (begin(tmp_path / name, aggregation, amp=amp, workers=workers) for name in ("a", "b"))
     undisturbed.attempt()
-    answers = [stopped.attempt(StopAt(tick, look=2)).stopped for tick in (3, 6, math.inf)]
+    answers = [stopped.attempt(StopAt(tick, look=2)).end == "stopped" for tick in (3, 6, math.inf)]
     assert answers == [True, True, False]
     assert_same(stopped, undisturbed)
 
@@ -64,7 +64,7 @@ def live(distributed: Distributed, undisturbed: Life, stopped: Life) -> list[boo
     torch.backends.cudnn.deterministic = True
     assert distributed.device == GPU
     undisturbed.attempt(StopAt(), distributed)
-    return [stopped.attempt(StopAt(tick, look=2), distributed).stopped for tick in (3, 6, math.inf)]
+    return [stopped.attempt(StopAt(tick, look=2), distributed).end == "stopped" for tick in (3, 6, math.inf)]
 
 
 @pytest.mark.parametrize(("amp", "aggregation"), [(None, 1), ("float16", 4)])
@@ -80,8 +80,8 @@ def test_a_trial_goes_on_from_a_gpu_on_a_cpu_and_back(tmp_path: Path, monkeypatc
     life.attempt(StopAt(5))
     with monkeypatch.context() as without:
         without.setattr(torch.cuda, "is_available", lambda: False)
-        assert life.attempt(StopAt(5)).stopped
-    assert not life.attempt().stopped
+        assert life.attempt(StopAt(5)).end == "stopped"
+    assert life.attempt().end == "finished"
     assert life.steps("training") == [4, 8, 12, 16, 18]
 
 
