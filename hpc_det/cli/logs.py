@@ -13,7 +13,6 @@ from hpc_det.cli.tail import Tail
 from hpc_det.cli.trials import TrialState, state_now
 from hpc_det.cli.watch import POLL_S, Watch, say
 from hpc_det.errors import UsageError
-from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 
 # The line with which hpc_det.launch.attempts begins an attempt: their log is one file for all of them.
@@ -119,8 +118,8 @@ class TrialsLogs:
 
 def stream(experiment: ExperimentFolder, *, follow: bool, rank: int | None) -> Iterator[str]:
     """The lines of all trials so far; with `follow`, also those to come until the experiment has ended."""
-    _check_rank(experiment, rank)
     watch = Watch(experiment)
+    _check_rank(watch.view, rank)
     yield from _lines(TrialsLogs(watch.view, rank), watch.state if follow else None)
     if follow:
         say(f"experiment {experiment.id}: {watch.state().value}")
@@ -129,8 +128,8 @@ def stream(experiment: ExperimentFolder, *, follow: bool, rank: int | None) -> I
 def stream_trial(trial: TrialFolder, *, follow: bool, rank: int | None) -> Iterator[str]:
     """The same of one trial, until it has ended."""
     experiment = trial.experiment()
-    _check_rank(experiment, rank)
     watch = Watch(experiment)
+    _check_rank(watch.view, rank)
 
     def state() -> TrialState:
         is_over = watch.state().is_final
@@ -149,7 +148,6 @@ def _lines(logs: Lines, state: Callable[[], ExperimentState | TrialState] | None
     yield from logs.new_lines(final=True)
 
 
-def _check_rank(experiment: ExperimentFolder, rank: int | None) -> None:
-    plan = JobPlan.from_json(experiment.plan.read_text(encoding="utf-8"))
-    if rank is not None and not 0 <= rank < plan.world_size:
-        raise UsageError(f"--rank {rank}: experiment {experiment.id} has ranks 0 to {plan.world_size - 1}")
+def _check_rank(view: ExperimentView, rank: int | None) -> None:
+    if rank is not None and not 0 <= rank < view.plan().world_size:
+        raise UsageError(f"--rank {rank}: experiment {view.id} has ranks 0 to {view.plan().world_size - 1}")

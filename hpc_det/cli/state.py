@@ -14,6 +14,7 @@ from hpc_det.cli import story
 from hpc_det.cli.trials import counted
 from hpc_det.config.merge import Tree
 from hpc_det.errors import HpcDetError
+from hpc_det.plan.job_plan import JobPlan
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
 from hpc_det.search.sample import Sample
@@ -69,6 +70,11 @@ class ExperimentView:
         with _readable(self.folder):
             self.told += (entry for entry in self._journal.new() if entry["event"] in ("reported", "ended"))
             return self._journal.state()
+
+    def plan(self) -> JobPlan:
+        """Raises HpcDetError where the file is damaged."""
+        with _readable(self.folder):
+            return JobPlan.from_json(self.folder.plan.read_text(encoding="utf-8"))
 
     def sample(self, trial: int) -> Sample:
         return self._journal.sample(trial)
