@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hpc_det.cli import story
+from hpc_det.cli.trials import counted
 from hpc_det.config.merge import Tree
 from hpc_det.errors import HpcDetError
 from hpc_det.search.journal import SearchJournal
@@ -129,21 +130,21 @@ class ExperimentView:
         if found is ExperimentState.CANCELED:
             source = search.cancelled or self._cancellation()
             return f"cancelled by {source}" if source else "cancelled"
-        trials = _not_completed(search)
-        many, expected = self.has_many_trials, search.method.trials_expected
-        if not trials:
-            return (
-                f"the {'jobs' if many else 'job'} ended without a word, before {'any' if many else 'its first'} attempt"
-            )
-        why = story.why_not_completed(self.folder.trial(trials[0]))
-        if not many:
-            return why
-        counted = (
-            f"{len(trials)} of {expected} trials failed"
-            if search.finished
-            else f"{len(trials)} of {expected} trials were not done"
-        )
-        return f"{counted}; trial {trials[0]}: {why}"
+        if search.given_up:
+            return search.given_up
+        blamed = _not_completed(search)
+        if not self.has_many_trials:
+            return story.why_not_completed(self.folder.trial())
+        if not blamed:
+            return "the jobs ended without a word, and left trials that nobody has begun"
+        why = story.why_not_completed(self.folder.trial(blamed[0]))
+        return f"{self._not_done()}; trial {blamed[0]}: {why}"
+
+    def _not_done(self) -> str:
+        counts = counted(self.search, is_running=False)
+        if self.search.finished:
+            return f"{counts.failed} of {counts.created} trials failed"
+        return f"{counts.expected - counts.ended} of {counts.expected} trials were not done"
 
 
 def _jobs(folder: ExperimentFolder) -> list[SubmittedJob]:
@@ -158,6 +159,8 @@ def _final(search: SearchState) -> ExperimentState:
     """It has succeeded where at least one trial has (upstream's rule: master/internal/trial.go)."""
     if search.cancelled:
         return ExperimentState.CANCELED
+    if search.given_up:
+        return ExperimentState.ERROR
     ends = {trial.ended or Exit.COMPLETED for trial in search.trials.values()}
     if Exit.COMPLETED in ends:
         return ExperimentState.COMPLETED

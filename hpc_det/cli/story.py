@@ -63,6 +63,7 @@ class AttemptStory:
 
     number: int
     job_id: str
+    worker: int
     host: str
     started: float
     ended: float | None = None
@@ -73,6 +74,8 @@ class AttemptStory:
     why: str | None = None
     failure: str | None = None
     problems: list[str] = field(default_factory=list)
+    continued: bool = False
+    """By its owner, after an end that was meant to be the last."""
 
     @property
     def is_open(self) -> bool:
@@ -91,7 +94,11 @@ def attempts(trial: TrialFolder) -> list[AttemptStory]:
         number = event["attempt"]
         if event["event"] == "started":
             told[number] = AttemptStory(
-                number=number, job_id=event["job_id"], host=event["host"], started=event["time"]
+                number=number,
+                job_id=event["job_id"],
+                worker=event["worker"],
+                host=event["host"],
+                started=event["time"],
             )
         elif number in told:
             _add(told[number], event)
@@ -101,6 +108,8 @@ def attempts(trial: TrialFolder) -> list[AttemptStory]:
 def _add(attempt: AttemptStory, event: dict[str, Any]) -> None:
     if event["event"] == "problem":
         attempt.problems.append(event["problem"])
+    elif event["event"] == "continued":
+        attempt.continued = True
     elif event["event"] == "ended":
         attempt.ended, attempt.batches = event["time"], event["steps"]
         attempt.cause, attempt.action, attempt.why = event["cause"], event["action"], event["why"]
@@ -131,7 +140,7 @@ def in_words(attempt: AttemptStory, now: float, *, is_over: bool) -> str:
         sentence += f", {_NEXT[action]}"
     if action in (Action.RESTART, Action.GIVE_UP):
         sentence += f" ({attempt.why})"
-    return "; ".join([sentence, *attempt.problems])
+    return "; ".join([sentence, *attempt.problems, *(["continued"] if attempt.continued else [])])
 
 
 def _end_in_words(attempt: AttemptStory) -> str:

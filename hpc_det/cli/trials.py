@@ -45,7 +45,7 @@ def trial_state(
 ) -> TrialState:
     """Of a trial that the search has created. `is_over`: nothing of the experiment runs any more."""
     last = attempts[-1] if attempts else None
-    if last and last.is_open and last.job_id in search.present.values() and not is_over:
+    if last and last.is_open and search.present.get(last.worker) == last.job_id and not is_over:
         return TrialState.RUNNING
     if found := _end(search, number, last):
         return found
@@ -68,9 +68,11 @@ def _end(search: SearchState, number: int, last: AttemptStory | None) -> TrialSt
         return _ENDS[ended]
     if search.method.is_closed(number):
         return TrialState.COMPLETED
-    if last and last.action == Action.DONE:
+    if last is None or last.continued:
+        return None
+    if last.action == Action.DONE:
         return TrialState.CANCELED if last.cause == Cause.CANCELLED else TrialState.COMPLETED
-    return TrialState.ERROR if last and last.action == Action.GIVE_UP else None
+    return TrialState.ERROR if last.action == Action.GIVE_UP else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import time
 from contextlib import closing
 
 from hpc_det.checkpoint.committed import newest_steps
-from hpc_det.launch.failure import Failure, failure_now, first_failure
+from hpc_det.launch.failure import Failure, failure_now, first_failure, note_failure
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import end_descendants
@@ -66,6 +66,14 @@ class Attempts:
             if not self._goes_on_here(decision.action):
                 return decision.action
 
+    def refuse(self, why: str) -> Action:
+        """The trial cannot begin, and never will."""
+        number = self._journal.last_attempt() + 1
+        self._journal.started(number, self._job_id, self._worker)
+        failure = failure_now(None, why, user_error=True)
+        note_failure(self._trial, number, failure)
+        return self._end(number, Cause.FAILED, failure).action
+
     def _goes_on_here(self, action: Action) -> bool:
         """Without a queue the next attempt after a preemption starts in the same job, too."""
         return action is Action.RESTART or (action is Action.REQUEUE and not self._scheduler.has_queue)
@@ -77,7 +85,8 @@ class Attempts:
         ask_at = time.monotonic()
         while (former := self._journal.open_job()) and former[0] != self._worker:
             if time.monotonic() >= ask_at:
-                if self._scheduler.status([former[1]], run_command)[former[1]].state is JobState.ENDED:
+                status = self._scheduler.status([former[1]], run_command)[former[1]]
+                if status.state not in (JobState.RUNNING, JobState.UNKNOWN):  # also in the queue nobody writes
                     return
                 self._say(f"waits for worker {former[0]}, which still saves this trial")
                 ask_at = time.monotonic() + ASK_EVERY_S

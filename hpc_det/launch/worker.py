@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hpc_det.checkpoint.committed import newest_good
+from hpc_det.errors import UsageError
 from hpc_det.launch.attempts import Attempts
 from hpc_det.launch.failure import first_failure
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
@@ -21,7 +23,7 @@ from hpc_det.process import adopt_orphans, end_descendants
 from hpc_det.requeue import Action, Cause
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
-from hpc_det.store.files import write_json
+from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.stop import request_stop
@@ -56,6 +58,7 @@ class Worker:
             end_descendants()
             with suppress(OSError):  # a full disk may be what has ended it
                 close_interrupted(self._experiment, self._search, self._number, self._signals)
+            with suppress(OSError):
                 self._search.lose(self._number, self._job_id)
             raise
 
@@ -78,7 +81,9 @@ class Worker:
     def _left_by_others(self) -> Work | None:
         """Work of others whose jobs have ended without a word. The scheduler is asked once, where there may be any."""
         search = self._search.state()
-        others = {number: search.present[number] for number in search.open if number != self._number}
+        others = {
+            number: job for number, job in search.present.items() if number in search.open.keys() - {self._number}
+        }
         if not others or search.cancelled:
             return None
         states = self._states(sorted(set(others.values())))
@@ -94,11 +99,12 @@ class Worker:
     def _train(self, work: Work) -> Action:
         trial = self._experiment.trial(work.trial)
         self._say(f"trial {work.trial}" + (f" until {work.until}" if work.until is not None else ""))
-        prepare_trial(trial, self._search)
+        refusal = _refusal(trial, self._search)
         if self._search.state().cancelled:  # by somebody who may not have seen this trial
             request_stop(trial.stop, attempt=None, reason="kill", source="the experiment was cancelled")
         with _printed_to(trial.job_log):
-            return Attempts(trial, self._number, self._start_agents, self._signals).run()
+            attempts = Attempts(trial, self._number, self._start_agents, self._signals)
+            return attempts.refuse(refusal) if refusal else attempts.run()
 
     def _after(self, number: int, action: Action) -> Work | None:
         """Rank 0 has told the search of a stretch that came to its end. Of other ends it is told here."""
@@ -125,12 +131,23 @@ def _how(trial: TrialFolder, action: Action) -> Exit:
     return Exit.INVALID_HP if failure and failure.invalid_hp else Exit.FAILED
 
 
+def _refusal(trial: TrialFolder, search: SearchJournal) -> str | None:
+    """Why the trial cannot begin: the user's mistake, which no other attempt mends."""
+    try:
+        prepare_trial(trial, search)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
 def prepare_trial(trial: TrialFolder, search: SearchJournal) -> None:
-    """Write what the ranks need to know, the first time."""
+    """Write what the ranks need to know, the first time. Raises UsageError where that cannot be found out."""
     trial.create()
     if trial.trial.exists():
         return
+    search.choose(trial.id)
     sample = search.sample(trial.id)
+    warm_start = _weights(trial, sample.source)
     spec = {
         "experiment_id": trial.experiment().id,
         "trial_id": trial.id,
@@ -138,7 +155,18 @@ def prepare_trial(trial: TrialFolder, search: SearchJournal) -> None:
         "hparams": sample.hparams,
         "config": search.config(trial.id),
     }
-    write_json(trial.trial, spec)
+    write_json(trial.trial, {**spec, "warm_start": str(warm_start)} if warm_start else spec)
+
+
+def _weights(trial: TrialFolder, source: int | None) -> Path | None:
+    """The checkpoint whose weights it begins with: of trial `source` of this search, or the one that all begin with."""
+    if source is None:
+        told = read_json(trial.experiment().warm_start)
+        return Path(told["checkpoint"]) if told else None
+    found, _ = newest_good(trial.experiment().trial(source).checkpoints)
+    if found is None:
+        raise UsageError(f"searcher.class: trial {trial.id} begins with trial {source}, which has no checkpoint")
+    return found.path
 
 
 def close_interrupted(experiment: ExperimentFolder, search: SearchJournal, worker: int, signals: SignalPipe) -> None:

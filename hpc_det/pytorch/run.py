@@ -126,6 +126,7 @@ class Run:
             portable=Portable(self.spec, type(trial), self.code, is_trainer=is_trainer),
             searcher=self.searcher,
             warm_start=warm_start,
+            weights=Path(weights) if (weights := self.spec.get("warm_start")) else None,
         )
         steps = loop.run().steps
         outcome = {"attempt": self.attempt, "kind": loop.end, "steps": steps}

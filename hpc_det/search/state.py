@@ -20,10 +20,13 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpc_det.search.custom import CustomSearch
 from hpc_det.search.fixed import FixedSearch
 from hpc_det.search.method import Exit, SearchMethod, Work
 
 Entry = dict[str, Any]
+FEWEST_INVALID = 10
+"""Trials with invalid hyperparameters before a search gives up, however few trials it has."""
 
 
 @dataclass
@@ -62,6 +65,8 @@ class SearchState:
         """Workers whose jobs wait in the queue."""
         self._relied_on = 0
         """How many of them will take the place of one that has left."""
+        self._invalid = 0
+        """How many trials had invalid hyperparameters."""
 
     def apply(self, entry: Entry) -> None:
         """Take in the next entry of the journal."""
@@ -75,7 +80,7 @@ class SearchState:
                 if not self.finished:  # who begins later leaves at once, and writes nothing
                     self.present[worker] = job
                 if worker not in self.open:
-                    self._give(worker, self.method.next_work())
+                    self._give(worker, self._next_work())
             case {"event": "reported", "value": value} if self._is_due(entry):
                 self._report(entry["worker"], math.nan if value is None else value)
             case {"event": "ended", "how": how} if self._is_due(entry):
@@ -100,7 +105,21 @@ class SearchState:
     @property
     def finished(self) -> bool:
         """Nothing is left to do. Workers that are `present` may still write."""
-        return self.cancelled is not None or (not self.open and self.method.finished)
+        if self.cancelled is not None:
+            return True
+        return not self.open and (self.method.finished or (self.given_up is not None and self._next_work() is None))
+
+    @property
+    def given_up(self) -> str | None:
+        """Why no trials are created any more although the method wants some; those that are under way go on."""
+        if isinstance(self.method, CustomSearch) and self.method.problem:
+            return self.method.problem
+        if self._invalid < max(FEWEST_INVALID, self.method.trials_expected):
+            return None
+        return (
+            f"{self._invalid} of {len(self.trials)} trials said that their hyperparameters are invalid (InvalidHP), so "
+            f"no others take their place; narrow the ranges in hyperparameters to what can work"
+        )
 
     def _is_due(self, entry: Entry) -> bool:
         """Whether the worker has this work still: it may have been believed lost, and others do it now."""
@@ -122,6 +141,7 @@ class SearchState:
     def _end(self, worker: int, how: Exit) -> None:
         work = self.open.pop(worker)
         self._done(worker, work).ended = how
+        self._invalid += how is Exit.INVALID_HP
         self.method.end(work.trial, how)
         self._give_after(worker, work.trial)
 
@@ -135,11 +155,16 @@ class SearchState:
         """Its own trial goes on with the same worker. Other work is for one that waits in the queue, while there is one
         for each that leaves.
         """
-        work = self.method.next_work()
+        work = self._next_work()
         if work and work.trial != trial and self._relied_on < len(self._expected):
             self._relied_on += 1
         else:
             self._give(worker, work)
+
+    def _next_work(self) -> Work | None:
+        work = self.method.next_work()
+        is_new = work is not None and work.trial not in self.trials
+        return None if is_new and self.given_up else work
 
     def _no_longer_expect(self, worker: int) -> None:
         if worker in self._expected:

@@ -5,6 +5,7 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
                origin.json       the origin of each key         "
                cluster.json      the cluster's profile          "
                points.json       hyperparameters, one by one    " (a sweep's)
+               warm_start.json   whose weights all trials take  " (with a searcher.source_...)
                plan.json         what its jobs are              "
                storage.json      where its checkpoints lie      " (if elsewhere)
                code/             what the jobs import           "
@@ -139,6 +140,11 @@ class ExperimentFolder:
     def points(self) -> Path:
         """What differs between the trials of a sweep, where somebody listed them one by one."""
         return self.path / "points.json"
+
+    @property
+    def warm_start(self) -> Path:
+        """The checkpoint whose weights all trials begin with, if any."""
+        return self.path / "warm_start.json"
 
     @property
     def plan(self) -> Path:

@@ -60,7 +60,10 @@ class SharedLog:
         """
         entry = _lines(self._entry())
         sealed = _lines(self._sealed())
-        return entry if sealed is None else sealed[len(self._chunk) :]
+        lines = entry if sealed is None else sealed[len(self._chunk) :]
+        if lines == []:  # no process of ours leaves such a file
+            raise ValueError(f"{self._entry()}: nothing is in it")
+        return lines
 
     def _advance(self, line: str) -> None:
         self._chunk.append(line)

@@ -7,11 +7,14 @@ import sys
 from tests.bench import (
     command_line,
     gang_overhead,
+    gpu,
+    journal,
     loop_memory,
     loop_overhead,
     notice_to_checkpoint,
     sampler_start,
     search,
+    sweep,
 )
 
 BENCHMARKS = {
@@ -22,6 +25,9 @@ BENCHMARKS = {
     "memory": loop_memory.main,
     "sampler": sampler_start.main,
     "search": search.main,
+    "journal": journal.main,
+    "sweep": sweep.main,
+    "gpu": gpu.main,
 }
 
 if __name__ == "__main__":

@@ -44,13 +44,13 @@ class Life:
 
     @classmethod
     def submitted(
-        cls, root: Path, *, job_id: str = "4711", name: str = "digits", workers: int = 1, **searcher: Any
+        cls, root: Path, *, job_id: str = "4711", title: str = "digits", workers: int = 1, **searcher: Any
     ) -> Life:
         life = cls(ExperimentStore(root).create(), job_id, workers)
         for needed in (life.folder.search, life.folder.jobs):
             needed.mkdir(parents=True)
         config = {
-            "name": name,
+            "name": title,
             "entrypoint": "model_def:MyTrial",
             "searcher": {**SINGLE, **searcher},
             "hyperparameters": {"width": 64, "lr": {"type": "double", "minval": 0.0, "maxval": 1.0}},
@@ -58,13 +58,13 @@ class Life:
         }
         write_json(life.folder.effective, config)
         plan = job_plan(
-            experiment_id=life.id, name=name, folder=str(life.folder.path), ranks_per_node=2, slot_type="cpu"
+            experiment_id=life.id, name=title, folder=str(life.folder.path), ranks_per_node=2, slot_type="cpu"
         )
         write_atomic(life.folder.plan, plan.to_json())
         life.search.submitted(first=0, count=workers, stay=False)
         record = {"job_id": job_id, "scheduler": "slurm", "submitted": time.time()}
         write_json(life.folder.job(), {**record, "first": 0, "workers": workers})
-        write_atomic(life.folder.config, f"name: {name}\n")
+        write_atomic(life.folder.config, f"name: {title}\n")
         return life
 
     @property
@@ -159,7 +159,7 @@ class Life:
         prepare_trial(folder, self.search)
         journal = Journal(folder.journal)
         attempt = journal.last_attempt() + 1
-        journal.started(attempt, self.search.state().present[worker])
+        journal.started(attempt, self.search.state().present[worker], worker)
         self.attempt_prints(f"hpc-det: 10:00:0{attempt} attempt {attempt} begins\n", trial=work.trial)
 
     def _ends_attempt(

@@ -62,6 +62,7 @@ def test_an_ended_attempt_in_words(cause: str, action: str, why: str, failure: s
     attempt = AttemptStory(
         number=1,
         job_id="4711",
+        worker=0,
         host="node1",
         started=TEN,
         ended=TEN + 209,
@@ -76,7 +77,7 @@ def test_an_ended_attempt_in_words(cause: str, action: str, why: str, failure: s
 
 
 def test_an_open_attempt_in_words() -> None:
-    attempt = AttemptStory(number=2, job_id="4711", host="node1", started=TEN)
+    attempt = AttemptStory(number=2, job_id="4711", worker=0, host="node1", started=TEN)
     assert story.in_words(attempt, TEN, is_over=False) == "attempt 2 on node1 since 10:02:11"
     tomorrow = story.in_words(attempt, TEN + 86400, is_over=True)
     assert tomorrow == "attempt 2 on node1 from 2026-11-20 10:02:11: its end was not written"

@@ -224,12 +224,12 @@ def test_kill_refuses_politely_what_has_ended(hpc_det: Command, life: Life, sche
 def test_kill_says_so_when_the_experiment_was_faster(
     hpc_det: Command, life: Life, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def finish_first(job_id: str, run: object) -> None:
+    def finish_first() -> str:
         life.begins()
         life.finishes()
-        scheduler.states = [JobState.ENDED]
+        return "ada"
 
-    monkeypatch.setattr(scheduler, "cancel", finish_first)
+    monkeypatch.setattr("getpass.getuser", finish_first)
     assert hpc_det("e", "kill", "1").out == "Experiment 1 ended by itself just now: COMPLETED\n"
 
 

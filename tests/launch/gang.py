@@ -45,7 +45,7 @@ Path(f"rank-{rank}.orphaned").touch()
 sys.exit(1)
 """
 
-EFFECTIVE = {
+EFFECTIVE: dict[str, Any] = {
     "searcher": {"name": "single", "metric": "loss", "smaller_is_better": True, "max_length": {"batches": 100}},
     "hyperparameters": {"lr": 0.1},
     "reproducibility": {"experiment_seed": 7},
@@ -97,6 +97,13 @@ class Gang:
     def journal(self) -> Journal:
         return Journal(self.trial.journal)
 
+    def search_for(self, **searcher: Any) -> None:
+        """The experiment's searcher, instead of a single trial."""
+        defaults: dict[str, Any] = {"divisor": 4, "bracket_rungs": [], "stop_once": False}
+        write_json(
+            self.experiment.effective, {**EFFECTIVE, "searcher": {**EFFECTIVE["searcher"], **defaults, **searcher}}
+        )
+
     def search(self) -> SearchState:
         """As all workers see it."""
         return SearchJournal(self.experiment).state()
@@ -129,7 +136,7 @@ class Gang:
     def start_agent(self, number: int = 1, **env: str) -> subprocess.Popen[bytes]:
         return self._start([sys.executable, "-m", "hpc_det.launch.agent", str(self.trial.path), str(number), "0"], env)
 
-    def start_job(self, workers: int = 1, **env: str) -> subprocess.Popen[bytes]:
+    def start_job(self, workers: int = 1, /, **env: str) -> subprocess.Popen[bytes]:
         agent = [sys.executable, "-m", "hpc_det.launch.agent"]
         job = [sys.executable, "-m", "hpc_det.launch.job", str(self.experiment.path), "0", str(workers)]
         return self._start([*job, "--", *agent], env)
