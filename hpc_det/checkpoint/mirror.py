@@ -25,10 +25,8 @@ class Mirror:
 
     def all(self) -> list[Committed]:
         """Those here and those that are known to be in the store, the newest first."""
-        here = {item.uuid: item for item in committed(self._checkpoints)}
-        return newest_first(
-            [*here.values(), *(item for uuid, item in (self._stored or {}).items() if uuid not in here)]
-        )
+        here = {checkpoint.uuid: checkpoint for checkpoint in committed(self._checkpoints)}
+        return newest_first({**(self._stored or {}), **here}.values())
 
     def newest_good(self) -> tuple[Committed | None, list[str]]:
         """The newest that is whole, fetched if it is not here, and what was wrong with each that was skipped.

@@ -87,7 +87,7 @@ def _facts(record: Record) -> Iterator[str]:
         "Jobs" if len(jobs) > 1 else "Job": f"{_short(jobs)} ({record['scheduler']}), submitted {record['submitted']}",
         "Slots": f"{record['slots']} on {record['nodes']} node(s), {record['ranks_per_node']} each",
         "Entrypoint": _command(record["entrypoint"]),
-        "Searcher": json.dumps(record["searcher"]),
+        "Searcher": json.dumps({key: value for key, value in record["searcher"].items() if value is not None}),
         "Folder": record["folder"],
     }
     yield from facts_in_words(rows)

@@ -59,7 +59,10 @@ def best_in_words(best: BestTrial, view: ExperimentView) -> str:
 
 
 def _at(length: int | None, view: ExperimentView) -> str:
-    return "" if length is None else f" at {length} {length_unit(view.config['searcher'])}"
+    unit = length_unit(view.config["searcher"])
+    if length is None or unit is None:
+        return ""
+    return f" at {length} {unit if length > 1 else unit.removesuffix('s')}"
 
 
 @contextmanager

@@ -51,11 +51,11 @@ def checkpoint_folder(experiment: Experiment, cluster: Cluster) -> Path | None:
     if storage.type == "shared_fs":
         # An absolute storage_path stands for itself: joining leaves out host_path, below which it was checked to lie.
         return Path(storage.host_path) / (storage.storage_path or "")
-    if storage.type != "directory":
-        return None
-    folder = Path(storage.container_path)
-    mount = _brings(folder, experiment) if experiment.environment.image_for(cluster.slot_type) else None
-    return Path(mount.host_path) / folder.relative_to(mount.container_path) if mount else folder
+    if storage.type == "directory":
+        folder = Path(storage.container_path)
+        mount = _brings(folder, experiment) if experiment.environment.image_for(cluster.slot_type) else None
+        return Path(mount.host_path) / folder.relative_to(mount.container_path) if mount else folder
+    return None
 
 
 def _brings(folder: Path, experiment: Experiment) -> BindMount | None:
@@ -71,7 +71,7 @@ def _storage(experiment: Experiment, cluster: Cluster) -> Iterator[Mount]:
         yield Mount(
             source=storage.host_path, target=storage.host_path, read_only=False, propagation=storage.propagation
         )
-    elif folder and str(folder) != storage.container_path:
+    elif storage.type == "directory" and str(folder) != storage.container_path:
         yield Mount(source=str(folder), target=str(folder), read_only=False, propagation="rprivate")
 
 

@@ -4,7 +4,7 @@
     until trained to the end, or all ranks agree to stop:
         validate and checkpoint where they are due at this batch
         train up to the next batch at which anything can be due, and report
-        where the search wanted the metric: train on, if it wants more of this trial
+        where the search wanted the metric: save, report, and train on, if it wants more of this trial
     save what is not saved
 
 Everything due at a batch is derived from the progress, so a run that was stopped anywhere, also inside a validation,
@@ -123,6 +123,8 @@ class Loop:
         """Whether the search wants more of this trial, which is trained as long as was asked."""
         if self._searcher is None:
             return False
+        if not self._is_saved():  # a report that stands, of a batch that is gone, would not be made again
+            self._save()
         if self._progress.stop_requested:
             self._searcher.end()
             return False

@@ -94,7 +94,7 @@ def keep_code(code: Path) -> Path:
             shutil.copytree(code, partial, dirs_exist_ok=True, copy_function=_keep, ignore=_not_submitted)
             _flush_tree(partial)
             _rename_unless_there(partial, kept)
-        except (OSError, shutil.Error):
+        except OSError:
             if not kept.exists():  # else another trial was faster, and trains in `code`, which changes there
                 raise
         finally:

@@ -152,7 +152,7 @@ class ExperimentFolder:
 
     @property
     def storage(self) -> Path:
-        """{"folder"} or {"url"} with the checkpoints of all trials; without the file they are in the trials' own."""
+        """{"folder"} or {"url"}: where the checkpoints of all trials lie, if not in the trials' folders."""
         return self.path / "storage.json"
 
     @property

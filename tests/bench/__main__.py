@@ -7,6 +7,7 @@ import sys
 from tests.bench import (
     command_line,
     gang_overhead,
+    gpu,
     loop_memory,
     loop_overhead,
     notice_to_checkpoint,
@@ -24,6 +25,7 @@ BENCHMARKS = {
     "sampler": sampler_start.main,
     "search": search.main,
     "sweep": sweep.main,
+    "gpu": gpu.main,
 }
 
 if __name__ == "__main__":

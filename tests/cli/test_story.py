@@ -7,10 +7,7 @@ import pytest
 
 from hpc_det.cli import story
 from hpc_det.cli.story import AttemptStory, Metrics, Validation
-from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.requeue import Action, Cause
-from hpc_det.store.stop import request_stop
-from hpc_det.submit.scheduler import JobState, JobStatus
 from tests.cli.life import Life
 
 ACCURACY = {"metric": "accuracy", "smaller_is_better": False}

@@ -25,13 +25,13 @@ def placed(
     **site: Any,
 ) -> Placement:
     cluster = {"name": "atlas", "scheduler": "slurm", "slots_per_node": 4, "slot_type": "gpu"}
-    experiment = Experiment(
-        name="digits",
-        entrypoint="model_def:DigitsTrial",
-        searcher={**RANDOM, "max_trials": trials, **(searcher or {})},
-        resources={"slots_per_trial": 1, **(resources or {})},
-    )
-    return placement(experiment, Cluster(**{**cluster, **site}), trials, first)
+    settings: dict[str, Any] = {
+        "name": "digits",
+        "entrypoint": "model_def:DigitsTrial",
+        "searcher": {**RANDOM, "max_trials": trials, **(searcher or {})},
+        "resources": {"slots_per_trial": 1, **(resources or {})},
+    }
+    return placement(Experiment(**settings), Cluster(**{**cluster, **site}), trials, first)
 
 
 def test_a_single_trial_is_one_job_of_its_gangs_size() -> None:

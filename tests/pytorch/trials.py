@@ -21,6 +21,7 @@ from hpc_det.core.checkpoint import CheckpointContext, load
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricsLog
 from hpc_det.core.rng import seed_everything
+from hpc_det.core.searcher import SearcherContext
 from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
 from hpc_det.pytorch.loop import Loop
 from hpc_det.pytorch.portable import LOAD_DATA, METADATA, Portable
@@ -165,8 +166,8 @@ class Life:
             folder, trial_class, merge(CONFIG, config), {"global_batch_size": 4, "workers": 0, **(hparams or {})}
         )
 
-    def attempt(self, stop: Any = None, distributed: Distributed | None = None) -> Loop:
-        """Everything anew, as in a new process, and run as far as it goes."""
+    def attempt(self, stop: Any = None, distributed: Distributed | None = None, worker: int | None = None) -> Loop:
+        """Everything anew, as in a new process, and run as far as it goes. `worker`: of the experiment's search."""
         self.attempts += 1
         stop = stop or StopAt()
         spec: dict[str, Any] = {"experiment_id": 1, "trial_id": 1, "trial_seed": 5}
@@ -183,6 +184,7 @@ class Life:
             log=MetricsLog(self.folder, self.attempts),
             portable=Portable(spec, self.trial_class, None, is_trainer=False),
             weights=self.weights,
+            searcher=SearcherContext(self.folder, worker, context.distributed) if worker is not None else None,
         )
         loop.run()
         return loop
