@@ -6,6 +6,7 @@ A dry run is the same code without the last calls.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,18 +33,25 @@ class Submission:
     """The snapshot, relative to the context directory."""
 
 
-def prepare(effective: Effective, folder: ExperimentFolder) -> Submission:
-    """Touches neither scheduler nor disk. Raises UsageError with all that is wrong."""
+def prepare(effective: Effective, folder: ExperimentFolder, *, is_live: bool = False) -> Submission:
+    """Touches neither scheduler nor disk. Raises UsageError with all that is wrong. `is_live`: there is no snapshot."""
     jobs = prepare_jobs(effective, folder, trials_expected(effective))
-    return Submission(jobs, snapshot_files(effective.context_dir))
+    return Submission(jobs, [] if is_live else snapshot_files(effective.context_dir))
 
 
-def submit(effective: Effective, store: ExperimentStore) -> ExperimentFolder:
-    """The new experiment, queued. Where anything fails, nothing of it is left, on disk or in the queue."""
-    prepare(effective, store.folder(store.next_id()))
+def submit(
+    effective: Effective, store: ExperimentStore, live: Callable[[ExperimentFolder], None] | None = None
+) -> ExperimentFolder:
+    """The new experiment, queued. Where anything fails, nothing of it is left, on disk or in the queue.
+
+    `live`: the jobs import the context directory itself, not a snapshot; called to add files of its own.
+    """
+    prepare(effective, store.folder(store.next_id()), is_live=live is not None)
     folder = store.create()
     try:
-        submission = _write(effective, folder)
+        submission = _write(effective, folder, is_live=live is not None)
+        if live:
+            live(folder)
         queued = queue_jobs(submission.jobs, folder, SearchJournal(folder))
         # The config comes last: a folder without it was never created.
         with cancelled_on_failure(effective.cluster.scheduler, queued):
@@ -65,11 +73,14 @@ def write_config(folder: ExperimentFolder, effective: Effective) -> None:
     write_atomic(folder.config, yaml.safe_dump(masked(effective.tree), sort_keys=False, allow_unicode=True))
 
 
-def _write(effective: Effective, folder: ExperimentFolder) -> Submission:
-    submission = prepare(effective, folder)
+def _write(effective: Effective, folder: ExperimentFolder, *, is_live: bool) -> Submission:
+    submission = prepare(effective, folder, is_live=is_live)
     for needed in (folder.search, folder.jobs, folder.submitit):
         needed.mkdir(mode=0o700)
-    copy_snapshot(effective.context_dir, submission.files, folder.code)
+    if is_live:
+        folder.code.symlink_to(effective.context_dir, target_is_directory=True)
+    else:
+        copy_snapshot(effective.context_dir, submission.files, folder.code)
     write_json(folder.origin, effective.origins)
     write_json(folder.cluster, effective.cluster.model_dump(mode="json", by_alias=True))
     write_json(folder.effective, _with_seed(effective))
