@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from hpc_det.cli.parameters import store
 from hpc_det.store.folders import ExperimentFolder
+
+if TYPE_CHECKING:
+    from hpc_det.sweep.status import PointStatus
 
 SHOWN = 40
 """Characters of a return value in the table."""
@@ -54,18 +58,13 @@ def status(experiments: list[ExperimentFolder], as_json: bool) -> None:
     Example:
       hpc-det sweep status multirun/2026-11-20/10-30-00
     """
-    from hpc_det.cli.listing import table
     from hpc_det.sweep.status import points
 
     found = [point for experiment in experiments for point in points(experiment)]
     if as_json:
         click.echo(json.dumps([vars(point) for point in found], indent=1))
         return
-    rows = [
-        [str(point.num), point.state, (point.text or "")[:SHOWN], " ".join(point.overrides), point.folder]
-        for point in found
-    ]
-    click.echo(table(["POINT", "STATE", "RETURNED", "OVERRIDES", "FOLDER"], rows))
+    click.echo(_table([("POINT", "STATE", "RETURNED", "OVERRIDES", "FOLDER"), *map(_row, found)]))
 
 
 @sweep.command()
@@ -88,3 +87,16 @@ def wait(experiments: list[ExperimentFolder], poll: float) -> None:
         wait_for(experiment, poll)
     if failed := [line for experiment in experiments for line in failures(experiment)]:
         raise HpcDetError(failed)
+
+
+def _row(point: PointStatus) -> tuple[str, ...]:
+    from hpc_det.config.problems import printable
+
+    returned, overrides = printable(point.text or "-"), printable(" ".join(point.overrides))
+    return str(point.num), point.state.value, returned[:SHOWN], overrides, point.folder or "-"
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)

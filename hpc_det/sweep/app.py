@@ -61,18 +61,40 @@ class Rank:
         app = load_app(self._files)
         config = load_config(self._files, self._attempt.trial)
         self._stops.call(app.checkpoint)
-        returned = _hydras_job(app, config) if self._number == 0 else _silent_job(app, config)
+        returned = self._hydras_job(app, config) if self._number == 0 else _silent_job(app, config)
         has_failed = returned.status is not JobStatus.COMPLETED
         self._stops.end(PEERS_LEFT_S if has_failed and self._world_size > 1 else 0)
         if has_failed:
             raise returned._return_value
         return returned
 
+    def _hydras_job(self, app: App, config: DictConfig) -> JobReturn:
+        from hydra.core.utils import run_job, setup_globals
+
+        setup_globals()
+        app.context.callbacks.callbacks.append(self)
+        return run_job(
+            hydra_context=app.context,
+            task_function=app.task_function,
+            config=config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+
+    def on_job_start(self, config: DictConfig, **others: object) -> None:
+        """Hydra calls it when it has made the output folder: `hpc-det sweep status` shows that."""
+        write_json(self._files.shown(self._attempt.trial.id), {"folder": config.hydra.runtime.output_dir})
+
+    def on_job_end(self, **others: object) -> None:
+        """Hydra calls it, too."""
+
     def _keep(self, returned: JobReturn) -> None:
         """The point is done."""
-        trial = self._attempt.trial.id
+        trial, hydra_cfg = self._attempt.trial.id, returned.hydra_cfg
+        assert hydra_cfg is not None
         write_atomic(self._files.returned(trial), _pickled(returned))
-        write_json(self._files.shown(trial), shown(returned.return_value))
+        found = {"folder": hydra_cfg.hydra.runtime.output_dir, **in_json(returned.return_value)}
+        write_json(self._files.shown(trial), found)
         self._write_outcome("finished", self._saves())
 
     def _note_stop(self, has_saved: bool) -> None:
@@ -93,19 +115,6 @@ class Rank:
 def _find_modules(folders: list[str]) -> None:
     """Where the app found them on the login node."""
     sys.path[:] = [*folders, *(folder for folder in sys.path if folder not in folders)]
-
-
-def _hydras_job(app: App, config: DictConfig) -> JobReturn:
-    from hydra.core.utils import run_job, setup_globals
-
-    setup_globals()
-    return run_job(
-        hydra_context=app.context,
-        task_function=app.task_function,
-        config=config,
-        job_dir_key="hydra.sweep.dir",
-        job_subdir_key="hydra.sweep.subdir",
-    )
 
 
 def _silent_job(app: App, config: DictConfig) -> JobReturn:
@@ -138,8 +147,8 @@ def _pickled(returned: JobReturn) -> bytes:
     return content
 
 
-def shown(value: object) -> dict[str, Any]:
-    """A return value in JSON: as it is where it is short and JSON can, and as text always."""
+def in_json(value: object) -> dict[str, Any]:
+    """A return value: as it is where it is short and JSON has it, and as text always."""
     found: dict[str, Any] = {"text": repr(value)[:LONGEST_SHOWN]}
     with suppress(TypeError, ValueError):
         if len(json.dumps(value, allow_nan=False)) <= LONGEST_SHOWN:

@@ -1,4 +1,4 @@
-"""Hydra's side of a sweep: composes and saves its points, submits them as one experiment, and waits if it is asked to."""
+"""Hydra's side of a sweep: composes and saves its points, submits them as one experiment, and waits if asked to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, configure_log, filter_overrides, setup_globals
 from hydra.errors import HydraException
@@ -22,8 +21,6 @@ from hpc_det.errors import HpcDetError, UsageError
 log = logging.getLogger(__name__)
 
 NEEDS_NO_VALUES = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-INTERRUPTED = 130
-"""128 + SIGINT, as a shell reports it."""
 
 
 class Refused(UsageError, HydraException):
@@ -39,16 +36,15 @@ class SweepLauncher(Launcher):
         self._fields = fields
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from hpc_det.sweep.points import Composer
+
         self._loader = hydra_context.config_loader
         self._callbacks = hydra_context.callbacks
         self._task_function = task_function
         self._config = config
         self._refuse_values_that_never_come()
-        if type(self._loader) is ConfigLoaderImpl:
-            from hpc_det.sweep.points import Composer
-
-            hydra_context.config_loader = Composer(self._loader)  # the sweeper's own checks use it, too
-        self._composer = hydra_context.config_loader
+        self._composer = Composer(self._loader)
+        hydra_context.config_loader = self._composer  # sweepers compose every point, too, to check it
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         setup_globals()
@@ -103,8 +99,8 @@ class SweepLauncher(Launcher):
         sweeper = OmegaConf.select(self._config, "hydra.sweeper._target_")
         if not self._fields["wait"] and sweeper != NEEDS_NO_VALUES:
             raise Refused(
-                f"hydra.launcher.wait: false returns at once, without results, and the sweeper {sweeper} needs them; set "
-                f"hydra.launcher.wait=true"
+                f"hydra.launcher.wait: false returns at once, without results, and the sweeper {sweeper} needs them; "
+                f"set hydra.launcher.wait=true"
             )
 
 

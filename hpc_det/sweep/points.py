@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, cast
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
@@ -42,9 +43,9 @@ class Point:
 
 
 class Composer(ConfigLoaderImpl):
-    """In the place of Hydra's own loader, with the same answers: sweepers compose every point, too, to check it."""
+    """In the place of Hydra's own loader, with the same answers."""
 
-    def __init__(self, loader: ConfigLoaderImpl) -> None:
+    def __init__(self, loader: ConfigLoader) -> None:
         vars(self).update(vars(loader))
         self._bases: dict[tuple[str, ...], bytes] = {}
         self._groups: Any = None

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hydra.core.utils import JobReturn, JobStatus
 
 from hpc_det.errors import HpcDetError
-from hpc_det.launch.failure import first_failure
-from hpc_det.search.journal import SearchJournal
-from hpc_det.search.method import Exit
-from hpc_det.store.folders import ExperimentFolder, TrialFolder
-from hpc_det.store.journal import Journal
+from hpc_det.store.folders import ExperimentFolder
 from hpc_det.sweep.files import SweepFiles
+from hpc_det.sweep.status import PointState, points, why_not_completed
 
 
 class PointFailed(HpcDetError):
@@ -38,11 +35,11 @@ class SubmissionRecord:
 
 def job_returns(experiment: ExperimentFolder, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
     """Of all points, when nothing runs any more."""
-    search = SearchJournal(experiment).state()
-    completed = {number for number, trial in search.trials.items() if trial.ended is Exit.COMPLETED}
     return [
-        _returned(experiment, number, point) if number in completed else _failed(point, _why(experiment, number))
-        for number, point in enumerate(overrides, start=1)
+        _returned(experiment, point.trial, overrides[i])
+        if point.state is PointState.COMPLETED
+        else _failed(overrides[i], why_not_completed(experiment, point.trial))
+        for i, point in enumerate(points(experiment))
     ]
 
 
@@ -71,24 +68,3 @@ def _returned(experiment: ExperimentFolder, trial: int, overrides: Sequence[str]
 
 def _failed(overrides: Sequence[str], why: str) -> JobReturn:
     return JobReturn(overrides=list(overrides), status=JobStatus.FAILED, _return_value=PointFailed(why))
-
-
-def _why(experiment: ExperimentFolder, number: int) -> str:
-    return f"trial {number} of experiment {experiment.id}: {'; '.join(_reasons(experiment.trial(number)))}"
-
-
-def _reasons(trial: TrialFolder) -> Iterator[str]:
-    journal = Journal(trial.journal)
-    attempt = journal.last_attempt()
-    if attempt == 0:
-        yield "was never begun"
-        return
-    failure, verdict = first_failure(trial, attempt), journal.verdict()
-    if failure:
-        yield failure.sentence()
-    elif verdict:
-        yield f"{verdict[0].value}: {verdict[2]}"
-    else:
-        yield "ended without a word"
-    log = trial.rank_log(attempt, (failure and failure.rank) or 0)
-    yield f"its log is {log if log.exists() else trial.job_log}"

@@ -46,7 +46,9 @@ def checkpoint_of(task_function: TaskFunction) -> Checkpoint | None:
     found = getattr(task_function, "__globals__", {}).get("checkpoint")
     if not inspect.isfunction(found) or found.__module__ != task_function.__module__:
         return None
-    needed = [p for p in inspect.signature(found).parameters.values() if p.default is p.empty and p.kind < p.VAR_KEYWORD]
+    needed = [
+        p for p in inspect.signature(found).parameters.values() if p.default is p.empty and p.kind < p.VAR_KEYWORD
+    ]
     return None if any(p.kind is not p.VAR_POSITIONAL for p in needed) else found
 
 
@@ -92,4 +94,3 @@ def _pickled(app: App) -> bytes:
             f"{getattr(app.task_function, '__qualname__', app.task_function)}: cannot be sent to jobs: "
             f"{type(error).__name__}: {error}; keep what cannot be pickled out of the globals that it uses"
         ) from None
-

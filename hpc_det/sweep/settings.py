@@ -33,7 +33,9 @@ class Settings:
     wait: bool
     poll_s: float
 
-    def effective(self, name: str, folder: Path, overrides: Sequence[Sequence[str]], env: Mapping[str, str]) -> Effective:
+    def effective(
+        self, name: str, folder: Path, overrides: Sequence[Sequence[str]], env: Mapping[str, str]
+    ) -> Effective:
         """An experiment of this name with a trial for each list of overrides, started in `folder`.
 
         Raises UsageError with all that is wrong.
@@ -66,7 +68,9 @@ class Settings:
                 "max_slots": most or None,
             },
             "slurm": {"sbatch_args": list(self.sbatch_args)},
-            "environment": {"environment_variables": [f"{key}={value}" for key, value in self.environment_variables.items()]},
+            "environment": {
+                "environment_variables": [f"{key}={value}" for key, value in self.environment_variables.items()]
+            },
         }
 
 

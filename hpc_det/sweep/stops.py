@@ -1,4 +1,4 @@
-"""How an app that knows nothing of stops is stopped: its checkpoint() is called in its main thread, then the rank leaves.
+"""How an app that knows nothing of stops is stopped: its main thread is made to call checkpoint(), and to leave then.
 
 The app has no loop of ours that could ask, so its main thread is interrupted between two of its instructions, by a
 signal that nobody else here uses; a call into C or a collective is not. In a gang each rank is interrupted on its own.

@@ -1,4 +1,4 @@
-"""The launchers and the fields of `hydra.launcher`. Every Hydra app on this Python imports this file, so it is light."""
+"""The launchers and the fields of `hydra.launcher`. Every Hydra app of this Python imports this, so it is light."""
 
 from dataclasses import dataclass, field
 from typing import Any, Optional
