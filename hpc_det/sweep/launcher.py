@@ -11,7 +11,7 @@ from typing import Any
 
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, configure_log, filter_overrides, setup_globals
-from hydra.errors import HydraException
+from hydra.errors import CompactHydraException, HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 NEEDS_NO_VALUES = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 
 
-class Refused(UsageError, HydraException):
+class Refused(UsageError, CompactHydraException):
     """Hydra shows it without a traceback."""
 
 

@@ -7,6 +7,7 @@ of values, one after the other, which takes less than one. What the first step g
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -56,9 +57,14 @@ class Composer(ConfigLoaderImpl):
     def point(self, master: DictConfig, overrides: Sequence[str]) -> Point:
         parsed = _parsed(overrides)
         self.validate_sweep_overrides_legal(overrides=parsed, run_mode=RunMode.RUN, from_shell=True)
-        chosen = tuple(str(override.input_line) for override in parsed if not self._sets_value(override, master))
+        asks_for_time = any("${now:" in override for override in overrides)
+        chosen = tuple(
+            str(override.input_line) for override in parsed if asks_for_time or not self._sets_value(override, master)
+        )
         if chosen not in self._bases:
-            self._bases[chosen] = pickle.dumps(super().load_sweep_config(master, list(chosen)))
+            composed = super().load_sweep_config(master, list(chosen))
+            _fix_time(master, composed)
+            self._bases[chosen] = pickle.dumps(composed)
         return Point(self._bases[chosen], tuple(overrides))
 
     def _sets_value(self, override: Override, master: DictConfig) -> bool:
@@ -70,6 +76,15 @@ class Composer(ConfigLoaderImpl):
         return not is_group and not override.is_hydra_override()
 
 
+def _fix_time(master: DictConfig, composed: DictConfig) -> None:
+    """`${now:...}` is the time of the sweep, in every point, and in every attempt of it."""
+    asked = OmegaConf.create(re.findall(r"\$\{now:[^${}]*\}", OmegaConf.to_yaml(composed)))
+    OmegaConf.copy_cache(from_config=master, to_config=asked)
+    OmegaConf.resolve(asked)
+    for config in (master, composed):
+        OmegaConf.copy_cache(from_config=asked, to_config=config)
+
+
 def _parsed(overrides: Sequence[str]) -> list[Override]:
     return list(map(_parsed_one, overrides))
 
@@ -77,4 +92,4 @@ def _parsed(overrides: Sequence[str]) -> list[Override]:
 @cache
 def _parsed_one(override: str) -> Override:
     """The points of a sweep share most of theirs, and the parser is slow. Who gets it changes nothing in it."""
-    return OverridesParser.create().parse_override(override)
+    return OverridesParser.create().parse_overrides([override])[0]

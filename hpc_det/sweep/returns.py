@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import CompactHydraException
 
 from hpc_det.errors import HpcDetError
 from hpc_det.store.folders import ExperimentFolder
@@ -15,7 +16,7 @@ from hpc_det.sweep.files import SweepFiles
 from hpc_det.sweep.status import PointState, points, why_not_completed
 
 
-class PointFailed(HpcDetError):
+class PointFailed(HpcDetError, CompactHydraException):
     """A point has no return value; it says why, and where the log lies."""
 
 
