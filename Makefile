@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-long lint bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/hpc-det experiment create conf/experiment/digits.yaml docs/examples/digits --cluster local --follow
 
 test: lint
 	$(BIN)/python -m pytest
+
+test-long: $(INSTALLED)
+	$(BIN)/python -m pytest -m long
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -57,6 +57,11 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
+def children(pid: int) -> list[int]:
+    """The living children of `pid`, those that it has adopted among them."""
+    return [child for child, parent in _parents() if parent == pid]
+
+
 def end_descendants(deadline_s: float = 10.0) -> None:
     """KILL every descendant of this process and reap it. Needs `adopt_orphans` to miss none."""
     end = time.monotonic() + deadline_s

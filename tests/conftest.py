@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,26 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         lab.cancel_all()  # jobs inherit the environment of the test that submitted them
     if leaks := check.leaks():
         pytest.fail("this test left behind:\n" + "\n".join(leaks), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _gpus(
+    request: pytest.FixtureRequest,
+    no_leaks: None,  # so that it looks last
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For tests with the mark `gpu` alone: the others are about CPUs, or do not care."""
+    if request.node.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("torch sees no GPU")
+        return
+    if "slurm_lab" not in request.fixturenames:  # its GPUs are none
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # for processes that the test starts
+    if "torch" in sys.modules:  # which may have looked already
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,9 @@ Anything without that exact shape is not a checkpoint: a torn one is never chose
 from __future__ import annotations
 
 import json
+import shutil
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,9 +40,13 @@ class Committed:
     def uuid(self) -> str:
         return self.path.name
 
-    def damage(self) -> list[str]:
-        """What differs from the manifest, a sentence each; reads every byte (crc32 is free next to a disk)."""
-        return [problem for name, entry in self.files.items() if (problem := _compare(self.path / name, entry))]
+    def damage(self, folder: Path | None = None) -> list[str]:
+        """What differs from the manifest, a sentence each; reads every byte (crc32 is free next to a disk).
+
+        `folder`: where its files are until they are at its path.
+        """
+        there = folder or self.path
+        return [problem for name, entry in self.files.items() if (problem := _compare(there / name, entry))]
 
 
 def committed(checkpoints: Path) -> list[Committed]:
@@ -49,8 +55,11 @@ def committed(checkpoints: Path) -> list[Committed]:
         folders = [entry for entry in checkpoints.iterdir() if not entry.name.startswith(".")]
     except FileNotFoundError:
         return []
-    found = [checkpoint for checkpoint in map(_read, folders) if checkpoint]
-    return sorted(found, key=lambda checkpoint: (checkpoint.steps, checkpoint.time), reverse=True)
+    return newest_first(checkpoint for checkpoint in map(_read, folders) if checkpoint)
+
+
+def newest_first(checkpoints: Iterable[Committed]) -> list[Committed]:
+    return sorted(checkpoints, key=lambda checkpoint: (checkpoint.steps, checkpoint.time), reverse=True)
 
 
 def newest_steps(checkpoints: Path) -> int:
@@ -84,15 +93,31 @@ def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
     return {**content, "crc32": zlib.crc32(json.dumps(content, sort_keys=True).encode())}
 
 
-def _read(folder: Path) -> Committed | None:
+def parsed(manifest_text: bytes, folder: Path) -> Committed | None:
+    """The checkpoint that `folder` holds by its manifest; None where that is torn, or another one's."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        manifest = json.loads(manifest_text)
+    except ValueError:
         return None
-    if not isinstance(manifest, dict) or manifest != sealed(manifest):
+    if not isinstance(manifest, dict) or manifest != sealed(manifest) or manifest["uuid"] != folder.name:
         return None
     files = {name: FileEntry(**entry) for name, entry in manifest["files"].items()}
     return Committed(path=folder, steps=manifest["steps_completed"], time=manifest["time"], files=files)
+
+
+def delete(folder: Path, hidden: str) -> None:
+    """Renamed to `hidden` beside it first: a half-deleted folder is no checkpoint."""
+    aside = folder.with_name(hidden)
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _read(folder: Path) -> Committed | None:
+    try:
+        return parsed((folder / MANIFEST).read_bytes(), folder)
+    except OSError:
+        return None
 
 
 def _compare(path: Path, expected: FileEntry) -> str | None:

@@ -10,7 +10,8 @@ import click
 from hpc_det.cli.create import say_notes, show, show_and_submit
 from hpc_det.cli.local import run_here
 from hpc_det.cli.parameters import Choices
-from hpc_det.cli.watch import states
+from hpc_det.cli.state import ExperimentView
+from hpc_det.cli.watch import state
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find
 from hpc_det.errors import UsageError
@@ -20,7 +21,7 @@ from hpc_det.submit.again import go_on, stored
 
 def continue_(experiment: ExperimentFolder, overrides: Sequence[str], *, follow: bool) -> None:
     """Raises UsageError for an experiment that has not ended, or with nothing left to do."""
-    found = states([experiment])[experiment.id]
+    found = state(ExperimentView(experiment))
     if not found.is_final:
         raise UsageError(
             f"experiment {experiment.id} is {found.value}; wait for its end, or end it with "

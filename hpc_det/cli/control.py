@@ -1,75 +1,86 @@
-"""Commands that change what a job does."""
+"""Commands that change what the jobs do."""
 
 from __future__ import annotations
 
 import getpass
 import time
 
-from hpc_det.cli import state as experiment_state
-from hpc_det.cli.state import ExperimentState
-from hpc_det.cli.watch import POLL_S, ask_every_s, states
+from hpc_det.cli.state import ExperimentState, ExperimentView
+from hpc_det.cli.watch import POLL_S, ask_every_s, state
 from hpc_det.errors import HpcDetError
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.stop import request_stop
 from hpc_det.submit import scheduler as schedulers
 from hpc_det.submit.command import run_command
-from hpc_det.submit.scheduler import JobState
+from hpc_det.submit.scheduler import JobState, Scheduler
 
 KILL_WAIT_S = 40.0
 """Slurm itself waits KillWait, 30 s by default, between TERM and KILL (slurm.conf(5))."""
 
 
 def kill(experiment: ExperimentFolder) -> str:
-    """End the experiment without saving; what came of it, in a sentence.
+    """End all trials and jobs of the experiment without saving; what came of it, in a sentence.
 
     Raises HpcDetError where it has ended already, or does not end.
     """
-    found = states([experiment])[experiment.id]
+    view = ExperimentView(experiment)
+    found = state(view)
     if found.is_final:
         raise HpcDetError(f"experiment {experiment.id} has ended already: {found.value}")
-    source = f"hpc-det experiment kill by {getpass.getuser()}"
     search = SearchJournal(experiment)
-    search.cancel(source)
-    for work in search.state().open.values():
-        request_stop(experiment.trial(work.trial).stop, attempt=None, reason="kill", source=source)
-    _cancel(experiment)
-    for worker in tuple(search.state().present):
-        search.lose(worker)
-    found = experiment_state.state(experiment, [])
+    _request(experiment, search, f"hpc-det experiment kill by {getpass.getuser()}")
+    _cancel_jobs(view)
+    for worker, job in tuple(search.state().present.items()):
+        search.lose(worker, job)
+    found = view.state([])
     if found is ExperimentState.CANCELED:
         return f"Killed experiment {experiment.id}"
     return f"Experiment {experiment.id} ended by itself just now: {found.value}"
 
 
-def _cancel(experiment: ExperimentFolder) -> None:
+def _request(experiment: ExperimentFolder, search: SearchJournal, source: str) -> None:
+    """Nobody gets work any more, and who has some is to stop."""
+    search.cancel(source)
+    for work in search.state().open.values():
+        trial = experiment.trial(work.trial)
+        trial.create()  # its worker may be about to
+        request_stop(trial.stop, attempt=None, reason="kill", source=source)
+
+
+def _cancel_jobs(view: ExperimentView) -> None:
     """Returns when the scheduler says that all jobs are gone."""
-    if not (submitted := experiment_state.jobs(experiment)):
+    if not view.jobs:
         return
-    scheduler, ids = schedulers.scheduler(submitted[0].scheduler), experiment_state.job_ids(experiment)
-    for job_id in ids:
+    scheduler, job_ids = schedulers.scheduler(view.jobs[0].scheduler), view.job_ids()
+    for job_id in _left(scheduler, job_ids):
         scheduler.cancel(job_id, run_command)
     end = time.monotonic() + KILL_WAIT_S
-    while left := [i for i, status in scheduler.status(ids, run_command).items() if status.state is not JobState.ENDED]:
+    while left := _left(scheduler, job_ids):
         if time.monotonic() > end:
             raise HpcDetError(
-                f"experiment {experiment.id}: told to end, but its job {left[0]} is still there after "
-                f"{KILL_WAIT_S:.0f} s; look again with `hpc-det experiment describe {experiment.id}`"
+                f"experiment {view.id}: told to end, but its job {left[0]} is still there after "
+                f"{KILL_WAIT_S:.0f} s; look again with `hpc-det experiment describe {view.id}`"
             )
         time.sleep(max(POLL_S, ask_every_s(scheduler)))
 
 
+def _left(scheduler: Scheduler, job_ids: list[str]) -> list[str]:
+    statuses = scheduler.status(job_ids, run_command)
+    return [job_id for job_id, status in statuses.items() if status.state is not JobState.ENDED]
+
+
 def release_hold(experiment: ExperimentFolder) -> str:
     """Let requeued jobs start now, if any are held back; what was done, in a sentence."""
-    submitted = experiment_state.jobs(experiment)
-    if not submitted or experiment_state.settled(experiment):
+    view = ExperimentView(experiment)
+    if not view.jobs or view.settled():
         return f"Experiment {experiment.id} has ended; there is no job to release"
-    scheduler = schedulers.scheduler(submitted[0].scheduler)
-    statuses = scheduler.status(experiment_state.job_ids(experiment), run_command)
+    scheduler = schedulers.scheduler(view.jobs[0].scheduler)
+    statuses = scheduler.status(view.job_ids(), run_command)
     held = [job_id for status in statuses.values() for job_id in status.held]
     if not held:
         told = ", ".join(f"job {job_id} is {status.state.value}" for job_id, status in statuses.items())
-        return f"Experiment {experiment.id} is not held: {told}"
+        return f"Experiment {experiment.id} is not held: its {told}"
     for job_id in held:
         scheduler.release(job_id, run_command)
-    return f"Released experiment {experiment.id}: job {', '.join(held)} may start now"
+    return f"Released experiment {experiment.id}: its job{'s' * (len(held) > 1)} {', '.join(held)} may start now"

@@ -4,109 +4,141 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hpc_det.checkpoint.committed import Committed, committed
-from hpc_det.cli import state as experiment_state
-from hpc_det.cli import story
-from hpc_det.cli.listing import as_json, iso, number, values_in_words
-from hpc_det.cli.state import ExperimentState
-from hpc_det.cli.story import AttemptStory, Metrics
-from hpc_det.cli.watch import states
+from hpc_det.cli import describe_trial
+from hpc_det.cli.describe_trial import TrialFacts, facts_in_words, section
+from hpc_det.cli.listing import progress, progress_in_words
+from hpc_det.cli.state import ExperimentState, ExperimentView
+from hpc_det.cli.story import Metrics
+from hpc_det.cli.trials import differing, flattened
+from hpc_det.cli.values import columns, iso, number
+from hpc_det.cli.watch import state as state_of
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.folders import ExperimentFolder
 
+Record = dict[str, Any]
 
-def described(experiment: ExperimentFolder) -> dict[str, Any]:
+
+def described(experiment: ExperimentFolder) -> Record:
     """The record that `describe --json` prints."""
-    trial = experiment.trial()
-    state = states([experiment])[experiment.id]
-    plan = JobPlan.from_json(experiment.plan.read_text(encoding="utf-8"))
-    config = json.loads(experiment.effective.read_text(encoding="utf-8"))
-    submitted, metrics = experiment_state.jobs(experiment), Metrics.read(trial)
+    view = ExperimentView(experiment)
+    state = state_of(view)
+    trials = [found.as_json() for found in _trials(view, state)]
+    return {**_record(view, state), **_of_only_trial(view, trials), "trials": trials}
+
+
+def _trials(view: ExperimentView, state: ExperimentState) -> list[TrialFacts]:
+    return [describe_trial.facts(view, number, state) for number in sorted(view.search.trials)]
+
+
+def _record(view: ExperimentView, state: ExperimentState) -> Record:
+    """Without what trials say of themselves."""
+    plan = JobPlan.from_json(view.folder.plan.read_text(encoding="utf-8"))
+    job_ids, known = view.job_ids(), progress(view, state)
     return {
-        "id": experiment.id,
+        "id": view.id,
         "name": plan.name,
         "state": state.value,
-        "why": experiment_state.why_not_completed(experiment, state) if state in _UNWANTED else None,
-        "folder": str(experiment.path),
-        "entrypoint": config["entrypoint"],
-        "searcher": config["searcher"],
+        "why": view.why_not_completed(state) if state in _UNWANTED else None,
+        "folder": str(view.folder.path),
+        "entrypoint": view.config["entrypoint"],
+        "searcher": view.config["searcher"],
         "slots": plan.world_size,
         "nodes": plan.nodes,
         "ranks_per_node": plan.ranks_per_node,
         "scheduler": plan.scheduler,
-        "job_id": experiment_state.job_ids(experiment)[-1] if submitted else None,
-        "submitted": iso(submitted[0].submitted) if submitted else None,
-        "batches": metrics.batches,
-        "total_batches": metrics.total,
-        "training": metrics.training or None,
-        "validation": metrics.validation or None,
-        "best": as_json(metrics.best),
-        "checkpoints": [_checkpoint(item) for item in committed(trial.checkpoints)],
-        "attempts": [_attempt(item) for item in story.attempts(trial)],
+        "job_id": job_ids[-1] if job_ids else None,
+        "job_ids": job_ids,
+        "submitted": iso(view.jobs[0].submitted) if view.jobs else None,
+        "trial_counts": known.pop("trials"),
+        **known,
     }
 
 
 _UNWANTED = (ExperimentState.ERROR, ExperimentState.CANCELED)
 
 
-def _checkpoint(item: Committed) -> dict[str, Any]:
-    complete = story.is_complete(item)
-    return {"uuid": item.uuid, "batches": item.steps, "time": iso(item.time), "complete": complete}
-
-
-def _attempt(item: AttemptStory) -> dict[str, Any]:
-    return {**asdict(item), "started": iso(item.started), "ended": iso(item.ended) if item.ended else None}
+def _of_only_trial(view: ExperimentView, trials: list[Record]) -> Record:
+    nothing: Record = {"training": None, "validation": None, "checkpoints": [], "attempts": []}
+    return nothing if view.has_many_trials or not trials else {key: trials[0][key] for key in nothing}
 
 
 def in_words(experiment: ExperimentFolder) -> str:
     """The same for people."""
-    record = described(experiment)
-    told = story.attempts(experiment.trial())
-    is_over = ExperimentState(record["state"]).is_final
-    sections = [
-        list(_facts(record)),
-        _section("Attempts", [story.in_words(item, time.time(), is_over=is_over) for item in told]),
-        _section("Metrics", list(_metrics(record))),
-        _section("Checkpoints", [_checkpoint_in_words(item) for item in record["checkpoints"]]),
-    ]
+    view = ExperimentView(experiment)
+    state = state_of(view)
+    record, trials = _record(view, state), _trials(view, state)
+    sections = [list(_facts(record))]
+    if view.has_many_trials:
+        sections += [section("Trials", _table(trials))]
+    elif trials:
+        sections += describe_trial.sections(trials[0])
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
-def _facts(record: dict[str, Any]) -> Iterator[str]:
+def _facts(record: Record) -> Iterator[str]:
     yield f"Experiment {record['id']}: {record['name']}"
+    jobs = record["job_ids"]
     rows = {
         "State": record["state"] + (f": {record['why']}" if record["why"] else ""),
-        "Progress": f"{record['batches']} of {record['total_batches'] or '?'} batches",
-        "Job": f"{record['job_id']} ({record['scheduler']}), submitted {record['submitted']}",
+        "Progress": _progress(record),
+        "Jobs" if len(jobs) > 1 else "Job": f"{_short(jobs)} ({record['scheduler']}), submitted {record['submitted']}",
         "Slots": f"{record['slots']} on {record['nodes']} node(s), {record['ranks_per_node']} each",
         "Entrypoint": _command(record["entrypoint"]),
-        "Searcher": json.dumps(record["searcher"]),
+        "Searcher": json.dumps({key: value for key, value in record["searcher"].items() if value is not None}),
         "Folder": record["folder"],
     }
-    yield from (f"  {name + ':':<12}{text}" for name, text in rows.items())
+    yield from facts_in_words(rows)
+
+
+def _progress(record: Record) -> str:
+    if record["batches"] is not None:
+        return f"{record['batches']} of {record['total_batches'] or '?'} batches"
+    counts, best = record["trial_counts"], record["best"]
+    parts = [
+        progress_in_words({**record, "trials": counts}),
+        f"{counts['created']} created, {counts['running']} running, {counts['failed']} failed",
+        *([f"best {best['metric']} {number(best['value'])} in trial {best['trial']}"] if best else []),
+    ]
+    return "; ".join(parts)
+
+
+SHOWN_JOBS = 5
+
+
+def _short(job_ids: Sequence[str]) -> str:
+    more = f" and {len(job_ids) - SHOWN_JOBS} more" if len(job_ids) > SHOWN_JOBS else ""
+    return ", ".join(job_ids[:SHOWN_JOBS]) + more if job_ids else "-"
 
 
 def _command(entrypoint: str | list[str]) -> str:
     return entrypoint if isinstance(entrypoint, str) else shlex.join(entrypoint)
 
 
-def _metrics(record: dict[str, Any]) -> Iterator[str]:
-    for name, metrics in (("last training", record["training"]), ("last validation", record["validation"])):
-        if metrics:
-            yield f"{name}: {values_in_words(metrics)}"
-    if best := record["best"]:
-        yield f"best validation: {best['metric']} {number(best['value'])} at batch {best['batches']}"
+def _table(trials: Sequence[TrialFacts]) -> list[str]:
+    """A line for each trial, with the hyperparameters that are not the same in all of them."""
+    if not trials:
+        return []
+    names = differing([found.hparams for found in trials])
+    headings = ("ID", "STATE", "BATCHES", "LAST", "BEST", *names, "WORKER", "JOB")
+    return columns([headings, *(_row(found, names) for found in trials)])
 
 
-def _checkpoint_in_words(item: dict[str, Any]) -> str:
-    damage = "" if item["complete"] else ", files are missing or cut"
-    return f"{item['uuid']} at batch {item['batches']}, {item['time']}{damage}"
+def _row(found: TrialFacts, names: Sequence[str]) -> tuple[str, ...]:
+    values = flattened(found.hparams)
+    return (
+        str(found.id),
+        found.state.value,
+        f"{found.metrics.batches}/{found.metrics.total or '?'}",
+        *_last_and_best(found.metrics),
+        *(number(values[name]) if name in values else "-" for name in names),
+        "-" if found.worker is None else str(found.worker),
+        found.job_id or "-",
+    )
 
 
-def _section(heading: str, lines: list[str]) -> list[str]:
-    return [f"{heading}:", *(f"  {line}" for line in lines)] if lines else []
+def _last_and_best(metrics: Metrics) -> tuple[str, str]:
+    last = metrics.validation.get(metrics.name)
+    return "-" if last is None else number(last), number(metrics.best.value) if metrics.best else "-"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from hpc_det.cli.parameters import Choices, choices_options, experiment_argument, store
+from hpc_det.cli.parameters import Choices, choices_options, created_trial, experiment_argument, store
 from hpc_det.store.folders import ExperimentFolder
 
 
@@ -63,10 +63,15 @@ def list_(as_json: bool) -> None:
       hpc-det experiment list --json
       [{"id": 12, "name": "digits", "state": "RUNNING",
         "batches": 200, "total_batches": 460,
-        "best": {"metric": "accuracy", "value": 0.97, "batches": 180},
+        "best": {"metric": "accuracy", "value": 0.97,
+                 "batches": 180, "trial": 1},
+        "trials": {"expected": 1, "created": 1, "running": 1,
+                   "completed": 0, "failed": 0}, "progress": 0.43,
         "submitted": "2026-11-20T10:02:05+01:00"}]
-    `total_batches` and `best` are null before the first report. A metric is a
-    number or one of "NaN", "Infinity", "-Infinity".
+    `total_batches` and `best` are null before the first report, and `batches`
+    and `total_batches` where there are several trials; `best` is then by what
+    the trials told the search. A metric is a number or one of "NaN",
+    "Infinity", "-Infinity".
     """
     from hpc_det.cli.listing import listed, table
 
@@ -78,7 +83,7 @@ def list_(as_json: bool) -> None:
 @experiment_argument
 @click.option("--json", "as_json", is_flag=True, help="One JSON record.")
 def describe(experiment: ExperimentFolder, as_json: bool) -> None:
-    """Describe an experiment: its state, attempts, metrics and checkpoints.
+    """Describe an experiment: its state, and its trials, or the attempts, metrics and checkpoints of the only one.
 
     \b
     Example:
@@ -87,21 +92,29 @@ def describe(experiment: ExperimentFolder, as_json: bool) -> None:
        "folder": "/home/me/hpc_det/experiments/12", "entrypoint": "...",
        "searcher": {"name": "single", "metric": "accuracy", ...},
        "slots": 8, "nodes": 2, "ranks_per_node": 4,
-       "scheduler": "slurm", "job_id": "4711",
+       "scheduler": "slurm", "job_id": "4711", "job_ids": ["4711"],
        "submitted": "2026-11-20T10:02:05+01:00",
+       "trial_counts": {"expected": 1, "created": 1, "running": 1,
+                        "completed": 0, "failed": 0},
        "batches": 200, "total_batches": 460,
+       "best": {"metric": "accuracy", "value": 0.97,
+                "batches": 180, "trial": 1}, "progress": 0.43,
        "training": {"loss": 0.1}, "validation": {"accuracy": 0.96},
-       "best": {"metric": "accuracy", "value": 0.97, "batches": 180},
        "checkpoints": [{"uuid": "...", "batches": 180, "complete": true,
                         "time": "2026-11-20T10:05:00+01:00"}],
-       "attempts": [{"number": 1, "host": "node1", "started": "...",
-                     "ended": "...", "cause": "preempted", "batches": 120,
+       "attempts": [{"number": 1, "job_id": "4711", "host": "node1",
+                     "started": "...", "ended": "...",
+                     "cause": "preempted", "batches": 120,
                      "action": "requeue", "why": "preempted",
-                     "failure": null, "problems": []}]}
-    `why` says in a sentence what ended an ERROR or CANCELED experiment.
+                     "failure": null, "problems": []}],
+       "trials": [...]}
+    Each of `trials` is what `hpc-det trial describe` prints. Of several trials,
+    `training` and `validation` are null here, and `checkpoints` and `attempts`
+    empty. `why` says in a sentence what ended an ERROR or CANCELED experiment.
     `complete`: every file is there in its size. Of an open attempt, all from
     `ended` on is null. `cause` is finished, failed, preempted, time limit,
-    node lost or cancelled; `action` done, restart, requeue or give up.
+    node lost, cancelled or paused; `action` done, restart, requeue, give up
+    or wait (for the searcher).
     """
     from hpc_det.cli.describe import described, in_words
 
@@ -111,19 +124,25 @@ def describe(experiment: ExperimentFolder, as_json: bool) -> None:
 @experiment.command()
 @experiment_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on until the experiment has ended, across requeues.")
+@click.option("--trial", type=int, metavar="T", help="Only the lines of this trial.")
 @click.option("--rank", type=int, metavar="R", help="Only the lines of this rank.")
-def logs(experiment: ExperimentFolder, follow: bool, rank: int | None) -> None:
-    """Print what the job and its ranks printed, attempt after attempt.
+def logs(experiment: ExperimentFolder, follow: bool, trial: int | None, rank: int | None) -> None:
+    """Print what the jobs and their ranks printed, attempt after attempt.
 
-    The lines of a rank begin with [rank=R]. With --follow, a requeued job that the scheduler holds back is released.
+    The lines of a rank begin with [rank=R], those of a job outside of any attempt with [job=J], and of several trials
+    each one's with [trial=T]. With --follow, a requeued job that the scheduler holds back is released.
 
     \b
     Example:
       hpc-det experiment logs 12 --follow --rank 0
     """
-    from hpc_det.cli.logs import stream
+    from hpc_det.cli.logs import stream, stream_trial
 
-    for line in stream(experiment, follow=follow, rank=rank):
+    if trial is None:
+        lines = stream(experiment, follow=follow, rank=rank)
+    else:
+        lines = stream_trial(created_trial(experiment, trial), follow=follow, rank=rank)
+    for line in lines:
         click.echo(line)
 
 
@@ -141,7 +160,8 @@ def wait(experiment: ExperimentFolder, poll: float) -> None:
     """
     from hpc_det.cli.watch import Watch, insist_on_completion
 
-    insist_on_completion(experiment, Watch(experiment).wait(poll))
+    watch = Watch(experiment)
+    insist_on_completion(watch.view, watch.wait(poll))
 
 
 @experiment.command("continue")
@@ -185,7 +205,7 @@ def fork(experiment: ExperimentFolder, overrides: tuple[str, ...], cluster: str 
 @experiment.command()
 @experiment_argument
 def kill(experiment: ExperimentFolder) -> None:
-    """End an experiment now, without another checkpoint.
+    """End an experiment now, with all its trials and jobs, without another checkpoint.
 
     \b
     Example:

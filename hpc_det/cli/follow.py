@@ -14,11 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from hpc_det.cli import story
-from hpc_det.cli.listing import number, values_in_words
-from hpc_det.cli.state import ExperimentState
+from hpc_det.cli.follow_many import summary_of_many, watch_many
+from hpc_det.cli.state import ExperimentState, ExperimentView
 from hpc_det.cli.story import Metrics
 from hpc_det.cli.tail import Tail
+from hpc_det.cli.values import number, values_in_words
 from hpc_det.cli.watch import POLL_S, Watch, insist_on_completion
+from hpc_det.config.merge import Tree
 from hpc_det.store.files import parse_line
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 
@@ -34,9 +36,9 @@ class Display(Protocol):
 def follow(experiment: ExperimentFolder) -> None:
     """Show the training until it ends, then what came of it. Raises HpcDetError unless it is COMPLETED."""
     began = time.monotonic()
+    watch = Watch(experiment)
     try:
-        with _display(experiment) as display:
-            state = _watch(experiment, display)
+        state = watch_many(watch) if watch.view.has_many_trials else _watch(watch)
     except KeyboardInterrupt:
         click.echo(
             f"\nStopped following; experiment {experiment.id} goes on.\n"
@@ -44,49 +46,51 @@ def follow(experiment: ExperimentFolder) -> None:
             f"End it:    hpc-det experiment kill {experiment.id}"
         )
         raise
-    for line in summary(experiment, state, time.monotonic() - began):
+    summarized = summary_of_many if watch.view.has_many_trials else summary
+    for line in summarized(watch.view, state, time.monotonic() - began):
         click.echo(line)
-    insist_on_completion(experiment, state)
+    insist_on_completion(watch.view, state)
     click.echo(f"Next: hpc-det experiment describe {experiment.id}")
 
 
-def summary(experiment: ExperimentFolder, state: ExperimentState, seconds: float) -> Iterator[str]:
+def summary(view: ExperimentView, state: ExperimentState, seconds: float) -> Iterator[str]:
     """What came of it: the state, the best validation and its checkpoint."""
-    trial = experiment.trial()
-    metrics = Metrics.read(trial)
-    yield f"Experiment {experiment.id}: {state.value} after {metrics.batches} batches in {seconds:.0f} s"
+    trial = view.folder.trial()
+    metrics = Metrics.read(trial, view.config["searcher"])
+    yield f"Experiment {view.id}: {state.value} after {metrics.batches} batches in {seconds:.0f} s"
     if best := metrics.best:
         yield f"Best validation: {best.metric} {number(best.value)} at batch {best.batches}"
     if checkpoint := story.checkpoint_to_take(trial, metrics.best):
         yield f"Checkpoint: {checkpoint.path} (batch {checkpoint.steps})"
 
 
-def _watch(experiment: ExperimentFolder, display: Display) -> ExperimentState:
-    watch, reader = Watch(experiment), MetricsReader(experiment.trial())
-    while True:
-        state = watch.state()
-        news = reader.read()
-        display.update(state, reader.metrics, news)
-        if state.is_final:
-            return state
-        time.sleep(POLL_S)
+def _watch(watch: Watch) -> ExperimentState:
+    reader = MetricsReader(watch.view.folder.trial(), watch.view.config["searcher"])
+    with _display(watch.view.id) as display:
+        while True:
+            state = watch.state()
+            news = reader.read()
+            display.update(state, reader.metrics, news)
+            if state.is_final:
+                return state
+            time.sleep(POLL_S)
 
 
 class MetricsReader:
     """The metrics so far, read on where the last look ended."""
 
-    def __init__(self, trial: TrialFolder) -> None:
-        self._trial = trial
+    def __init__(self, trial: TrialFolder, searcher: Tree) -> None:
+        self._searcher = searcher
         self._tail = Tail(trial.metrics)
         self._generation = 0
         self._seen: set[tuple[str, int, int]] = set()
-        self.metrics = Metrics.of(trial)
+        self.metrics = Metrics(searcher)
 
     def read(self) -> list[Record]:
         """The records that are new since the last call."""
         records = [record for line in self._tail.lines() if (record := parse_line(line))]
         if self._tail.generation != self._generation:  # a new attempt forgets what a lost stretch had reported
-            self._generation, self.metrics = self._tail.generation, Metrics.of(self._trial)
+            self._generation, self.metrics = self._tail.generation, Metrics(self._searcher)
         self.metrics.take(records)
         keyed = {(record["kind"], record["attempt"], record["steps"]): record for record in records}
         news = [record for key, record in keyed.items() if key not in self._seen]
@@ -95,12 +99,12 @@ class MetricsReader:
 
 
 @contextmanager
-def _display(experiment: ExperimentFolder) -> Iterator[Display]:
+def _display(experiment_id: int) -> Iterator[Display]:
     console = Console()
     if not console.is_terminal:
-        yield Lines(experiment.id)
+        yield Lines(experiment_id)
         return
-    bar = Bar(experiment.id)
+    bar = Bar(experiment_id)
     with Live(console=console, get_renderable=bar.rendered, auto_refresh=False) as live:
         bar.refresh = live.refresh
         yield bar

@@ -2,90 +2,119 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from hpc_det.cli import state as experiment_state
 from hpc_det.cli import story
-from hpc_det.cli.state import ExperimentState
-from hpc_det.cli.story import Metrics, Validation
+from hpc_det.cli.state import ExperimentState, ExperimentView
+from hpc_det.cli.story import Metrics
+from hpc_det.cli.trials import best_trial, counted, length_unit
+from hpc_det.cli.values import columns, iso, number
 from hpc_det.cli.watch import states
+from hpc_det.errors import HpcDetError
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.folders import ExperimentFolder
 
-LONGEST_VALUE = 60
-"""Characters of a metric that is no number."""
 DAMAGED = "(files damaged)"
-HEADINGS = ("ID", "NAME", "STATE", "BATCHES", "BEST", "SUBMITTED")
+HEADINGS = ("ID", "NAME", "STATE", "PROGRESS", "BEST", "SUBMITTED")
 
 
 def listed(experiments: Sequence[ExperimentFolder]) -> list[dict[str, Any]]:
-    """One record for each experiment, as `list --json` prints it."""
-    found = states(experiments)
-    return [_record(experiment, found[experiment.id]) for experiment in experiments]
+    """One record for each experiment, as `list --json` prints it. One with damaged files hides no other."""
+    views = [_view(experiment) for experiment in experiments]
+    found = states(view for view in views if view)
+    return [
+        _record(experiment, view, found[view.id] if view else ExperimentState.ERROR)
+        for experiment, view in zip(experiments, views, strict=True)
+    ]
 
 
-def _record(experiment: ExperimentFolder, state: ExperimentState) -> dict[str, Any]:
-    trial = experiment.trial()
+def _view(experiment: ExperimentFolder) -> ExperimentView | None:
     try:
-        name = JobPlan.from_json(experiment.plan.read_text(encoding="utf-8")).name
-        metrics = Metrics.read(trial)
-    except (OSError, ValueError, KeyError, TypeError):  # one torn file must not hide all other experiments
-        name, metrics = DAMAGED, Metrics("", smaller_is_better=True)
-    submitted = experiment_state.jobs(experiment)
-    return {
+        return ExperimentView(experiment)
+    except HpcDetError:
+        return None
+
+
+def _record(experiment: ExperimentFolder, view: ExperimentView | None, state: ExperimentState) -> dict[str, Any]:
+    record: dict[str, Any] = {
         "id": experiment.id,
-        "name": name,
+        "name": DAMAGED,
         "state": state.value,
+        **dict.fromkeys(("batches", "total_batches", "best", "trials", "progress")),
+        "submitted": iso(view.jobs[0].submitted) if view and view.jobs else None,
+    }
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        plan = JobPlan.from_json(experiment.plan.read_text(encoding="utf-8"))
+        record |= {"name": plan.name, **progress(view, state)} if view else {}
+    return record
+
+
+def progress(view: ExperimentView, state: ExperimentState) -> dict[str, Any]:
+    """How far it is. Of several trials the search knows; a list must not read a thousand folders."""
+    search, searcher = view.search, view.config["searcher"]
+    counts = asdict(counted(search, is_running=state is ExperimentState.RUNNING))
+    if view.has_many_trials:
+        return {
+            "batches": None,
+            "total_batches": None,
+            "best": best_of_many(view),
+            "trials": counts,
+            "progress": search.method.progress,
+        }
+    metrics = Metrics.read(view.folder.trial(), searcher)
+    known = metrics.batches / metrics.total if metrics.total else 0.0
+    done = 1.0 if state is ExperimentState.COMPLETED else min(known, 1.0)
+    return {
         "batches": metrics.batches,
         "total_batches": metrics.total,
-        "best": as_json(metrics.best),
-        "submitted": iso(submitted[0].submitted) if submitted else None,
+        "best": best_of_one(metrics, 1),
+        "trials": counts,
+        "progress": done,
     }
 
 
-def as_json(best: Validation | None) -> dict[str, Any] | None:
-    return asdict(best) if best else None
+def best_of_many(view: ExperimentView) -> dict[str, Any] | None:
+    searcher = view.config["searcher"]
+    best = best_trial(view.told, searcher)
+    if best is None:
+        return None
+    batches = best.length if length_unit(searcher) == "batches" else None
+    return {"metric": best.metric, "value": best.value, "batches": batches, "trial": best.trial}
 
 
-def iso(moment: float) -> str:
-    """Local time with its offset, to the second."""
-    return datetime.fromtimestamp(moment).astimezone().isoformat(timespec="seconds")
+def best_of_one(metrics: Metrics, trial: int) -> dict[str, Any] | None:
+    return {**asdict(metrics.best), "trial": trial} if metrics.best else None
 
 
 def table(records: Sequence[dict[str, Any]]) -> str:
-    rows = [HEADINGS, *map(_row, records)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(columns([HEADINGS, *map(_row, records)]))
 
 
 def _row(record: dict[str, Any]) -> tuple[str, ...]:
-    best = record["best"]
+    best, trials = record["best"], record["trials"]
+    whose = f" (trial {best['trial']})" if best and trials["expected"] > 1 else ""
     return (
         str(record["id"]),
         record["name"],
         record["state"],
-        f"{record['batches']}/{record['total_batches'] or '?'}",
-        f"{best['metric']} {number(best['value'])}" if best else "-",
+        progress_in_words(record),
+        f"{best['metric']} {number(best['value'])}{whose}" if best else "-",
         _when(record["submitted"]),
     )
 
 
-def number(value: Any) -> str:
-    """A metric as people read it; what is no number, such as a matrix, as JSON, and its beginning only."""
-    if isinstance(value, (int, float)):
-        return f"{value:.5g}"
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
-
-
-def values_in_words(metrics: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {number(value)}" for name, value in metrics.items())
+def progress_in_words(record: dict[str, Any]) -> str:
+    """Batches of the only trial, or trials that have ended."""
+    if record["batches"] is not None:
+        return f"{record['batches']}/{record['total_batches'] or '?'} batches"
+    if (trials := record["trials"]) is None:
+        return "-"
+    return f"{trials['completed'] + trials['failed']}/{trials['expected']} trials, {record['progress']:.0%}"
 
 
 def _when(submitted: str | None) -> str:

@@ -1,20 +1,30 @@
-"""hpc-det experiment logs: what the job and its ranks printed, attempt after attempt."""
+"""hpc-det experiment logs, trial logs: what jobs and ranks printed, trial after trial, attempt after attempt."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
+from hpc_det.cli.state import ExperimentState, ExperimentView
 from hpc_det.cli.tail import Tail
+from hpc_det.cli.trials import TrialState, state_now
 from hpc_det.cli.watch import POLL_S, Watch, say
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 
-# The line with which hpc_det.launch.job begins an attempt: its log is one file for all of them.
+# The line with which hpc_det.launch.attempts begins an attempt: their log is one file for all of them.
 _BEGIN = re.compile(r"hpc-det: \d\d:\d\d:\d\d attempt (\d+) begins")
+# Which trial a worker takes stands in the trial's own log, too.
+_WORKER = re.compile(r"hpc-det: \d\d:\d\d:\d\d worker \d+: ")
+
+
+class Lines(Protocol):
+    def new_lines(self, *, final: bool = False) -> Iterator[str]:
+        """Those since the last call; `final`: also lines that lack an end."""
 
 
 class Logs:
@@ -69,22 +79,68 @@ def _number(name: str) -> int:
     return int(Path(name).name.rpartition("-")[2])
 
 
+class JobLogs:
+    """What the jobs print outside of attempts: modules and setup of the site, errors before any trial began."""
+
+    def __init__(self, experiment: ExperimentFolder) -> None:
+        self._folder = experiment.jobs
+        self._tails: dict[str, Tail] = {}
+
+    def new_lines(self, *, final: bool = False) -> Iterator[str]:
+        for path in sorted(self._folder.glob("*.log"), key=lambda path: [*map(int, path.stem.split("-"))]):
+            tail = self._tails.setdefault(path.stem, Tail(path))
+            lines = tail.lines(final=final)
+            yield from (f"[job={path.stem}] {line}" for line in lines if not _WORKER.match(line))
+
+
+class TrialsLogs:
+    """The logs of all trials, and of the jobs, as one stream."""
+
+    def __init__(self, view: ExperimentView, rank: int | None = None) -> None:
+        self._view = view
+        self._rank = rank
+        self._jobs = JobLogs(view.folder) if rank is None else None
+        self._trials: dict[int, Logs] = {}
+
+    def new_lines(self, *, final: bool = False) -> Iterator[str]:
+        if self._jobs:
+            yield from self._jobs.new_lines(final=final)
+        for number in sorted(self._view.search.trials):
+            logs = self._trials.setdefault(number, Logs(self._view.folder.trial(number), self._rank))
+            lines = logs.new_lines(final=final)
+            yield from (f"[trial={number}] {line}" for line in lines) if self._view.has_many_trials else lines
+
+
 def stream(experiment: ExperimentFolder, *, follow: bool, rank: int | None) -> Iterator[str]:
-    """The lines so far; with `follow`, also those to come until the experiment has ended."""
+    """The lines of all trials so far; with `follow`, also those to come until the experiment has ended."""
     _check_rank(experiment, rank)
-    logs = Logs(experiment.trial(), rank)
-    if follow:
-        yield from _until_the_end(logs, experiment)
-    yield from logs.new_lines(final=True)
-
-
-def _until_the_end(logs: Logs, experiment: ExperimentFolder) -> Iterator[str]:
     watch = Watch(experiment)
-    while not (state := watch.state()).is_final:
+    yield from _lines(TrialsLogs(watch.view, rank), watch.state if follow else None)
+    if follow:
+        say(f"experiment {experiment.id}: {watch.state().value}")
+
+
+def stream_trial(trial: TrialFolder, *, follow: bool, rank: int | None) -> Iterator[str]:
+    """The same of one trial, until it has ended."""
+    experiment = trial.experiment()
+    _check_rank(experiment, rank)
+    watch = Watch(experiment)
+
+    def state() -> TrialState:
+        is_over = watch.state().is_final
+        return state_now(watch.view.search, trial, is_over=is_over)
+
+    yield from _lines(Logs(trial, rank), state if follow else None)
+    if follow:
+        say(f"trial {experiment.id}/{trial.id}: {state().value}")
+
+
+def _lines(logs: Lines, state: Callable[[], ExperimentState | TrialState] | None) -> Iterator[str]:
+    """Until the `state` is final, where there is one."""
+    while state and not state().is_final:
         yield from logs.new_lines()
         time.sleep(POLL_S)
     yield from logs.new_lines(final=True)
-    say(f"experiment {experiment.id}: {state.value}")
 
 
 def _check_rank(experiment: ExperimentFolder, rank: int | None) -> None:

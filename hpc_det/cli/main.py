@@ -22,6 +22,12 @@ COMMANDS = (
         help="Create experiments and look after them.",
     ),
     LazyCommand(
+        name="trial",
+        alias="t",
+        where="hpc_det.cli.trial:trial",
+        help="Look at one trial of an experiment.",
+    ),
+    LazyCommand(
         name="job",
         alias="j",
         where="hpc_det.cli.job:job",

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hpc_det.errors import UsageError
-from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.folders import ExperimentFolder, ExperimentStore, TrialFolder
 from hpc_det.store.root import state_root
 
 
@@ -35,6 +35,36 @@ class ExperimentId(click.ParamType):  # type: ignore[type-arg]  # generic since 
 
 
 experiment_argument = click.argument("experiment", metavar="ID", type=ExperimentId())
+
+
+class TrialId(click.ParamType):  # type: ignore[type-arg]
+    """EXPERIMENT/TRIAL on the command line, a trial that the search has created in the command."""
+
+    name = "trial"
+
+    def convert(
+        self, value: str | TrialFolder, param: click.Parameter | None, ctx: click.Context | None
+    ) -> TrialFolder:
+        if isinstance(value, TrialFolder):
+            return value
+        experiment, _, trial = value.partition("/")
+        if not all(number.isdecimal() and len(number) <= 9 for number in (experiment, trial)):
+            self.fail(f"{value!r} is no trial; expected EXPERIMENT/TRIAL such as 12/7", param, ctx)
+        return created_trial(store().existing(int(experiment)), int(trial))
+
+
+def created_trial(experiment: ExperimentFolder, number: int) -> TrialFolder:
+    """Raises UsageError for a trial that the search has not created."""
+    from hpc_det.cli.state import ExperimentView
+
+    created = ExperimentView(experiment).search.trials
+    if number in created:
+        return experiment.trial(number)
+    has = f"it has 1 to {max(created)}" if created else "none has begun"
+    raise UsageError(f"experiment {experiment.id}: no trial {number} so far; {has}")
+
+
+trial_argument = click.argument("trial", metavar="EXPERIMENT/TRIAL", type=TrialId())
 
 
 @dataclass(frozen=True, kw_only=True)

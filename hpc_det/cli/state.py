@@ -6,13 +6,18 @@ The scheduler is asked before the files are read, so an end that came in between
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hpc_det.cli import story
+from hpc_det.cli.trials import counted
+from hpc_det.config.merge import Tree
+from hpc_det.errors import HpcDetError
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
-from hpc_det.search.state import SearchState
+from hpc_det.search.sample import Sample
+from hpc_det.search.state import Entry, SearchState
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.scheduler import JobState, JobStatus
 
@@ -37,70 +42,144 @@ class SubmittedJob:
     scheduler: str
     submitted: float
     first: int
+    """The number of its first worker."""
     workers: int
 
 
-def jobs(experiment: ExperimentFolder) -> list[SubmittedJob]:
+class ExperimentView:
+    """What the files of an experiment say, read on at each question from where the last one ended."""
+
+    def __init__(self, folder: ExperimentFolder) -> None:
+        """Raises HpcDetError where the files are damaged."""
+        self.folder = folder
+        with _readable(folder):
+            self._journal = SearchJournal(folder)
+            self.config: Tree = self._journal.config(1)
+            self.jobs = _jobs(folder)
+        self.told: list[Entry] = []
+        """What trials told the search, reports and ends, oldest first, as far as `search` was asked."""
+        self._read_on()
+
+    @property
+    def id(self) -> int:
+        return self.folder.id
+
+    @property
+    def search(self) -> SearchState:
+        """As of now."""
+        self._read_on()
+        return self._journal.state()
+
+    def _read_on(self) -> None:
+        with _readable(self.folder):
+            self.told += (entry for entry in self._journal.new() if entry["event"] in ("reported", "ended"))
+
+    def sample(self, trial: int) -> Sample:
+        return self._journal.sample(trial)
+
+    @property
+    def has_many_trials(self) -> bool:
+        search = self.search
+        return max(search.method.trials_expected, len(search.trials)) > 1
+
+    def job_ids(self) -> list[str]:
+        """Of its jobs and arrays, and of jobs that somebody started with a script by hand and that have not left."""
+        submitted = [job.job_id for job in self.jobs]
+        by_hand = (job for job in self.search.present.values() if job.partition("_")[0] not in submitted)
+        return list(dict.fromkeys([*submitted, *by_hand]))
+
+    def settled(self) -> ExperimentState | None:
+        """The final state; None as long as the scheduler has to be asked."""
+        search = self.search
+        return _final(search) if search.finished and not search.present else None
+
+    def state(self, statuses: Iterable[JobStatus]) -> ExperimentState:
+        """What the files say, or else the `statuses` of its jobs."""
+        if settled := self.settled():
+            return settled
+        found = {status.state for status in statuses}
+        if JobState.RUNNING in found:
+            return ExperimentState.RUNNING
+        if found & {JobState.QUEUED, JobState.HELD}:
+            return ExperimentState.QUEUED
+        if JobState.UNKNOWN in found or not found:
+            return ExperimentState.RUNNING if self._seems_to_run() else ExperimentState.QUEUED
+        return self._after_all_jobs()
+
+    def _seems_to_run(self) -> bool:
+        """As far as files can tell: a worker that was preempted is back in the queue, and has not left."""
+        search = self.search
+        if search.finished:
+            return bool(search.present)
+        last = (story.attempts(self.folder.trial(work.trial))[-1:] for work in search.open.values())
+        return any(not attempts or not attempts[0].is_requeued for attempts in last)
+
+    def _after_all_jobs(self) -> ExperimentState:
+        if self.search.finished:  # workers that had no time to leave
+            return _final(self.search)
+        return ExperimentState.CANCELED if self._cancellation() else ExperimentState.ERROR
+
+    def _cancellation(self) -> str | None:
+        """Who asked for the end of a trial that was not done."""
+        requests = (story.cancellation(self.folder.trial(number)) for number in _not_completed(self.search))
+        return next((request.source for request in requests if request), None)
+
+    def why_not_completed(self, found: ExperimentState) -> str:
+        """One sentence, with the first failure where there is one."""
+        search = self.search
+        if found is ExperimentState.CANCELED:
+            source = search.cancelled or self._cancellation()
+            return f"cancelled by {source}" if source else "cancelled"
+        if search.given_up:
+            return search.given_up
+        blamed = _not_completed(search)
+        if not self.has_many_trials:
+            return story.why_not_completed(self.folder.trial())
+        if not blamed:
+            return "the jobs ended without a word, and left trials that nobody has begun"
+        why = story.why_not_completed(self.folder.trial(blamed[0]))
+        return f"{self._not_done()}; trial {blamed[0]}: {why}"
+
+    def _not_done(self) -> str:
+        counts = counted(self.search, is_running=False)
+        if self.search.finished:
+            return f"{counts.failed} of {counts.created} trials failed"
+        return f"{counts.expected - counts.ended} of {counts.expected} trials were not done"
+
+
+def _jobs(folder: ExperimentFolder) -> list[SubmittedJob]:
     """All that was submitted, oldest first."""
     records: list[SubmittedJob] = []
-    while data := story.read_tolerantly(experiment.job(len(records) + 1)):
+    while data := story.read_tolerantly(folder.job(len(records) + 1)):
         records.append(SubmittedJob(**data))
     return records
-
-
-def job_ids(experiment: ExperimentFolder) -> list[str]:
-    """Of its jobs and arrays, and of jobs that somebody started with a script by hand and that have not left."""
-    submitted = [job.job_id for job in jobs(experiment)]
-    present = SearchJournal(experiment).state().present.values()
-    return list(dict.fromkeys([*submitted, *(job for job in present if job.partition("_")[0] not in submitted)]))
-
-
-def settled(experiment: ExperimentFolder) -> ExperimentState | None:
-    """The final state; None as long as the scheduler has to be asked."""
-    search = SearchJournal(experiment).state()
-    return _final(search) if search.finished and not search.present else None
-
-
-def state(experiment: ExperimentFolder, statuses: Iterable[JobStatus]) -> ExperimentState:
-    """What the files say, or else the `statuses` of its jobs."""
-    search = SearchJournal(experiment).state()
-    if search.finished and not search.present:
-        return _final(search)
-    found = {status.state for status in statuses}
-    if JobState.RUNNING in found:
-        return ExperimentState.RUNNING
-    if found & {JobState.QUEUED, JobState.HELD}:
-        return ExperimentState.QUEUED
-    if JobState.UNKNOWN in found or not found:
-        return ExperimentState.RUNNING if search.present else ExperimentState.QUEUED
-    return _final(search) if search.finished else ExperimentState.ERROR
 
 
 def _final(search: SearchState) -> ExperimentState:
     """It has succeeded where at least one trial has (upstream's rule: master/internal/trial.go)."""
     if search.cancelled:
         return ExperimentState.CANCELED
+    if search.given_up:
+        return ExperimentState.ERROR
     ends = {trial.ended or Exit.COMPLETED for trial in search.trials.values()}
     if Exit.COMPLETED in ends:
         return ExperimentState.COMPLETED
     return ExperimentState.CANCELED if Exit.CANCELLED in ends else ExperimentState.ERROR
 
 
-def why_not_completed(experiment: ExperimentFolder, found: ExperimentState) -> str:
-    """One sentence, with the first failure where there is one."""
-    search = SearchJournal(experiment).state()
-    if found is ExperimentState.CANCELED:
-        return f"cancelled by {search.cancelled}" if search.cancelled else _cancelled(experiment)
-    trials = [trial for trial in experiment.trials() if story.verdict(trial) is not Exit.COMPLETED]
-    if not trials:
-        return "the jobs ended without a word, before their first attempt"
-    why = story.why_not_completed(trials[0])
-    of_several = search.method.trials_expected > 1
-    return (
-        f"{len(trials)} of {search.method.trials_expected} trials; trial {trials[0].id}: {why}" if of_several else why
-    )
+def _not_completed(search: SearchState) -> list[int]:
+    """The trials that failed, or else those that somebody still had."""
+    failed = [number for number, trial in search.trials.items() if trial.ended in (Exit.FAILED, Exit.INVALID_HP)]
+    return failed or sorted(work.trial for work in search.open.values())
 
 
-def _cancelled(experiment: ExperimentFolder) -> str:
-    sources = (story.cancellation(trial) for trial in experiment.trials())
-    return next((f"cancelled by {request.source}" for request in sources if request), "cancelled")
+@contextmanager
+def _readable(folder: ExperimentFolder) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise HpcDetError(f"experiment {folder.id}: {error.filename}: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError) as error:
+        raise HpcDetError(
+            f"experiment {folder.id}: files in {folder.path} are damaged ({type(error).__name__}: {error})"
+        ) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.checkpoint.committed import Committed, committed
+from hpc_det.config.merge import Tree
 from hpc_det.launch.failure import first_failure
 from hpc_det.requeue import Action, Cause
 from hpc_det.search.method import Exit
@@ -62,6 +62,8 @@ class AttemptStory:
     """One start of the trial's job; what comes after `started` is unknown until the attempt has ended."""
 
     number: int
+    job_id: str
+    worker: int
     host: str
     started: float
     ended: float | None = None
@@ -72,6 +74,17 @@ class AttemptStory:
     why: str | None = None
     failure: str | None = None
     problems: list[str] = field(default_factory=list)
+    continued: bool = False
+    """By its owner, after an end that was meant to be the last."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.ended is None
+
+    @property
+    def is_requeued(self) -> bool:
+        """Its end sent the job back into the queue."""
+        return self.action == Action.REQUEUE
 
 
 def attempts(trial: TrialFolder) -> list[AttemptStory]:
@@ -80,7 +93,13 @@ def attempts(trial: TrialFolder) -> list[AttemptStory]:
     for event in Journal(trial.journal).events():
         number = event["attempt"]
         if event["event"] == "started":
-            told[number] = AttemptStory(number=number, host=event["host"], started=event["time"])
+            told[number] = AttemptStory(
+                number=number,
+                job_id=event["job_id"],
+                worker=event["worker"],
+                host=event["host"],
+                started=event["time"],
+            )
         elif number in told:
             _add(told[number], event)
     return list(told.values())
@@ -89,6 +108,8 @@ def attempts(trial: TrialFolder) -> list[AttemptStory]:
 def _add(attempt: AttemptStory, event: dict[str, Any]) -> None:
     if event["event"] == "problem":
         attempt.problems.append(event["problem"])
+    elif event["event"] == "continued":
+        attempt.continued = True
     elif event["event"] == "ended":
         attempt.ended, attempt.batches = event["time"], event["steps"]
         attempt.cause, attempt.action, attempt.why = event["cause"], event["action"], event["why"]
@@ -102,6 +123,7 @@ _ENDS = {
     Cause.FAILED: "failed; newest checkpoint at batch {}",
     Cause.NODE_LOST: "lost its node; newest checkpoint at batch {}",
     Cause.CANCELLED: "cancelled; newest checkpoint at batch {}",
+    Cause.PAUSED: "paused by the searcher at batch {}",
 }
 _NEXT = {Action.REQUEUE: "back into the queue", Action.RESTART: "started again", Action.GIVE_UP: "given up"}
 
@@ -118,7 +140,7 @@ def in_words(attempt: AttemptStory, now: float, *, is_over: bool) -> str:
         sentence += f", {_NEXT[action]}"
     if action in (Action.RESTART, Action.GIVE_UP):
         sentence += f" ({attempt.why})"
-    return "; ".join([sentence, *attempt.problems])
+    return "; ".join([sentence, *attempt.problems, *(["continued"] if attempt.continued else [])])
 
 
 def _end_in_words(attempt: AttemptStory) -> str:
@@ -150,10 +172,10 @@ class Validation:
 class Metrics:
     """The records of metrics.jsonl, taken in one after the other."""
 
-    def __init__(self, metric: str, *, smaller_is_better: bool) -> None:
-        """`metric` is the searcher's."""
-        self._metric = metric
-        self._smaller_is_better = smaller_is_better
+    def __init__(self, searcher: Tree) -> None:
+        """`searcher` of an effective configuration."""
+        self.name: str = searcher["metric"]
+        self._smaller_is_better: bool = searcher["smaller_is_better"]
         self.batches = 0
         self.total: int | None = None
         """Of the whole trial; unknown before the first report."""
@@ -162,18 +184,12 @@ class Metrics:
         self.best: Validation | None = None
 
     @classmethod
-    def of(cls, trial: TrialFolder) -> Metrics:
-        """Nothing taken in yet."""
-        searcher = json.loads(trial.experiment().effective.read_text(encoding="utf-8"))["searcher"]
-        return cls(searcher["metric"], smaller_is_better=searcher["smaller_is_better"])
-
-    @classmethod
-    def read(cls, trial: TrialFolder) -> Metrics:
+    def read(cls, trial: TrialFolder, searcher: Tree) -> Metrics:
         """All taken in. Only lines that matter are parsed, since a list of experiments reads many long files."""
         lines = trial.metrics.read_bytes().splitlines() if trial.metrics.exists() else []
         last_training = next((line for line in reversed(lines) if b'"training"' in line), None)
         kept = (line for line in lines if line is last_training or b'"validation"' in line)
-        return cls.of(trial).take(record for line in kept if (record := parse_line(line)))
+        return cls(searcher).take(record for line in kept if (record := parse_line(line)))
 
     def take(self, records: Iterable[dict[str, Any]]) -> Metrics:
         for record in records:
@@ -186,10 +202,10 @@ class Metrics:
         return self
 
     def _compare(self, record: dict[str, Any]) -> None:
-        value = record["metrics"].get(self._metric)
+        value = record["metrics"].get(self.name)
         than = None if self.best is None else float(self.best.value)
         if value is not None and better(float(value), than, self._smaller_is_better):
-            self.best = Validation(self._metric, value, record["steps"])
+            self.best = Validation(self.name, value, record["steps"])
 
 
 # --- checkpoints

@@ -6,8 +6,7 @@ import sys
 import time
 from collections.abc import Iterable
 
-from hpc_det.cli import state as experiment_state
-from hpc_det.cli.state import ExperimentState
+from hpc_det.cli.state import ExperimentState, ExperimentView
 from hpc_det.errors import HpcDetError
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit import scheduler as schedulers
@@ -25,21 +24,25 @@ def ask_every_s(scheduler: Scheduler) -> float:
     return ASK_S if scheduler.has_queue else 0.0
 
 
-def states(experiments: Iterable[ExperimentFolder]) -> dict[int, ExperimentState]:
-    """By id. Schedulers are asked only about experiments without a verdict, each one once."""
+def states(views: Iterable[ExperimentView]) -> dict[int, ExperimentState]:
+    """By id. Schedulers are asked only about experiments without a final state, each one once."""
     found: dict[int, ExperimentState] = {}
-    waiting: dict[str, list[tuple[ExperimentFolder, list[str]]]] = {}
-    for experiment in experiments:
-        settled, submitted = experiment_state.settled(experiment), experiment_state.jobs(experiment)
-        if settled or not submitted:
-            found[experiment.id] = settled or experiment_state.state(experiment, [])
+    waiting: dict[str, list[tuple[ExperimentView, list[str]]]] = {}
+    for view in views:
+        settled = view.settled()
+        if settled or not view.jobs:
+            found[view.id] = settled or view.state([])
         else:
-            waiting.setdefault(submitted[0].scheduler, []).append((experiment, experiment_state.job_ids(experiment)))
+            waiting.setdefault(view.jobs[0].scheduler, []).append((view, view.job_ids()))
     for name, asked in waiting.items():
         statuses = schedulers.scheduler(name).status([job for _, job_ids in asked for job in job_ids], run_command)
-        for experiment, job_ids in asked:
-            found[experiment.id] = experiment_state.state(experiment, [statuses[job] for job in job_ids])
+        for view, job_ids in asked:
+            found[view.id] = view.state([statuses[job] for job in job_ids])
     return found
+
+
+def state(view: ExperimentView) -> ExperimentState:
+    return states([view])[view.id]
 
 
 def say(text: str) -> None:
@@ -48,22 +51,21 @@ def say(text: str) -> None:
 
 
 class Watch:
-    """One experiment over time. A requeued job that the scheduler holds back is released on the way."""
+    """One experiment over time. Requeued jobs that the scheduler holds back are released on the way."""
 
     def __init__(self, experiment: ExperimentFolder) -> None:
-        self._experiment = experiment
-        submitted = experiment_state.jobs(experiment)
-        self._scheduler = schedulers.scheduler(submitted[0].scheduler) if submitted else None
+        self.view = ExperimentView(experiment)
+        self._scheduler = schedulers.scheduler(self.view.jobs[0].scheduler) if self.view.jobs else None
         self._next_ask = 0.0
         self._heard: dict[str, JobStatus] = {}
         self._believed: list[JobStatus] = []
 
     def state(self) -> ExperimentState:
         """The state now, as far as a question to the scheduler is due."""
-        found = experiment_state.settled(self._experiment)
+        found = self.view.settled()
         if found is None and self._scheduler and time.monotonic() >= self._next_ask:
             self._ask(self._scheduler)
-        return found or experiment_state.state(self._experiment, self._believed)
+        return found or self.view.state(self._believed)
 
     def wait(self, poll_s: float) -> ExperimentState:
         """The final state."""
@@ -73,17 +75,13 @@ class Watch:
 
     def _ask(self, scheduler: Scheduler) -> None:
         self._next_ask = time.monotonic() + ask_every_s(scheduler)
-        statuses = scheduler.status(experiment_state.job_ids(self._experiment), run_command)
+        statuses = scheduler.status(self.view.job_ids(), run_command)
         self._believed = [self._believable(job_id, status) for job_id, status in statuses.items()]
-        for job_id, status in statuses.items():
-            former = self._heard.get(job_id, JobStatus(JobState.RUNNING))
-            for held in set(status.held) - set(former.held):
-                self._lift_hold(scheduler, held)
-            if status.state is JobState.UNKNOWN is not former.state:
-                say(
-                    f"the scheduler gives no news of experiment {self._experiment.id}, its files count: {status.reason}"
-                )
-        self._heard = statuses
+        former, self._heard = self._heard, statuses
+        if held := sorted(_held(statuses) - _held(former)):
+            self._lift_holds(scheduler, held)
+        if (reason := _no_news(statuses)) is not None and _no_news(former) is None:
+            say(f"the scheduler gives no news of experiment {self.view.id}, its files count: {reason}")
 
     def _believable(self, job_id: str, status: JobStatus) -> JobStatus:
         """A job on its way back into the queue, or files that NFS shows late, look like an end without a word for a
@@ -93,23 +91,32 @@ class Watch:
         is_news = seen is None or seen.state is not JobState.ENDED
         return NO_NEWS if status.state is JobState.ENDED and is_news else status
 
-    def _lift_hold(self, scheduler: Scheduler, job_id: str) -> None:
-        held = f"job {job_id} of experiment {self._experiment.id} is back in the queue, held back by the scheduler"
-        try:
-            scheduler.release(job_id, run_command)
-        except HpcDetError as error:
-            say(f"{held} for a while: {error}")
-        else:
-            say(f"{held}: lifted, it may start now")
+    def _lift_holds(self, scheduler: Scheduler, job_ids: list[str]) -> None:
+        held = f"experiment {self.view.id} is back in the queue, held back by the scheduler"
+        for job_id in job_ids:
+            try:
+                scheduler.release(job_id, run_command)
+            except HpcDetError as error:
+                say(f"{held} for a while: job {job_id}: {error}")
+            else:
+                say(f"{held}: job {job_id}: lifted, it may start now")
 
 
-def insist_on_completion(experiment: ExperimentFolder, found: ExperimentState) -> None:
+def _held(statuses: dict[str, JobStatus]) -> set[str]:
+    return {job_id for status in statuses.values() for job_id in status.held}
+
+
+def _no_news(statuses: dict[str, JobStatus]) -> str | None:
+    """Why the scheduler could not tell, if so."""
+    return next((status.reason for status in statuses.values() if status.state is JobState.UNKNOWN), None)
+
+
+def insist_on_completion(view: ExperimentView, found: ExperimentState) -> None:
     """Raises HpcDetError, which says why, for every other final state."""
     if found is not ExperimentState.COMPLETED:
-        why = experiment_state.why_not_completed(experiment, found)
         raise HpcDetError(
             [
-                f"experiment {experiment.id}: {found.value}: {why}",
-                f"see more with `hpc-det experiment logs {experiment.id}`",
+                f"experiment {view.id}: {found.value}: {view.why_not_completed(found)}",
+                f"see more with `hpc-det experiment logs {view.id}`",
             ]
         )

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any
 
 from hpc_det.config.cluster import Cluster
-from hpc_det.config.determineds_keys import NOT_YET
 from hpc_det.config.entrypoint import trial_name
 from hpc_det.config.fields import time_limit_min
 from hpc_det.config.job_sections import Resources
@@ -31,9 +30,6 @@ def cross_problems(experiment: Tree, cluster: Tree) -> Iterator[Problem]:
     yield from _storage_problems(experiment)
     yield from _profiling_problems(experiment)
     yield from _log_policy_problems(experiment)
-    for path, why in NOT_YET.items():
-        if _get(experiment, *path.split(".")) is not None:
-            yield Problem(path, "would change what the trials learn", why)
 
 
 def _searcher_problems(experiment: Tree) -> Iterator[Problem]:

@@ -16,12 +16,6 @@ REMEDIES = {
 }
 """Unknown keys, and what to do instead."""
 
-NOT_YET = {
-    "searcher.source_trial_id": "not built yet; load the weights in the trial",
-    "searcher.source_checkpoint_uuid": "not built yet; load the weights in the trial",
-}
-"""Known keys that would change results, and are refused until they do."""
-
 _CONTAINER = "has no effect: the container tool of the cluster does as it is set up"
 _PORTS = "has no effect: ranks have the ports of their node"
 _QUEUE = "has no effect: the scheduler decides; tell it with slurm.sbatch_args"
@@ -44,7 +38,7 @@ NO_EFFECT = {
     "environment.ports": _PORTS,
     "environment.proxy_ports": _PORTS,
     "environment.pod_spec": "has no effect on Slurm and PBS",
-    "checkpoint_storage.propagation": "has no effect: nothing is mounted",
+    "checkpoint_storage.propagation": "has no effect without a container",
     "optimizations.tensor_fusion_threshold": _HOROVOD,
     "optimizations.tensor_fusion_cycle_time": _HOROVOD,
     "optimizations.auto_tune_tensor_fusion": _HOROVOD,
@@ -62,9 +56,7 @@ NO_EFFECT = {
 
 
 def in_words(path: str) -> str:
-    """What a description of the key adds: nothing, or that it has no effect, or is refused."""
-    if path in NOT_YET:
-        return f" Refused so far: {NOT_YET[path]}."
+    """What a description of the key adds: nothing, or that it has no effect."""
     return f" It {NO_EFFECT[path]}." if path in NO_EFFECT else ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,7 +41,7 @@ class Effective:
     notes: list[str]
     """A line for each key that somebody wrote and that has no effect here, and for what else is good to know."""
     context_dir: Path
-    points: list[Tree] | None = None
+    points: list[Tree] = field(default_factory=list)
     """Of a sweep: the sections of each trial that are not the experiment's, `hyperparameters` always."""
 
 

@@ -104,6 +104,15 @@ def size_bytes(value: str | int) -> int:
     return size
 
 
+_TRIAL_NAME = r"^[1-9][0-9]*(/[1-9][0-9]*)?$"
+
+
+def _trial_name(value: str | int) -> str:
+    if not isinstance(value, bool) and re.fullmatch(_TRIAL_NAME, str(value)):
+        return str(value)
+    raise ValueError
+
+
 def _entrypoint(value: object) -> str | list[str]:
     if isinstance(value, str) and value.strip():
         return value
@@ -194,6 +203,12 @@ DistinctTexts: TypeAlias = Annotated[
     Expected("a list of texts, each one once"),
 ]
 PositiveList: TypeAlias = Annotated[list[Positive], Expected("a list of whole numbers >= 1")]
+TrialName: TypeAlias = Annotated[
+    str,
+    PlainValidator(_trial_name),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": _TRIAL_NAME}]}),
+    Expected("a trial as experiment/trial, such as '12/3', or the number of an experiment"),
+]
 ClassName: TypeAlias = Annotated[
     str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"), Expected("module:Class, such as my_search:MySearch")
 ]

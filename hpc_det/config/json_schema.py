@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_det.config.cluster import Cluster
-from hpc_det.config.determineds_keys import NO_EFFECT, NOT_YET, in_words
+from hpc_det.config.determineds_keys import NO_EFFECT, in_words
 from hpc_det.config.fields import Section
 from hpc_det.config.keys import sections_at
 from hpc_det.config.merge import Tree
@@ -25,7 +25,7 @@ def experiment_schema() -> Tree:
         "type": ["string", "null"],
         "description": "The folder of the trial's code; by default the current one.",
     }
-    for path in (*NO_EFFECT, *NOT_YET):
+    for path in NO_EFFECT:
         _add_words(schema, path)
     for key in ("image", "environment_variables"):
         _also_the_old_gpu(schema["$defs"]["Environment"]["properties"][key])

@@ -19,6 +19,7 @@ from hpc_det.config.fields import (
     PositiveList,
     Section,
     Text,
+    TrialName,
     Unit,
     kind_discriminator,
 )
@@ -33,8 +34,10 @@ class SearcherKind(Section):
         description="The validation metric by which trials are compared."
     )
     smaller_is_better: Flag = Field(default=True, description="Whether a smaller value of the metric is better.")
-    source_trial_id: Positive | None = Field(
-        default=None, description="All trials begin with the weights of this trial's latest checkpoint."
+    source_trial_id: TrialName | None = Field(
+        default=None,
+        description="All trials begin with the weights of this trial's latest checkpoint; of an experiment with many "
+        "trials, its best one's.",
     )
     source_checkpoint_uuid: OptionalText = Field(
         default=None, description="All trials begin with the weights of this checkpoint."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
@@ -48,7 +48,9 @@ class SharedFs(StorageKind):
 
 class Directory(StorageKind):
     type: Literal["directory"] = Field(description="A folder as the ranks see it, in a container or not.")
-    container_path: AbsolutePath = Field(description="That folder.")
+    container_path: AbsolutePath = Field(
+        description="That folder; in a container, of a folder that bind_mounts brings there."
+    )
 
 
 class S3(StorageKind):
@@ -90,12 +92,20 @@ CheckpointStorage: TypeAlias = Annotated[
 ]
 
 
-def storage_folder(storage: StorageKind) -> Path | None:
-    """The folder for the checkpoints of all experiments; None: each trial has them in its own."""
-    if isinstance(storage, SharedFs):
-        # An absolute storage_path stands for itself: joining leaves out host_path, below which it was checked to lie.
-        return Path(storage.host_path) / (storage.storage_path or "")
-    return Path(storage.container_path) if isinstance(storage, Directory) else None
+def store_url(storage: StorageKind) -> str | None:
+    """Where the checkpoints of all experiments are in an object store, as fsspec names it; None: in no store."""
+    match storage:
+        case S3():
+            return _joined(f"s3://{storage.bucket}", storage.prefix)
+        case Gcs():
+            return _joined(f"gs://{storage.bucket}", storage.prefix)
+        case Azure():
+            return f"az://{storage.container}"
+    return None
+
+
+def _joined(url: str, prefix: str | None) -> str:
+    return "/".join(part for part in (url, (prefix or "").strip("/")) if part)
 
 
 def is_below(path: str, folder: str) -> bool:

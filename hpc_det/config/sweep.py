@@ -135,16 +135,13 @@ class ProblemsOfPoints:
 def _tree(request: Request, known: dict[str, Known]) -> Tree:
     """The effective configuration. `known` has those of other points, by all that is no matter of a trial."""
     above = [{key: value for key, value in layer.items() if key not in _SECTIONS} for layer in _own_layers(request)]
-    key = json.dumps([request.cluster, request.template, str(request.context_dir), *above], sort_keys=True)
+    key = json.dumps([request.cluster, request.template, str(request.context_dir), *above], default=repr)
     if key not in known:
         known[key] = Known(request, effective(request))
         return known[key].effective.tree
-    tree = {**known[key].effective.tree, **_changed(request, known[key].request)}
-    try:
-        valid = Experiment.model_validate(tree).model_dump(mode="json", by_alias=True)
-    except ValidationError:
-        return effective(request).tree
-    return valid if _is_sound(tree, request.cluster) else effective(request).tree
+    base = known[key]
+    sections = _valid(base.effective.tree, _changed(request, base.request), request.cluster)
+    return effective(request).tree if sections is None else {**base.effective.tree, **sections}
 
 
 def _of_constants(tree: Tree) -> Tree:
@@ -159,23 +156,35 @@ def _own_layers(request: Request) -> list[Tree]:
 
 
 def _changed(request: Request, other: Request) -> Tree:
-    """The merged sections whose own layers are others than those of the other request."""
+    """The merged sections whose own layers are others than those of the other request; null where nobody says more."""
     own = list(zip(_own_layers(request), _own_layers(other), strict=True))
     keys = [key for key in _SECTIONS if any(mine.get(key) is not theirs.get(key) for mine, theirs in own)]
     layers = [request.cluster.get("experiment") or {}, request.template or {}, *_own_layers(request)]
-    said = [{key: layer[key] for key in keys if key in layer} for layer in layers]
-    return merge_layers([("", in_todays_names(layer)) for layer in said]).tree
+    return merge_layers([("", in_todays_names({key: layer.get(key) for key in keys})) for layer in layers]).tree
 
 
-def _is_sound(tree: Tree, cluster: Tree) -> bool:
-    """What the schema does not see. False: the whole validation says what is wrong."""
-    searcher = tree["searcher"].get("name") or "single"
+def _valid(base: Tree, changed: Tree, cluster: Tree) -> Tree | None:
+    """The changed sections with their defaults; None if they are not valid, and then `effective` says why."""
+    sections = _by_schema(base, changed)
+    if sections is None:
+        return None
+    tree = {**base, **sections}
     checks = (
-        text_problems(tree),
-        hyperparameter_problems(tree["hyperparameters"], searcher),
+        text_problems(changed),
+        hyperparameter_problems(tree["hyperparameters"], tree["searcher"]["name"]),
         cross_problems(tree, cluster),
     )
-    return not any(problem for problems in checks for problem in problems)
+    return None if any(problem for problems in checks for problem in problems) else sections
+
+
+def _by_schema(base: Tree, changed: Tree) -> Tree | None:
+    if list(changed) == ["hyperparameters"] and isinstance(changed["hyperparameters"], dict):
+        return changed  # the schema leaves them free
+    try:
+        whole = Experiment.model_validate({**base, **changed}).model_dump(mode="json", by_alias=True)
+    except ValidationError:
+        return None
+    return {key: whole[key] for key in changed}
 
 
 def _searcher_problems(common: Effective) -> Iterator[str]:
@@ -195,8 +204,8 @@ def _shape_problems(sweep: Sweep, kinds: Sequence[Effective], trees: Sequence[Tr
 
 
 def _differing_paths(one: Tree, other: Tree) -> Iterator[str]:
-    for key in {**one, **other}:
-        if key not in OF_A_TRIAL and one.get(key) != other.get(key):
+    for key in one:
+        if key not in OF_A_TRIAL and one[key] is not other[key] and one[key] != other[key]:
             mine, theirs = (dict(leaves({key: tree.get(key)})) for tree in (one, other))
             differing = (path for path in {**mine, **theirs} if mine.get(path) != theirs.get(path))
             yield from (path.partition("[")[0] for path in differing)
@@ -211,4 +220,8 @@ def _differs(path: str) -> str:
 
 
 def _differing(tree: Tree, common: Tree) -> Tree:
-    return {key: value for key, value in tree.items() if key == "hyperparameters" or value != common[key]}
+    return {
+        key: value
+        for key, value in tree.items()
+        if key == "hyperparameters" or (value is not common[key] and value != common[key])
+    }

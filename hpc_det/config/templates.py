@@ -110,7 +110,7 @@ def _searcher_name(tree: Tree) -> str:
 
 def _header(text: str) -> list[str]:
     """Hydra would put the settings elsewhere, and --template would not."""
-    if re.match(r"(\s*#.*\n)*\s*#\s*@package\b", text):
+    if re.match(r"\s*#\s*@package\b", text):
         return ["`# @package` is for experiments; leave it out of a template"]
     return []
 

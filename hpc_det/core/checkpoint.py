@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -12,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpc_det.checkpoint.committed import Committed, FileEntry, committed, newest_good
+from hpc_det.checkpoint.committed import FileEntry, committed, delete, newest_good
+from hpc_det.checkpoint.mirror import Mirror
 from hpc_det.checkpoint.prune import superfluous
 from hpc_det.checkpoint.staging import Staging, new_staging
 from hpc_det.core.distributed import Distributed
@@ -25,9 +25,11 @@ Finish = Callable[[Path], Mapping[str, FileEntry] | None]
 class CheckpointContext:
     """The checkpoints of one trial. All methods but `prune` are collective."""
 
-    def __init__(self, checkpoints: Path, distributed: Distributed) -> None:
+    def __init__(self, checkpoints: Path, distributed: Distributed, mirror: Mirror | None = None) -> None:
+        """`mirror`, on rank 0, where they are in an object store, too."""
         self._checkpoints = checkpoints
         self._distributed = distributed
+        self._mirror = mirror
 
     def save(self, steps: int, files: Mapping[str, Any], finish: Finish) -> str:
         """Write this rank's `files` (name -> what torch.save takes), and commit those of all ranks; the uuid.
@@ -56,7 +58,7 @@ class CheckpointContext:
         """The folder and batches of the newest checkpoint that is whole. Rank 0 reads, and names what it skips."""
         found = None
         if self._distributed.is_chief:
-            checkpoint, skipped = newest_good(self._checkpoints)
+            checkpoint, skipped = self._mirror.newest_good() if self._mirror else newest_good(self._checkpoints)
             for problem in skipped:
                 print(f"hpc-det: skipped: {problem}", flush=True)
             found = (checkpoint.uuid, checkpoint.steps) if checkpoint else None
@@ -64,16 +66,14 @@ class CheckpointContext:
         return (self._checkpoints / found[0], found[1]) if found else None
 
     def prune(self, validations: Mapping[int, float], **policy: Any) -> None:
-        """Rank 0 only: delete what the policy does not keep (see `superfluous`)."""
-        for checkpoint in superfluous(committed(self._checkpoints), validations, **policy):
-            _delete(checkpoint)
-
-
-def _delete(checkpoint: Committed) -> None:
-    """Hidden by a rename first: a half-deleted folder is no checkpoint."""
-    hidden = checkpoint.path.with_name(f".partial-{checkpoint.uuid}")
-    checkpoint.path.rename(hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
+        """Rank 0 only: delete what the policy does not keep (see `superfluous`), and bring the store to the same."""
+        every = self._mirror.all() if self._mirror else committed(self._checkpoints)
+        gone = {checkpoint.uuid for checkpoint in superfluous(every, validations, **policy)}
+        for checkpoint in committed(self._checkpoints):
+            if checkpoint.uuid in gone:
+                delete(checkpoint.path, hidden=f".partial-{checkpoint.uuid}")
+        if self._mirror:
+            self._mirror.update([checkpoint for checkpoint in every if checkpoint.uuid not in gone])
 
 
 _VALUES = (bool, int, float, complex, str, bytes, bytearray, type(None), torch.dtype, torch.device)

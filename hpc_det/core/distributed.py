@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store
 
 from hpc_det.core.sealed import Alone, SealedGroup, shared_secret
+from hpc_det.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,7 @@ class Distributed:
     local_size: int = 1
     nodes: int = 1
     env: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """Says where the secret is that the ranks share; asked at the first collective on objects."""
+    """Says where the secret is that the ranks share, asked at the first collective on objects, and what a slot is."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Distributed:
@@ -70,12 +72,31 @@ class Distributed:
     def start(self) -> None:
         """Join the process group (env:// rendezvous): gloo for CPU tensors, nccl beside it where there are GPUs.
 
-        One that exists already is used.
+        One that exists already is used. Raises UsageError where the node has no GPU for this rank.
         """
+        self._check_gpu()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.size > 1 and not dist.is_initialized():
             dist.init_process_group("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
+
+    def _check_gpu(self) -> None:
+        """NCCL refuses two ranks on one GPU, each in words of its own."""
+        count, host = torch.cuda.device_count(), socket.gethostname()
+        if count and self.local_rank >= count:
+            raise UsageError(
+                f"rank {self.rank} is the one numbered {self.local_rank} of {self.local_size} on {host}, where torch "
+                f"sees {_gpus(count, self.env)}; each takes the GPU of its number, so start no more ranks on a node "
+                f"than it has GPUs (slots_per_node of the cluster profile), and let each see all of them"
+            )
+        if count or self.env.get("HPC_DET_SLOT_TYPE") != "gpu":
+            return
+        if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+            raise UsageError(
+                f"slots are GPUs (slot_type of the cluster profile), and on {host} torch sees "
+                f"{_gpus(count, self.env)}; see what nvidia-smi says there, or set slot_type: cpu"
+            )
+        print(f"hpc-det: slots are GPUs, which torch {torch.__version__} cannot use: training on the CPU", flush=True)
 
     def stop(self) -> None:
         for objects in ("_gang", "_node", "_store"):
@@ -180,3 +201,8 @@ class Distributed:
             return HashStore()
         store: Store = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
         return store
+
+
+def _gpus(count: int, env: Mapping[str, str]) -> str:
+    visible = f"CUDA_VISIBLE_DEVICES is {env.get('CUDA_VISIBLE_DEVICES', 'not set')!r}"
+    return f"{count or 'no'} GPU{'' if count == 1 else 's'} ({visible})"

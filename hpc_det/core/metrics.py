@@ -207,7 +207,9 @@ def _scalar(value: Any) -> float | torch.Tensor | None:
             return None if type(number) is complex else float(number)
         if value.numel() != 1 or value.is_complex():
             return None
-        return float(value.item()) if value.is_cpu else value.detach().reshape(())
+        if value.is_cpu:
+            return float(value.item())
+        return value.detach().reshape(()) if value.ndim else value.detach()  # a view costs microseconds
     if isinstance(value, (float, int)):
         return float(value)
     if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 and value.dtype.kind in "biuf":

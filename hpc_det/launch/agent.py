@@ -128,6 +128,7 @@ class Agent:
         wanted = dict(item.split("=", 1) for item in self._plan.environment)
         environment = {**given, **scratch, **wanted, **attempt.to_env()}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [self._plan.code, environment.get("PYTHONPATH")]))
+        environment["HPC_DET_SLOT_TYPE"] = self._plan.slot_type
         if self._plan.slot_type == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""  # a node may have GPUs that this gang did not ask for
         if self._plan.container:  # runtimes show the home folder, and Python takes packages from it

@@ -11,9 +11,10 @@ import os
 import selectors
 import subprocess
 import time
+from contextlib import closing
 
 from hpc_det.checkpoint.committed import newest_steps
-from hpc_det.launch.failure import Failure, failure_now, first_failure
+from hpc_det.launch.failure import Failure, failure_now, first_failure, note_failure
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import end_descendants
@@ -24,6 +25,10 @@ from hpc_det.store.journal import Journal
 from hpc_det.store.stop import Reason, StopRequest, read_stop, request_stop, withdraw_stop
 from hpc_det.submit.command import run_command
 from hpc_det.submit.scheduler import JobState, scheduler
+
+HANDOVER_POLL_S = 0.5
+ASK_EVERY_S = 30.0
+"""How often the scheduler is asked whether the job of a former gang is still there."""
 
 
 class Attempts:
@@ -39,15 +44,20 @@ class Attempts:
         self._scheduler = scheduler(self._plan.scheduler)
         self._job_id = self._scheduler.job_id(os.environ)
         self._signals = signals
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._signals.fd, selectors.EVENT_READ)
+        self._heard: list[int] = []
+        """Stop signals that came before the attempt that they concern."""
 
-    def run(self) -> Action | None:
-        """What was decided at last, REQUEUE only where there is a queue; None: another job runs this trial."""
-        if other := self._running_elsewhere():
-            self._say(f"job {other} runs this trial already; nothing is started")
-            return None
-        self._close_interrupted_attempt()
+    def run(self) -> Action:
+        """What was decided at last, REQUEUE only where there is a queue."""
+        with closing(selectors.DefaultSelector()) as self._selector:
+            self._selector.register(self._signals.fd, selectors.EVENT_READ)
+            self._await_former_gang()
+            if self._heard and self._scheduler.has_queue:
+                return Action.REQUEUE
+            return self._run()
+
+    def _run(self) -> Action:
+        self.close_interrupted()
         if over := self._final_verdict():
             self._say(f"this trial is over, nothing is started: {over[0].value}: {over[1]}")
             return over[0]
@@ -56,25 +66,41 @@ class Attempts:
             if not self._goes_on_here(decision.action):
                 return decision.action
 
+    def refuse(self, why: str) -> Action:
+        """The trial cannot begin, and never will."""
+        number = self._journal.last_attempt() + 1
+        self._journal.started(number, self._job_id, self._worker)
+        failure = failure_now(None, why, user_error=True)
+        note_failure(self._trial, number, failure)
+        return self._end(number, Cause.FAILED, failure).action
+
     def _goes_on_here(self, action: Action) -> bool:
         """Without a queue the next attempt after a preemption starts in the same job, too."""
         return action is Action.RESTART or (action is Action.REQUEUE and not self._scheduler.has_queue)
 
-    def _running_elsewhere(self) -> str | None:
-        """Two jobs must not write one trial: the script may be started by hand while the job that has it still runs."""
-        other = self._journal.open_job()
-        if other is None or other == self._job_id:
-            return None
-        status = self._scheduler.status([other], run_command)[other]
-        return other if status.state is JobState.RUNNING else None
+    def _await_former_gang(self) -> None:
+        """Two gangs must not write one trial. The search gives it to whoever asks, as soon as it was reported, while
+        the worker that had it may still save. Returns early for a stop signal to a job that can come back.
+        """
+        ask_at = time.monotonic()
+        while (former := self._journal.open_job()) and former[0] != self._worker:
+            if time.monotonic() >= ask_at:
+                if self._scheduler.status([former[1]], run_command)[former[1]].state is JobState.ENDED:
+                    return
+                self._say(f"waits for worker {former[0]}, which still saves this trial")
+                ask_at = time.monotonic() + ASK_EVERY_S
+            self._selector.select(timeout=HANDOVER_POLL_S)
+            self._heard += [received for received in self._signals.received() if received in STOP_SIGNALS]
+            if self._heard and self._scheduler.has_queue:
+                return
 
     def _final_verdict(self) -> tuple[Action, str] | None:
         """The done-marker: any further start of the job ends here."""
         verdict = self._journal.verdict()
         return verdict[1:] if verdict and verdict[1] in (Action.DONE, Action.GIVE_UP) else None
 
-    def _close_interrupted_attempt(self) -> None:
-        """An earlier start of this job could not write its end: a lost node, or a KILL at the end of a grace time."""
+    def close_interrupted(self) -> None:
+        """Of an earlier start, which could not write its end: a lost node, or a KILL at the end of a grace time."""
         attempt = self._journal.open_attempt()
         if attempt is None:
             return
@@ -83,7 +109,9 @@ class Attempts:
         self._end(attempt, cause, None)
 
     def _attempt(self, number: int) -> Decision:
-        self._journal.started(number, self._job_id)
+        self._journal.started(number, self._job_id, self._worker)
+        if self._heard:
+            self._on_stop_signal(number)
         if stop := read_stop(self._trial.stop, number):  # asked for before it began
             return self._end(number, self._stop_cause(stop), None)
         withdraw_stop(self._trial.stop)

@@ -13,17 +13,20 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.launch.worker import GAVE_UP, WANTS_REQUEUE, Worker
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.process import adopt_orphans, ends_with_parent
+from hpc_det.process import adopt_orphans, children, ends_with_parent
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.journal import Journal
 from hpc_det.submit.command import CommandError, run_command
 from hpc_det.submit.scheduler import scheduler
+
+ORPHANS_POLL_S = 0.1
 
 
 class Job:
@@ -34,6 +37,8 @@ class Job:
         start = first + self._scheduler.array_index(os.environ) * workers
         self._workers = range(start, start + workers)
         self._start_agents = start_agents
+        self._told: set[int] = set()
+        """Processes without their worker that were told to end."""
 
     def run(self) -> int:
         """0 when nothing is left to do or the job is back in the queue, 1 after a trial that was given up."""
@@ -48,21 +53,36 @@ class Job:
     def _run_side_by_side(self) -> list[int]:
         """A process for each worker. What signals this process hears, they hear."""
         signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
-        processes = [self._start(place, number) for place, number in enumerate(self._workers)]
+        processes = {number: self._start(number) for number in self._workers}
         with selectors.DefaultSelector() as selector:
             selector.register(signals.fd, selectors.EVENT_READ)
-            while any(process.poll() is None for process in processes):
-                selector.select()
+            while any(process.poll() is None or process.returncode < 0 for process in processes.values()):
+                waits = self._start_killed_again(processes)
+                selector.select(timeout=ORPHANS_POLL_S if waits else None)
                 for received in set(signals.received()) & set(STOP_SIGNALS):
-                    for process in processes:
+                    for process in processes.values():
                         process.send_signal(received)
-        return [process.returncode for process in processes]
+        return [process.returncode for process in processes.values()]
 
-    def _start(self, place: int, number: int) -> subprocess.Popen[bytes]:
+    def _start_killed_again(self, processes: dict[int, subprocess.Popen[bytes]]) -> bool:
+        """A worker that somebody killed goes on with its trial as soon as nobody of its gang, which would write the
+        same, is left. Whether one waits for that.
+        """
+        killed = [number for number, process in processes.items() if (process.poll() or 0) < 0]
+        orphans = set(children(os.getpid())) - {process.pid for process in processes.values()} if killed else set()
+        for orphan in orphans - self._told:
+            with suppress(ProcessLookupError):
+                os.kill(orphan, signal.SIGTERM)
+        self._told |= orphans
+        for number in killed if not orphans else ():
+            processes[number] = self._start(number)
+        return bool(orphans)
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "hpc_det.launch.worker", str(self._experiment.path), str(number), "--"]
         return subprocess.Popen(
             [*command, *self._start_agents],
-            env={**os.environ, **self._scheduler.share(self._plan, place)},
+            env={**os.environ, **self._scheduler.share(self._plan, number - self._workers.start)},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=ends_with_parent,

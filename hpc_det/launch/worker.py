@@ -10,21 +10,25 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hpc_det.checkpoint.committed import newest_good
+from hpc_det.errors import UsageError
 from hpc_det.launch.attempts import Attempts
 from hpc_det.launch.failure import first_failure
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.process import adopt_orphans
+from hpc_det.process import adopt_orphans, end_descendants
 from hpc_det.requeue import Action, Cause
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
-from hpc_det.store.files import write_json
+from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
-from hpc_det.submit.scheduler import scheduler
+from hpc_det.store.stop import request_stop
+from hpc_det.submit.command import run_command
+from hpc_det.submit.scheduler import JobState, scheduler
 
 DONE, GAVE_UP, WANTS_REQUEUE = 0, 1, 75
 """Exit codes. The last is EX_TEMPFAIL of sysexits.h: try again later."""
@@ -38,29 +42,67 @@ class Worker:
         self._search = SearchJournal(experiment)
         plan = JobPlan.from_json(experiment.plan.read_text(encoding="utf-8"))
         self._scheduler = scheduler(plan.scheduler)
+        self._job_id = self._scheduler.job_id(os.environ)
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
         self._code = DONE
 
     def run(self) -> int:
         """DONE or, after a trial that was given up, GAVE_UP when nothing is left to do; WANTS_REQUEUE before that."""
-        work = self._search.ask(self._number, self._scheduler.job_id(os.environ))
+        if other := self._running_elsewhere():
+            self._say(f"job {other} is this worker already; nothing is started")
+            return GAVE_UP
+        close_interrupted(self._experiment, self._search, self._number, self._signals)
+        try:
+            return self._work()
+        except BaseException:
+            end_descendants()
+            with suppress(OSError):  # a full disk may be what has ended it
+                close_interrupted(self._experiment, self._search, self._number, self._signals)
+            with suppress(OSError):
+                self._search.lose(self._number, self._job_id)
+            raise
+
+    def _work(self) -> int:
+        work = self._search.ask(self._number, self._job_id) or self._left_by_others()
         while work is not None:
             action = self._train(work)
-            if action is None:
-                return GAVE_UP
             if action is Action.REQUEUE:
                 return WANTS_REQUEUE
-            work = self._after(work.trial, action)
+            work = self._after(work.trial, action) or self._left_by_others()
         self._search.leave(self._number)
         self._say("nothing is left to do here")
         return self._code
 
-    def _train(self, work: Work) -> Action | None:
+    def _running_elsewhere(self) -> str | None:
+        """One worker is one job: the script may be started by hand while the job that has this number still runs."""
+        other = self._search.state().present.get(self._number, self._job_id)
+        return other if other != self._job_id and self._states([other])[other] is JobState.RUNNING else None
+
+    def _left_by_others(self) -> Work | None:
+        """Work of others whose jobs have ended without a word. The scheduler is asked once, where there may be any."""
+        search = self._search.state()
+        others = {number: search.present[number] for number in search.open if number != self._number}
+        if not others or search.cancelled:
+            return None
+        states = self._states(sorted(set(others.values())))
+        lost = {number: job for number, job in others.items() if states[job] is JobState.ENDED}
+        for number, job in lost.items():
+            self._say(f"worker {number} is gone with its job {job}; its work is to be done again")
+            self._search.lose(number, job)
+        return self._search.ask(self._number, self._job_id) if lost else None
+
+    def _states(self, job_ids: list[str]) -> dict[str, JobState]:
+        return {job: status.state for job, status in self._scheduler.status(job_ids, run_command).items()}
+
+    def _train(self, work: Work) -> Action:
         trial = self._experiment.trial(work.trial)
         self._say(f"trial {work.trial}" + (f" until {work.until}" if work.until is not None else ""))
-        prepare_trial(trial, self._search)
+        refusal = _refusal(trial, self._search)
+        if self._search.state().cancelled:  # by somebody who may not have seen this trial
+            request_stop(trial.stop, attempt=None, reason="kill", source="the experiment was cancelled")
         with _printed_to(trial.job_log):
-            return Attempts(trial, self._number, self._start_agents, self._signals).run()
+            attempts = Attempts(trial, self._number, self._start_agents, self._signals)
+            return attempts.refuse(refusal) if refusal else attempts.run()
 
     def _after(self, number: int, action: Action) -> Work | None:
         """Rank 0 has told the search of a stretch that came to its end. Of other ends it is told here."""
@@ -71,9 +113,7 @@ class Worker:
             return work
         how = _how(self._experiment.trial(number), action)
         if how is Exit.CANCELLED and not self._scheduler.has_queue:
-            self._search.cancel(
-                "a signal to the job"
-            )  # without a queue the signal to the job was meant for the experiment
+            self._search.cancel("a signal to the job")  # without a queue it was meant for the experiment
         return self._search.end(self._number, number, how)
 
     def _say(self, text: str) -> None:
@@ -89,13 +129,23 @@ def _how(trial: TrialFolder, action: Action) -> Exit:
     return Exit.INVALID_HP if failure and failure.invalid_hp else Exit.FAILED
 
 
+def _refusal(trial: TrialFolder, search: SearchJournal) -> str | None:
+    """Why the trial cannot begin: the user's mistake, which no other attempt mends."""
+    try:
+        prepare_trial(trial, search)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
 def prepare_trial(trial: TrialFolder, search: SearchJournal) -> None:
-    """Write what the ranks need to know, the first time."""
+    """Write what the ranks need to know, the first time. Raises UsageError where that cannot be found out."""
+    trial.create()
     if trial.trial.exists():
         return
-    for folder in (trial.logs, trial.checkpoints):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    search.choose(trial.id)
     sample = search.sample(trial.id)
+    warm_start = _weights(trial, sample.source)
     spec = {
         "experiment_id": trial.experiment().id,
         "trial_id": trial.id,
@@ -103,7 +153,29 @@ def prepare_trial(trial: TrialFolder, search: SearchJournal) -> None:
         "hparams": sample.hparams,
         "config": search.config(trial.id),
     }
-    write_json(trial.trial, spec)
+    write_json(trial.trial, {**spec, "warm_start": str(warm_start)} if warm_start else spec)
+
+
+def _weights(trial: TrialFolder, source: int | None) -> Path | None:
+    """The checkpoint whose weights it begins with: of trial `source` of this search, or the one that all begin with."""
+    if source is None:
+        told = read_json(trial.experiment().warm_start)
+        return Path(told["checkpoint"]) if told else None
+    found, _ = newest_good(trial.experiment().trial(source).checkpoints)
+    if found is None:
+        raise UsageError(f"searcher.class: trial {trial.id} begins with trial {source}, which has no checkpoint")
+    return found.path
+
+
+def close_interrupted(experiment: ExperimentFolder, search: SearchJournal, worker: int, signals: SignalPipe) -> None:
+    """End the attempt that a worker could not end: the search may have given it other work before its gang was gone."""
+    state = search.state()
+    numbers = {work.trial for work in (state.open.get(worker),) if work} | {state.last_trial.get(worker)}
+    for trial in (experiment.trial(number) for number in numbers if number):
+        began = Journal(trial.journal).open_job()
+        if began and began[0] == worker:
+            with _printed_to(trial.job_log):
+                Attempts(trial, worker, [], signals).close_interrupted()
 
 
 @contextmanager

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_det.plan.container import Container, Device, Mount
 
 if TYPE_CHECKING:
     from hpc_det.config.cluster import Cluster
+    from hpc_det.config.job_sections import BindMount
     from hpc_det.config.schema import Experiment
 
 _NO_SHM_SIZE = ("apptainer", "pyxis")
@@ -22,7 +24,7 @@ def container(experiment: Experiment, cluster: Cluster, code: str) -> Container 
     return Container(
         runtime=runtime,
         image=image,
-        mounts=(*_storage(experiment), *_bind_mounts(experiment, code)),
+        mounts=(*_storage(experiment, cluster), *_bind_mounts(experiment, code)),
         devices=tuple(
             Device(source=device.host_path, target=device.container_path, mode=device.mode)
             for device in experiment.resources.devices
@@ -43,13 +45,34 @@ def _bind_mounts(experiment: Experiment, code: str) -> Iterator[Mount]:
         )
 
 
-def _storage(experiment: Experiment) -> Iterator[Mount]:
-    """Checkpoints go where they would go without a container."""
+def checkpoint_folder(experiment: Experiment, cluster: Cluster) -> Path | None:
+    """The folder for the checkpoints of all experiments, as nodes see it; None: each trial has them in its own."""
     storage = experiment.checkpoint_storage
+    if storage.type == "shared_fs":
+        # An absolute storage_path stands for itself: joining leaves out host_path, below which it was checked to lie.
+        return Path(storage.host_path) / (storage.storage_path or "")
+    if storage.type == "directory":
+        folder = Path(storage.container_path)
+        mount = _brings(folder, experiment) if experiment.environment.image_for(cluster.slot_type) else None
+        return Path(mount.host_path) / folder.relative_to(mount.container_path) if mount else folder
+    return None
+
+
+def _brings(folder: Path, experiment: Experiment) -> BindMount | None:
+    """The mount that a container sees `folder` in."""
+    found = [mount for mount in experiment.bind_mounts if folder.is_relative_to(mount.container_path)]
+    return max(found, key=lambda mount: len(Path(mount.container_path).parts), default=None)
+
+
+def _storage(experiment: Experiment, cluster: Cluster) -> Iterator[Mount]:
+    """Checkpoints go where they would go without a container: the trial's folder has a link to them."""
+    storage, folder = experiment.checkpoint_storage, checkpoint_folder(experiment, cluster)
     if storage.type == "shared_fs":
         yield Mount(
             source=storage.host_path, target=storage.host_path, read_only=False, propagation=storage.propagation
         )
+    elif storage.type == "directory" and str(folder) != storage.container_path:
+        yield Mount(source=str(folder), target=str(folder), read_only=False, propagation="rprivate")
 
 
 def container_notes(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
@@ -80,6 +103,20 @@ def container_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str
     for i, device in enumerate(experiment.resources.devices):
         for path in (device.host_path, device.container_path):
             yield from unmountable(f"resources.devices[{i}]", path)
+    yield from _storage_problems(experiment, cluster)
+
+
+def _storage_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
+    storage = experiment.checkpoint_storage
+    if folder := checkpoint_folder(experiment, cluster):
+        yield from unmountable("checkpoint_storage", str(folder))
+    if storage.type == "directory":
+        mount = _brings(Path(storage.container_path), experiment)
+        if mount is None or mount.read_only:
+            yield (
+                f"checkpoint_storage.container_path: {storage.container_path!r} lies in no folder that bind_mounts "
+                "brings to be written, so checkpoints would go with the container; mount one there, or use shared_fs"
+            )
 
 
 def _runtime_problems(image: str, cluster: Cluster) -> Iterator[str]:

@@ -93,7 +93,8 @@ class _Sum(torch.nn.Module):
         super().__init__()
         self._summed = parameters
 
-    def forward(self) -> torch.Tensor:
+    def forward(self, on_its_device: torch.Tensor) -> torch.Tensor:
+        """With an input that it does not need: on a GPU DDP fails without any (IndexError in its _pre_forward)."""
         return torch.stack([parameter.sum().real.float() for parameter in self._summed]).sum()
 
 
@@ -106,7 +107,7 @@ def _settle_buckets(wrapped: DistributedDataParallel) -> None:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     wrapped.module, wrapped.broadcast_buffers = _Sum(parameters), False
     try:
-        wrapped().backward()
+        wrapped(torch.zeros((), device=parameters[0].device)).backward()
     finally:
         wrapped.module, wrapped.broadcast_buffers = model, broadcasts_buffers
     for parameter in parameters:

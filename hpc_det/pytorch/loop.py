@@ -4,7 +4,7 @@
     until trained to the end, or all ranks agree to stop:
         validate and checkpoint where they are due at this batch
         train up to the next batch at which anything can be due, and report
-        where the search wanted the metric: train on, if it wants more of this trial
+        where the search wanted the metric: save, report, and train on, if it wants more of this trial
     save what is not saved
 
 Everything due at a batch is derived from the progress, so a run that was stopped anywhere, also inside a validation,
@@ -43,6 +43,7 @@ from hpc_det.pytorch.state import (
     rank_state,
     restore_models,
     restore_rank,
+    restore_weights,
     restored_progress,
 )
 from hpc_det.pytorch.training_report import TrainingReport
@@ -64,9 +65,11 @@ class Loop:
         portable: Portable,
         searcher: SearcherContext | None = None,
         warm_start: Path | None = None,
+        weights: Path | None = None,
     ) -> None:
         """`warm_start`: a checkpoint that a trial without one of its own begins with, at batch 0. It is resumed where
-        it is of this very trial.
+        it is of this very trial. `weights`: one of which such a trial takes the weights of the models alone, since its
+        optimizers have hyperparameters of their own; `warm_start` goes before it.
         """
         self._trial = trial
         self._context = context
@@ -78,6 +81,7 @@ class Loop:
         self._portable = portable
         self._searcher = searcher
         self._warm_start = warm_start
+        self._weights = weights
         self._progress = Progress()
         self._validations: dict[int, float] = {}
         self._improved = False
@@ -119,6 +123,8 @@ class Loop:
         """Whether the search wants more of this trial, which is trained as long as was asked."""
         if self._searcher is None:
             return False
+        if not self._is_saved():  # a report that stands, of a batch that is gone, would not be made again
+            self._save()
         if self._progress.stop_requested:
             self._searcher.end()
             return False
@@ -141,6 +147,8 @@ class Loop:
         generators = self._resume(folder, ranks) if folder else None
         if not folder and self._warm_start:
             self._load_models(self._warm_start)
+        elif not folder and self._weights:
+            self._load_weights(self._weights)
         self._continue_log()
         self._check_savable()
         self._callbacks.call("on_training_start")
@@ -221,6 +229,11 @@ class Loop:
         self._callbacks.call("on_checkpoint_load_start", state)
         restore_models(state, self._context, folder)
         self._callbacks.restore(state["callbacks"])
+
+    def _load_weights(self, folder: Path) -> None:
+        if self._distributed.is_chief:
+            print(f"hpc-det: begins with the weights in {folder}", flush=True)
+        restore_weights(stored_state(folder, self._context.models), self._context, folder)
 
     def _continue_log(self) -> None:
         if self._distributed.is_chief:

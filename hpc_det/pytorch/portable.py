@@ -82,7 +82,7 @@ class Portable:
 
 
 def keep_code(code: Path) -> Path:
-    """A read-only copy of `code` beside it, made at the first call for an experiment.
+    """A read-only copy of `code` beside it, made at the first call for an experiment. Trials may call it together.
 
     Trials work in `code`: they download data there and append to files. Call this before the trial is imported. All
     checkpoints share the files of the copy.
@@ -94,6 +94,9 @@ def keep_code(code: Path) -> Path:
             shutil.copytree(code, partial, dirs_exist_ok=True, copy_function=_keep, ignore=_not_submitted)
             _flush_tree(partial)
             _rename_unless_there(partial, kept)
+        except OSError:
+            if not kept.exists():  # else another trial was faster, and trains in `code`, which changes there
+                raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return kept
@@ -137,11 +140,8 @@ def _flush_tree(folder: Path) -> None:
 
 
 def _rename_unless_there(partial: Path, final: Path) -> None:
-    try:
+    if not final.exists():  # a rename would replace an empty one
         os.rename(partial, final)
-    except OSError:
-        if not final.exists():  # another trial of the experiment was first
-            raise
     flush_folder(final.parent)
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from hpc_det.checkpoint.mirror import Mirror
+from hpc_det.checkpoint.remote import Remote, options
 from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricsLog
@@ -53,6 +55,8 @@ class Run:
     """One batch of everything."""
     searcher: SearcherContext | None = None
     """None outside any job."""
+    mirror: Mirror | None = None
+    """On rank 0 of a job, where checkpoints are in an object store, too."""
 
     @classmethod
     @contextmanager
@@ -62,8 +66,9 @@ class Run:
         with gang(distributed), _stops(distributed, attempt.secret, process.signals, process.line) as stop:
             if distributed.is_chief:
                 keep_code(attempt.trial.experiment().code)
+            spec = json.loads(attempt.trial.trial.read_text(encoding="utf-8"))
             yield cls(
-                spec=json.loads(attempt.trial.trial.read_text(encoding="utf-8")),
+                spec=spec,
                 folder=attempt.trial,
                 attempt=attempt.number,
                 distributed=distributed,
@@ -72,6 +77,7 @@ class Run:
                 code=attempt.trial.experiment().code,
                 test=is_test(env),
                 searcher=SearcherContext(attempt.trial, attempt.worker, distributed),
+                mirror=_mirror(attempt.trial, spec["config"]) if distributed.is_chief else None,
             )
 
     @classmethod
@@ -115,11 +121,12 @@ class Run:
             context,
             schedule.for_test() if self.test else schedule,
             stop=self.stop,
-            checkpoints=CheckpointContext(self.folder.checkpoints, self.distributed),
+            checkpoints=CheckpointContext(self.folder.checkpoints, self.distributed, self.mirror),
             log=self.log,
             portable=Portable(self.spec, type(trial), self.code, is_trainer=is_trainer),
             searcher=self.searcher,
             warm_start=warm_start,
+            weights=Path(weights) if (weights := self.spec.get("warm_start")) else None,
         )
         steps = loop.run().steps
         outcome = {"attempt": self.attempt, "kind": loop.end, "steps": steps}
@@ -163,6 +170,13 @@ def _check_group(distributed: Distributed) -> None:
             f"the process group that was made before is for {dist.get_backend_config()} alone, and CPU tensors are "
             f"exchanged, too; leave init_process_group out, or give it the backend cpu:gloo,cuda:nccl"
         )
+
+
+def _mirror(trial: TrialFolder, config: dict[str, Any]) -> Mirror | None:
+    url = trial.experiment().checkpoints_url
+    if url is None:
+        return None
+    return Mirror(Remote(f"{url}/{trial.id}", options(config["checkpoint_storage"])), trial.checkpoints)
 
 
 @contextmanager

@@ -61,6 +61,7 @@ class Schedule:
         return replace(
             self,
             max_length=Batch(1),
+            search_unit=None,
             reporting_period=Batch(1),
             validation_period=None,
             checkpoint_period=None,

@@ -19,7 +19,7 @@ import torch
 from hpc_det.core.checkpoint import load
 from hpc_det.core.metrics import MetricWindow
 from hpc_det.core.rng import rng_state
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.data import Position
@@ -65,6 +65,18 @@ def restore_models(state: dict[str, Any], context: PyTorchTrialContext, where: P
                 _keep_types(owner, content.get("state", {}))
     if context.precision.scaler and "scaler_state_dict" in state:
         context.precision.scaler.load_state_dict(state["scaler_state_dict"])
+
+
+def restore_weights(state: dict[str, Any], context: PyTorchTrialContext, where: Path) -> None:
+    """Of the models alone. Raises UsageError where they are others than the trial's."""
+    stored, models = state["models_state_dict"], context.models
+    if len(stored) != len(models):
+        raise UsageError(f"{where / STATE_DICT}: holds {len(stored)} models, the trial wraps {len(models)}")
+    for model, content in zip(models, stored, strict=True):
+        try:
+            model.load_state_dict(content)
+        except RuntimeError as error:
+            raise UsageError(f"{where / STATE_DICT}: other weights than the trial's: {error}") from None
 
 
 def _owners(context: PyTorchTrialContext) -> dict[str, list[Any]]:

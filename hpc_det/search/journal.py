@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hpc_det.config.merge import Tree
+from hpc_det.search.custom import CustomSearch
 from hpc_det.search.method import Exit, SearchMethod, Work, search_method
+from hpc_det.search.optuna_study import OptunaStudy
 from hpc_det.search.sample import PointsSampler, Sample, Sampler, first_sample, sampler
-from hpc_det.search.state import SearchState
+from hpc_det.search.state import Entry, SearchState
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.shared_log import SharedLog
 
 
-def search_of(config: Tree, points: Sequence[Tree] | None) -> tuple[SearchMethod, Sampler]:
-    """Of an effective config with a seed, and of the points of a sweep."""
+def search_of(config: Tree, points: Sequence[Tree], code: Path) -> tuple[SearchMethod, Sampler]:
+    """Of an effective config with a seed, of the points of a sweep, and of the folder of the trial's code."""
     searcher, seed = config["searcher"], config["reproducibility"]["experiment_seed"] or 0
     if not points:
         found = sampler(searcher, config["hyperparameters"], seed)
-        return search_method(searcher, points=found.points), found
+        return search_method(searcher, points=found.points, code=code, seed=seed), found
     if any("searcher" in point for point in points):  # each trial knows its own length
         searcher = {**searcher, "max_length": None}
     listed = PointsSampler([point["hyperparameters"] for point in points], seed)
@@ -34,23 +37,69 @@ class SearchJournal:
 
     def __init__(self, experiment: ExperimentFolder) -> None:
         self._config: Tree = read_json(experiment.effective) or {}
-        self._points = read_json(experiment.points)
+        self._points = read_json(experiment.points) or []
+        self._folder = experiment.search
+        self._code = experiment.code_kept if experiment.code_kept.exists() else experiment.code
         self._log = SharedLog(experiment.search)
-        method, self._sampler = search_of(self._config, self._points)
+        method, self._sampler = search_of(self._config, self._points, self._code)
         self._state = SearchState(method)
+        self._study: OptunaStudy | None = None
+
+    def new(self) -> Iterator[Entry]:
+        """The entries since the last look, each taken into the state when it comes."""
+        for entry in self._log.new():
+            self._state.apply(entry)
+            yield entry
+
+    @property
+    def state_so_far(self) -> SearchState:
+        """As of the last look."""
+        return self._state
 
     def state(self) -> SearchState:
         """As of now."""
-        for entry in self._log.new():
-            self._state.apply(entry)
+        for _ in self.new():
+            pass
         return self._state
 
+    @property
+    def smaller_is_better(self) -> bool:
+        return bool(self._config["searcher"]["smaller_is_better"])
+
     def sample(self, trial: int) -> Sample:
-        """Where a sweep goes over seeds of the experiment, each trial is the first one of such an experiment."""
+        """What is a trial's own; no hyperparameters as long as others than the sampler still have to `choose` them.
+
+        Where a sweep goes over seeds of the experiment, each trial is the first one of such an experiment.
+        """
         sample, seed = self._sampler.sample(trial), self.config(trial)["reproducibility"]["experiment_seed"]
+        if self._chooser():
+            chosen = self._state.samples.get(trial, {"hparams": {}})
+            return replace(sample, hparams=chosen.get("hparams", sample.hparams), source=chosen.get("source"))
         if seed == self._config["reproducibility"]["experiment_seed"]:
             return sample
         return replace(sample, seed=first_sample({}, seed).seed)
+
+    def choose(self, trial: int) -> None:
+        """Have a class of the user's or Optuna say what is the trial's own, where the search is theirs.
+
+        They may answer otherwise tomorrow: the first answer written stands. Raises UsageError where there is none.
+        """
+        choose = self._chooser()
+        if choose and trial not in self.state().samples:
+            self._write("sampled", trial=trial, sample=choose(trial))
+
+    def _chooser(self) -> Callable[[int], Entry] | None:
+        if isinstance(self._state.method, CustomSearch):
+            return self._state.method.choose if self._state.method.chooses else None
+        is_optunas = self._config["searcher"]["name"] == "optuna" and not self._points
+        return self._ask_optuna if is_optunas else None
+
+    def _ask_optuna(self, trial: int) -> Entry:
+        if self._study is None:
+            searcher, space = self._config["searcher"], self._config["hyperparameters"]
+            seed = self._config["reproducibility"]["experiment_seed"] or 0
+            self._study = OptunaStudy(self._folder, searcher, space, seed, self._code)
+        return self._study.choose(trial, self._state)
 
     def config(self, trial: int) -> Tree:
         """The trial's effective config: the experiment's, with whole sections replaced by its point's."""
@@ -80,9 +129,9 @@ class SearchJournal:
         """The worker has ended, and everything that it had to write is written."""
         self._write("left", worker=worker)
 
-    def lose(self, worker: int) -> None:
-        """Nobody is there any more who works under this number."""
-        self._write("lost", worker=worker)
+    def lose(self, worker: int, job: str) -> None:
+        """This job is gone. Nothing changes where the worker is another one meanwhile."""
+        self._write("lost", worker=worker, job=job)
 
     def cancel(self, source: str) -> None:
         """Nobody gets work any more. `source`: who wants that."""
@@ -94,8 +143,5 @@ class SearchJournal:
 
     def _write(self, event: str, **details: Any) -> None:
         """Facts stand by themselves, so nothing has to be decided again where others wrote first."""
-        entry = {"event": event, **details, "time": time.time()}
-        self.state()
-        while not self._log.append(entry):
-            self.state()
-        self._state.apply(entry)
+        for entry in self._log.append({"event": event, **details, "time": time.time()}):
+            self._state.apply(entry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -67,14 +68,19 @@ class SearchMethod(Protocol):
         """How many trials it will create in all, replacements of invalid ones left out."""
 
 
-def search_method(searcher: Mapping[str, Any], points: int | None = None) -> SearchMethod:
-    """The method that `searcher` of an effective configuration names; `points`: the sampler's."""
-    from hpc_det.search import adaptive, asha, fixed  # they are made of the words above
+def search_method(
+    searcher: Mapping[str, Any], points: int | None = None, *, code: Path | None = None, seed: int = 0
+) -> SearchMethod:
+    """The method that `searcher` of an effective configuration names.
+
+    `points`: the sampler's. A class of the user's lies in the folder `code`, and gets the experiment's `seed`.
+    """
+    from hpc_det.search import adaptive, asha, custom, fixed  # they are made of the words above
 
     match searcher["name"]:
         case "single":
             return fixed.FixedSearch(1, _max_length(searcher))
-        case "random":
+        case "random" | "optuna":
             return fixed.FixedSearch(searcher["max_trials"], _max_length(searcher), replaces_invalid=True)
         case "grid" | "points":
             assert points is not None, searcher
@@ -87,6 +93,14 @@ def search_method(searcher: Mapping[str, Any], points: int | None = None) -> Sea
             )
         case "adaptive_asha":
             return adaptive.adaptive_asha(searcher, _required_length(searcher), **_halving(searcher))
+        case "custom":
+            assert code is not None, searcher
+            names = ("max_trials", "smaller_is_better", "settings")
+            max_trials, smaller_is_better, settings = (searcher[name] for name in names)
+            arguments = {"max_trials": max_trials, "smaller_is_better": smaller_is_better, "seed": seed}
+            return custom.CustomSearch(
+                searcher["class"], code, {**arguments, "max_length": _max_length(searcher), **settings}
+            )
         case name:
             raise ValueError(f"no searcher is called {name!r}")
 

@@ -24,6 +24,8 @@ class Sample:
     hparams: dict[str, Any]
     seed: int
     """0 .. 2**31 - 1"""
+    source: int | None = None
+    """The trial of the same search whose latest weights it begins with."""
 
 
 class Sampler(Protocol):
@@ -140,15 +142,15 @@ def sample(hyperparameters: Space, draws: random.Random | None = None) -> dict[s
 
 def _drawn(space: Space, draws: _Draws) -> dict[str, Any]:
     return {
-        name: _drawn(space[name], draws) if _is_nested(space[name]) else _value(space[name], draws)
+        name: _drawn(space[name], draws) if is_nested(space[name]) else _value(space[name], draws)
         for name in sorted(space)
     }
 
 
 def _value(spec: Any, draws: _Draws) -> Any:
-    match _kind(spec):
+    match kind_of(spec):
         case "const":
-            return _constant(spec)
+            return constant(spec)
         case "categorical":
             return spec["vals"][draws.randrange(0, len(spec["vals"]))]
         case "int":
@@ -156,7 +158,7 @@ def _value(spec: Any, draws: _Draws) -> Any:
         case "double":
             return draws.uniform(spec["minval"], spec["maxval"])
         case _:
-            return _base(spec) ** draws.uniform(spec["minval"], spec["maxval"])
+            return base_of(spec) ** draws.uniform(spec["minval"], spec["maxval"])
 
 
 # --- points of a grid
@@ -164,20 +166,20 @@ def _value(spec: Any, draws: _Draws) -> Any:
 
 def _leaves(space: Space) -> Iterator[Any]:
     for name in sorted(space):
-        yield from _leaves(space[name]) if _is_nested(space[name]) else [space[name]]
+        yield from _leaves(space[name]) if is_nested(space[name]) else [space[name]]
 
 
 def _at(space: Space, places: Iterator[int]) -> dict[str, Any]:
     """The values at the next place of each axis, in the order of `_leaves`."""
     return {
-        name: _at(space[name], places) if _is_nested(space[name]) else _point(space[name], next(places))
+        name: _at(space[name], places) if is_nested(space[name]) else _point(space[name], next(places))
         for name in sorted(space)
     }
 
 
 def _count(spec: Any) -> int:
     """How many points an axis has."""
-    match _kind(spec):
+    match kind_of(spec):
         case "const":
             return 1
         case "categorical":
@@ -190,9 +192,9 @@ def _count(spec: Any) -> int:
 
 def _point(spec: Any, place: int) -> Any:
     """The points of a range are even from end to end; a single one is the middle."""
-    kind = _kind(spec)
+    kind = kind_of(spec)
     if kind == "const":
-        return _constant(spec)
+        return constant(spec)
     if kind == "categorical":
         return spec["vals"][place]
     count, low, width = _count(spec), spec["minval"], spec["maxval"] - spec["minval"]
@@ -200,7 +202,7 @@ def _point(spec: Any, place: int) -> Any:
     if kind == "int":
         return _rounded(low + Fraction(step * width, steps))
     point = low + step * width / steps
-    return float(point) if kind == "double" else _base(spec) ** point
+    return float(point) if kind == "double" else base_of(spec) ** point
 
 
 def _rounded(value: Fraction) -> int:
@@ -212,20 +214,20 @@ def _rounded(value: Fraction) -> int:
 # --- what a hyperparameter is
 
 
-def _is_nested(spec: Any) -> bool:
+def is_nested(spec: Any) -> bool:
     return isinstance(spec, Mapping) and spec.get("type") is None
 
 
-def _kind(spec: Any) -> str:
+def kind_of(spec: Any) -> str:
     kind = spec["type"] if isinstance(spec, Mapping) else "const"
     if kind not in ("const", "int", "double", "log", "categorical"):
         raise ValueError(f"hyperparameter type {kind!r}: expected const, int, double, log or categorical")
     return str(kind)
 
 
-def _constant(spec: Any) -> Any:
+def constant(spec: Any) -> Any:
     return spec["val"] if isinstance(spec, Mapping) else spec
 
 
-def _base(spec: Mapping[str, Any]) -> float:
+def base_of(spec: Mapping[str, Any]) -> float:
     return float(spec.get("base") or 10)

@@ -7,7 +7,7 @@ to stay alive, and a decision cannot be lost or taken twice.
 {"event": "asked", "worker": 3, "job": "4711_3"}                 a worker has begun, and wants work
 {"event": "reported", "worker": 3, "trial": 7, "until": 100, "value": 0.31}   its work is done; it wants more
 {"event": "ended", "worker": 3, "trial": 7, "how": "failed"}     its trial will never go on; it wants other work
-{"event": "lost", "worker": 5}                                   whoever it was is gone, its work is to be done again
+{"event": "lost", "worker": 5, "job": "4711_5"}                  this job is gone, its work is to be done again
 {"event": "sampled", "trial": 8, "sample": {...}}                a trial's hyperparameters, where others choose them
 {"event": "left", "worker": 3}                                   a worker has ended, and wrote all that it had to
 {"event": "cancelled", "source": "ada"}                          no work any more
@@ -20,10 +20,13 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpc_det.search.custom import CustomSearch
 from hpc_det.search.fixed import FixedSearch
 from hpc_det.search.method import Exit, SearchMethod, Work
 
 Entry = dict[str, Any]
+FEWEST_INVALID = 10
+"""Trials with invalid hyperparameters before a search gives up, however few trials it has."""
 
 
 @dataclass
@@ -49,6 +52,8 @@ class SearchState:
     """Hyperparameters that others than the sampler of this package chose."""
     present: dict[int, str] = field(default_factory=dict)
     """Workers that have begun and not left, and their jobs."""
+    last_trial: dict[int, int] = field(default_factory=dict)
+    """Of each worker: what it worked on before. Its gang may still be saving."""
     cancelled: str | None = None
     """By whom."""
 
@@ -60,6 +65,8 @@ class SearchState:
         """Workers whose jobs wait in the queue."""
         self._relied_on = 0
         """How many of them will take the place of one that has left."""
+        self._invalid = 0
+        """How many trials had invalid hyperparameters."""
 
     def apply(self, entry: Entry) -> None:
         """Take in the next entry of the journal."""
@@ -70,14 +77,15 @@ class SearchState:
                 self._relied_on = 0
             case {"event": "asked", "worker": worker, "job": job}:
                 self._no_longer_expect(worker)
-                self.present[worker] = job
+                if not self.finished:  # who begins later leaves at once, and writes nothing
+                    self.present[worker] = job
                 if worker not in self.open:
-                    self._give(worker, self.method.next_work())
+                    self._give(worker, self._next_work())
             case {"event": "reported", "value": value} if self._is_due(entry):
                 self._report(entry["worker"], math.nan if value is None else value)
             case {"event": "ended", "how": how} if self._is_due(entry):
                 self._end(entry["worker"], Exit(how))
-            case {"event": "lost", "worker": worker}:
+            case {"event": "lost", "worker": worker, "job": job} if self.present.get(worker, job) == job:
                 self._no_longer_expect(worker)
                 self.present.pop(worker, None)
                 if work := self.open.pop(worker, None):
@@ -89,7 +97,6 @@ class SearchState:
                 self.present.pop(worker, None)
             case {"event": "cancelled", "source": source}:
                 self.cancelled = source if self.cancelled is None and not self.finished else self.cancelled
-
             case {"event": "continued", "trials": trials}:
                 self.cancelled = None
                 for trial in trials:
@@ -98,7 +105,21 @@ class SearchState:
     @property
     def finished(self) -> bool:
         """Nothing is left to do. Workers that are `present` may still write."""
-        return self.cancelled is not None or (not self.open and self.method.finished)
+        if self.cancelled is not None:
+            return True
+        return not self.open and (self.method.finished or (self.given_up is not None and self._next_work() is None))
+
+    @property
+    def given_up(self) -> str | None:
+        """Why no trials are created any more although the method wants some; those that are under way go on."""
+        if isinstance(self.method, CustomSearch) and self.method.problem:
+            return self.method.problem
+        if self._invalid < max(FEWEST_INVALID, self.method.trials_expected):
+            return None
+        return (
+            f"{self._invalid} of {len(self.trials)} trials said that their hyperparameters are invalid (InvalidHP), so "
+            f"no others take their place; narrow the ranges in hyperparameters to what can work"
+        )
 
     def _is_due(self, entry: Entry) -> bool:
         """Whether the worker has this work still: it may have been believed lost, and others do it now."""
@@ -112,27 +133,38 @@ class SearchState:
 
     def _report(self, worker: int, value: float) -> None:
         work = self.open.pop(worker)
-        trial = self.trials[work.trial]
-        trial.worker, trial.length, trial.value = None, work.until, value
+        trial = self._done(worker, work)
+        trial.length, trial.value = work.until, value
         self.method.report(work.trial, value)
         self._give_after(worker, work.trial)
 
     def _end(self, worker: int, how: Exit) -> None:
         work = self.open.pop(worker)
-        trial = self.trials[work.trial]
-        trial.worker, trial.ended = None, how
+        self._done(worker, work).ended = how
+        self._invalid += how is Exit.INVALID_HP
         self.method.end(work.trial, how)
         self._give_after(worker, work.trial)
+
+    def _done(self, worker: int, work: Work) -> TrialState:
+        self.last_trial[worker] = work.trial
+        trial = self.trials[work.trial]
+        trial.worker = None
+        return trial
 
     def _give_after(self, worker: int, trial: int) -> None:
         """Its own trial goes on with the same worker. Other work is for one that waits in the queue, while there is one
         for each that leaves.
         """
-        work = self.method.next_work()
+        work = self._next_work()
         if work and work.trial != trial and self._relied_on < len(self._expected):
             self._relied_on += 1
         else:
             self._give(worker, work)
+
+    def _next_work(self) -> Work | None:
+        work = self.method.next_work()
+        is_new = work is not None and work.trial not in self.trials
+        return None if is_new and self.given_up else work
 
     def _no_longer_expect(self, worker: int) -> None:
         if worker in self._expected:

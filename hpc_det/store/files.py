@@ -24,6 +24,13 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def make_private(folder: Path) -> None:
+    """`folder` and what is missing above it, each for its owner alone, whatever the umask."""
+    for path in reversed([folder, *folder.parents]):
+        if not path.exists():
+            path.mkdir(mode=0o700, exist_ok=True)
+
+
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Replace `path` by a file of mode 0600 with `content`: a reader sees the old one or the new, never a part."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")

@@ -5,7 +5,9 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
                origin.json       the origin of each key         "
                cluster.json      the cluster's profile          "
                points.json       hyperparameters, one by one    " (a sweep's)
+               warm_start.json   whose weights all trials take  " (with a searcher.source_...)
                plan.json         what its jobs are              "
+               storage.json      where its checkpoints lie      " (if elsewhere)
                code/             what the jobs import           "
                submitit/         submitit's own files           "
                jobs/1.sh, 1.json a script, and the job's id     "
@@ -19,10 +21,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_det.errors import UsageError
+from hpc_det.store.files import make_private, read_json
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class TrialFolder:
 
     @property
     def checkpoints(self) -> Path:
+        """A folder, or a link to one elsewhere."""
         return self.path / "checkpoints"
 
     @property
@@ -66,6 +71,18 @@ class TrialFolder:
     @property
     def id(self) -> int:
         return int(self.path.name)
+
+    def create(self) -> None:
+        """For its owner alone, whatever the umask. Any number of processes may do it."""
+        for folder in (self.path.parent, self.path, self.logs):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        elsewhere = self.experiment().checkpoints_elsewhere
+        if elsewhere is None:
+            self.checkpoints.mkdir(mode=0o700, exist_ok=True)
+            return
+        make_private(elsewhere / self.path.name)  # a scratch folder may have been cleaned up
+        with suppress(FileExistsError):
+            self.checkpoints.symlink_to(elsewhere / self.path.name)
 
     def experiment(self) -> ExperimentFolder:
         return ExperimentFolder(self.path.parent.parent)
@@ -126,8 +143,30 @@ class ExperimentFolder:
         return self.path / "points.json"
 
     @property
+    def warm_start(self) -> Path:
+        """The checkpoint whose weights all trials begin with, if any."""
+        return self.path / "warm_start.json"
+
+    @property
     def plan(self) -> Path:
         return self.path / "plan.json"
+
+    @property
+    def storage(self) -> Path:
+        """{"folder"} or {"url"}: where the checkpoints of all trials lie, if not in the trials' folders."""
+        return self.path / "storage.json"
+
+    @property
+    def checkpoints_elsewhere(self) -> Path | None:
+        """The folder for those of all trials, a folder each, where it is not the trials' own."""
+        folder = (read_json(self.storage) or {}).get("folder")
+        return Path(folder) if folder else None
+
+    @property
+    def checkpoints_url(self) -> str | None:
+        """In an object store, where those of all trials are copied to."""
+        url: str | None = (read_json(self.storage) or {}).get("url")
+        return url
 
     @property
     def code(self) -> Path:
@@ -171,6 +210,9 @@ class ExperimentFolder:
         return [self.trial(number) for number in numbers]
 
     def remove(self) -> None:
+        """With the folder for checkpoints that lie elsewhere; what is in an object store stays there."""
+        if elsewhere := self.checkpoints_elsewhere:
+            shutil.rmtree(elsewhere, ignore_errors=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
 

@@ -1,6 +1,7 @@
 """The journal of a trial: append-only lines, written by its job, one for the start and one for the end of each attempt.
 
-{"event": "started", "attempt": 1, "time": ..., "job_id": "7", "host": "node1"}
+{"event": "started", "attempt": 1, "time": ..., "job_id": "7", "worker": 0,
+ "host": "node1"}
 {"event": "ended", "attempt": 1, "time": ..., "cause": "preempted", "steps": 120, "action": "requeue", "why": ...}
 """
 
@@ -23,8 +24,8 @@ class Journal:
     def events(self) -> list[dict[str, Any]]:
         return read_lines(self.path)
 
-    def started(self, attempt: int, job_id: str) -> None:
-        self._append("started", attempt, job_id=job_id, host=socket.gethostname())
+    def started(self, attempt: int, job_id: str, worker: int = 0) -> None:
+        self._append("started", attempt, job_id=job_id, worker=worker, host=socket.gethostname())
 
     def ended(self, attempt: int, end: AttemptEnd, decision: Decision, failure: str | None) -> None:
         self._append(
@@ -49,11 +50,11 @@ class Journal:
         """0 before the first one."""
         return max((event["attempt"] for event in self.events()), default=0)
 
-    def open_job(self) -> str | None:
-        """The job of the attempt that has started and not ended."""
+    def open_job(self) -> tuple[int, str] | None:
+        """Worker and job of the attempt that has started and not ended."""
         number = self.open_attempt()
         started = (event for event in self.events() if event["event"] == "started" and event["attempt"] == number)
-        return next((str(event["job_id"]) for event in started), None)
+        return next(((event["worker"], event["job_id"]) for event in started), None)
 
     def open_attempt(self) -> int | None:
         """The attempt that has started and not ended."""

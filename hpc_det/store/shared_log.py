@@ -12,7 +12,6 @@ import json
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,33 +34,36 @@ class SharedLog:
                 self._advance(line)
                 yield json.loads(line)
 
-    def append(self, entry: dict[str, Any]) -> bool:
-        """Whether `entry` is the next entry now. If not, somebody was faster: take in what is `new`, then try again."""
+    def append(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
+        """Write `entry`. It is the last of the answer, after those that others wrote since the last call."""
         line = json.dumps(entry, allow_nan=False)
         partial = self._folder / f".{uuid.uuid4().hex}"
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        before: list[dict[str, Any]] = []
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(line + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            if not _named(partial, self._entry()) or self._came_too_late(line):
-                return False
+            _write(partial, line)
+            while True:
+                before += self.new()
+                if _named(partial, self._entry()) and not self._came_too_late(line):
+                    break
         finally:
             partial.unlink(missing_ok=True)
         flush_folder(self._folder)
         self._advance(line)
         if not self._chunk:
             self._delete_small_ones()
-        return True
+        return [*before, json.loads(line)]
 
     def _read(self) -> list[str] | None:
-        """The next lines; None at the end of the log."""
-        for path, skip in ((self._sealed(), len(self._chunk)), (self._entry(), 0), (self._sealed(), len(self._chunk))):
-            # The sealed file is asked for again, since it may have taken the place of the entry in between.
-            with suppress(FileNotFoundError):
-                return path.read_text(encoding="utf-8").splitlines()[skip:]
-        return None
+        """The next lines; None at the end of the log.
+
+        A chunk's file is asked for after the entry's: where it is there, the entry may be one that came too late.
+        """
+        entry = _lines(self._entry())
+        sealed = _lines(self._sealed())
+        lines = entry if sealed is None else sealed[len(self._chunk) :]
+        if lines == []:  # no process of ours leaves such a file
+            raise ValueError(f"{self._entry()}: nothing is in it")
+        return lines
 
     def _advance(self, line: str) -> None:
         self._chunk.append(line)
@@ -73,12 +75,11 @@ class SharedLog:
 
     def _came_too_late(self, line: str) -> bool:
         """Whether the name was free only because the chunk had been full, and its small files deleted."""
-        try:
-            sealed = self._sealed().read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
+        sealed = _lines(self._sealed())
+        if sealed is None or sealed[len(self._chunk)] == line:
             return False
         self._entry().unlink(missing_ok=True)
-        return sealed[len(self._chunk)] != line
+        return True
 
     def _entry(self, number: int | None = None) -> Path:
         return self._folder / f"{self._position if number is None else number:09}.json"
@@ -91,6 +92,21 @@ class SharedLog:
     def _delete_small_ones(self) -> None:
         for number in range(self._position - CHUNK, self._position):
             self._entry(number).unlink(missing_ok=True)
+
+
+def _write(path: Path, line: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _lines(path: Path) -> list[str] | None:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return None
 
 
 def _named(partial: Path, entry: Path) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpc_det.config.merge import leaves
 from hpc_det.errors import UsageError
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
@@ -14,6 +15,7 @@ from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.submit.jobs import prepare_jobs, queue_jobs, write_jobs
+from hpc_det.submit.storage import check_storage
 from hpc_det.submit.submission import write_config
 
 if TYPE_CHECKING:
@@ -33,7 +35,13 @@ def stored(experiment: ExperimentFolder, overrides: Sequence[str], cluster: dict
 
     config, profile = read_json(experiment.effective) or {}, cluster or read_json(experiment.cluster) or {}
     found = effective(from_stored(config, profile, _code(experiment), overrides))
-    return replace(found, points=read_json(experiment.points))
+    origins, former = dict(read_json(experiment.origin) or {}), dict(leaves(config))
+    now = {
+        path: origins.get(path, "config") if former.get(path) == value else "config"
+        for path, value in leaves(found.tree)
+    }
+    # What has no effect was said when the experiment was created.
+    return replace(found, points=read_json(experiment.points) or [], origins=now, notes=[])
 
 
 def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
@@ -44,6 +52,7 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
     """
     found = stored(experiment, overrides)
     _check_unchanged(experiment, found)
+    check_storage(found)
     before = read_json(experiment.effective)
     write_json(experiment.effective, found.tree)
     try:
@@ -89,7 +98,7 @@ class _Left:
 def _reopen(experiment: ExperimentFolder, left: _Left) -> None:
     state = left.search.state()
     for worker in {*state.open, *state.present}:
-        left.search.lose(worker)
+        left.search.lose(worker, state.present.get(worker, ""))
     left.search.continue_(left.again)
     for trial in experiment.trials():
         if not state.method.is_closed(trial.id):
@@ -106,6 +115,7 @@ def _reopen_trial(trial: TrialFolder, search: SearchJournal) -> None:
 def _check_unchanged(experiment: ExperimentFolder, found: Effective) -> None:
     before = read_json(experiment.effective) or {}
     changed = [key for key in FIXED if found.tree[key] != before[key]]
+    changed += _changed_storage(found.tree["checkpoint_storage"], before["checkpoint_storage"])
     changed += _changed_searcher(found.tree["searcher"], before["searcher"])
     if changed:
         raise UsageError(
@@ -115,6 +125,12 @@ def _check_unchanged(experiment: ExperimentFolder, found: Effective) -> None:
                 for key in changed
             ]
         )
+
+
+def _changed_storage(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """Keys of a store and the address of its server may change, and how many checkpoints are kept."""
+    places = ("type", "host_path", "storage_path", "container_path", "bucket", "prefix", "container")
+    return [f"checkpoint_storage.{key}" for key in places if now.get(key) != before.get(key)]
 
 
 def _changed_searcher(now: dict[str, Any], before: dict[str, Any]) -> list[str]:

@@ -75,9 +75,10 @@ class Slurm:
         return str(found[0])
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
-        command = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(job_ids)}", "--format=%i|%T|%r"]
+        # --array: an element a line; together they would be shown as `A_[4-9%2]`, cut off after 64 characters
+        flags = ["--noheader", "--array", "--states=all", f"--jobs={','.join(job_ids)}", "--format=%i|%T|%r"]
         try:
-            known = _with_arrays(parse_squeue(run(command)))
+            known = _with_arrays(parse_squeue(run(["squeue", *flags])))
         except CommandError as error:
             if "Invalid job id" not in str(error):
                 return dict.fromkeys(job_ids, JobStatus(JobState.UNKNOWN, str(error)))
@@ -184,7 +185,7 @@ def parse_squeue(output: str) -> dict[str, JobStatus]:
 
 
 def _with_arrays(elements: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
-    """The elements `A_3`, `A_[4-9%2]` and, under the id `A`, all of them together."""
+    """The elements `A_3` and, under the id `A`, all of them together."""
     arrays: dict[str, list[JobStatus]] = {}
     for job_id, status in elements.items():
         arrays.setdefault(job_id.partition("_")[0], []).append(status)

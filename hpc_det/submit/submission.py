@@ -5,20 +5,25 @@ A dry run is the same code without the last calls.
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
+from hpc_det.config.plain_yaml import dump_yaml
 from hpc_det.config.secrets import masked
+from hpc_det.errors import UsageError
+from hpc_det.search.custom import CustomSearch
 from hpc_det.search.journal import SearchJournal, search_of
 from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
 from hpc_det.submit.jobs import Jobs, cancelled_on_failure, prepare_jobs, queue_jobs, write_jobs
 from hpc_det.submit.snapshot import copy_snapshot, snapshot_files
+from hpc_det.submit.source import source_checkpoint
+from hpc_det.submit.storage import check_storage, make_storage
 
 if TYPE_CHECKING:
     from hpc_det.config.effective import Effective
@@ -31,12 +36,17 @@ class Submission:
     jobs: Jobs
     files: list[Path]
     """The snapshot, relative to the context directory."""
+    source: Path | None
+    """The checkpoint whose weights all trials begin with."""
 
 
 def prepare(effective: Effective, folder: ExperimentFolder, *, is_live: bool = False) -> Submission:
     """Touches neither scheduler nor disk. Raises UsageError with all that is wrong. `is_live`: there is no snapshot."""
+    check_search(effective)
+    check_storage(effective)
     jobs = prepare_jobs(effective, folder, trials_expected(effective))
-    return Submission(jobs, [] if is_live else snapshot_files(effective.context_dir))
+    source = source_checkpoint(effective.tree["searcher"], ExperimentStore(folder.path.parent.parent))
+    return Submission(jobs, [] if is_live else snapshot_files(effective.context_dir), source)
 
 
 def submit(
@@ -64,13 +74,31 @@ def submit(
 
 def trials_expected(effective: Effective) -> int:
     """How many trials there will be, replacements of invalid ones left out."""
-    method, _ = search_of(effective.tree, effective.points)
+    method, _ = search_of(effective.tree, effective.points or [], effective.context_dir)
     return method.trials_expected
+
+
+def check_search(effective: Effective) -> None:
+    """Raises UsageError for what would fail only when a worker begins."""
+    method, _ = search_of(effective.tree, effective.points or [], effective.context_dir)
+    expected = method.trials_expected
+    if isinstance(method, CustomSearch):
+        if method.problem:
+            raise UsageError(method.problem)
+        if expected < 1:
+            name = effective.tree["searcher"]["class"]
+            raise UsageError(f"searcher.class: {name}: trials_expected is {expected}; say how many trials it creates")
+    is_installed = importlib.util.find_spec("optuna") is not None  # without loading it: it takes a second
+    if effective.tree["searcher"]["name"] == "optuna" and not effective.points and not is_installed:
+        raise UsageError(
+            f"searcher.name: optuna is not installed for {sys.executable}; run {sys.executable} -m pip install "
+            f"'hpc_det[optuna]'"
+        )
 
 
 def write_config(folder: ExperimentFolder, effective: Effective) -> None:
     """For people: secrets are masked."""
-    write_atomic(folder.config, yaml.safe_dump(masked(effective.tree), sort_keys=False, allow_unicode=True))
+    write_atomic(folder.config, dump_yaml(masked(effective.tree)))
 
 
 def _write(effective: Effective, folder: ExperimentFolder, *, is_live: bool) -> Submission:
@@ -86,7 +114,10 @@ def _write(effective: Effective, folder: ExperimentFolder, *, is_live: bool) -> 
     write_json(folder.effective, _with_seed(effective))
     if effective.points:
         write_json(folder.points, effective.points)
+    if submission.source:
+        write_json(folder.warm_start, {"checkpoint": str(submission.source)})
     write_jobs(submission.jobs, folder)
+    make_storage(effective, folder)
     return submission
 
 

@@ -7,11 +7,13 @@ import sys
 from tests.bench import (
     command_line,
     gang_overhead,
+    gpu,
     loop_memory,
     loop_overhead,
     notice_to_checkpoint,
     sampler_start,
     search,
+    sweep,
 )
 
 BENCHMARKS = {
@@ -22,6 +24,8 @@ BENCHMARKS = {
     "memory": loop_memory.main,
     "sampler": sampler_start.main,
     "search": search.main,
+    "sweep": sweep.main,
+    "gpu": gpu.main,
 }
 
 if __name__ == "__main__":

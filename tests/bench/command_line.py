@@ -12,10 +12,13 @@ from pathlib import Path
 
 ROUNDS = 15
 HPC_DET = str(Path(sys.executable).with_name("hpc-det"))
+EXPERIMENT = ["conf/experiment/digits.yaml", "docs/examples/digits"]
 COMMANDS = {
     "python -c pass": [sys.executable, "-c", "pass"],
     "hpc-det --help": [HPC_DET, "--help"],
     "hpc-det experiment list": [HPC_DET, "experiment", "list"],
+    "hpc-det experiment create --dry-run": [HPC_DET, "experiment", "create", *EXPERIMENT, "--dry-run"],
+    "hpc-det run --dry-run": [HPC_DET, "run", "experiment=digits", "--dry-run"],
     "python -c 'import torch'": [sys.executable, "-c", "import torch"],
 }
 

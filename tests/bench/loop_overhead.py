@@ -60,7 +60,7 @@ def cost_of(loop: Loop, bare: BareLoop, periods: int, folder: Path, turn: int = 
     taken = Turns(bare, periods, turn)
     with _silence():
         weights = loop(taken, folder)
-    assert torch.equal(weights, bare.weights), "the loops do not train the same"
+    assert torch.equal(weights.cpu(), bare.weights.cpu()), "the loops do not train the same"
     return taken.cost
 
 

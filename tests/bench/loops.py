@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -21,7 +21,17 @@ from hpc_det.core.distributed import Distributed
 from hpc_det.core.preempt import StopAgreement, give_notice
 from hpc_det.pytorch import DataLoader, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
 from hpc_det.store.folders import TrialFolder
-from tests.bench.turns import RATE, RECORDS, BareLoop, Batch, Turns, new_model, ready_made_batches
+from tests.bench.turns import (
+    RATE,
+    RECORDS,
+    BareLoop,
+    Batch,
+    Turns,
+    device,
+    new_model,
+    ready_made_batches,
+    weights_of,
+)
 from tests.pytorch.trials import CONFIG, Life
 
 Loop = Callable[..., torch.Tensor]
@@ -39,10 +49,12 @@ class Watching(PyTorchCallback):
 
 
 class Linear(PyTorchTrial):
+    new_model = staticmethod(new_model)
+
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
         context.experimental.disable_dataset_reproducibility_checks()
-        self.model = context.wrap_model(new_model())
+        self.model = context.wrap_model(self.new_model())
         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=RATE))
 
     def build_validation_data_loader(self) -> list[Batch]:
@@ -70,14 +82,16 @@ def train_trial(
     distributed: Distributed | None = None,
     *,
     tensorboard: bool = True,
+    trial_class: type[PyTorchTrial] = Linear,
 ) -> torch.Tensor:
     """A whole trial that trains so many batches of `loader` and reports every 100; the weights of its checkpoint."""
     distributed = distributed or Distributed()
-    life = _life(folder, _trial_of(loader), batches)
+    life = new_life(folder, with_data(trial_class, loader), batches)
     life.tensorboard = tensorboard
     with _stops(distributed, folder.name) as stop:
         life.attempt(stop, distributed)
-    return cast(torch.Tensor, life.newest["state_dict.pth"]["models_state_dict"][0]["weight"])
+    weights: dict[str, torch.Tensor] = life.newest["state_dict.pth"]["models_state_dict"][0]
+    return next(iter(weights.values()))
 
 
 @contextmanager
@@ -91,15 +105,15 @@ def _stops(distributed: Distributed, prefix: str) -> Iterator[StopAgreement]:
     stop.close()
 
 
-def _trial_of(loader: DataLoader | Iterable[Batch]) -> type[PyTorchTrial]:
-    class LinearOf(Linear):
+def with_data(trial_class: type[PyTorchTrial], loader: DataLoader | Iterable[Batch]) -> type[PyTorchTrial]:
+    class WithData(trial_class):  # type: ignore[misc, valid-type]
         def build_training_data_loader(self) -> DataLoader | Iterable[Batch]:
             return loader
 
-    return LinearOf
+    return WithData
 
 
-def _life(path: Path, trial_class: type[PyTorchTrial], batches: int) -> Life:
+def new_life(path: Path, trial_class: type[PyTorchTrial], batches: int) -> Life:
     folder = TrialFolder(path)
     folder.checkpoints.mkdir(parents=True, exist_ok=True)  # all ranks of a gang do
     config = {
@@ -129,13 +143,21 @@ def ours_with_our_loader(turns: Turns, folder: Path) -> torch.Tensor:
 
 
 def dataset() -> TensorDataset:
-    return TensorDataset(*map(torch.cat, zip(*ready_made_batches(), strict=True)))
+    """On the CPU."""
+    return TensorDataset(*(torch.cat(parts).cpu() for parts in zip(*ready_made_batches(), strict=True)))
 
 
 def batches_of_torchs_loader() -> Iterator[Batch]:
-    loader = torch.utils.data.DataLoader(dataset(), RECORDS)
+    """On the device."""
+    on_gpu = device().type == "cuda"
+    loader = torch.utils.data.DataLoader(dataset(), RECORDS, pin_memory=on_gpu)
     while True:
-        yield from loader
+        yield from map(_copied, loader) if on_gpu else loader
+
+
+def _copied(batch: Batch) -> Batch:
+    inputs, targets = batch
+    return inputs.to(device(), non_blocking=True), targets.to(device(), non_blocking=True)
 
 
 # --- the bare loop
@@ -163,13 +185,13 @@ def fabric(turns: Turns, folder: Path, distributed: Distributed | None = None) -
         fabric.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
-    return own.weight
+    return weights_of(own)
 
 
 def accelerate(turns: Turns, folder: Path, distributed: Distributed | None = None) -> torch.Tensor:
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=device().type == "cpu")
     own = new_model()
     model, optimizer = accelerator.prepare(own, torch.optim.SGD(own.parameters(), lr=RATE))
     for inputs, targets in turns.of(ready_made_batches()):
@@ -177,14 +199,14 @@ def accelerate(turns: Turns, folder: Path, distributed: Distributed | None = Non
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
-    return own.weight
+    return weights_of(own)
 
 
 def accelerate_accumulating(turns: Turns, folder: Path, distributed: Distributed | None = None) -> torch.Tensor:
     """With its `accumulate`, which a loop needs for what aggregation_frequency does in ours."""
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=device().type == "cpu")
     own = new_model()
     model, optimizer = accelerator.prepare(own, torch.optim.SGD(own.parameters(), lr=RATE))
     for inputs, targets in turns.of(ready_made_batches()):
@@ -193,7 +215,7 @@ def accelerate_accumulating(turns: Turns, folder: Path, distributed: Distributed
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-    return own.weight
+    return weights_of(own)
 
 
 def lightning_barebones(turns: Turns, folder: Path, distributed: Distributed | None = None) -> torch.Tensor:
@@ -233,13 +255,13 @@ def _lightning(
     module = Module()
     trainer = Trainer(**_place(distributed), max_epochs=1, default_root_dir=folder, **options)
     trainer.fit(module, turns.of(ready_made_batches()))
-    return module.model.weight
+    return weights_of(module.model)
 
 
 def _place(distributed: Distributed | None) -> dict[str, Any]:
     """For Lightning and Fabric; as under torchrun, or they would start ranks of their own."""
     if distributed is None:
-        return {"accelerator": "cpu", "devices": 1}
+        return {"accelerator": "gpu" if device().type == "cuda" else "cpu", "devices": 1}
     from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
     environment = TorchElasticEnvironment()

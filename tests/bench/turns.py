@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from hpc_det.core.distributed import Distributed
+
 Batch = tuple[torch.Tensor, torch.Tensor]
 Turn = list[float]
 """Microseconds of each batch."""
@@ -24,29 +26,45 @@ FEATURES, CLASSES, RECORDS = 32, 10, 32
 RATE = 0.05
 
 
-def new_model() -> nn.Linear:
+def device() -> torch.device:
+    """The GPU where there is one, as for a trial."""
+    return Distributed().device
+
+
+def new_model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Linear(FEATURES, CLASSES)
+    return nn.Linear(FEATURES, CLASSES).to(device())
 
 
-def ready_made_batches(count: int = 64) -> list[Batch]:
+def ready_made_batches(count: int = 64, records: int = RECORDS, features: int = FEATURES) -> list[Batch]:
+    """On the device already."""
     generator = torch.Generator().manual_seed(1)
     return [
         (
-            torch.randn(RECORDS, FEATURES, generator=generator),
-            torch.randint(CLASSES, (RECORDS,), generator=generator),
+            torch.randn(records, features, generator=generator).to(device()),
+            torch.randint(CLASSES, (records,), generator=generator).to(device()),
         )
         for _ in range(count)
     ]
 
 
+def weights_of(model: nn.Module) -> torch.Tensor:
+    """Those of the first layer, which all others have had a part in."""
+    return next(model.parameters())
+
+
 class BareLoop:
     """PyTorch and nothing else."""
 
-    def __init__(self, batches: Iterator[Batch], wrap: Callable[[nn.Module], nn.Module] | None = None) -> None:
+    def __init__(
+        self,
+        batches: Iterator[Batch],
+        wrap: Callable[[nn.Module], nn.Module] | None = None,
+        new_model: Callable[[], nn.Module] = new_model,
+    ) -> None:
         """`wrap`: DistributedDataParallel, say."""
         model = new_model()
-        self.weights = model.weight
+        self.weights = weights_of(model)
         self._model = wrap(model) if wrap else model
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=RATE)
         self._batches = batches
@@ -60,6 +78,7 @@ class BareLoop:
             optimizer.step()
             optimizer.zero_grad()
             times.append(perf_counter_ns())
+        times[-1] = when_done()
         return times
 
 
@@ -95,7 +114,7 @@ class Turns:
 
     def _change(self) -> None:
         """The measured loop has trained its half turn, or one more turn."""
-        times, done = [*self._times, perf_counter_ns()], len(self._cost.bare)
+        times, done = [*self._times, when_done()], len(self._cost.bare)
         if done:
             self._cost.measured.append(_microseconds(times))
         if done in (0, self._turns):
@@ -117,6 +136,13 @@ class Timed:
         for batch in islice(cycle(self._batches), self._turns.batches):
             self._turns.begin_batch()
             yield batch
+
+
+def when_done() -> int:
+    """Now [ns], or when the GPU has done what it was given: no turn works for the other loop's."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return perf_counter_ns()
 
 
 def _microseconds(times: list[int]) -> Turn:

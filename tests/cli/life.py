@@ -10,8 +10,10 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import Committed, checksum
 from hpc_det.checkpoint.staging import new_staging
-from hpc_det.plan.job_plan import JobPlan
+from hpc_det.launch.worker import prepare_trial
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
+from hpc_det.search.journal import SearchJournal
+from hpc_det.search.method import Exit, Work
 from hpc_det.store.files import append_line, write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore, TrialFolder
 from hpc_det.store.journal import Journal
@@ -19,23 +21,50 @@ from hpc_det.submit.command import Run
 from hpc_det.submit.scheduler import JobState, JobStatus
 from tests.plan.plans import job_plan
 
+SINGLE = {"name": "single", "metric": "accuracy", "smaller_is_better": False, "max_length": {"batches": 400}}
+LENGTH = 400
+
+
+def random_search(trials: int) -> dict[str, Any]:
+    return {"name": "random", "max_trials": trials, "max_concurrent_trials": 0}
+
+
+def halving(trials: int) -> dict[str, Any]:
+    """Rungs at 100 and 400 batches; one of four goes on."""
+    return {"name": "async_halving", "max_trials": trials, "num_rungs": 2, "divisor": 4, "stop_once": False}
+
 
 @dataclass(frozen=True)
 class Life:
-    """What happens to one experiment, step by step."""
+    """What happens to one experiment, step by step. Its jobs are an array of one job for each worker."""
 
     folder: ExperimentFolder
+    job_id: str
+    workers: int
 
     @classmethod
-    def submitted(cls, root: Path, *, job_id: str = "4711", name: str = "digits", **searcher: Any) -> Life:
-        life = cls(ExperimentStore(root).create())
-        for needed in (life.trial.logs, life.trial.checkpoints):
+    def submitted(
+        cls, root: Path, *, job_id: str = "4711", title: str = "digits", workers: int = 1, **searcher: Any
+    ) -> Life:
+        life = cls(ExperimentStore(root).create(), job_id, workers)
+        for needed in (life.folder.search, life.folder.jobs):
             needed.mkdir(parents=True)
-        write_atomic(life.trial.plan, _plan(life.folder, name).to_json())
-        metric = {"name": "single", "metric": "accuracy", "smaller_is_better": False, **searcher}
-        write_json(life.trial.trial, {"config": {"searcher": metric, "entrypoint": "model_def:MyTrial"}})
-        write_json(life.trial.job, {"job_id": job_id, "scheduler": "slurm", "submitted": time.time()})
-        write_atomic(life.folder.config, f"name: {name}\n")
+        config = {
+            "name": title,
+            "entrypoint": "model_def:MyTrial",
+            "searcher": {**SINGLE, **searcher},
+            "hyperparameters": {"width": 64, "lr": {"type": "double", "minval": 0.0, "maxval": 1.0}},
+            "reproducibility": {"experiment_seed": 7},
+        }
+        write_json(life.folder.effective, config)
+        plan = job_plan(
+            experiment_id=life.id, name=title, folder=str(life.folder.path), ranks_per_node=2, slot_type="cpu"
+        )
+        write_atomic(life.folder.plan, plan.to_json())
+        life.search.submitted(first=0, count=workers, stay=False)
+        record = {"job_id": job_id, "scheduler": "slurm", "submitted": time.time()}
+        write_json(life.folder.job(), {**record, "first": 0, "workers": workers})
+        write_atomic(life.folder.config, f"name: {title}\n")
         return life
 
     @property
@@ -44,48 +73,120 @@ class Life:
 
     @property
     def trial(self) -> TrialFolder:
+        """The first one."""
         return self.folder.trial()
 
     @property
     def journal(self) -> Journal:
+        """Of the first trial."""
         return Journal(self.trial.journal)
 
-    def begins(self) -> None:
-        attempt = self.journal.last_attempt() + 1
-        self.journal.started(attempt, "4711")
-        self.job_prints(f"hpc-det: 10:00:0{attempt} attempt {attempt} begins\n")
+    @property
+    def search(self) -> SearchJournal:
+        return SearchJournal(self.folder)
 
-    def ends(self, cause: Cause, action: Action, *, steps: int = 0, why: str = "", failure: str | None = None) -> None:
-        end = AttemptEnd(cause=cause, steps=steps)
-        self.journal.ended(self.journal.last_attempt(), end, Decision(action, why or cause.value), failure)
+    # --- what a job, its workers and the ranks do
 
-    def finishes(self) -> None:
-        self.ends(Cause.FINISHED, Action.DONE, steps=400)
+    def begins(self, worker: int = 0, job: str | None = None) -> None:
+        """The worker's job starts, for the first time or once more."""
+        work = self.search.ask(worker, job or self._job_of(worker))
+        assert work, worker
+        self._begins_attempt(worker, work)
 
-    def reports(self, kind: str, steps: int, metrics: Mapping[str, Any]) -> None:
-        record = {"kind": kind, "steps": steps, "total": 400, "metrics": dict(metrics)}
-        append_line(self.trial.metrics, {**record, "attempt": self.journal.last_attempt(), "time": time.time()})
+    def ends(
+        self,
+        cause: Cause,
+        action: Action,
+        *,
+        worker: int = 0,
+        steps: int = 0,
+        why: str = "",
+        failure: str | None = None,
+    ) -> None:
+        """The attempt ends before the search had its report."""
+        trial = self.search.state().open[worker].trial
+        self._ends_attempt(trial, cause, action, steps, why, failure)
+        if how := _HOW.get((cause, action)) or _HOW.get((None, action)):
+            self._goes_on(worker, self.search.end(worker, trial, how))
 
-    def saves(self, steps: int) -> Committed:
-        staging = new_staging(self.trial.checkpoints)
+    def reaches(self, value: float, *, worker: int = 0) -> None:
+        """The trial is trained as far as the search wanted, and the worker does what the search says."""
+        search = self.search
+        work = search.state().open[worker]
+        further = search.report(worker, work, value)
+        if further and further.trial == work.trial:
+            return
+        end = Cause.FINISHED if search.state().method.is_closed(work.trial) else Cause.PAUSED
+        self._ends_attempt(work.trial, end, Action.DONE if end is Cause.FINISHED else Action.WAIT, work.until or 0)
+        self._goes_on(worker, further)
+
+    def finishes(self, worker: int = 0) -> None:
+        self.reaches(0.9, worker=worker)
+
+    def reports(self, kind: str, steps: int, metrics: Mapping[str, Any], *, trial: int = 1) -> None:
+        folder = self.folder.trial(trial)
+        record = {"kind": kind, "steps": steps, "total": LENGTH, "metrics": dict(metrics)}
+        attempt = Journal(folder.journal).last_attempt()
+        append_line(folder.metrics, {**record, "attempt": attempt, "time": time.time()})
+
+    def saves(self, steps: int, *, trial: int = 1) -> Committed:
+        staging = new_staging(self.folder.trial(trial).checkpoints)
         file = staging.partial / "state_dict.pth"
         file.write_bytes(b"weights")
         return staging.commit(steps, {file.name: checksum(file)})
 
-    def job_prints(self, text: str) -> None:
-        with self.trial.job_log.open("a") as log:
-            log.write(text)
+    # --- what they print
 
-    def rank_prints(self, rank: int, text: str) -> None:
-        path = self.trial.rank_log(self.journal.last_attempt(), rank)
+    def job_prints(self, text: str, *, job: str = "1") -> None:
+        """Outside of any attempt."""
+        _append(self.folder.jobs / f"{job}.log", text)
+
+    def attempt_prints(self, text: str, *, trial: int = 1) -> None:
+        _append(self.folder.trial(trial).job_log, text)
+
+    def rank_prints(self, rank: int, text: str, *, trial: int = 1) -> None:
+        folder = self.folder.trial(trial)
+        path = folder.rank_log(Journal(folder.journal).last_attempt(), rank)
         path.parent.mkdir(exist_ok=True)
-        with path.open("a") as log:
-            log.write(text)
+        _append(path, text)
+
+    def _job_of(self, worker: int) -> str:
+        return self.job_id if self.workers == 1 else f"{self.job_id}_{worker}"
+
+    def _begins_attempt(self, worker: int, work: Work) -> None:
+        self.job_prints(f"hpc-det: 10:00:00 worker {worker}: trial {work.trial} until {work.until}\n")
+        folder = self.folder.trial(work.trial)
+        prepare_trial(folder, self.search)
+        journal = Journal(folder.journal)
+        attempt = journal.last_attempt() + 1
+        journal.started(attempt, self.search.state().present[worker], worker)
+        self.attempt_prints(f"hpc-det: 10:00:0{attempt} attempt {attempt} begins\n", trial=work.trial)
+
+    def _ends_attempt(
+        self, trial: int, cause: Cause, action: Action, steps: int, why: str = "", failure: str | None = None
+    ) -> None:
+        journal = Journal(self.folder.trial(trial).journal)
+        decision = Decision(action, why or cause.value)
+        journal.ended(journal.last_attempt(), AttemptEnd(cause=cause, steps=steps), decision, failure)
+
+    def _goes_on(self, worker: int, work: Work | None) -> None:
+        if work:
+            self._begins_attempt(worker, work)
+        else:
+            self.search.leave(worker)
 
 
-def _plan(folder: ExperimentFolder, name: str) -> JobPlan:
-    trial, code = str(folder.trial().path), str(folder.code)
-    return job_plan(experiment_id=folder.id, name=name, folder=trial, code=code, ranks_per_node=2, slot_type="cpu")
+_HOW = {
+    (Cause.CANCELLED, Action.DONE): Exit.CANCELLED,
+    (None, Action.DONE): Exit.COMPLETED,
+    (None, Action.GIVE_UP): Exit.FAILED,
+}
+"""What a worker tells the search of an end; nothing of other ones."""
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a") as log:
+        log.write(text)
 
 
 @dataclass
@@ -102,7 +203,9 @@ class FakeScheduler:
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
         self.asked.append(list(job_ids))
         now = self.states.pop(0) if len(self.states) > 1 else self.states[0]
-        return dict.fromkeys(job_ids, JobStatus(now if isinstance(now, JobState) else now(), self.reason))
+        found = now if isinstance(now, JobState) else now()
+        held = found is JobState.HELD
+        return {job_id: JobStatus(found, self.reason, (job_id,) if held else ()) for job_id in job_ids}
 
     def cancel(self, job_id: str, run: Run) -> None:
         self.cancelled.append(job_id)

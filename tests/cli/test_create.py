@@ -34,7 +34,7 @@ def test_create_submits_and_says_so_in_its_last_line(
 ) -> None:
     result = hpc_det("experiment", "create", config, code, *SLURM)
     assert result == (0, "Created experiment 1\n", "")
-    job = json.loads((root / "experiments/1/trials/1/job.json").read_text())
+    job = json.loads((root / "experiments/1/jobs/1.json").read_text())
     assert (job["job_id"], job["scheduler"]) == ("4711", "slurm")
     assert (root / "experiments/1/code/model_def.py").read_text() == (code / "model_def.py").read_text()
 

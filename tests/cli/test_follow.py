@@ -6,12 +6,13 @@ import pytest
 from rich.console import Console
 
 from hpc_det.cli.follow import Bar, MetricsReader, follow
-from hpc_det.cli.story import ExperimentState, Metrics, Validation
+from hpc_det.cli.state import ExperimentState
+from hpc_det.cli.story import Metrics, Validation
 from hpc_det.errors import HpcDetError
 from hpc_det.requeue import Action, Cause
 from hpc_det.store.files import write_atomic
 from hpc_det.submit.scheduler import JobState
-from tests.cli.life import FakeScheduler, Life
+from tests.cli.life import SINGLE, FakeScheduler, Life
 from tests.cli.test_wait import after
 
 
@@ -99,7 +100,8 @@ def test_an_interrupt_only_stops_the_following(
 
 
 def test_only_what_is_new_is_read(life: Life) -> None:
-    reader = MetricsReader(life.trial)
+    life.begins()
+    reader = MetricsReader(life.trial, SINGLE)
     assert reader.read() == []
     life.reports("training", 100, {"loss": 2.0})
     assert [record["steps"] for record in reader.read()] == [100]
@@ -115,7 +117,7 @@ def test_a_resumed_attempt_takes_back_what_a_lost_stretch_had_reported(life: Lif
     life.begins()
     validates(life, 100, 0.8)
     validates(life, 200, 0.9)
-    reader = MetricsReader(life.trial)
+    reader = MetricsReader(life.trial, SINGLE)
     reader.read()
     kept = life.trial.metrics.read_text().splitlines(keepends=True)[:2]
     write_atomic(life.trial.metrics, "".join(kept))
@@ -128,10 +130,11 @@ def test_a_resumed_attempt_takes_back_what_a_lost_stretch_had_reported(life: Lif
 
 
 def test_the_bar_shows_state_batches_and_metrics_as_they_are(life: Life) -> None:
+    life.begins()
     life.reports("training", 120, {"[red]loss": 0.5})
     life.reports("validation", 120, {"accuracy": "NaN"})
     bar = Bar(1)
-    bar.update(ExperimentState.RUNNING, Metrics.read(life.trial), [])
+    bar.update(ExperimentState.RUNNING, Metrics.read(life.trial, SINGLE), [])
     shown = io.StringIO()
     Console(file=shown, width=90).print(bar.rendered())
     assert "experiment 1 RUNNING" in shown.getvalue()

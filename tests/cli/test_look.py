@@ -16,7 +16,7 @@ from tests.cli.life import FakeScheduler, Life
 
 
 def test_without_experiments_the_list_is_empty(hpc_det: Command) -> None:
-    assert hpc_det("e", "list") == (0, "ID  NAME  STATE  BATCHES  BEST  SUBMITTED\n", "")
+    assert hpc_det("e", "list") == (0, "ID  NAME  STATE  PROGRESS  BEST  SUBMITTED\n", "")
     assert hpc_det("e", "list", "--json") == (0, "[]\n", "")
 
 
@@ -35,8 +35,8 @@ def test_the_list_shows_state_progress_and_best_validation(
     life.reports("validation", 180, {"accuracy": 0.97123456})
     life.reports("validation", 200, {"accuracy": "NaN"})
     heading, row = hpc_det("e", "list").out.splitlines()
-    assert heading.split() == ["ID", "NAME", "STATE", "BATCHES", "BEST", "SUBMITTED"]
-    assert row.split()[:6] == ["1", "digits", "RUNNING", "200/400", "accuracy", "0.97123"]
+    assert heading.split() == ["ID", "NAME", "STATE", "PROGRESS", "BEST", "SUBMITTED"]
+    assert row.split()[:7] == ["1", "digits", "RUNNING", "200/400", "batches", "accuracy", "0.97123"]
     (record,) = json.loads(hpc_det("e", "list", "--json").out)
     assert datetime.fromisoformat(record.pop("submitted")).tzinfo
     assert record == {
@@ -45,7 +45,9 @@ def test_the_list_shows_state_progress_and_best_validation(
         "state": "RUNNING",
         "batches": 200,
         "total_batches": 400,
-        "best": {"metric": "accuracy", "value": 0.97123456, "batches": 180},
+        "best": {"metric": "accuracy", "value": 0.97123456, "batches": 180, "trial": 1},
+        "trials": {"expected": 1, "created": 1, "running": 1, "completed": 0, "failed": 0},
+        "progress": 0.5,
     }
 
 
@@ -60,18 +62,45 @@ def test_the_scheduler_is_asked_once_and_only_about_experiments_without_a_verdic
     assert scheduler.asked == [["11", "13"]]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\x00", None])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"[1]", b"\xff\x00", None])
+@pytest.mark.parametrize("name", ["plan.json", "effective.json", "search/000000001.json", "trials/1/metrics.jsonl"])
 def test_an_experiment_with_a_torn_file_hides_no_other(
-    hpc_det: Command, root: Path, scheduler: FakeScheduler, content: bytes | None
+    hpc_det: Command, root: Path, scheduler: FakeScheduler, content: bytes | None, name: str
 ) -> None:
     torn, whole = (Life.submitted(root, job_id=str(job_id)) for job_id in (11, 12))
+    torn.begins()
+    torn.reports("validation", 100, {"accuracy": 0.5})
+    _tear(torn.folder.path / name, content)
+    first, second = json.loads(hpc_det("e", "list", "--json").out)
+    assert (second["id"], second["name"], second["state"]) == (whole.id, "digits", "RUNNING")
+    assert first["name"] in ("digits", "(files damaged)")
+    assert len(hpc_det("e", "list").out.splitlines()) == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\x00", None])
+@pytest.mark.parametrize(("name", "state"), [("plan.json", "RUNNING"), ("effective.json", "ERROR")])
+def test_a_torn_file_is_told(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler, content: bytes | None, name: str, state: str
+) -> None:
+    _tear(life.folder.path / name, content)
+    (record,) = json.loads(hpc_det("e", "list", "--json").out)
+    assert (record["name"], record["state"], record["trials"]) == ("(files damaged)", state, None)
+    assert record.keys() >= {"batches", "total_batches", "best", "progress", "submitted"}
+
+
+def test_what_is_damaged_is_no_traceback(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    life.folder.effective.write_text("{")
+    for command in ("describe", "logs", "wait", "kill"):
+        code, _, err = hpc_det("e", command, "1")
+        assert code == 1
+        assert err.startswith(f"hpc-det: experiment 1: files in {life.folder.path} are damaged (JSONDecodeError: ")
+
+
+def _tear(path: Path, content: bytes | None) -> None:
     if content is None:
-        torn.trial.plan.unlink()
+        path.unlink()
     else:
-        torn.trial.plan.write_bytes(content)
-    listed = json.loads(hpc_det("e", "list", "--json").out)
-    assert [record["name"] for record in listed] == ["(files damaged)", "digits"]
-    assert whole.folder.id == 2
+        path.write_bytes(content)
 
 
 def test_what_was_not_created_to_the_end_is_not_listed(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
@@ -115,6 +144,8 @@ def test_describe_as_json(hpc_det: Command, life: Life, scheduler: FakeScheduler
     (attempt,) = record["attempts"]
     assert (attempt["number"], attempt["cause"], attempt["action"]) == (1, "failed", "give up")
     assert scheduler.asked == []
+    (trial,) = record["trials"]
+    assert (trial["id"], trial["state"], trial["attempts"]) == (1, "ERROR", record["attempts"])
 
 
 def test_a_lost_experiment_is_described_as_such(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:

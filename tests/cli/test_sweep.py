@@ -10,25 +10,27 @@ RATES = "hyperparameters.learning_rate=0.1,0.01"
 
 
 @pytest.mark.parametrize("sign", ["-m", "--multirun"])
-def test_a_dry_run_shows_how_many_points_there_are_and_the_script_of_the_first(
-    hpc_det: Command, root: Path, sign: str
-) -> None:
-    alone = hpc_det("run", "experiment=digits", "cluster=slurm", "hyperparameters.learning_rate=0.1", "--dry-run")
+def test_a_dry_run_shows_the_script_of_all_and_the_points(hpc_det: Command, root: Path, sign: str) -> None:
     sweep = hpc_det("run", sign, "experiment=digits", "cluster=slurm", RATES, "max_restarts=1,2", "--dry-run")
     assert (sweep.code, sweep.err) == (0, "")
-    assert sweep.out == alone.out + "# 4 points; this is the script of the first\n"
+    assert "\n#SBATCH --array=0-3\n" in sweep.out
+    assert sweep.out.splitlines()[-4:] == [
+        "# trial 1: hyperparameters.learning_rate=0.1 max_restarts=1",
+        "# trial 2: hyperparameters.learning_rate=0.1 max_restarts=2",
+        "# trial 3: hyperparameters.learning_rate=0.01 max_restarts=1",
+        "# trial 4: hyperparameters.learning_rate=0.01 max_restarts=2",
+    ]
     assert not root.exists()
 
 
-def test_explain_lists_the_points_and_explains_the_first(hpc_det: Command) -> None:
+def test_explain_lists_the_points(hpc_det: Command) -> None:
     out = hpc_det("run", "-m", "experiment=digits", RATES, "--dry-run", "--explain").out
-    assert "# point 1: hyperparameters.learning_rate=0.1\n# point 2: hyperparameters.learning_rate=0.01\n" in out
-    assert "# hyperparameters.learning_rate: 0.1 " in out
+    assert "# trial 1: hyperparameters.learning_rate=0.1\n# trial 2: hyperparameters.learning_rate=0.01\n" in out
 
 
-def test_without_values_to_sweep_it_is_one_point(hpc_det: Command) -> None:
+def test_without_values_to_sweep_it_is_one_trial(hpc_det: Command) -> None:
     out = hpc_det("run", "-m", "experiment=digits", "--dry-run").out
-    assert out.endswith("# 1 point; this is the script of the first\n")
+    assert out.splitlines()[-1].startswith("# trial 1: ")
 
 
 def test_a_test_is_one_of_each_point(hpc_det: Command) -> None:
@@ -56,7 +58,6 @@ def test_a_test_is_one_of_each_point(hpc_det: Command) -> None:
                 "expected a whole number >= 1",
             ],
         ),
-        ([RATES], ["--multirun: not in this version; add --dry-run to see what it would be"]),
     ],
 )
 def test_what_is_refused(hpc_det: Command, root: Path, arguments: list[str], said: list[str]) -> None:

@@ -137,7 +137,7 @@ def test_a_template_that_goes_changes_no_experiment(
     assert created.out == "Created experiment 1\n"
     files = [path for path in (root / "experiments/1").rglob("*") if path.is_file()]
     before = {path: path.read_bytes() for path in files}
-    assert json.loads((root / "experiments/1/trials/1/trial.json").read_text())["config"]["max_restarts"] == 3
+    assert json.loads((root / "experiments/1/effective.json").read_text())["max_restarts"] == 3
     file.write_text("max_restarts: 9\n")
     hpc_det("template", "set", "mine", file)
     hpc_det("template", "remove", "mine")

@@ -69,7 +69,8 @@ def test_wait_lifts_each_hold_once(hpc_det: Command, life: Life, scheduler: Fake
     result = hpc_det(*WAIT)
     assert result.code == 0
     assert scheduler.released == ["4711", "4711"]
-    said = "hpc-det: experiment 1 is back in the queue, held back by the scheduler: lifted, it may start now\n"
+    held_back = "experiment 1 is back in the queue, held back by the scheduler"
+    said = f"hpc-det: {held_back}: job 4711: lifted, it may start now\n"
     assert result.err == said * 2
 
 
@@ -83,7 +84,7 @@ def test_a_hold_that_cannot_be_lifted_is_waited_for(
     scheduler.states = [JobState.HELD, after(life.begins), after(life.finishes)]
     result = hpc_det(*WAIT)
     assert result.code == 0
-    assert result.err.endswith("held back by the scheduler for a while: scontrol: refused\n")
+    assert result.err.endswith("held back by the scheduler for a while: job 4711: scontrol: refused\n")
 
 
 def test_without_news_from_the_scheduler_files_count(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
@@ -102,7 +103,7 @@ def test_a_scheduler_with_a_queue_is_asked_every_two_seconds_at_most(
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
-        if now[0] >= 105.0 and not life.journal.events():
+        if now[0] >= 105.0 and not life.trial.journal.exists():
             life.begins()
             life.finishes()
 
@@ -120,17 +121,19 @@ def test_logs_are_the_jobs_and_the_ranks_attempt_after_attempt(
 ) -> None:
     life.job_prints("module loaded\n")
     life.begins()
+    life.attempt_prints("srun: a word\n")
     life.rank_prints(1, "one\n")
     life.rank_prints(0, "zero\nno end")
     life.ends(Cause.PREEMPTED, Action.REQUEUE)
-    life.job_prints("hpc-det: 10:00:09 requeue: preempted\n")
+    life.attempt_prints("hpc-det: 10:00:09 requeue: preempted\n")
     life.begins()
     life.rank_prints(10, "ten\n")
     life.rank_prints(2, "two\n")
     assert hpc_det("e", "logs", "1").out.splitlines() == [
+        "[job=1] module loaded",
         "---------- attempt 1 ----------",
-        "module loaded",
         "hpc-det: 10:00:01 attempt 1 begins",
+        "srun: a word",
         "hpc-det: 10:00:09 requeue: preempted",
         "[rank=0] zero",
         "[rank=0] no end",
@@ -176,7 +179,7 @@ def test_following_logs_goes_on_across_a_requeue_to_the_last_word(
 
     def ended() -> None:
         life.finishes()
-        life.job_prints("hpc-det: done\n")
+        life.attempt_prints("hpc-det: done\n")
 
     scheduler.states = [after(life.begins), after(preempted), JobState.HELD, after(resumed), after(ended)]
     result = hpc_det("e", "logs", "1", "-f")
@@ -221,12 +224,12 @@ def test_kill_refuses_politely_what_has_ended(hpc_det: Command, life: Life, sche
 def test_kill_says_so_when_the_experiment_was_faster(
     hpc_det: Command, life: Life, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def finish_first(job_id: str, run: object) -> None:
+    def finish_first() -> str:
         life.begins()
         life.finishes()
-        scheduler.states = [JobState.ENDED]
+        return "ada"
 
-    monkeypatch.setattr(scheduler, "cancel", finish_first)
+    monkeypatch.setattr("getpass.getuser", finish_first)
     assert hpc_det("e", "kill", "1").out == "Experiment 1 ended by itself just now: COMPLETED\n"
 
 

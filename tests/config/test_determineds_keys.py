@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.config.determineds_keys import NO_EFFECT, NOT_YET, REMEDIES
+from hpc_det.config.determineds_keys import NO_EFFECT, REMEDIES
 from hpc_det.config.effective import Effective
 from hpc_det.config.keys import keys_at
 from hpc_det.config.schema import Experiment
@@ -37,7 +37,7 @@ def test_a_key_that_only_determined_has_is_told_with_what_to_do(problems: Proble
 
 def test_every_row_names_a_key_that_is_none_or_one_of_ours() -> None:
     assert not [path for path in REMEDIES if is_a_key(path)]
-    assert [path for path in (*NO_EFFECT, *NOT_YET) if not is_a_key(path)] == []
+    assert [path for path in NO_EFFECT if not is_a_key(path)] == []
 
 
 VALUES: dict[str, Any] = {
@@ -91,11 +91,3 @@ def test_a_section_of_another_scheduler_has_no_effect(build: Build) -> None:
         "pbs.pbsbatch_args: has no effect: the scheduler is slurm",
     ]
     assert build(cluster={"scheduler": "local"}, template=change).notes[0].startswith("slurm.sbatch_args: ")
-
-
-@pytest.mark.parametrize("path", NOT_YET)
-def test_what_would_change_results_is_refused_until_it_does(problems: Problems, path: str) -> None:
-    value = 3 if path.endswith("_id") else "u"
-    change = written(path, value)
-    change["searcher"] |= {"metric": "a", "max_length": 1}
-    assert problems(**change) == [f"{path}: would change what the trials learn (from config); {NOT_YET[path]}"]

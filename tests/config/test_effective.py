@@ -203,8 +203,8 @@ def test_a_key_is_a_text(problems: Problems) -> None:
     [
         (
             {"a": {"lr": {"type": "log", "minval": -2, "maxval": -4}}},
-            "hyperparameters.a.lr.minval: -2 is not below maxval -4 (from config); swap them, or give `type: const` for "
-            "one value",
+            "hyperparameters.a.lr.minval: -2 is not below maxval -4 (from config); swap them, or give `type: const` "
+            "for one value",
         ),
         ({"k": {"type": "const"}}, "hyperparameters.k.val: required, but nobody set it; give the constant's value"),
         (

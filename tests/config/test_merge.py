@@ -210,6 +210,7 @@ def test_the_layer_of_every_leaf_is_kept() -> None:
 
 
 def test_the_highest_layer_that_wrote_an_empty_value_is_kept() -> None:
+    layers: list[tuple[str, dict[str, Any]]]
     layers = [("template", {"a": [], "b": {}, "c": [], "d": [1]}), ("config", {"a": [], "c": [2], "d": []})]
     assert merge_layers(layers).origins == {"a": "config", "b": "template", "c[0]": "config", "d[0]": "template"}
 

@@ -269,6 +269,8 @@ def test_sweepers_and_launchers_are_refused_together(problems: Problems) -> None
         ["hyperparameters=null", "++hyperparameters.x.y=[1],null"],
         ["min_checkpoint_period=1,2", "optimizations.aggregation_frequency=1,2", "checkpoint_policy=all,none"],
         ["template=rich,small", f"{RATE}=null,1"],
+        ["experiment=full,bare,full", "max_restarts=1,2"],
+        ["experiment=bare,full", "++hyperparameters.x=1,2", "template=rich"],
     ],
 )
 def test_a_point_is_as_effective_as_it_is_alone(
@@ -286,11 +288,16 @@ def test_a_point_is_as_effective_as_it_is_alone(
             "experiment": {"hyperparameters": {"site": 1}, "labels": ["s"]},
         },
     )
+    bare = "# @package _global_\nname: n\nsearcher: {metric: loss, max_length: 9}\n"
+    user_file("experiment/bare.yaml", bare)
+    user_file(
+        "experiment/full.yaml", f"{bare}data: {{x: 1}}\nlabels: [a]\nhyperparameters: {{y: 1}}\nmax_restarts: 3\n"
+    )
     found = sweep(*overrides)
     result = effective_sweep(found)
-    assert result.common.tree == effective(found.request).tree
+    assert result.tree == effective(found.request).tree
     for point, tree in zip(found.points, result.points, strict=True):
-        assert {**result.common.tree, **tree} == effective(point.request).tree
+        assert {**result.tree, **tree} == effective(point.request).tree
         assert "hyperparameters" in tree
 
 
@@ -360,7 +367,7 @@ def test_what_may_differ_is_of_the_schema(sweep: Callable[..., Sweep]) -> None:
 
 def test_a_test_of_a_sweep_is_one_batch_of_each_point(sweep: Callable[..., Sweep]) -> None:
     result = effective_sweep(sweep(f"{RATE}=1,2", "searcher.max_length=5,10").with_requests(for_test))
-    assert result.common.tree["searcher"]["max_length"] == {"batches": 1}
+    assert result.tree["searcher"]["max_length"] == {"batches": 1}
     assert all(list(point) == ["hyperparameters"] for point in result.points)
     assert [point["hyperparameters"]["learning_rate"] for point in result.points] == [1, 1, 2, 2]
 

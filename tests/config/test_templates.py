@@ -204,4 +204,4 @@ def test_what_it_says_must_be_valid(tree: dict[str, Any], problem: str) -> None:
 
 def test_a_package_for_hydra_is_refused(env: dict[str, str], file: File) -> None:
     with pytest.raises(UsageError, match="`# @package` is for experiments"):
-        set_template("mine", file("# mine\n\n# @package _global_\nmax_restarts: 3\n"), env)
+        set_template("mine", file("\n# @package _global_\nmax_restarts: 3\n"), env)

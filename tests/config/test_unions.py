@@ -169,6 +169,13 @@ PROBLEMS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "(from config); give a relative path, or one below host_path"
         ],
     ),
+    "an object store": (
+        {"checkpoint_storage": {"type": "gcs", "bucket": "b"}},
+        [
+            "checkpoint_storage.type: 'gcs' is not built yet (from config); "
+            "use shared_fs, directory, or no type for the experiment's own folder"
+        ],
+    ),
     "a relative folder": (
         {"checkpoint_storage": {"type": "directory", "container_path": "c"}},
         ["checkpoint_storage.container_path: got 'c' (from config); expected an absolute path"],
@@ -265,6 +272,7 @@ def test_a_mistake_is_told(change: dict[str, Any], told: list[str], problems: Pr
     assert problems(**change) == told
 
 
+PODMAN = {"cluster": {"containers": {"runtime": "podman"}}}
 WORKS: dict[str, tuple[dict[str, Any], str, Any]] = {
     "a size in words": ({"resources": {"shm_size": "1.5 GiB"}}, "resources.shm_size", 1610612736),
     "a size in bytes": ({"resources": {"shm_size": 4096}}, "resources.shm_size", 4096),
@@ -274,7 +282,7 @@ WORKS: dict[str, tuple[dict[str, Any], str, Any]] = {
         "resources.devices",
         [{"host_path": "/dev/a", "container_path": "/dev/b", "mode": "mrw"}],
     ),
-    "an image for all": ({"environment": {"image": "i"}}, "environment.image", "i"),
+    "an image for all": ({"environment": {"image": "i"}, **PODMAN}, "environment.image", "i"),
     "an image for the old gpu": ({"environment": {"image": {"gpu": "i"}}}, "environment.image", {"cuda": "i"}),
     "variables for the old gpu": (
         {"environment": {"environment_variables": {"gpu": ["A=1"]}}},
@@ -311,9 +319,9 @@ def test_a_value_means_what_it_meant(change: dict[str, Any], path: str, value: A
 
 
 def test_an_image_is_chosen_by_the_kind_of_slot(build: Build) -> None:
-    environment = build(environment={"image": {"cuda": "g", "cpu": "c"}}).experiment.environment
+    environment = build(environment={"image": {"cuda": "g", "cpu": "c"}}, **PODMAN).experiment.environment
     assert [environment.image_for(kind) for kind in ("gpu", "cpu")] == ["g", "c"]
-    assert build(environment={"image": "i"}).experiment.environment.image_for("gpu") == "i"
+    assert build(environment={"image": "i"}, **PODMAN).experiment.environment.image_for("gpu") == "i"
 
 
 def test_who_wrote_the_length_of_0_38_wrote_the_length(build: Build) -> None:

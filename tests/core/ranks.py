@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from hpc_det.core.distributed import Distributed
@@ -23,7 +24,9 @@ from hpc_det.core.distributed import Distributed
 PRELOAD = ["hpc_det.pytorch.harness", "hypothesis", "pytest", "torch._dynamo"]  # DDP imports that one, for seconds
 
 OnRanks = Callable[..., list[Any]]
-"""on_ranks(size, function, *arguments, deadline_s=60): what `function(distributed, *arguments)` returned, by rank."""
+"""on_ranks(size, function, *arguments, deadline_s=60, on_a_gpu=False): what `function(distributed, *arguments)`
+returned, by rank.
+"""
 
 
 @pytest.fixture(scope="session")
@@ -39,8 +42,13 @@ def on_ranks(_fork_server: None) -> OnRanks:
     return run_on_ranks
 
 
-def run_on_ranks(size: int, function: Callable[..., Any], *arguments: Any, deadline_s: float = 60) -> list[Any]:
-    """The first failure of any rank ends all and fails the test with that rank's traceback."""
+def run_on_ranks(
+    size: int, function: Callable[..., Any], *arguments: Any, deadline_s: float = 60, on_a_gpu: bool = False
+) -> list[Any]:
+    """The first failure of any rank ends all and fails the test with that rank's traceback.
+
+    `on_a_gpu`: all on the first one, each as if it were a node, over gloo, since NCCL refuses that.
+    """
     context = multiprocessing.get_context("forkserver")
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     lines: dict[Connection, int] = {}
@@ -51,7 +59,7 @@ def run_on_ranks(size: int, function: Callable[..., Any], *arguments: Any, deadl
         for rank in range(size):
             ours, theirs = context.Pipe()
             process: BaseProcess = context.Process(
-                target=_rank, args=(rank, size, server.port, theirs, function, arguments)
+                target=_rank, args=(rank, size, server.port, theirs, on_a_gpu, function, arguments)
             )
             process.start()
             theirs.close()
@@ -84,16 +92,28 @@ def _result(line: Connection, rank: int) -> Any:
 
 
 def _rank(
-    rank: int, size: int, port: int, line: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int,
+    size: int,
+    port: int,
+    line: Connection,
+    on_a_gpu: bool,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
+    if not on_a_gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # As in a rank that a launcher has started; a child of the fork server would have it start its workers, too.
     multiprocessing.set_start_method("fork", force=True)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
     os.environ.update(HPC_DET_SECRET="the secret of these ranks")
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+    if on_a_gpu:
+        os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     distributed = Distributed.from_env(os.environ)
     try:
+        if on_a_gpu:
+            dist.init_process_group("cpu:gloo,cuda:gloo")
         distributed.start()
         result = function(distributed, *arguments)
         distributed.barrier()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hpc_det.core.distributed import Distributed
+from hpc_det.errors import UsageError
 from tests.core.ranks import OnRanks
 
 
@@ -166,3 +167,30 @@ def waits_forever(distributed: Distributed) -> None:
 def test_the_ranks_of_these_tests_have_a_deadline(on_ranks: OnRanks) -> None:
     with pytest.raises(pytest.fail.Exception, match="not done after 1"):
         on_ranks(2, waits_forever, deadline_s=1)
+
+
+# --- GPUs
+
+
+def test_a_rank_beyond_the_gpus_of_its_node_is_refused_before_nccl_could(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    fourth = Distributed(rank=7, size=8, local_rank=3, local_size=4, nodes=2, env={"CUDA_VISIBLE_DEVICES": "0,1"})
+    with pytest.raises(
+        UsageError, match=r"rank 7 is the one numbered 3 of 4 on .* 2 GPUs \(CUDA_VISIBLE_.* is '0,1'\)"
+    ):
+        fourth.start()
+
+
+def test_slots_that_are_gpus_are_not_trained_on_a_cpu_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    with pytest.raises(UsageError, match=r"slots are GPUs .* torch sees no GPUs \(CUDA_VISIBLE_DEVICES is 'not set'\)"):
+        Distributed(env={"HPC_DET_SLOT_TYPE": "gpu"}).start()
+    Distributed(env={"HPC_DET_SLOT_TYPE": "cpu"}).start()
+
+
+def test_a_torch_without_cuda_says_so_and_trains(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    Distributed(env={"HPC_DET_SLOT_TYPE": "gpu"}).start()
+    assert "slots are GPUs, which torch " in capsys.readouterr().out

@@ -26,7 +26,10 @@ PAGES = [
     CHECKOUT / name
     for name in (
         "README.md",
-        *(f"docs/{page}.md" for page in ("quickstart", "pytorch", "porting", "clusters", "architecture")),
+        *(
+            f"docs/{page}.md"
+            for page in ("quickstart", "configuration", "pytorch", "porting", "clusters", "architecture")
+        ),
     )
 ]
 UNTIL_S = 90

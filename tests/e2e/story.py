@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hpc_det.checkpoint.committed import newest_good
-from hpc_det.cli import story
+from hpc_det.cli.state import ExperimentView
 from hpc_det.process import descendants
 from hpc_det.store.files import read_lines
 from hpc_det.store.folders import ExperimentStore, TrialFolder
@@ -66,8 +66,7 @@ class Story:
 
     @property
     def job_id(self) -> str:
-        submitted = story.job(self.trial)
-        assert submitted is not None
+        (submitted,) = ExperimentView(self.trial.experiment()).jobs
         return submitted.job_id
 
     @property

@@ -121,12 +121,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(undisturbe
 def test_the_script_by_hand_does_the_same_job_and_once_done_ends_at_once(undisturbed: Story) -> None:
     story = Story.begin(TWO_SLOTS, "hyperparameters.batch_s=5")
     hpc_det("experiment", "kill", story.number)
-    for leftover in (story.trial.stop, story.trial.journal):
+    experiment = story.trial.experiment()
+    for leftover in (story.trial.stop, story.trial.journal, *experiment.search.iterdir()):
         leftover.unlink()
     spec = story.trial.trial.read_text()
     story.trial.trial.write_text(spec.replace('"batch_s": 5', '"batch_s": 0'))
     for _ in range(2):
-        subprocess.run(["bash", story.trial.script], check=True, timeout=60)
+        subprocess.run(["bash", experiment.script()], check=True, timeout=60)
     assert story.causes == ["finished"]
     assert story.same_as(undisturbed)
 

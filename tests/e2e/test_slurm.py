@@ -99,9 +99,9 @@ def test_a_rank_killed_on_another_node_restarts_the_gang_in_the_same_job(
 def test_the_script_given_to_sbatch_by_hand_does_the_same_job(undisturbed: Story, slurm_lab: SlurmLab) -> None:
     held = Story.begin(SIX_SLOTS, "slurm.sbatch_args=[--hold]", cluster="lab")
     slurm_lab.run("scancel", held.job_id)
-    script = held.trial.script.read_text().replace("#SBATCH --hold\n", "")
-    held.trial.script.write_text(script)
-    by_hand = slurm_lab.run("sbatch", "--parsable", "--wait", str(held.trial.script)).split()[0]
+    script = held.trial.experiment().script()
+    script.write_text(script.read_text().replace("#SBATCH --hold\n", ""))
+    by_hand = slurm_lab.run("sbatch", "--parsable", "--wait", str(script)).split()[0]
     assert slurm_lab.job(by_hand)["JobState"] == "COMPLETED"
     assert held.same_as(undisturbed)
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# experiment 12, trial 1: digits
-# Written by hpc_det. `sbatch job.sh` by hand does the same job.
+# experiment 12: digits
+# Written by hpc_det. `sbatch` with this file by hand does the same job.
 #SBATCH --job-name=digits
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
@@ -9,12 +9,12 @@
 #SBATCH --signal=USR2@90
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output=/home/ada/hpc_det/experiments/12/trials/1/logs/job.log
-#SBATCH --chdir=/home/ada/hpc_det/experiments/12/trials/1
+#SBATCH --output=/home/ada/hpc_det/experiments/12/jobs/1.log
+#SBATCH --chdir=/home/ada/hpc_det/experiments/12
 
 export PATH=/opt/venv/bin:"$PATH"
 
 # one node agent per node, for each attempt
-exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12/trials/1 -- \
+exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12 0 1 -- \
   srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=6 --kill-on-bad-exit=1 --wait=60 --export=ALL \
-  /opt/venv/bin/python -m hpc_det.launch.agent /home/ada/hpc_det/experiments/12/trials/1
+  /opt/venv/bin/python -m hpc_det.launch.agent

@@ -1,6 +1,6 @@
 #!/bin/bash
-# experiment 12, trial 1: Größe 1/2; it's "new"
-# Written by hpc_det. `sbatch job.sh` by hand does the same job.
+# experiment 12: Größe 1/2; it's "new"
+# Written by hpc_det. `sbatch` with this file by hand does the same job.
 #SBATCH "--job-name=Größe 1/2; it's \"new\""
 #SBATCH --nodes=2
 #SBATCH --ntasks=2
@@ -15,8 +15,8 @@
 #SBATCH --signal=USR2@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output=/home/ada/hpc_det/experiments/12/trials/1/logs/job.log
-#SBATCH --chdir=/home/ada/hpc_det/experiments/12/trials/1
+#SBATCH --output=/home/ada/hpc_det/experiments/12/jobs/1.log
+#SBATCH --chdir=/home/ada/hpc_det/experiments/12
 #SBATCH --exclusive "--comment=two words"
 
 module load gcc/12 || exit
@@ -26,6 +26,6 @@ export NCCL_DEBUG=WARN
 export PATH=/opt/venv/bin:"$PATH"
 
 # one node agent per node, for each attempt
-exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12/trials/1 -- \
+exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12 0 1 -- \
   srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=12 --kill-on-bad-exit=1 --wait=60 --export=ALL --mpi=none \
-  /opt/venv/bin/python -m hpc_det.launch.agent /home/ada/hpc_det/experiments/12/trials/1
+  /opt/venv/bin/python -m hpc_det.launch.agent

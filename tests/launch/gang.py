@@ -14,6 +14,8 @@ from typing import Any
 
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.process import descendants
+from hpc_det.search.journal import SearchJournal
+from hpc_det.search.state import SearchState
 from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
@@ -43,7 +45,7 @@ Path(f"rank-{rank}.orphaned").touch()
 sys.exit(1)
 """
 
-EFFECTIVE = {
+EFFECTIVE: dict[str, Any] = {
     "searcher": {"name": "single", "metric": "loss", "smaller_is_better": True, "max_length": {"batches": 100}},
     "hyperparameters": {"lr": 0.1},
     "reproducibility": {"experiment_seed": 7},
@@ -77,7 +79,7 @@ class Gang:
         self.env = {"TMPDIR": str(tmp)}
         """What the job and the agents get beside the environment of the test."""
         self.printed = folder / "printed"
-        """By the job, and by agents without one: a file, since a pipe stays open as long as anyone who should be gone."""
+        """By the job, and by agents without one: a file, since a pipe stays open as long as anyone holds it."""
         self._processes: list[subprocess.Popen[bytes]] = []
         for needed in (
             self.trial.logs,
@@ -94,6 +96,17 @@ class Gang:
     @property
     def journal(self) -> Journal:
         return Journal(self.trial.journal)
+
+    def search_for(self, **searcher: Any) -> None:
+        """The experiment's searcher, instead of a single trial."""
+        defaults: dict[str, Any] = {"divisor": 4, "bracket_rungs": [], "stop_once": False}
+        write_json(
+            self.experiment.effective, {**EFFECTIVE, "searcher": {**EFFECTIVE["searcher"], **defaults, **searcher}}
+        )
+
+    def search(self) -> SearchState:
+        """As all workers see it."""
+        return SearchJournal(self.experiment).state()
 
     def plan(self, entrypoint: str | Sequence[str], **changes: Any) -> JobPlan:
         """Writes the plan; a text is for the shell, where $PYTHON is the Python of the tests."""
@@ -123,7 +136,7 @@ class Gang:
     def start_agent(self, number: int = 1, **env: str) -> subprocess.Popen[bytes]:
         return self._start([sys.executable, "-m", "hpc_det.launch.agent", str(self.trial.path), str(number), "0"], env)
 
-    def start_job(self, workers: int = 1, **env: str) -> subprocess.Popen[bytes]:
+    def start_job(self, *, workers: int = 1, **env: str) -> subprocess.Popen[bytes]:
         agent = [sys.executable, "-m", "hpc_det.launch.agent"]
         job = [sys.executable, "-m", "hpc_det.launch.job", str(self.experiment.path), "0", str(workers)]
         return self._start([*job, "--", *agent], env)
@@ -140,7 +153,7 @@ class Gang:
         log = self.trial.job_log
         before = len(log.read_text()) if log.exists() else 0
         code = self.start_job(**env).wait(timeout=30)
-        return code, log.read_text()[before:]
+        return code, log.read_text()[before:] if log.exists() else ""
 
     def _start(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
         environment = os.environ | self.env | env

@@ -112,6 +112,14 @@ def test_threads_and_look_ups_are_limited_unless_the_user_says_otherwise(gang: G
     assert environment(gang)["RES_OPTIONS"] == "mine"
 
 
+@pytest.mark.parametrize(("slot_type", "visible"), [("cpu", ""), ("gpu", "0,1")])
+def test_ranks_learn_what_a_slot_is_and_see_gpus_only_where_it_is_one(gang: Gang, slot_type: str, visible: str) -> None:
+    gang.plan("env -0 >env", slot_type=slot_type)
+    assert gang.start_agent(CUDA_VISIBLE_DEVICES="0,1").wait(timeout=30) == 0
+    assert environment(gang)["HPC_DET_SLOT_TYPE"] == slot_type
+    assert environment(gang)["CUDA_VISIBLE_DEVICES"] == visible
+
+
 def test_what_an_entrypoint_leaves_running_is_ended_with_it(gang: Gang) -> None:
     gang.plan("setsid sleep 60 & echo $! >pid")
     assert gang.start_agent().wait(timeout=30) == 0

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.plan.job_plan import JobArray
 from hpc_det.process import start_ticks
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
+from hpc_det.search.journal import SearchJournal
+from hpc_det.search.method import Exit
 from hpc_det.store.files import write_json
 from hpc_det.store.stop import read_stop, request_stop
-from hpc_det.plan.job_plan import JobArray
 from hpc_det.submit.render import render
 from tests.lab.slurm import SlurmLab
 from tests.launch.gang import Gang, children, is_there, wait_for
@@ -29,6 +31,9 @@ text = "model_def.py: no class 'MyTrial'"
 note_failure(attempt.trial, attempt.number, failure_now(1, text, user_error=True, traceback="Traceback of rank 1"))
 raise SystemExit(1)
 """
+
+GONE = f"{2**22}-1@{socket.gethostname()}"
+"""A job that has ended."""
 
 
 def failures(gang: Gang) -> list[str | None]:
@@ -225,22 +230,44 @@ def test_a_second_start_of_a_finished_job_starts_nothing(gang: Gang) -> None:
     gang.plan("echo x >>runs")
     gang.run_job()
     journal = gang.trial.journal.read_text()
-    code, output = gang.run_job()
-    assert code == 0
-    assert output.endswith("this trial is over, nothing is started: done: finished\n")
+    assert gang.run_job() == (0, "")
+    assert gang.printed.read_text().endswith("worker 0: nothing is left to do here\n")
     assert (gang.code / "runs").read_text() == "x\n"
     assert gang.trial.journal.read_text() == journal
 
 
-def test_a_second_start_of_a_job_that_was_given_up_fails_again_and_starts_nothing(gang: Gang) -> None:
+def test_a_second_start_of_a_job_that_was_given_up_starts_nothing(gang: Gang) -> None:
     gang.plan("echo x >>runs; false")
-    assert [gang.run_job()[0], gang.run_job()[0]] == [1, 1]
+    assert [gang.run_job()[0], gang.run_job()[0]] == [1, 0]
     assert (gang.code / "runs").read_text() == "x\n"
+    assert gang.search().trials[1].ended is Exit.FAILED
+
+
+@pytest.mark.parametrize(
+    ("cause", "action", "code", "how"),
+    [
+        (Cause.FINISHED, Action.DONE, 0, Exit.COMPLETED),
+        (Cause.CANCELLED, Action.DONE, 0, Exit.CANCELLED),
+        (Cause.FAILED, Action.GIVE_UP, 1, Exit.FAILED),
+    ],
+)
+def test_a_job_that_was_killed_before_it_told_the_search_of_the_end_tells_it_now(
+    gang: Gang, cause: Cause, action: Action, code: int, how: Exit
+) -> None:
+    gang.plan("touch ran")
+    SearchJournal(gang.experiment).ask(0, GONE)
+    gang.journal.started(1, GONE)
+    gang.journal.ended(1, AttemptEnd(cause=cause, steps=0), Decision(action, cause.value), None)
+    found, output = gang.run_job()
+    assert found == code
+    assert output.endswith(f"this trial is over, nothing is started: {action.value}: {cause.value}\n")
+    assert (gang.search().trials[1].ended, gang.search().present) == (how, {})
+    assert not (gang.code / "ran").exists()
 
 
 def test_an_attempt_that_nobody_ended_lost_its_node_and_the_next_one_begins(gang: Gang) -> None:
     gang.plan("true")
-    gang.journal.started(1, f"{2**22}-1@{socket.gethostname()}")
+    gang.journal.started(1, GONE)
     assert gang.run_job()[0] == 0
     assert gang.ends() == [("node lost", "requeue"), ("finished", "done")]
     assert gang.journal.last_attempt() == 2
@@ -256,7 +283,7 @@ def test_an_attempt_that_nobody_ended_lost_its_node_and_the_next_one_begins(gang
 )
 def test_an_attempt_that_nobody_ended_but_somebody_stopped(gang: Gang, reason: str, ends: list[object]) -> None:
     gang.plan("true")
-    gang.journal.started(1, f"{2**22}-1@{socket.gethostname()}")
+    gang.journal.started(1, GONE)
     request_stop(gang.trial.stop, attempt=1, reason=reason, source="a test")  # type: ignore[arg-type]
     assert gang.run_job()[0] == 0
     assert gang.ends() == ends
@@ -264,7 +291,7 @@ def test_an_attempt_that_nobody_ended_but_somebody_stopped(gang: Gang, reason: s
 
 def test_failures_of_earlier_starts_of_the_job_count(gang: Gang) -> None:
     gang.plan("false", max_restarts=1)
-    gang.journal.started(1, f"{2**22}-1@{socket.gethostname()}")
+    gang.journal.started(1, GONE)
     end = AttemptEnd(cause=Cause.FAILED, steps=0)
     gang.journal.ended(1, end, Decision(Action.RESTART, "failure 1 of 1"), None)
     assert gang.run_job()[0] == 1
@@ -281,7 +308,7 @@ def test_a_stop_request_of_an_earlier_attempt_is_withdrawn(gang: Gang) -> None:
 
 def test_an_outcome_of_an_earlier_attempt_is_not_taken_for_this_ones(gang: Gang) -> None:
     write_json(gang.trial.outcome, {"attempt": 1, "kind": "finished"})
-    gang.journal.started(1, f"{2**22}-1@{socket.gethostname()}")
+    gang.journal.started(1, GONE)
     gang.plan("exit 3")
     assert gang.run_job()[0] == 1
     assert gang.ends()[1] == ("failed", "give up")
@@ -372,10 +399,12 @@ def test_a_second_job_of_a_trial_that_runs_already_starts_nothing(gang: Gang) ->
     """As when the script is started by hand too early: two jobs must not write one trial."""
     gang.plan("touch started")
     own = f"{os.getpid()}-{start_ticks(os.getpid())}@{socket.gethostname()}"
+    SearchJournal(gang.experiment).ask(0, own)
     gang.journal.started(1, own)
-    code, said = gang.run_job()
+    code, _ = gang.run_job()
     assert code == 1
-    assert f"job {own} runs this trial already" in said
+    assert f"job {own} is this worker already; nothing is started" in gang.printed.read_text()
     assert not (gang.code / "started").exists()
     assert gang.journal.history() == []
     assert gang.journal.last_attempt() == 1
+    assert gang.search().present == {0: own}

@@ -9,7 +9,8 @@ from hpc_det.config.cluster import Cluster
 from hpc_det.config.schema import Experiment
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.plan.planner import plan_trial
+from hpc_det.plan.placement import placement
+from hpc_det.plan.planner import plan_jobs
 from hpc_det.store.folders import ExperimentFolder
 
 PYTHON = "/opt/venv/bin/python"
@@ -31,7 +32,8 @@ def experiment(**settings: Any) -> Experiment:
 
 
 def plan(experiment: Experiment, cluster: Cluster) -> JobPlan:
-    return plan_trial(experiment, cluster, ExperimentFolder(Path("/state/experiments/12")), python=PYTHON)
+    place = placement(experiment, cluster, 1)
+    return plan_jobs(experiment, cluster, ExperimentFolder(Path("/state/experiments/12")), place, python=PYTHON)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +54,8 @@ def test_the_forms_of_an_entrypoint(entrypoint: str | list[str], argv: tuple[str
 
 def test_a_plan_names_its_folders_and_ids() -> None:
     found = plan(experiment(), cluster())
-    assert (found.experiment_id, found.trial_id, found.name) == (12, 1, "digits")
-    assert (found.folder, found.code) == ("/state/experiments/12/trials/1", "/state/experiments/12/code")
+    assert (found.experiment_id, found.name) == (12, "digits")
+    assert (found.folder, found.code) == ("/state/experiments/12", "/state/experiments/12/code")
 
 
 def test_the_shape_and_the_limits_come_from_the_experiment() -> None:

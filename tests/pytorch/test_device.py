@@ -33,7 +33,7 @@ def test_each_type_that_stays_is_warned_about_once() -> None:
     assert move("c") == "c", "no second warning, which would be an error here"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="copies on a stream of their own need a GPU")
+@pytest.mark.gpu
 def test_prefetched_batches_are_all_there_and_in_order() -> None:
     device = torch.device("cuda", 0)
     batches = [torch.full((1000, 1000), float(number)).pin_memory() for number in range(5)]

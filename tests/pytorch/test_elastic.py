@@ -55,7 +55,7 @@ CONFIG: dict[str, Any] = {
 
 
 def attempt(distributed: Distributed, life: Life, stop_at: float) -> bool:
-    return life.attempt(StopAt(stop_at), distributed).stopped
+    return life.attempt(StopAt(stop_at), distributed).end == "stopped"
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (3, 1), (1, 4)])

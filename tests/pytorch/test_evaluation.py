@@ -43,7 +43,7 @@ def validated(life: Life) -> dict[str, Any]:
 
 
 def on_a_rank(distributed: Distributed, life: Life, stop_at: float = math.inf) -> bool:
-    return life.attempt(StopAt(stop_at), distributed).stopped
+    return life.attempt(StopAt(stop_at), distributed).end == "stopped"
 
 
 # --- batch by batch
@@ -168,7 +168,7 @@ def test_a_stop_inside_a_full_evaluation_changes_no_bit(tmp_path: Path) -> None:
     undisturbed.attempt(never)
     for tick, look in ((1, 1), (2, 1), (2, 4), (3, 2)):
         life = Life.begin(tmp_path / f"{tick} {look}", Whole, TWO, **periodic)
-        assert life.attempt(StopAt(tick, look)).stopped
+        assert life.attempt(StopAt(tick, look)).end == "stopped"
         life.attempt()
         assert_same(life, undisturbed)
 

@@ -164,7 +164,7 @@ def test_a_stop_at_any_tick_changes_no_bit(tmp_path: Path, trial: type[Tiny]) ->
     undisturbed.attempt(never)
     for tick in range(1, never.ticks + 1, 2):
         life = Life.begin(tmp_path / str(tick), trial)
-        assert life.attempt(StopAt(tick)).stopped
+        assert life.attempt(StopAt(tick)).end == "stopped"
         life.attempt()
         assert_same(life, undisturbed)
 
@@ -349,7 +349,7 @@ class Together(Tiny):
 
 
 def lived(distributed: Distributed, life: Life, stop_at: float) -> bool:
-    return life.attempt(StopAt(stop_at), distributed).stopped
+    return life.attempt(StopAt(stop_at), distributed).end == "stopped"
 
 
 @pytest.mark.parametrize("tick", [6, 7])

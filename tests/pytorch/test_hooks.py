@@ -138,7 +138,7 @@ def test_an_epoch_starts_with_its_first_batch(tmp_path: Path) -> None:
 
 def test_a_resume_inside_an_epoch_starts_no_epoch(tmp_path: Path) -> None:
     life = Life.begin(tmp_path, Observed, **CONFIG)
-    assert life.attempt(StopAt(3)).stopped
+    assert life.attempt(StopAt(3)).end == "stopped"
     assert heard() == ["startup", "loaders", "training", "epoch", *SAVE, "shutdown"]
     Everything.heard.clear()
     life.attempt()
@@ -226,6 +226,6 @@ def test_a_stop_inside_a_validation_undoes_what_its_start_did(tmp_path: Path) ->
     undisturbed.attempt(never)
     for tick in range(1, never.ticks + 1):
         life = Life.begin(tmp_path / str(tick), Averaging)
-        assert life.attempt(StopAt(tick, look=2)).stopped
+        assert life.attempt(StopAt(tick, look=2)).end == "stopped"
         life.attempt()
         assert_same(life, undisturbed)

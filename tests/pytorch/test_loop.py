@@ -66,8 +66,8 @@ def test_a_stop_at_any_tick_changes_no_bit(tmp_path: Path, name: str) -> None:
     assert never.ticks >= 15
     for tick in range(1, never.ticks + 1):
         life = Life.begin(tmp_path / str(tick), **config)
-        assert life.attempt(StopAt(tick, look=1 + tick % 3)).stopped
-        assert not life.attempt().stopped
+        assert life.attempt(StopAt(tick, look=1 + tick % 3)).end == "stopped"
+        assert life.attempt().end == "finished"
         assert_same(life, undisturbed)
 
 
@@ -75,7 +75,7 @@ def test_a_stop_at_any_tick_changes_no_bit(tmp_path: Path, name: str) -> None:
 def test_many_stops_change_no_bit(tmp_path: Path, every: int) -> None:
     undisturbed, life = (Life.begin(tmp_path / name) for name in ("undisturbed", "stopped"))
     undisturbed.attempt()
-    while life.attempt(StopAt(every)).stopped:
+    while life.attempt(StopAt(every)).end == "stopped":
         assert life.attempts < 20
     assert life.attempts > 3
     assert_same(life, undisturbed)
@@ -116,7 +116,7 @@ def test_a_stop_changes_no_bit_with_workers(tmp_path: Path) -> None:
     undisturbed.attempt()
     for tick in (3, 7, 9, 17):  # 7: inside the first validation; 9: the first of an epoch
         life = Life.begin(tmp_path / str(tick), hparams=with_workers)
-        assert life.attempt(StopAt(tick)).stopped
+        assert life.attempt(StopAt(tick)).end == "stopped"
         life.attempt()
         assert_same(life, undisturbed)
 
@@ -141,7 +141,7 @@ def test_a_notice_in_any_batch_changes_no_bit(tmp_path: Path, batch: int) -> Non
     undisturbed.attempt()
     Noticing.store, Noticing.at = HashStore(), batch
     loop = life.attempt(StopAgreement(0, 1, Noticing.store, "test"))
-    assert loop.stopped
+    assert loop.end == "stopped"
     Noticing.at = -1
     life.attempt()
     assert_same(life, undisturbed)
@@ -165,7 +165,7 @@ def test_a_finished_trial_does_nothing_more(tmp_path: Path) -> None:
     life = Life.begin(tmp_path)
     life.attempt()
     series, newest = life.series, life.newest
-    assert not life.attempt(StopAt(1)).stopped
+    assert life.attempt(StopAt(1)).end == "finished"
     assert life.series == series
     assert life.newest.keys() == newest.keys()
 
@@ -195,7 +195,7 @@ def test_a_gan_is_stopped_and_resumed_without_a_changed_bit(tmp_path: Path, gan:
     undisturbed.attempt(never)
     for tick in range(1, never.ticks + 1, 3):
         life = begin_gan(tmp_path / str(tick), gan, 14)
-        assert life.attempt(StopAt(tick)).stopped
+        assert life.attempt(StopAt(tick)).end == "stopped"
         life.attempt()
         assert_same(life, undisturbed)
     state = undisturbed.newest["state_dict.pth"]
@@ -314,7 +314,7 @@ def test_a_stopped_trial_keeps_the_two_newest_to_resume_from(tmp_path: Path, tic
     """Also when the stop comes in the last validation: it is done again."""
     storage = {"save_trial_best": 0, "save_trial_latest": 0}
     life = Scripted.begin(tmp_path, (0.5, 0.2, 0.4, 0.6), checkpoint_policy="all", checkpoint_storage=storage)
-    assert life.attempt(StopAt(tick)).stopped
+    assert life.attempt(StopAt(tick)).end == "stopped"
     assert life.checkpoints == kept
 
 
@@ -333,13 +333,13 @@ class Satisfied(Tiny):
 
 def test_a_trial_that_asks_to_stop_finishes_with_a_validation_and_a_checkpoint(tmp_path: Path) -> None:
     life, never = Life.begin(tmp_path / "undisturbed", Satisfied), StopAt()
-    assert not life.attempt(never).stopped
+    assert life.attempt(never).end == "finished"
     assert life.steps("training") == [4, 8, 10], "the request is heard at the next report or validation"
     assert life.steps("validation") == [5, 10]
     assert life.checkpoints[-1] == 10
     for tick in range(1, never.ticks + 1):
         stopped = Life.begin(tmp_path / str(tick), Satisfied)
-        assert stopped.attempt(StopAt(tick)).stopped
+        assert stopped.attempt(StopAt(tick)).end == "stopped"
         stopped.attempt()
         assert_same(stopped, life)
 
@@ -422,7 +422,7 @@ class OwnLoader(Tiny):
 def test_an_epoch_that_is_shorter_after_a_resume_ends_for_schedulers_too(tmp_path: Path) -> None:
     ends = {"searcher": {"max_length": {"batches": 8}}, "min_validation_period": {"batches": 0}, "scheduling_unit": 1}
     life = Life.begin(tmp_path, OwnLoader, {"records": 24}, **ends)
-    assert life.attempt(StopAt(6)).stopped
+    assert life.attempt(StopAt(6)).end == "stopped"
     life.hparams = {**life.hparams, "records": 12}
     life.attempt()
     rates = [metrics["rate"] for kind, _, metrics in life.series if kind == "training"]
@@ -573,9 +573,9 @@ def test_a_checkpoint_of_another_trial_is_refused_with_every_difference(tmp_path
 
 def test_a_callback_that_is_new_starts_anew(tmp_path: Path) -> None:
     life = Life.begin(tmp_path, Steady)
-    assert life.attempt(StopAt(4)).stopped
+    assert life.attempt(StopAt(4)).end == "stopped"
     life.trial_class = Hooked
-    assert not life.attempt().stopped
+    assert life.attempt().end == "finished"
 
 
 # --- several ranks

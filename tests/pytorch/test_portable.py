@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -231,3 +234,57 @@ def test_every_checkpoint_of_a_trial_has_it(tmp_path: Path) -> None:
     assert about["trial_cls_spec"] == "tests.pytorch.trials:Tiny"
     assert about["hparams"] == life.hparams
     assert json.loads((checkpoint.path / "metadata.json").read_text())["steps_completed"] == checkpoint.steps
+
+
+# --- several trials at once
+
+
+def test_trials_that_begin_at_the_same_time_share_one_copy_of_the_code(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    (code / "package").mkdir(parents=True)
+    for number in range(20):
+        (code / "package" / f"module_{number}.py").write_text(f"{number}")
+    together = Barrier(8)
+
+    def begin() -> Path:
+        together.wait()
+        return keep_code(code)
+
+    with ThreadPoolExecutor(8) as trials:
+        (kept,) = {future.result() for future in [trials.submit(begin) for _ in range(8)]}
+    assert sorted(path.name for path in tmp_path.iterdir()) == [kept.name, "code"]
+    assert len(list((kept / "package").iterdir())) == 20
+
+
+def test_a_trial_that_began_first_may_change_the_code_under_one_that_still_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials download and delete files in `code` while they train."""
+    code = tmp_path / "code"
+    code.mkdir()
+    for name in ("model_def.py", "downloading.part"):
+        (code / name).write_text(name)
+    copytree, here = shutil.copytree, iter([True])
+
+    def overtaken(*args: Any, **options: Any) -> Any:
+        if next(here, False):
+            keep_code(code)
+            (code / "downloading.part").unlink()
+            raise shutil.Error([("downloading.part", "", "No such file")])
+        return copytree(*args, **options)
+
+    monkeypatch.setattr(shutil, "copytree", overtaken)
+    kept = keep_code(code)
+    assert sorted(path.name for path in kept.iterdir()) == ["downloading.part", "model_def.py"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [kept.name, "code"]
+
+
+def test_a_copy_that_fails_without_another_one_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    (tmp_path / "code").mkdir()
+    monkeypatch.setattr(shutil, "copytree", full)
+    with pytest.raises(OSError, match="no space left"):
+        keep_code(tmp_path / "code")
+    assert [path.name for path in tmp_path.iterdir()] == ["code"]

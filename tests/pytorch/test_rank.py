@@ -18,6 +18,7 @@ import pytest
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import Failure, first_failure
+from hpc_det.search.journal import SearchJournal
 from hpc_det.store.files import read_json, read_lines, write_json
 from hpc_det.store.folders import ExperimentFolder
 from tests.pytorch.trials import CONFIG
@@ -53,10 +54,10 @@ class Agent:
     """What a node agent does for one rank."""
 
     def __init__(self, folder: Path, private: Path) -> None:
-        self.code = ExperimentFolder(folder).code
-        self.trial = ExperimentFolder(folder).trial()
-        self.code.mkdir()
-        self.trial.checkpoints.mkdir(parents=True)
+        self.experiment = ExperimentFolder(folder)
+        self.code, self.trial = self.experiment.code, self.experiment.trial()
+        for needed in (self.code, self.trial.checkpoints, self.experiment.search):
+            needed.mkdir(parents=True)
         self.events: list[tuple[str, Any]] = []
         self.socket = str(private / "agent")
         self._selector = selectors.DefaultSelector()
@@ -73,10 +74,13 @@ class Agent:
         """Start Python with this program and serve it until it is gone; its exit code. `ranks`: of the node."""
         spec = {"experiment_id": 1, "trial_id": 1, "trial_seed": 5, "hparams": {"global_batch_size": 4, "workers": 0}}
         write_json(self.trial.trial, {**spec, "config": {**CONFIG, **config}})
+        write_json(self.experiment.effective, {**CONFIG, **config})
+        assert SearchJournal(self.experiment).ask(0, "4711") is not None
         (self.code / "model_def.py").write_text(CODE)
         attempt = Attempt(
             folder=str(self.trial.path),
             number=1,
+            worker=0,
             node_rank=0,
             nodes=1,
             ranks_per_node=ranks,
@@ -137,7 +141,10 @@ def test_a_rank_that_succeeds_says_so(agent: Agent) -> None:
     assert agent.events == []
     assert read_json(agent.trial.outcome) == {"attempt": 1, "kind": "finished", "steps": 18}
     assert first_failure(agent.trial, 1) is None
-    assert [record["steps"] for record in read_lines(agent.trial.metrics) if record["kind"] == "validation"][-1] == 18
+    search = SearchJournal(agent.experiment).state()
+    last = [record for record in read_lines(agent.trial.metrics) if record["kind"] == "validation"][-1]
+    assert last["steps"] == 18
+    assert (search.finished, search.trials[1].length, search.trials[1].value) == (True, 3, last["metrics"]["loss"])
 
 
 def test_a_rank_that_hears_a_signal_stops_when_its_agent_rings(agent: Agent) -> None:

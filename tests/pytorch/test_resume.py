@@ -64,7 +64,7 @@ def begin(path: Path, hparams: dict[str, Any], aggregation: int) -> Life:
 def live(distributed: Distributed, undisturbed: Life, stopped: Life, ticks: list[int]) -> list[bool]:
     """The one life without a stop, the other in as many attempts as there are stops, and one more."""
     undisturbed.attempt(StopAt(), distributed)
-    return [stopped.attempt(StopAt(tick, look=2), distributed).stopped for tick in [*ticks, math.inf]]
+    return [stopped.attempt(StopAt(tick, look=2), distributed).end == "stopped" for tick in [*ticks, math.inf]]
 
 
 @pytest.mark.parametrize(("ranks", "shuffle", "workers", "aggregation", "amp"), WAYS)

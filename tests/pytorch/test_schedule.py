@@ -21,6 +21,8 @@ def test_a_schedule_is_read_from_an_experiments_config() -> None:
         reporting_period=Batch(4),
         validation_period=Batch(5),
         checkpoint_period=Batch(7),
+        search_unit="epochs",
+        global_batch_size=4,
         metric="loss",
     )
     kept = schedule(checkpoint_storage={"save_experiment_best": 3, "save_trial_best": 2, "save_trial_latest": 0})

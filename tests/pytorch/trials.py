@@ -21,6 +21,7 @@ from hpc_det.core.checkpoint import CheckpointContext, load
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricsLog
 from hpc_det.core.rng import seed_everything
+from hpc_det.core.searcher import SearcherContext
 from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
 from hpc_det.pytorch.loop import Loop
 from hpc_det.pytorch.portable import LOAD_DATA, METADATA, Portable
@@ -30,7 +31,9 @@ from hpc_det.store.folders import TrialFolder
 
 CONFIG: dict[str, Any] = {
     "data": {},
-    "searcher": {"metric": "loss", "smaller_is_better": True, "max_length": {"epochs": 3}},
+    "hyperparameters": {},
+    "reproducibility": {"experiment_seed": 5},
+    "searcher": {"name": "single", "metric": "loss", "smaller_is_better": True, "max_length": {"epochs": 3}},
     "scheduling_unit": 4,
     "min_validation_period": {"batches": 5},
     "min_checkpoint_period": {"batches": 7},
@@ -161,8 +164,8 @@ class Life:
             folder, trial_class, merge(CONFIG, config), {"global_batch_size": 4, "workers": 0, **(hparams or {})}
         )
 
-    def attempt(self, stop: Any = None, distributed: Distributed | None = None) -> Loop:
-        """Everything anew, as in a new process, and run as far as it goes."""
+    def attempt(self, stop: Any = None, distributed: Distributed | None = None, worker: int | None = None) -> Loop:
+        """Everything anew, as in a new process, and run as far as it goes. `worker`: of the experiment's search."""
         self.attempts += 1
         stop = stop or StopAt()
         spec: dict[str, Any] = {"experiment_id": 1, "trial_id": 1, "trial_seed": 5}
@@ -178,6 +181,7 @@ class Life:
             checkpoints=CheckpointContext(self.folder.checkpoints, context.distributed),
             log=MetricsLog(self.folder, self.attempts),
             portable=Portable(spec, self.trial_class, None, is_trainer=False),
+            searcher=SearcherContext(self.folder, worker, context.distributed) if worker is not None else None,
         )
         loop.run()
         return loop

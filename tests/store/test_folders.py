@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.errors import UsageError
-from hpc_det.store.folders import ExperimentStore, TrialFolder
+from hpc_det.store.folders import ExperimentFolder, ExperimentStore, TrialFolder, job_log
 from hpc_det.store.root import state_root
 
 TAKE_IDS = """
@@ -79,14 +79,43 @@ def test_a_removed_experiment_is_gone_with_all_its_files(store: ExperimentStore)
     assert not folder.path.exists()
 
 
+def files_of(folder: TrialFolder | ExperimentFolder) -> list[Path]:
+    names = [name for name, member in vars(type(folder)).items() if isinstance(member, property) and name != "id"]
+    return [getattr(folder, name) for name in names]
+
+
 def test_every_file_of_a_trial_has_a_name_of_its_own(tmp_path: Path) -> None:
-    trial = TrialFolder(tmp_path)
-    names = [name for name, member in vars(TrialFolder).items() if isinstance(member, property)]
-    paths = [getattr(trial, name) for name in names]
+    trial = TrialFolder(tmp_path / "7")
+    paths = files_of(trial)
     paths += [trial.rendezvous(1), trial.rendezvous(2), trial.failures(1), trial.failures(2)]
     paths += [trial.rank_log(1, 0), trial.rank_log(1, 1), trial.rank_log(2, 0)]
     assert len(set(paths)) == len(paths)
+    assert all(path.is_relative_to(tmp_path / "7") for path in paths)
+
+
+def test_every_file_of_an_experiment_has_a_name_of_its_own(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path)
+    scripts = [experiment.script(number) for number in (1, 2)]
+    logs = [job_log(scripts[0]), job_log(scripts[1]), job_log(scripts[0], "-3"), job_log(scripts[1], "-3")]
+    paths = [*files_of(experiment), *scripts, experiment.job(1), experiment.job(2), *logs]
+    paths += [experiment.trial(1).path, experiment.trial(2).path]
+    assert len(set(paths)) == len(paths)
     assert all(path.is_relative_to(tmp_path) for path in paths)
+
+
+def test_a_trial_knows_its_number_and_its_experiment(tmp_path: Path) -> None:
+    trial = ExperimentFolder(tmp_path / "12").trial(7)
+    assert trial.id == 7
+    assert trial.experiment() == ExperimentFolder(tmp_path / "12")
+
+
+def test_the_trials_of_an_experiment_are_those_that_have_begun_in_their_order(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path)
+    assert experiment.trials() == []
+    for number in (10, 2, 1):
+        experiment.trial(number).path.mkdir(parents=True)
+    (tmp_path / "trials" / "notes").mkdir()
+    assert [trial.id for trial in experiment.trials()] == [1, 2, 10]
 
 
 def test_the_state_root_is_what_the_environment_says_or_lies_in_the_home_folder(

@@ -17,6 +17,7 @@ from hpc_det.process import start_ticks
 from hpc_det.submit.command import CommandError, run_command
 from hpc_det.submit.local import Local, start_detached
 from hpc_det.submit.scheduler import JobState
+from tests.plan.plans import job_plan
 
 HOST = socket.gethostname()
 
@@ -40,7 +41,7 @@ def started(tmp_path: Path) -> Iterator[Callable[[str], str]]:
     def start(text: str) -> str:
         script = tmp_path / "job.sh"
         script.write_text(text)
-        job_ids.append(Local().parse_submit(run_command(Local().submit_command(str(script)))))
+        job_ids.append(Local().parse_submit(run_command(Local().submit_command(str(script), None))))
         return job_ids[-1]
 
     yield start
@@ -141,3 +142,9 @@ def test_a_job_of_another_host_is_no_news_and_is_not_killed_here() -> None:
     assert state(elsewhere) is JobState.UNKNOWN
     with pytest.raises(CommandError, match="it runs on elsewhere"):
         Local().cancel(elsewhere, run_command)
+
+
+def test_gangs_that_share_this_machine_have_gpus_of_their_own() -> None:
+    plan = job_plan(scheduler="local", ranks_per_node=2)
+    assert [Local().share(plan, place)["CUDA_VISIBLE_DEVICES"] for place in range(3)] == ["0,1", "2,3", "4,5"]
+    assert Local().share(job_plan(slot_type="cpu"), 1) == {}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.plan.job_plan import JobArray
 from hpc_det.submit.render import render, render_template
 from hpc_det.submit.scheduler import scheduler
 from tests.plan.plans import job_plan
@@ -29,17 +30,33 @@ PLANS = {
         modules=("gcc/12", "cuda/12.4"),
         setup=("ulimit -n 4096", "export NCCL_DEBUG=WARN"),
     ),
-    "slurm_cpu_one_node.sh": job_plan(slot_type="cpu", nodes=1, ranks_per_node=2),
+    "slurm_cpu_one_node.sh": job_plan(slot_type="cpu", nodes=1, ranks_per_node=2, job_nodes=1, job_slots_per_node=2),
+    "slurm_array.sh": job_plan(nodes=1, job_nodes=1),
+    "slurm_shared.sh": job_plan(nodes=1, ranks_per_node=1, gpu_type="a100", srun_args=("--mpi=none",)),
     "local.sh": job_plan(scheduler="local", slot_type="cpu", nodes=1, ranks_per_node=2, cpus_per_rank=1),
     "local_with_setup.sh": job_plan(
-        scheduler="local", nodes=1, modules=("cuda/12.4",), setup=("ulimit -n 4096",), folder="/home/a b/trials/1"
+        scheduler="local", nodes=1, modules=("cuda/12.4",), setup=("ulimit -n 4096",), folder="/home/a b/experiments/12"
     ),
 }
+ARRAYS = {
+    "slurm_array.sh": JobArray(first=1000, count=64, at_once=16),
+    "slurm_shared.sh": JobArray(first=0, count=1, workers_each=8),
+}
+
+
+def script(name: str) -> str:
+    plan = PLANS[name]
+    return render(plan, ARRAYS.get(name, JobArray(first=0, count=1)), Path(plan.folder) / "jobs" / "1.sh")
+
+
+def variables(scheduler_name: str) -> dict[str, object]:
+    array = JobArray(first=0, count=1)
+    return scheduler(scheduler_name).script_variables(job_plan(scheduler=scheduler_name), array, Path("/jobs/1.sh"))
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_script(name: str) -> None:
-    assert render(PLANS[name]) == (GOLDEN / name).read_text(encoding="utf-8")
+    assert script(name) == (GOLDEN / name).read_text(encoding="utf-8")
 
 
 def test_every_golden_is_compared() -> None:
@@ -48,25 +65,22 @@ def test_every_golden_is_compared() -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_the_shell_can_read_the_script(name: str) -> None:
-    subprocess.run(["bash", "-n"], input=render(PLANS[name]), text=True, check=True)
+    subprocess.run(["bash", "-n"], input=script(name), text=True, check=True)
 
 
 @pytest.mark.parametrize("name", ["slurm", "local"])
 def test_a_variable_that_the_template_lacks_is_an_error(name: str) -> None:
-    chosen = scheduler(name)
-    variables = chosen.script_variables(job_plan(scheduler=name))
     with pytest.raises(ValueError, match=r"unknown variables \[\], unused variables \['surplus'\]"):
-        render_template(chosen.template, {**variables, "surplus": 1})
+        render_template(scheduler(name).template, {**variables(name), "surplus": 1})
 
 
 @pytest.mark.parametrize("name", ["slurm", "local"])
 def test_a_variable_that_only_the_template_knows_is_an_error(name: str) -> None:
-    chosen = scheduler(name)
-    variables = chosen.script_variables(job_plan(scheduler=name))
-    for left_out in variables:
-        rest = {name: value for name, value in variables.items() if name != left_out}
+    everything = variables(name)
+    for left_out in everything:
+        rest = {name: value for name, value in everything.items() if name != left_out}
         with pytest.raises(ValueError, match=rf"unknown variables \['{left_out}'\], unused variables \[\]"):
-            render_template(chosen.template, rest)
+            render_template(scheduler(name).template, rest)
 
 
 def test_the_error_names_the_template() -> None:

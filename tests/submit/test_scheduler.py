@@ -6,10 +6,12 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from socket import gethostname
 
 import pytest
 
+from hpc_det.plan.job_plan import JobArray
 from hpc_det.resources import data_path
 from hpc_det.submit.command import run_command
 from hpc_det.submit.render import render
@@ -19,6 +21,7 @@ from tests.submit.conftest import Stub
 
 NAMES = ["slurm", "local"]
 JOB_ENVIRONMENT = {"SLURM_JOB_ID": "4711", "SLURM_NODEID": "0"}
+ONE_JOB, SCRIPT = JobArray(first=0, count=1), Path("/home/ada/hpc_det/experiments/12/jobs/1.sh")
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
 
@@ -34,18 +37,19 @@ def test_its_template_exists(chosen: Scheduler) -> None:
 
 def test_its_script_starts_the_job_with_the_command_for_agents(name: str) -> None:
     plan = job_plan(scheduler=name)
-    command = render(plan).rpartition("exec ")[2].replace("\\\n", "")
+    command = render(plan, ONE_JOB, SCRIPT).rpartition("exec ")[2].replace("\\\n", "")
     job, start_agents = command.split(" -- ")
-    assert shlex.split(job) == [plan.python, "-m", "hpc_det.launch.job", plan.folder]
+    assert shlex.split(job) == [plan.python, "-m", "hpc_det.launch.job", plan.folder, "0", "1"]
     assert start_agents.strip().endswith(agent_command(plan))
 
 
 def test_the_same_plan_gives_the_same_script(name: str) -> None:
-    assert render(job_plan(scheduler=name)) == render(job_plan(scheduler=name))
+    first, again = (render(job_plan(scheduler=name), ONE_JOB, SCRIPT) for _ in range(2))
+    assert first == again
 
 
 def test_the_script_is_submitted_as_it_is_called(chosen: Scheduler) -> None:
-    assert chosen.submit_command("/a b/job.sh")[-1] == "/a b/job.sh"
+    assert chosen.submit_command("/a b/job.sh", None)[-1] == "/a b/job.sh"
 
 
 def test_an_answer_that_holds_no_job_id_is_a_value_error(chosen: Scheduler) -> None:

@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from hpc_det.plan.job_plan import JobArray
 from hpc_det.requeue import Cause
 from hpc_det.submit.command import CommandError, run_command
 from hpc_det.submit.scheduler import JobState, JobStatus
@@ -29,6 +30,7 @@ SHOW_JOB = (
     "ReqB:S:C:T=0:0:*:* TRES=cpu=2,node=2,billing=2 Command=/home/ada/job.sh WorkDir=/home/ada StdOut=/home/ada/a b.log"
 )
 NOW = 1_795_000_000.0
+ONE_JOB, SCRIPT = JobArray(first=0, count=1), Path("/home/ada/hpc_det/experiments/12/jobs/1.sh")
 
 
 def slurm_time(moment: float) -> str:
@@ -114,6 +116,60 @@ def test_all_jobs_are_asked_for_at_once(stub: Stub, tmp_path: Path) -> None:
     assert "--jobs=7,8_1,9" in asked
 
 
+def test_the_elements_of_an_array_are_asked_for_one_a_line(stub: Stub, tmp_path: Path) -> None:
+    """Together they would be shown as `4711_[5-99%16]`, and cut off when the list is long."""
+    stub("squeue", f"echo \"$@\" >>'{tmp_path}/asked'")
+    Slurm().status(["4711"], run_command)
+    assert "--array" in (tmp_path / "asked").read_text().split()
+
+
+ARRAY = "4711_1|COMPLETED|None\n4711_2|RUNNING|None\n4711_3|PENDING|JobArrayTaskLimit\n"
+
+
+def array_status(stub: Stub, lines: str, *job_ids: str) -> list[JobStatus]:
+    stub("squeue", f"printf '%s' '{lines}'")
+    return list(Slurm().status(job_ids, run_command).values())
+
+
+def test_each_element_of_an_array_has_a_state_of_its_own(stub: Stub) -> None:
+    found = array_status(stub, ARRAY, "4711_1", "4711_2", "4711_3", "4711_4")
+    assert [status.state for status in found] == [
+        JobState.ENDED,
+        JobState.RUNNING,
+        JobState.QUEUED,
+        JobState.ENDED,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "state"),
+    [
+        (ARRAY, JobState.RUNNING),
+        ("4711_1|COMPLETED|None\n4711_2|PENDING|Resources\n", JobState.QUEUED),
+        ("4711_1|COMPLETED|None\n4711_2|TIMEOUT|TimeLimit\n", JobState.ENDED),
+        ("4711_[5-99%16]|PENDING|JobArrayTaskLimit\n4711_3|COMPLETED|None\n", JobState.QUEUED),
+        ("4711_[5-99%16]|PENDING|JobArrayTaskLimit\n4711_3|RUNNING|None\n", JobState.RUNNING),
+        ("4711_1|PENDING|BeginTime\n4711_2|PENDING|Resources\n", JobState.HELD),
+    ],
+)
+def test_an_array_runs_while_any_of_its_elements_does_and_waits_while_any_waits(
+    stub: Stub, lines: str, state: JobState
+) -> None:
+    (found,) = array_status(stub, lines, "4711")
+    assert found.state is state
+
+
+def test_an_array_names_its_held_elements_so_that_they_can_be_released(stub: Stub) -> None:
+    lines = "4711_1|PENDING|BeginTime\n4711_2|RUNNING|None\n4711_3|PENDING|BeginTime\n4711_4|PENDING|Resources\n"
+    (found,) = array_status(stub, lines, "4711")
+    assert (found.state, found.held) == (JobState.RUNNING, ("4711_1", "4711_3"))
+
+
+def test_a_job_that_is_held_can_be_released_by_its_own_id(stub: Stub) -> None:
+    stub("squeue", "echo '7|PENDING|BeginTime'")
+    assert Slurm().status(["7"], run_command)["7"].held == ("7",)
+
+
 # --- ids
 
 
@@ -133,6 +189,11 @@ def test_the_element_of_an_array_is_named_by_both_numbers() -> None:
     env = {"SLURM_JOB_ID": "812", "SLURM_ARRAY_JOB_ID": "811", "SLURM_ARRAY_TASK_ID": "1"}
     assert Slurm().job_id(env) == "811_1"
     assert Slurm().job_id({"SLURM_JOB_ID": "812"}) == "812"
+
+
+def test_the_place_in_an_array_is_its_task_id() -> None:
+    assert Slurm().array_index({"SLURM_ARRAY_JOB_ID": "811", "SLURM_ARRAY_TASK_ID": "7"}) == 7
+    assert Slurm().array_index({"SLURM_JOB_ID": "812"}) == 0
 
 
 def test_the_node_of_an_agent_is_what_srun_says() -> None:
@@ -214,7 +275,9 @@ def test_fields_without_blanks_are_read() -> None:
 
 
 def flags(**changes: object) -> dict[str, str]:
-    return dict(flag.removeprefix("--").partition("=")[::2] for flag in directives(job_plan(**changes)))
+    return dict(
+        flag.removeprefix("--").partition("=")[::2] for flag in directives(job_plan(**changes), ONE_JOB, SCRIPT)
+    )
 
 
 @pytest.mark.parametrize(
@@ -232,9 +295,39 @@ def test_gpus_are_asked_for_in_the_sites_dialect(changes: dict[str, str], expect
 
 
 def test_a_node_has_one_task_with_the_cpus_of_all_its_ranks() -> None:
-    found = flags(nodes=3, ranks_per_node=4, cpus_per_rank=5)
+    found = flags(job_nodes=3, job_slots_per_node=4, cpus_per_rank=5)
     shape = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task")
     assert [found[name] for name in shape] == ["3", "3", "1", "20"]
+
+
+def test_an_array_is_asked_for_by_its_places_and_its_limit() -> None:
+    def array(**changes: int) -> str | None:
+        found = directives(job_plan(), JobArray(first=1000, **changes), SCRIPT)
+        return next((flag for flag in found if flag.startswith("--array")), None)
+
+    assert array(count=10, at_once=4) == "--array=0-9%4"
+    assert array(count=10) == "--array=0-9"
+    assert array(count=1) is None
+
+
+def test_each_element_of_an_array_prints_into_a_file_of_its_own() -> None:
+    array = JobArray(first=0, count=10)
+    assert "--output=/home/ada/hpc_det/experiments/12/jobs/1-%a.log" in directives(job_plan(), array, SCRIPT)
+    percent = directives(job_plan(), array, Path("/home/100%j/jobs/2.sh"))
+    assert "--output=/home/100%%j/jobs/2-%a.log" in percent
+
+
+def test_gangs_that_share_an_allocation_take_a_part_that_no_other_one_has() -> None:
+    plan = job_plan(nodes=1, ranks_per_node=2, gpu_type="a100")
+    alone = str(Slurm().script_variables(plan, ONE_JOB, SCRIPT)["srun"]).split()
+    shared = str(Slurm().script_variables(plan, JobArray(first=0, count=1, workers_each=4), SCRIPT)["srun"]).split()
+    assert [flag for flag in shared if flag not in alone] == ["--exact", "--mem=0", "--gpus-per-node=a100:2"]
+    assert [flag for flag in alone if flag not in shared] == []
+
+
+def test_a_job_that_must_wait_for_another_says_so() -> None:
+    assert Slurm().submit_command("1.sh", "4711") == ["sbatch", "--parsable", "--dependency=afterany:4711", "1.sh"]
+    assert Slurm().submit_command("1.sh", None) == ["sbatch", "--parsable", "1.sh"]
 
 
 def test_what_is_not_set_is_not_asked_for() -> None:
@@ -251,14 +344,15 @@ def test_what_is_not_set_is_not_asked_for() -> None:
     ],
 )
 def test_the_users_own_flags_come_last_on_a_line_of_their_own(args: tuple[str, ...], line: str) -> None:
-    rendered = Slurm().script_variables(job_plan(sbatch_args=args))["directives"]
+    rendered = Slurm().script_variables(job_plan(sbatch_args=args), ONE_JOB, SCRIPT)["directives"]
     assert isinstance(rendered, list)
     assert rendered[-1] == line
 
 
 def test_without_flags_of_the_user_there_is_no_empty_line() -> None:
     plan = job_plan(sbatch_args=())
-    assert len(cast(list[str], Slurm().script_variables(plan)["directives"])) == len(directives(plan))
+    rendered = Slurm().script_variables(plan, ONE_JOB, SCRIPT)["directives"]
+    assert len(cast(list[str], rendered)) == len(directives(plan, ONE_JOB, SCRIPT))
 
 
 # --- the real Slurm
@@ -272,7 +366,7 @@ def test_a_job_on_the_real_slurm_is_held_until_released_and_ends_when_cancelled(
     chosen, folder = Slurm(), slurm_lab.folder()
     script = folder / "job.sh"
     script.write_text("#!/bin/bash\n#SBATCH --begin=now+1hour --output=/dev/null\nexec sleep 60\n")
-    job_id = chosen.parse_submit(run_command(chosen.submit_command(str(script))))
+    job_id = chosen.parse_submit(run_command(chosen.submit_command(str(script), None)))
 
     def wait_until(state: JobState) -> None:
         end = time.monotonic() + 20

@@ -1,0 +1,117 @@
+"""The checkpoints of a trial in an object store.
+
+    URL/UUID/...    the checkpoint's files, and last of all its manifest.json
+
+As on disk, a folder without a whole manifest is no checkpoint, so a kill in an upload leaves none. fsspec reaches the
+store (the extra `cloud`); it is imported by the first Remote.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from hpc_det.checkpoint.committed import MANIFEST, Committed, delete, parsed
+from hpc_det.errors import UsageError
+
+
+class Remote:
+    """A folder of an object store with the checkpoints of one trial. All methods raise what the store's library does:
+    no two agree on it.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        """`options` are the file system's own. UsageError where what reaches it is not installed."""
+        try:
+            from fsspec.core import url_to_fs
+
+            self._fs, self._root = url_to_fs(url, **options)
+        except ImportError as error:
+            raise UsageError(f"checkpoint_storage: {url}: {error}; install hpc_det[cloud]") from None
+        self.url = url
+        self._secrets = [value for value in options.values() if isinstance(value, str)]
+
+    def in_words(self, error: Exception) -> str:
+        """An error of the store, without what opens it."""
+        text = f"{type(error).__name__}: {error}"
+        for secret in self._secrets:
+            text = text.replace(secret, "********")
+        return text
+
+    def stored(self, checkpoints: Path) -> list[Committed]:
+        """All that are whole by their manifests, each with the path that it has, or would have, in `checkpoints`."""
+        self._fs.invalidate_cache()  # what others wrote meanwhile
+        if not self._fs.exists(self._root):
+            return []
+        uuids = [PurePosixPath(folder).name for folder in self._fs.ls(self._root, detail=False)]
+        return [found for uuid in uuids if (found := self._manifest(checkpoints / uuid))]
+
+    def upload(self, checkpoint: Committed) -> None:
+        for name in [*sorted(checkpoint.files), MANIFEST]:
+            self._fs.put_file(str(checkpoint.path / name), f"{self._root}/{checkpoint.uuid}/{name}")
+
+    def remove(self, uuid: str) -> None:
+        """The manifest goes first: what is left of a killed removal is no checkpoint."""
+        folder = f"{self._root}/{uuid}"
+        self._fs.invalidate_cache()
+        if self._fs.exists(f"{folder}/{MANIFEST}"):
+            self._fs.rm_file(f"{folder}/{MANIFEST}")
+        self._fs.invalidate_cache()
+        if self._fs.exists(folder):
+            self._fs.rm(folder, recursive=True)
+
+    def download(self, checkpoint: Committed) -> list[str]:
+        """Into a hidden folder, and by one rename to its path, where it may replace a damaged one.
+
+        Returns what is damaged; then there is nothing new at its path.
+        """
+        if outside := [name for name in checkpoint.files if not _is_below(name)]:
+            return [f"{name!r} is no file of a checkpoint" for name in outside]
+        partial = checkpoint.path.with_name(f".partial-{checkpoint.uuid}")
+        shutil.rmtree(partial, ignore_errors=True)
+        for name in [*checkpoint.files, MANIFEST]:
+            target = partial / name
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                self._fs.get_file(f"{self._root}/{checkpoint.uuid}/{name}", str(target))
+            except FileNotFoundError:
+                return [f"{name}: missing"]
+        damage = checkpoint.damage(partial)
+        if not damage:
+            if checkpoint.path.exists():
+                delete(checkpoint.path, hidden=".partial-damaged")
+            os.rename(partial, checkpoint.path)
+        return damage
+
+    def _manifest(self, path: Path) -> Committed | None:
+        try:
+            return parsed(self._fs.cat_file(f"{self._root}/{path.name}/{MANIFEST}"), path)
+        except FileNotFoundError:
+            return None
+
+
+def options(storage: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file system needs, by `checkpoint_storage` of an effective config."""
+    found = {name: storage[key] for key, name in _OPTIONS.items() if storage.get(key) is not None}
+    host = urlsplit(storage["account_url"]).hostname if storage.get("account_url") else None
+    return {**found, "account_name": host.split(".")[0], "account_host": host} if host else found
+
+
+# What checkpoint_storage calls it, and what s3fs and adlfs do.
+_OPTIONS = {
+    "access_key": "key",
+    "secret_key": "secret",
+    "endpoint_url": "endpoint_url",
+    "connection_string": "connection_string",
+    "credential": "credential",
+}
+
+
+def _is_below(name: str) -> bool:
+    """A bucket may be writable for others, and its names become paths here."""
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts

@@ -1,0 +1,157 @@
+"""hpc-det trial describe, and what `experiment describe` says of each trial."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpc_det.checkpoint.committed import Committed, committed
+from hpc_det.cli import story
+from hpc_det.cli.listing import best_of_one
+from hpc_det.cli.state import ExperimentState, ExperimentView
+from hpc_det.cli.story import AttemptStory, Metrics
+from hpc_det.cli.trials import TrialState, trial_state
+from hpc_det.cli.values import iso, number, values_in_words
+from hpc_det.cli.watch import state as state_of
+from hpc_det.store.folders import TrialFolder
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialFacts:
+    """All that is known of a trial."""
+
+    folder: TrialFolder
+    state: TrialState
+    worker: int | None
+    """Who trains it now."""
+    hparams: dict[str, Any]
+    seed: int
+    metrics: Metrics
+    attempts: list[AttemptStory]
+    is_over: bool
+    """Nothing of the experiment runs any more."""
+
+    @property
+    def id(self) -> int:
+        return self.folder.id
+
+    @property
+    def job_id(self) -> str | None:
+        """Of its last attempt."""
+        return self.attempts[-1].job_id if self.attempts else None
+
+    def checkpoints(self) -> list[Committed]:
+        return committed(self.folder.checkpoints)
+
+    def as_json(self) -> Record:
+        return {
+            "id": self.id,
+            "state": self.state.value,
+            "worker": self.worker,
+            "job_id": self.job_id,
+            "hyperparameters": self.hparams,
+            "seed": self.seed,
+            "batches": self.metrics.batches,
+            "total_batches": self.metrics.total,
+            "training": self.metrics.training or None,
+            "validation": self.metrics.validation or None,
+            "best": best_of_one(self.metrics, self.id),
+            "checkpoints": [_checkpoint(item) for item in self.checkpoints()],
+            "attempts": [_attempt(item) for item in self.attempts],
+        }
+
+
+def facts(view: ExperimentView, number: int, state: ExperimentState) -> TrialFacts:
+    """Of a trial that the search has created; `state` is the experiment's."""
+    folder, search = view.folder.trial(number), view.search
+    attempts = story.attempts(folder)
+    hparams, seed = _sample(view, folder)
+    return TrialFacts(
+        folder=folder,
+        state=trial_state(search, number, attempts, is_over=state.is_final),
+        worker=None if state.is_final else search.trials[number].worker,
+        hparams=hparams,
+        seed=seed,
+        metrics=Metrics.read(folder, view.config["searcher"]),
+        attempts=attempts,
+        is_over=state.is_final,
+    )
+
+
+def _sample(view: ExperimentView, folder: TrialFolder) -> tuple[dict[str, Any], int]:
+    """What its worker has written; before that, what it is going to write."""
+    if written := story.read_tolerantly(folder.trial):
+        return written["hparams"], written["trial_seed"]
+    sample = view.sample(folder.id)
+    return sample.hparams, sample.seed
+
+
+def of(trial: TrialFolder) -> TrialFacts:
+    view = ExperimentView(trial.experiment())
+    return facts(view, trial.id, state_of(view))
+
+
+def in_words(found: TrialFacts) -> str:
+    heading = [f"Trial {found.folder.experiment().id}/{found.id}", *_rows(found)]
+    return "\n\n".join("\n".join(lines) for lines in [heading, *sections(found)] if lines)
+
+
+def _rows(found: TrialFacts) -> Iterator[str]:
+    rows = {
+        "State": found.state.value,
+        "Progress": batches_in_words(found.metrics),
+        "Worker": f"{'-' if found.worker is None else found.worker}, job {found.job_id or '-'}",
+        "Hparams": json.dumps(found.hparams),
+        "Seed": str(found.seed),
+        "Folder": str(found.folder.path),
+    }
+    yield from facts_in_words(rows)
+
+
+def sections(found: TrialFacts) -> list[list[str]]:
+    """Attempts, metrics and checkpoints."""
+    now = time.time()
+    return [
+        section("Attempts", [story.in_words(item, now, is_over=found.is_over) for item in found.attempts]),
+        section("Metrics", list(_metrics(found.metrics))),
+        section("Checkpoints", [_checkpoint_in_words(item) for item in found.checkpoints()]),
+    ]
+
+
+def batches_in_words(metrics: Metrics) -> str:
+    return f"{metrics.batches} of {metrics.total or '?'} batches"
+
+
+def facts_in_words(rows: dict[str, str]) -> Iterator[str]:
+    yield from (f"  {name + ':':<12}{text}" for name, text in rows.items())
+
+
+def section(heading: str, lines: list[str]) -> list[str]:
+    return [f"{heading}:", *(f"  {line}" for line in lines)] if lines else []
+
+
+def _metrics(metrics: Metrics) -> Iterator[str]:
+    for name, values in (("last training", metrics.training), ("last validation", metrics.validation)):
+        if values:
+            yield f"{name}: {values_in_words(values)}"
+    if best := metrics.best:
+        yield f"best validation: {best.metric} {number(best.value)} at batch {best.batches}"
+
+
+def _checkpoint_in_words(item: Committed) -> str:
+    damage = "" if story.is_complete(item) else ", files are missing or cut"
+    return f"{item.uuid} at batch {item.steps}, {iso(item.time)}{damage}"
+
+
+def _checkpoint(item: Committed) -> Record:
+    complete = story.is_complete(item)
+    return {"uuid": item.uuid, "batches": item.steps, "time": iso(item.time), "complete": complete}
+
+
+def _attempt(item: AttemptStory) -> Record:
+    return {**asdict(item), "started": iso(item.started), "ended": iso(item.ended) if item.ended else None}

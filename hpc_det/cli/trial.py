@@ -1,0 +1,57 @@
+"""hpc-det trial: one trial of an experiment."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from hpc_det.cli.parameters import trial_argument
+from hpc_det.store.folders import TrialFolder
+
+
+@click.group()
+def trial() -> None:
+    """Look at one trial of an experiment."""
+
+
+@trial.command()
+@trial_argument
+@click.option("--json", "as_json", is_flag=True, help="One JSON record.")
+def describe(trial: TrialFolder, as_json: bool) -> None:
+    """Describe a trial: its state, hyperparameters, attempts, metrics and checkpoints.
+
+    The state is QUEUED, RUNNING, PAUSED, COMPLETED, ERROR or CANCELED; PAUSED: the searcher may want more of it.
+
+    \b
+    Example:
+      hpc-det trial describe 12/7 --json
+      {"id": 7, "state": "PAUSED", "worker": null, "job_id": "4711_3",
+       "hyperparameters": {"lr": 0.01}, "seed": 1729,
+       "batches": 100, "total_batches": 100,
+       "training": {"loss": 0.1}, "validation": {"accuracy": 0.96},
+       "best": {...}, "checkpoints": [...], "attempts": [...]}
+    `worker` is who trains it now. What the last keys hold stands in
+    `hpc-det experiment describe --help`.
+    """
+    from hpc_det.cli.describe_trial import in_words, of
+
+    found = of(trial)
+    click.echo(json.dumps(found.as_json(), indent=1) if as_json else in_words(found))
+
+
+@trial.command()
+@trial_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on until the trial has ended, across requeues and pauses.")
+@click.option("--rank", type=int, metavar="R", help="Only the lines of this rank.")
+def logs(trial: TrialFolder, follow: bool, rank: int | None) -> None:
+    """Print what the ranks of a trial and its attempts printed.
+
+    \b
+    Example:
+      hpc-det trial logs 12/7 --follow --rank 0
+    """
+    from hpc_det.cli.logs import stream_trial
+
+    for line in stream_trial(trial, follow=follow, rank=rank):
+        click.echo(line)

@@ -1,0 +1,142 @@
+"""The trials of an experiment: the state of each, how many there are of a kind, and the best one."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_det.cli import story
+from hpc_det.cli.story import AttemptStory
+from hpc_det.config.merge import Tree
+from hpc_det.requeue import Action, Cause
+from hpc_det.search.method import Exit
+from hpc_det.search.metric import better
+from hpc_det.search.state import Entry, SearchState
+from hpc_det.store.folders import TrialFolder
+
+
+class TrialState(str, enum.Enum):
+    QUEUED = "QUEUED"
+    """Created, and nobody has it: its job waits, or went back into the queue."""
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    """The searcher may want more of it."""
+    COMPLETED = "COMPLETED"
+    ERROR = "ERROR"
+    CANCELED = "CANCELED"
+
+    @property
+    def is_final(self) -> bool:
+        return self not in (TrialState.QUEUED, TrialState.RUNNING, TrialState.PAUSED)
+
+
+_ENDS = {
+    Exit.COMPLETED: TrialState.COMPLETED,
+    Exit.FAILED: TrialState.ERROR,
+    Exit.INVALID_HP: TrialState.ERROR,
+    Exit.CANCELLED: TrialState.CANCELED,
+}
+
+
+def trial_state(
+    search: SearchState, number: int, attempts: Sequence[AttemptStory], *, is_over: bool = False
+) -> TrialState:
+    """Of a trial that the search has created. `is_over`: nothing of the experiment runs any more."""
+    last = attempts[-1] if attempts else None
+    if last and last.is_open and search.present.get(last.worker) == last.job_id and not is_over:
+        return TrialState.RUNNING
+    if found := _end(search, number, last):
+        return found
+    is_wanted = search.trials[number].worker is not None
+    if search.cancelled or is_over:
+        return TrialState.ERROR if is_wanted and not search.cancelled else TrialState.CANCELED
+    if is_wanted:
+        return TrialState.QUEUED if last and last.is_requeued else TrialState.RUNNING
+    return TrialState.PAUSED if last and last.action == Action.WAIT else TrialState.QUEUED
+
+
+def state_now(search: SearchState, trial: TrialFolder, *, is_over: bool) -> TrialState:
+    """The same, with a look at the trial's journal."""
+    return trial_state(search, trial.id, story.attempts(trial), is_over=is_over)
+
+
+def _end(search: SearchState, number: int, last: AttemptStory | None) -> TrialState | None:
+    """What the search knows, or else the trial's own journal, which is written before."""
+    if ended := search.trials[number].ended:
+        return _ENDS[ended]
+    if search.method.is_closed(number):
+        return TrialState.COMPLETED
+    if last is None or last.continued:
+        return None
+    if last.action == Action.DONE:
+        return TrialState.CANCELED if last.cause == Cause.CANCELLED else TrialState.COMPLETED
+    return TrialState.ERROR if last.action == Action.GIVE_UP else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialCounts:
+    expected: int
+    created: int
+    running: int
+    completed: int
+    failed: int
+
+    @property
+    def ended(self) -> int:
+        return self.completed + self.failed
+
+
+def counted(search: SearchState, *, is_running: bool) -> TrialCounts:
+    """Without a look at the trials' own files. `is_running`: the experiment."""
+    ends = [
+        trial.ended or (Exit.COMPLETED if search.method.is_closed(number) else None)
+        for number, trial in search.trials.items()
+    ]
+    return TrialCounts(
+        expected=search.method.trials_expected,
+        created=len(ends),
+        running=len(search.open) if is_running else 0,
+        completed=ends.count(Exit.COMPLETED),
+        failed=ends.count(Exit.FAILED) + ends.count(Exit.INVALID_HP),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestTrial:
+    """By all reports to the search."""
+
+    trial: int
+    metric: str
+    value: float
+    length: int | None
+    """At that report, in the unit of searcher.max_length."""
+
+
+def best_trial(told: Iterable[Entry], searcher: Tree) -> BestTrial | None:
+    best: BestTrial | None = None
+    for entry in told:
+        value = entry.get("value")
+        if value is not None and better(value, best.value if best else None, searcher["smaller_is_better"]):
+            best = BestTrial(trial=entry["trial"], metric=searcher["metric"], value=value, length=entry["until"])
+    return best
+
+
+def length_unit(searcher: Tree) -> str | None:
+    """batches, records or epochs; None for a search that names no length."""
+    return next(iter(searcher.get("max_length") or []), None)
+
+
+def differing(hparams: Sequence[dict[str, Any]]) -> list[str]:
+    """The names, dotted where nested, of values that are not the same in all trials."""
+    flat = [flattened(each) for each in hparams]
+    names = dict.fromkeys(name for each in flat for name in each)
+    return [name for name in names if any(each.get(name) != flat[0].get(name) for each in flat)]
+
+
+def flattened(hparams: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in hparams.items():
+        found |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found

@@ -1,0 +1,275 @@
+"""Experiments with several trials: list, describe, logs, follow, kill and release."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from hpc_det.cli.follow import follow
+from hpc_det.cli.follow_many import Bar
+from hpc_det.cli.state import ExperimentState, ExperimentView
+from hpc_det.errors import HpcDetError
+from hpc_det.requeue import Action, Cause
+from hpc_det.search.method import Exit
+from hpc_det.store.stop import read_stop
+from hpc_det.submit.scheduler import JobState
+from tests.cli.conftest import Command
+from tests.cli.life import FakeScheduler, Life, halving, random_search
+from tests.cli.test_wait import WAIT, after
+
+
+@pytest.fixture
+def life(root: Path) -> Life:
+    """Experiment 1: four trials, two of them under way, one of them paused, one not begun."""
+    life = Life.submitted(root, workers=2, **halving(4))
+    life.begins(0)
+    life.reports("validation", 100, {"accuracy": 0.91})
+    life.saves(100)
+    life.begins(1)
+    life.reaches(0.91, worker=0)
+    return life
+
+
+# --- list and describe
+
+
+def test_the_list_shows_trials_that_have_ended_and_the_best_one(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler
+) -> None:
+    life.ends(Cause.FAILED, Action.GIVE_UP, worker=1)
+    row = hpc_det("e", "list").out.splitlines()[1]
+    assert row.startswith("1   digits  RUNNING  1/4 trials, ")
+    assert "accuracy 0.91 (trial 1)" in row
+    (record,) = json.loads(hpc_det("e", "list", "--json").out)
+    assert record["trials"] == {"expected": 4, "created": 4, "running": 2, "completed": 0, "failed": 1}
+    assert (record["batches"], record["total_batches"]) == (None, None)
+    assert record["best"] == {"metric": "accuracy", "value": 0.91, "batches": 100, "trial": 1}
+    assert 0 < record["progress"] < 1
+
+
+def test_a_list_reads_no_folder_of_a_trial(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a trial was read")
+
+    monkeypatch.setattr("hpc_det.store.folders.ExperimentFolder.trial", refuse)
+    assert "RUNNING  0/4 trials, " in hpc_det("e", "list").out
+
+
+def test_nothing_runs_any_more_when_the_jobs_have_ended(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    scheduler.states = [JobState.ENDED]
+    (record,) = json.loads(hpc_det("e", "list", "--json").out)
+    assert (record["state"], record["trials"]["running"]) == ("ERROR", 0)
+
+
+def test_describe_shows_a_line_for_each_trial(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    told = hpc_det("e", "describe", "1").out
+    assert "  State:      RUNNING\n" in told
+    assert "; 3 created, 2 running, 0 failed; best accuracy 0.91 in trial 1\n" in told
+    heading, *rows = told.split("Trials:\n")[1].splitlines()
+    assert heading.split() == ["ID", "STATE", "BATCHES", "LAST", "BEST", "lr", "WORKER", "JOB"]
+    cells = [row.split() for row in rows]
+    assert [row[:2] for row in cells] == [["1", "PAUSED"], ["2", "RUNNING"], ["3", "RUNNING"]]
+    assert cells[0][2:5] == ["100/400", "0.91", "0.91"]
+    assert [row[6:] for row in cells] == [["-", "4711_0"], ["1", "4711_1"], ["0", "4711_0"]]
+
+
+def test_describe_as_json_has_a_record_for_each_trial(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    record = json.loads(hpc_det("e", "describe", "1", "--json").out)
+    assert record["trial_counts"]["running"] == 2
+    assert (record["job_ids"], record["batches"], record["attempts"]) == (["4711"], None, [])
+    paused, running, _ = record["trials"]
+    assert (paused["id"], paused["state"], paused["worker"], paused["batches"]) == (1, "PAUSED", None, 100)
+    assert paused["hyperparameters"]["width"] == 64
+    assert paused["hyperparameters"]["lr"] != running["hyperparameters"]["lr"]
+    assert paused["seed"] == life.search.sample(1).seed
+    assert [attempt["cause"] for attempt in paused["attempts"]] == ["paused"]
+
+
+def test_a_trial_is_described_by_itself(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    told = hpc_det("t", "describe", "1/1").out
+    assert told.startswith("Trial 1/1\n  State:      PAUSED\n  Progress:   100 of 400 batches\n")
+    assert f"  Seed:       {life.search.sample(1).seed}\n" in told
+    assert "paused by the searcher at batch 100\n" in told
+    assert "best validation: accuracy 0.91 at batch 100\n" in told
+    assert json.loads(hpc_det("trial", "describe", "1/1", "--json").out)["state"] == "PAUSED"
+
+
+@pytest.mark.parametrize(
+    ("trial", "said"),
+    [
+        ("1/9", "hpc-det: experiment 1: no trial 9 so far; it has 1 to 3\n"),
+        ("7/1", "hpc-det: experiment 7: not found below "),
+    ],
+)
+def test_a_trial_that_is_not_there(hpc_det: Command, life: Life, trial: str, said: str) -> None:
+    for command in ("describe", "logs"):
+        result = hpc_det("trial", command, trial)
+        assert (result.code, result.out) == (2, "")
+        assert result.err.startswith(said)
+
+
+@pytest.mark.parametrize("trial", ["1", "a/1", "1/", "/1", "1/2/3"])
+def test_a_word_that_names_no_trial(hpc_det: Command, life: Life, trial: str) -> None:
+    assert "expected EXPERIMENT/TRIAL such as 12/7" in hpc_det("trial", "describe", trial).err
+
+
+# --- logs
+
+
+def test_logs_name_the_trial_of_each_line(hpc_det: Command, life: Life) -> None:
+    life.job_prints("module loaded\n")
+    life.rank_prints(1, "two\n", trial=2)
+    assert hpc_det("e", "logs", "1").out.splitlines() == [
+        "[job=1] module loaded",
+        "[trial=1] ---------- attempt 1 ----------",
+        "[trial=1] hpc-det: 10:00:01 attempt 1 begins",
+        "[trial=2] ---------- attempt 1 ----------",
+        "[trial=2] hpc-det: 10:00:01 attempt 1 begins",
+        "[trial=2] [rank=1] two",
+        "[trial=3] ---------- attempt 1 ----------",
+        "[trial=3] hpc-det: 10:00:01 attempt 1 begins",
+    ]
+
+
+def test_logs_of_one_trial(hpc_det: Command, life: Life) -> None:
+    life.job_prints("module loaded\n")
+    life.rank_prints(1, "two\n", trial=2)
+    life.rank_prints(0, "zero\n", trial=2)
+    told = hpc_det("e", "logs", "1", "--trial", 2, "--rank", 1).out
+    assert told == "---------- attempt 1 ----------\n[rank=1] two\n"
+    assert hpc_det("trial", "logs", "1/2", "--rank", "1").out == told
+    assert "attempt 1 begins" in hpc_det("trial", "logs", "1/2").out
+
+
+def test_what_a_job_says_before_any_trial_is_shown(hpc_det: Command, root: Path) -> None:
+    life = Life.submitted(root, workers=12, **random_search(12))
+    life.job_prints("Lmod has detected an error\n", job="1-10")
+    life.job_prints("disk quota exceeded\n", job="1-9")
+    assert hpc_det("e", "logs", "1").out.splitlines() == [
+        "[job=1-9] disk quota exceeded",
+        "[job=1-10] Lmod has detected an error",
+    ]
+
+
+def test_following_the_logs_of_a_trial_ends_with_the_trial(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler
+) -> None:
+    def fails() -> None:
+        life.rank_prints(0, "no end", trial=2)
+        life.ends(Cause.FAILED, Action.GIVE_UP, worker=1)
+
+    scheduler.states = [JobState.RUNNING, after(fails)]
+    result = hpc_det("trial", "logs", "1/2", "--follow")
+    assert result.out.endswith("[rank=0] no end\n")
+    assert result.err == "hpc-det: trial 1/2: ERROR\n"
+
+
+# --- follow
+
+
+def test_following_a_search_tells_each_report(
+    root: Path, scheduler: FakeScheduler, capsys: pytest.CaptureFixture[str]
+) -> None:
+    life = Life.submitted(root, **random_search(3))
+
+    def trains() -> None:
+        life.begins()
+        life.reports("validation", 400, {"accuracy": 0.8})
+        life.saves(400)
+        life.reaches(0.8)
+        life.ends(Cause.FAILED, Action.GIVE_UP, why="too often", failure="rank 1 on node1: ValueError: x")
+        life.reaches(0.5)
+
+    scheduler.states = [JobState.QUEUED, JobState.RUNNING, after(trains)]
+    follow(life.folder)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:6] == [
+        "experiment 1: QUEUED",
+        "experiment 1: RUNNING",
+        "trial 1 at 400 batches: accuracy 0.8 (best), completed",
+        "trial 2 ended: failed: rank 1 on node1: ValueError: x (too often)",
+        "trial 3 at 400 batches: accuracy 0.5, completed",
+        "experiment 1: COMPLETED",
+    ]
+    assert lines[6].startswith("Experiment 1: COMPLETED with 3 trials, 1 failed in ")
+    assert lines[7] == "Best validation: accuracy 0.8 of trial 1 at 400 batches"
+    assert lines[8].startswith(f"Checkpoint: {life.trial.checkpoints}/")
+    assert lines[9:] == ["Next: hpc-det experiment describe 1"]
+
+
+def test_following_a_search_that_fails_says_of_whom(root: Path, scheduler: FakeScheduler) -> None:
+    life = Life.submitted(root, **random_search(2))
+    life.begins()
+    for _ in range(2):
+        life.ends(Cause.FAILED, Action.GIVE_UP, why="too often", failure="rank 1 on node1: ValueError: x")
+    with pytest.raises(HpcDetError) as error:
+        follow(life.folder)
+    assert error.value.problems[0] == (
+        "experiment 1: ERROR: 2 of 2 trials failed; trial 1: rank 1 on node1: ValueError: x (too often)"
+    )
+
+
+def test_the_bar_shows_the_search_in_one_line(life: Life) -> None:
+    bar = Bar(ExperimentView(life.folder))
+    bar.update(ExperimentState.RUNNING)
+    shown = io.StringIO()
+    Console(file=shown, width=160).print(bar.progress)
+    assert "experiment 1 RUNNING" in shown.getvalue()
+    assert "0/4 trials, 2 running, best accuracy 0.91 of trial 1 at 100 batches" in shown.getvalue()
+
+
+# --- wait, kill and release
+
+
+def test_wait_ends_when_all_trials_have(hpc_det: Command, root: Path, scheduler: FakeScheduler) -> None:
+    life = Life.submitted(root, workers=2, **random_search(2))
+    life.begins(0)
+    life.begins(1)
+    finishes = [after(lambda worker=worker: life.finishes(worker)) for worker in (0, 1)]  # type: ignore[misc]
+    scheduler.states = [JobState.RUNNING, finishes[0], JobState.RUNNING, finishes[1]]
+    assert hpc_det(*WAIT) == (0, "", "")
+
+
+def test_kill_ends_every_trial_and_every_job(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    life.search.ask(7, "5000")
+    assert hpc_det("e", "kill", "1") == (0, "Killed experiment 1\n", "")
+    assert scheduler.cancelled == ["4711", "5000"]
+    for trial in (2, 3, 4):
+        request = read_stop(life.folder.trial(trial).stop, 1)
+        assert request is not None
+        assert request.reason == "kill"
+    assert not life.folder.trial(1).stop.exists()
+    assert life.search.state().present == {}
+    (record,) = json.loads(hpc_det("e", "list", "--json").out)
+    assert record["state"] == "CANCELED"
+
+
+def test_kill_leaves_jobs_alone_that_have_ended(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life.search.ask(7, "5000")
+    life.search.lose(7, "5000")
+    assert hpc_det("e", "kill", "1").code == 0
+    assert scheduler.cancelled == ["4711"]
+
+
+def test_all_elements_that_are_held_are_released(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    life.search.ask(7, "5000")
+    scheduler.states = [JobState.HELD]
+    said = "Released experiment 1: its jobs 4711, 5000 may start now\n"
+    assert hpc_det("job", "release", "1") == (0, said, "")
+    assert scheduler.released == ["4711", "5000"]
+
+
+def test_an_experiment_without_a_good_trial_is_an_error(hpc_det: Command, root: Path, scheduler: FakeScheduler) -> None:
+    life = Life.submitted(root, **random_search(1))
+    life.begins()
+    life.search.end(0, 1, Exit.FAILED)
+    life.search.leave(0)
+    assert hpc_det(*WAIT).code == 1

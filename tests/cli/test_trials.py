@@ -1,0 +1,141 @@
+"""The states of trials, how they are counted, and the best one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_det.cli.state import ExperimentView
+from hpc_det.cli.trials import BestTrial, best_trial, counted, differing, state_now
+from hpc_det.requeue import Action, Cause
+from tests.cli.life import Life, halving, random_search
+
+
+def states(life: Life, *, is_over: bool = False) -> str:
+    """Of each trial, in their order."""
+    search = ExperimentView(life.folder).search
+    found = [state_now(search, life.folder.trial(number), is_over=is_over) for number in sorted(search.trials)]
+    return " ".join(state.value for state in found)
+
+
+def test_a_trial_runs_and_completes(tmp_path: Path) -> None:
+    life = Life.submitted(tmp_path, workers=2, **random_search(2))
+    assert states(life) == ""
+    life.begins(0)
+    assert states(life) == "RUNNING"
+    life.begins(1)
+    life.finishes(0)
+    assert states(life) == "COMPLETED RUNNING"
+
+
+def test_a_trial_that_somebody_has_and_that_did_not_begin_yet_runs(tmp_path: Path) -> None:
+    life = Life.submitted(tmp_path)
+    life.search.ask(0, "4711")
+    assert states(life) == "RUNNING"
+
+
+def test_a_preempted_trial_is_queued_until_its_job_is_back(tmp_path: Path) -> None:
+    life = Life.submitted(tmp_path)
+    life.begins()
+    life.ends(Cause.PREEMPTED, Action.REQUEUE)
+    assert states(life) == "QUEUED"
+    life.begins()
+    assert states(life) == "RUNNING"
+
+
+def test_a_restart_after_a_failure_is_running(tmp_path: Path) -> None:
+    life = Life.submitted(tmp_path)
+    life.begins()
+    life.ends(Cause.FAILED, Action.RESTART)
+    assert states(life) == "RUNNING"
+
+
+@pytest.mark.parametrize(
+    ("cause", "action", "expected"),
+    [(Cause.FAILED, Action.GIVE_UP, "ERROR"), (Cause.CANCELLED, Action.DONE, "CANCELED")],
+)
+def test_a_trial_that_fails_or_is_cancelled(tmp_path: Path, cause: Cause, action: Action, expected: str) -> None:
+    life = Life.submitted(tmp_path)
+    life.begins()
+    life.ends(cause, action)
+    assert states(life) == expected
+
+
+def test_a_trial_pauses_until_the_searcher_wants_more_of_it(tmp_path: Path) -> None:
+    life = Life.submitted(tmp_path, **halving(5))
+    life.begins()
+    life.reaches(0.9)
+    assert states(life) == "PAUSED RUNNING"
+    life.reaches(0.8)
+    life.reaches(0.7)
+    life.reaches(0.6)
+    assert states(life) == "RUNNING PAUSED PAUSED PAUSED"
+    life.reaches(0.95)
+    life.reaches(0.1)
+    assert states(life) == "COMPLETED COMPLETED COMPLETED COMPLETED COMPLETED"
+
+
+def test_a_trial_that_still_saves_is_running_although_the_search_has_let_it_go(tmp_path: Path) -> None:
+    life = Life.submitted(tmp_path, workers=2, **halving(5))
+    life.begins()
+    search = life.search
+    search.report(0, search.state().open[0], 0.9)
+    assert states(life).split()[0] == "RUNNING"
+
+
+def test_the_trial_of_a_lost_worker_waits_for_another_one(tmp_path: Path) -> None:
+    life = Life.submitted(tmp_path, workers=2, **random_search(2))
+    life.begins(0)
+    life.search.lose(0, "4711_0")
+    assert states(life) == "QUEUED"
+
+
+def test_what_was_open_when_all_jobs_ended_was_not_done(tmp_path: Path) -> None:
+    life = Life.submitted(tmp_path, **halving(5))
+    life.begins()
+    life.reaches(0.9)
+    assert states(life, is_over=True) == "CANCELED ERROR"
+    life.search.cancel("ada")
+    assert states(life, is_over=True) == "CANCELED CANCELED"
+
+
+def test_a_trial_that_its_owner_continues_is_no_error_any_more(tmp_path: Path) -> None:
+    life = Life.submitted(tmp_path)
+    life.begins()
+    life.ends(Cause.FAILED, Action.GIVE_UP)
+    life.search.continue_([1])
+    life.journal.continued()
+    assert states(life) == "QUEUED"
+    life.begins()
+    assert states(life) == "RUNNING"
+
+
+def test_trials_are_counted_by_what_the_search_knows(tmp_path: Path) -> None:
+    life = Life.submitted(tmp_path, workers=3, **random_search(4))
+    for worker in range(3):
+        life.begins(worker)
+    life.finishes(0)
+    life.ends(Cause.FAILED, Action.GIVE_UP, worker=1)
+    found = counted(ExperimentView(life.folder).search, is_running=True)
+    assert (found.expected, found.created, found.completed, found.failed) == (4, 4, 1, 1)
+    assert found.running == 2
+
+
+def test_the_best_trial_is_by_all_reports(tmp_path: Path) -> None:
+    life = Life.submitted(tmp_path, **halving(4))
+    life.begins()
+    for value in (0.5, 0.9, float("nan"), 0.7, 0.6):
+        life.reaches(value)
+    view = ExperimentView(life.folder)
+    assert view.search.finished
+    assert best_trial(view.told, view.config["searcher"]) == BestTrial(
+        trial=2, metric="accuracy", value=0.9, length=100
+    )
+
+
+def test_hyperparameters_that_differ_are_named_with_their_place() -> None:
+    assert differing([{"lr": 1, "net": {"width": 8, "depth": 2}}, {"lr": 1, "net": {"width": 9, "depth": 2}}]) == [
+        "net.width"
+    ]
+    assert differing([{"lr": 1}]) == []

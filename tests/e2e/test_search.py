@@ -1,0 +1,182 @@
+"""Searches of real trials: on this machine, and on a real Slurm whose workers are preempted and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from hpc_det.search.journal import SearchJournal
+from hpc_det.search.sample import SpaceSampler
+from hpc_det.store.files import read_json, read_lines
+from hpc_det.store.folders import ExperimentFolder
+from tests.e2e.story import COMMAND, Story, hpc_det
+from tests.e2e.test_slurm import use
+from tests.lab.slurm import SlurmLab
+
+HERE = Path(__file__).parent / "search"
+X = {"x": {"type": "double", "minval": 0, "maxval": 1}}
+Decision = tuple[int, int, int | None]
+"""A worker, the trial that it trains, and until which length."""
+
+
+def begin(*overrides: str, cluster: str = "local") -> ExperimentFolder:
+    story = Story.begin(*overrides, cluster=cluster, config=HERE / "asha.yaml", context=HERE)
+    return story.trial.experiment()
+
+
+def decisions(experiment: ExperimentFolder) -> list[Decision]:
+    """All that the search has ever given to a worker, in this order, as a replay of its journal finds it."""
+    journal, given, before = SearchJournal(experiment), list[Decision](), dict[int, object]()
+    for _ in journal.new():
+        now = dict(journal.state_so_far.open)
+        given += [(worker, work.trial, work.until) for worker, work in now.items() if before.get(worker) != work]
+        before = dict(now)
+    return given
+
+
+def trained(experiment: ExperimentFolder) -> Iterator[Decision]:
+    """What the workers said that they began to train."""
+    for log in experiment.jobs.glob("*.log"):
+        for worker, trial, until in re.findall(r"worker (\d+): trial (\d+) until (\d+)", log.read_text()):
+            yield int(worker), int(trial), int(until)
+
+
+def hparams(experiment: ExperimentFolder, trial: int) -> dict[str, float]:
+    spec = read_json(experiment.trial(trial).trial)
+    assert spec
+    found: dict[str, float] = spec["hparams"]
+    return found
+
+
+def check(experiment: ExperimentFolder, trials: int) -> None:
+    """It has found the best of its trials, and every process took the decisions that a replay takes."""
+    state = SearchJournal(experiment).state()
+    assert state.finished
+    assert sorted(state.trials) == list(range(1, trials + 1))
+    sampler = SpaceSampler({"global_batch_size": 4, "batch_s": 0, **X}, 7)
+    sampled = {number: sampler.sample(number).hparams["x"] for number in state.trials}
+    assert {number: hparams(experiment, number)["x"] for number in sampled} == sampled
+    best = min(sampled, key=lambda number: abs(sampled[number] - 0.3))
+    described = json.loads(hpc_det("experiment", "describe", experiment.id, "--json").stdout)
+    assert described["state"] == "COMPLETED"
+    assert described["best"]["trial"] == best
+    assert state.trials[best].length == 64
+    assert decisions(experiment) == decisions(experiment)
+    assert set(trained(experiment)) <= set(decisions(experiment))
+    for number, trial in state.trials.items():
+        records = [line for line in read_lines(experiment.trial(number).metrics) if line["kind"] == "validation"]
+        validated = {record["steps"]: record["metrics"]["distance"] for record in records}
+        assert trial.length is not None
+        assert validated[trial.length] == trial.value
+
+
+def test_two_workers_on_this_machine_find_the_best_trial() -> None:
+    experiment = begin("searcher.max_trials=5")
+    hpc_det("experiment", "wait", experiment.id)
+    check(experiment, 5)
+
+
+# --- on a Slurm
+
+
+def waiting(experiment: ExperimentFolder) -> subprocess.Popen[str]:
+    """Requeued jobs are released on the way."""
+    command = [str(COMMAND), "experiment", "wait", str(experiment.id)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def pids(experiment: ExperimentFolder, module: str) -> list[int]:
+    """The processes of the experiment that run `python -m module`, on all nodes: they share this machine's /proc."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_text().split("\0") if entry.name.isdecimal() else []
+            environ = (entry / "environ").read_text() if module in words else ""
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if any(f"{experiment.path}/" in f"{text}/" for text in (*words, environ)):
+            found.append(int(entry.name))
+    return found
+
+
+def kill_one(experiment: ExperimentFolder, module: str, chance: random.Random) -> None:
+    if found := pids(experiment, module):
+        with suppress(ProcessLookupError):
+            os.kill(chance.choice(found), signal.SIGKILL)
+
+
+def disturbed(experiment: ExperimentFolder, lab: SlurmLab, every_s: float, jobs_to_kill: int) -> None:
+    """Its whole life, while nodes are taken away, and ranks, agents and whole jobs are killed at random.
+
+    Where the last job has been killed, nobody is left who could go on, but its user.
+    """
+    chance = random.Random(5)
+    while said := end_or_disturb(experiment, lab, chance, every_s, jobs_to_kill):
+        assert "were not done" in said, said
+        hpc_det("experiment", "continue", experiment.id)
+        jobs_to_kill = 0
+
+
+def end_or_disturb(
+    experiment: ExperimentFolder, lab: SlurmLab, chance: random.Random, every_s: float, jobs_to_kill: int
+) -> str:
+    """Why it is not complete at its end."""
+    with waiting(experiment) as wait:
+        while True:
+            try:
+                said, _ = wait.communicate(timeout=every_s)
+            except subprocess.TimeoutExpired:
+                what = chance.choice(["preempt", "hpc_det.launch.rank", "hpc_det.launch.agent", "hpc_det.launch.job"])
+                if what == "preempt":
+                    lab.preempt(1, seconds=1)
+                elif what != "hpc_det.launch.job" or jobs_to_kill > 0:
+                    kill_one(experiment, what, chance)
+                    jobs_to_kill -= what == "hpc_det.launch.job"
+            else:
+                return said if wait.returncode else ""
+
+
+@pytest.fixture
+def on_the_lab(slurm_lab: SlurmLab, state_folder: None, monkeypatch: pytest.MonkeyPatch) -> SlurmLab:
+    use(slurm_lab, monkeypatch)
+    return slurm_lab
+
+
+@pytest.mark.slurm
+def test_an_array_of_workers_that_are_preempted_and_killed_finds_the_best_trial(on_the_lab: SlurmLab) -> None:
+    experiment = begin("hyperparameters.batch_s=0.02", "searcher.max_trials=8", cluster="lab")
+    disturbed(experiment, on_the_lab, every_s=5, jobs_to_kill=1)
+    check(experiment, 8)
+
+
+@pytest.mark.slurm
+def test_one_allocation_runs_trial_after_trial(on_the_lab: SlurmLab) -> None:
+    experiment = begin("searcher.max_trials=6", "resources.packed_slots=4", cluster="lab")
+    hpc_det("experiment", "wait", experiment.id)
+    check(experiment, 6)
+    job = read_json(experiment.job())
+    assert job
+    assert on_the_lab.job(job["job_id"])["NumNodes"] == "2"
+
+
+@pytest.mark.slurm
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_a_search_of_64_trials_survives_a_bad_day(on_the_lab: SlurmLab) -> None:
+    experiment = begin(
+        "hyperparameters.batch_s=0.02",
+        "searcher.max_trials=64",
+        "searcher.max_concurrent_trials=8",
+        cluster="lab",
+    )
+    disturbed(experiment, on_the_lab, every_s=7, jobs_to_kill=6)
+    check(experiment, 64)

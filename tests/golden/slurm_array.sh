@@ -1,0 +1,22 @@
+#!/bin/bash
+# experiment 12: digits
+# Written by hpc_det. `sbatch` with this file by hand does the same job.
+#SBATCH --job-name=digits
+#SBATCH --array=0-63%16
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=12
+#SBATCH --gpus-per-node=4
+#SBATCH --signal=USR2@90
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/home/ada/hpc_det/experiments/12/jobs/1-%a.log
+#SBATCH --chdir=/home/ada/hpc_det/experiments/12
+
+export PATH=/opt/venv/bin:"$PATH"
+
+# one node agent per node, for each attempt
+exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12 1000 1 -- \
+  srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=12 --kill-on-bad-exit=1 --wait=60 --export=ALL \
+  /opt/venv/bin/python -m hpc_det.launch.agent

@@ -1,0 +1,21 @@
+#!/bin/bash
+# experiment 12: digits
+# Written by hpc_det. `sbatch` with this file by hand does the same job.
+#SBATCH --job-name=digits
+#SBATCH --nodes=2
+#SBATCH --ntasks=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=12
+#SBATCH --gpus-per-node=a100:4
+#SBATCH --signal=USR2@90
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/home/ada/hpc_det/experiments/12/jobs/1.log
+#SBATCH --chdir=/home/ada/hpc_det/experiments/12
+
+export PATH=/opt/venv/bin:"$PATH"
+
+# one node agent per node, for each attempt
+exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12 0 8 -- \
+  srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=3 --exact --mem=0 --gpus-per-node=a100:1 --kill-on-bad-exit=1 --wait=60 --export=ALL --mpi=none \
+  /opt/venv/bin/python -m hpc_det.launch.agent

@@ -1,0 +1,112 @@
+"""Which jobs an experiment gets: their number, their size, and how many run at the same time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpc_det.config.cluster import Cluster
+from hpc_det.config.schema import Experiment
+from hpc_det.errors import UsageError
+from hpc_det.plan.gang import Gang
+from hpc_det.plan.job_plan import JobArray
+from hpc_det.plan.placement import Placement, placement
+
+RANDOM = {"name": "random", "metric": "loss", "max_length": {"batches": 10}}
+
+
+def placed(
+    trials: int,
+    *,
+    resources: dict[str, Any] | None = None,
+    searcher: dict[str, Any] | None = None,
+    first: int = 0,
+    **site: Any,
+) -> Placement:
+    cluster = {"name": "atlas", "scheduler": "slurm", "slots_per_node": 4, "slot_type": "gpu"}
+    settings: dict[str, Any] = {
+        "name": "digits",
+        "entrypoint": "model_def:DigitsTrial",
+        "searcher": {**RANDOM, "max_trials": trials, **(searcher or {})},
+        "resources": {"slots_per_trial": 1, **(resources or {})},
+    }
+    return placement(Experiment(**settings), Cluster(**{**cluster, **site}), trials, first)
+
+
+def test_a_single_trial_is_one_job_of_its_gangs_size() -> None:
+    found = placed(1, resources={"slots_per_trial": 8})
+    assert found.gang == found.job == Gang(nodes=2, ranks_per_node=4)
+    assert found.arrays == (JobArray(first=0, count=1),)
+    assert found.workers == 1
+
+
+def test_each_trial_has_a_job_and_as_many_run_as_may_train_at_the_same_time() -> None:
+    found = placed(64, searcher={"max_concurrent_trials": 16})
+    assert found.arrays == (JobArray(first=0, count=64, at_once=16),)
+    assert found.job == found.gang == Gang(nodes=1, ranks_per_node=1)
+
+
+@pytest.mark.parametrize("limit", [0, 64, 100])
+def test_where_all_trials_may_train_at_once_the_scheduler_alone_decides(limit: int) -> None:
+    assert placed(64, searcher={"max_concurrent_trials": limit}).arrays == (JobArray(first=0, count=64),)
+
+
+@pytest.mark.parametrize(("max_slots", "at_once"), [(8, 4), (9, 4), (1, 1)])
+def test_the_slots_of_an_experiment_limit_how_many_gangs_train_at_once(max_slots: int, at_once: int) -> None:
+    resources = {"slots_per_trial": 2, "max_slots": max_slots}
+    (array,) = placed(64, resources=resources, searcher={"max_concurrent_trials": 16}).arrays
+    assert array.at_once == at_once
+
+
+def test_arrays_are_as_long_as_the_cluster_allows_and_workers_count_through() -> None:
+    found = placed(25, searcher={"max_concurrent_trials": 4}, max_array_size=10, first=100)
+    assert found.arrays == (
+        JobArray(first=100, count=10, at_once=4),
+        JobArray(first=110, count=10, at_once=4),
+        JobArray(first=120, count=5, at_once=4),
+    )
+    assert found.workers == 25
+
+
+def test_packed_slots_are_one_allocation_that_whole_gangs_share() -> None:
+    found = placed(64, resources={"slots_per_trial": 2, "packed_slots": 8}, searcher={"max_concurrent_trials": 16})
+    assert found.gang == Gang(nodes=1, ranks_per_node=2)
+    assert found.job == Gang(nodes=2, ranks_per_node=4)
+    assert found.arrays == (JobArray(first=0, count=1, workers_each=4),)
+    assert found.workers == 4
+
+
+def test_no_more_gangs_share_an_allocation_than_may_train_at_once() -> None:
+    resources = {"slots_per_trial": 1, "packed_slots": 8}
+    (array,) = placed(64, resources=resources, searcher={"max_concurrent_trials": 3}).arrays
+    assert array.workers_each == 3
+    assert placed(2, resources=resources).arrays[0].workers_each == 2
+
+
+def test_packed_slots_for_one_gang_are_a_plain_job() -> None:
+    found = placed(64, resources={"slots_per_trial": 4, "packed_slots": 4})
+    assert found.job == found.gang
+    assert found.arrays == (JobArray(first=0, count=1, workers_each=1),)
+
+
+def test_an_allocation_that_fits_in_no_way_is_refused() -> None:
+    with pytest.raises(UsageError, match="fill whole nodes"):
+        placed(64, resources={"slots_per_trial": 1, "packed_slots": 6}, searcher={"max_concurrent_trials": 16})
+
+
+def test_without_a_queue_all_gangs_that_fit_share_this_machine() -> None:
+    found = placed(64, resources={"slots_per_trial": 2}, scheduler="local", slots_per_node=8, max_nodes=1)
+    assert found.job == Gang(nodes=1, ranks_per_node=8)
+    assert found.arrays == (JobArray(first=0, count=1, workers_each=4),)
+
+
+def test_a_single_trial_without_a_queue_takes_what_it_needs() -> None:
+    found = placed(1, resources={"slots_per_trial": 2}, scheduler="local", slots_per_node=8, max_nodes=1)
+    assert found.job == found.gang == Gang(nodes=1, ranks_per_node=2)
+    assert found.arrays == (JobArray(first=0, count=1, workers_each=1),)
+
+
+def test_a_gang_that_this_machine_cannot_hold_is_refused() -> None:
+    with pytest.raises(UsageError, match="more than cluster 'atlas' has"):
+        placed(1, resources={"slots_per_trial": 9}, scheduler="local", slots_per_node=8, max_nodes=1)

@@ -1,0 +1,31 @@
+"""The folder of an experiment with nothing but a search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hpc_det.store.files import write_json
+from hpc_det.store.folders import ExperimentFolder
+
+
+def experiment(folder: Path, **searcher: Any) -> ExperimentFolder:
+    """Hyperparameters, seed and this searcher, with the defaults that an effective config has."""
+    found = ExperimentFolder(folder)
+    found.search.mkdir(parents=True)
+    defaults = {
+        "metric": "loss",
+        "smaller_is_better": True,
+        "max_length": None,
+        "max_concurrent_trials": 16,
+        "divisor": 4,
+        "bracket_rungs": [],
+        "stop_once": False,
+    }
+    config = {
+        "searcher": {**defaults, **searcher},
+        "hyperparameters": {"lr": {"type": "log", "base": 10.0, "minval": -4.0, "maxval": -1.0}},
+        "reproducibility": {"experiment_seed": 7},
+    }
+    write_json(found.effective, config)
+    return found

@@ -1,0 +1,27 @@
+"""A process that writes into a shared log and says which of its entries are in it.
+
+    python -m tests.store.appenders FOLDER NAME COUNT [CHUNK]
+
+It waits for a line on its input, so that many can begin at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from hpc_det.store import shared_log
+
+
+def main(folder: str, name: str, count: str, chunk: str) -> None:
+    shared_log.CHUNK = int(chunk)
+    log = shared_log.SharedLog(Path(folder))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for number in range(int(count)):
+        log.append({"by": name, "number": number})
+        print(number, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
