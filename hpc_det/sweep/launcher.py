@@ -78,9 +78,7 @@ class SweepLauncher(Launcher):
 
         sweep_dir = Path(self._config.hydra.sweep.dir)
         sweep_dir.mkdir(parents=True, exist_ok=True)
-        points = [self._composer.point(self._config, point) for point in overrides]
-        for point in points:
-            point.config()
+        points = [self._composer.checked(self._config, point) for point in overrides]
         app = App(
             task_function=self._task_function,
             checkpoint=checkpoint_of(self._task_function),

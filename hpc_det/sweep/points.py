@@ -50,9 +50,20 @@ class Composer(ConfigLoaderImpl):
         vars(self).update(vars(loader))
         self._bases: dict[tuple[str, ...], bytes] = {}
         self._groups: Any = None
+        self._composed: set[Point] = set()
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        return self.point(master_config, sweep_overrides).config()
+        point = self.point(master_config, sweep_overrides)
+        config = point.config()
+        self._composed.add(point)
+        return config
+
+    def checked(self, master: DictConfig, overrides: Sequence[str]) -> Point:
+        """A point that can be composed. Raises what Hydra raises."""
+        point = self.point(master, overrides)
+        if point not in self._composed:
+            self.load_sweep_config(master, list(overrides))
+        return point
 
     def point(self, master: DictConfig, overrides: Sequence[str]) -> Point:
         parsed = _parsed(overrides)
