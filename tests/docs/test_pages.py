@@ -28,7 +28,7 @@ PAGES = [
         "README.md",
         *(
             f"docs/{page}.md"
-            for page in ("quickstart", "configuration", "pytorch", "porting", "clusters", "architecture")
+            for page in ("quickstart", "configuration", "sweeps", "pytorch", "porting", "clusters", "architecture")
         ),
     )
 ]
