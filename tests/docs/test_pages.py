@@ -28,7 +28,16 @@ PAGES = [
         "README.md",
         *(
             f"docs/{page}.md"
-            for page in ("quickstart", "configuration", "search", "pytorch", "porting", "clusters", "architecture")
+            for page in (
+                "quickstart",
+                "configuration",
+                "search",
+                "sweeps",
+                "pytorch",
+                "porting",
+                "clusters",
+                "architecture",
+            )
         ),
     )
 ]
