@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from hpc_det.cli.parameters import request_options
+
 if TYPE_CHECKING:
     from hpc_det.config.effective import Effective
+    from hpc_det.config.request import Request
 
 
 @click.group()
@@ -18,14 +20,8 @@ def config() -> None:
 
 
 @config.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.argument("context_dir", required=False, type=click.Path(path_type=Path))
-@click.option("--template", metavar="NAME", help="The template that the configuration is merged over.")
-@click.option("--config", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key of FILE; repeatable.")
-@click.option("--cluster", metavar="NAME", help="The cluster profile; by default local, this machine.")
-def check(
-    file: Path, context_dir: Path | None, template: str | None, overrides: tuple[str, ...], cluster: str | None
-) -> None:
+@request_options
+def check(config: Path, request: Request) -> None:
     """Check an experiment file and submit nothing.
 
     Every problem is one line on stderr, and the exit code is 2. CONTEXT_DIR is the folder of the code, as for
@@ -38,11 +34,10 @@ def check(
     """
     from hpc_det.cli.create import say_notes
     from hpc_det.config.effective import effective
-    from hpc_det.config.request import from_file
 
-    found = effective(from_file(file, context_dir, overrides, template, cluster, os.environ))
+    found = effective(request)
     say_notes(found)
-    click.echo(f"{file}: valid: {in_a_line(found)}")
+    click.echo(f"{config}: valid: {in_a_line(found)}")
 
 
 def in_a_line(found: Effective) -> str:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from hpc_det.cli.parameters import Choices, choices_options, created_trial, experiment_argument, store
+from hpc_det.cli.parameters import (
+    Choices,
+    choices_options,
+    created_trial,
+    experiment_argument,
+    request_options,
+    store,
+)
 from hpc_det.store.folders import ExperimentFolder
+
+if TYPE_CHECKING:
+    from hpc_det.config.request import Request
 
 
 @click.group()
@@ -18,20 +28,9 @@ def experiment() -> None:
 
 
 @experiment.command()
-@click.argument("config", type=click.Path(path_type=Path))
-@click.argument("context_dir", required=False, type=click.Path(path_type=Path))
-@click.option("--template", metavar="NAME", help="The template that the configuration is merged over.")
-@click.option("--config", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key of CONFIG; repeatable.")
-@click.option("--cluster", metavar="NAME", help="The cluster profile; by default local, this machine.")
+@request_options
 @choices_options
-def create(
-    config: Path,
-    context_dir: Path | None,
-    template: str | None,
-    overrides: tuple[str, ...],
-    cluster: str | None,
-    choices: Choices,
-) -> None:
+def create(config: Path, request: Request, choices: Choices) -> None:
     """Create an experiment from a YAML file and the folder of its code.
 
     CONTEXT_DIR is copied for the job, without what its .detignore names; by default the `context_dir` of CONFIG, or
@@ -45,9 +44,7 @@ def create(
           --config resources.slots_per_trial=8 --follow
     """
     from hpc_det.cli.create import submit_or_show
-    from hpc_det.config.request import from_file
 
-    request = from_file(config, context_dir, overrides, template, cluster, os.environ)
     submit_or_show(request, choices)
 
 

@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import click
@@ -83,6 +84,35 @@ class Choices:
             raise UsageError("--pdb: a job has no keyboard; add --local")
         if self.local and (self.dry_run or self.follow):
             raise UsageError("--local: there is no job to show or to follow; leave out --dry-run and --follow")
+
+
+def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command gets the path `config` and, of that file and all that was said beside it, the `request`."""
+    options = [
+        click.argument("config", type=click.Path(path_type=Path)),
+        click.argument("context_dir", required=False, type=click.Path(path_type=Path)),
+        click.option("--template", metavar="NAME", help="The template that the configuration is merged over."),
+        click.option(
+            "--config", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key of CONFIG; repeatable."
+        ),
+        click.option("--cluster", metavar="NAME", help="The cluster profile; by default local, this machine."),
+    ]
+
+    @functools.wraps(command)
+    def with_request(
+        config: Path,
+        context_dir: Path | None,
+        template: str | None,
+        overrides: tuple[str, ...],
+        cluster: str | None,
+        **arguments: Any,
+    ) -> Any:
+        from hpc_det.config.request import from_file
+
+        request = from_file(config, context_dir, overrides, template, cluster, os.environ)
+        return command(config=config, request=request, **arguments)
+
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), with_request)
 
 
 def choices_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpc_det.cli.parameters import request_options
 from hpc_det.errors import UsageError
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.method import search_method
 from hpc_det.search.sample import Sample, sampler
 from hpc_det.search.simulate import at_random, simulate
 
+if TYPE_CHECKING:
+    from hpc_det.config.request import Request
+
 SHOWN_TRIALS = 5
 
 
 @click.command("preview-search")
-@click.argument("config", type=click.Path(path_type=Path))
-@click.option("--template", metavar="NAME", help="The template that the configuration is merged over.")
-@click.option("--config", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key of CONFIG; repeatable.")
-@click.option("--cluster", metavar="NAME", help="The cluster profile; by default local, this machine.")
+@request_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON record.")
-def preview_search(
-    config: Path, template: str | None, overrides: tuple[str, ...], cluster: str | None, as_json: bool
-) -> None:
+def preview_search(config: Path, request: Request, as_json: bool) -> None:
     """Show what the search of an experiment would train.
 
-    CONFIG is validated as `experiment create` does it; nothing is created. A search that looks at the metric is played
-    with random values, so its numbers are those of one possible run.
+    CONFIG and CONTEXT_DIR are checked as `experiment create` does it; nothing is created. A search that looks at the
+    metric is played with random values, so its numbers are those of one possible run.
 
     \b
     Example:
@@ -46,9 +44,8 @@ def preview_search(
     hyperparameters are chosen only when a worker takes a trial, `first` is empty.
     """
     from hpc_det.config.effective import effective
-    from hpc_det.config.request import from_file
 
-    found = effective(from_file(config, None, overrides, template, cluster, os.environ))
+    found = effective(request)
     tree = found.tree
     seed = tree["reproducibility"]["experiment_seed"]
     record = previewed(tree["searcher"], tree["hyperparameters"], seed, found.context_dir)

@@ -115,9 +115,8 @@ def _no_news(statuses: dict[str, JobStatus]) -> str | None:
 def insist_on_completion(view: ExperimentView, found: ExperimentState) -> None:
     """Raises HpcDetError, which says why, for every other final state."""
     if found is not ExperimentState.COMPLETED:
-        raise HpcDetError(
-            [
-                f"experiment {view.id}: {found.value}: {view.why_not_completed(found)}",
-                f"see more with `hpc-det experiment logs {view.id}`",
-            ]
-        )
+        told = f"experiment {view.id}: {found.value}: {view.why_not_completed(found)}"
+        more = f"see more with `hpc-det experiment logs {view.id}`"
+        if not view.search.finished:
+            more += f", go on with `hpc-det experiment continue {view.id}`"
+        raise HpcDetError([told, more])
