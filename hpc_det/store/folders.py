@@ -13,6 +13,7 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
                jobs/1.sh, 1.json a script, and the job's id     "
                jobs/1.log        what its jobs print            the jobs
                search/           the search's journal           all workers
+               sweep/            of a Hydra app: see hpc_det.sweep.files
                trials/1/         one TrialFolder
 """
 
@@ -177,6 +178,11 @@ class ExperimentFolder:
     def search(self) -> Path:
         """The journal of the search."""
         return self.path / "search"
+
+    @property
+    def sweep(self) -> Path:
+        """What the launcher of a Hydra app saved for its points, and what came of them."""
+        return self.path / "sweep"
 
     @property
     def jobs(self) -> Path:
