@@ -6,7 +6,7 @@ could not be uploaded or removed is tried again with the next one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 from hpc_det.checkpoint.committed import Committed, committed, newest_first, newest_good
@@ -44,15 +44,18 @@ class Mirror:
             return here, skipped
         return fetched or here, skipped
 
-    def update(self, kept: Sequence[Committed]) -> None:
-        """Upload those of `kept` that the store lacks, the newest first; when it has them all, remove the others."""
+    def update(self, kept: Sequence[Committed], gone: Set[str]) -> None:
+        """Upload those of `kept` that the store lacks, the newest first; when it has them all, remove the uuids `gone`.
+
+        What is in neither stays: the store has told of it just now, and nobody has judged it.
+        """
         try:
             stored = self._known()
             for checkpoint in kept:
                 if checkpoint.uuid not in stored:
                     self._remote.upload(checkpoint)
                     stored[checkpoint.uuid] = checkpoint
-            for uuid in stored.keys() - {checkpoint.uuid for checkpoint in kept}:
+            for uuid in stored.keys() & gone:
                 self._remote.remove(uuid)
                 del stored[uuid]
         except Exception as error:

@@ -73,7 +73,7 @@ class CheckpointContext:
             if checkpoint.uuid in gone:
                 delete(checkpoint.path, hidden=f".partial-{checkpoint.uuid}")
         if self._mirror:
-            self._mirror.update([checkpoint for checkpoint in every if checkpoint.uuid not in gone])
+            self._mirror.update([checkpoint for checkpoint in every if checkpoint.uuid not in gone], gone)
 
 
 _VALUES = (bool, int, float, complex, str, bytes, bytearray, type(None), torch.dtype, torch.device)

@@ -7,7 +7,6 @@ state roots share a file system or a bucket, and numbers come again where somebo
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -35,7 +34,7 @@ def check_storage(effective: Effective) -> None:
 
 def make_storage(effective: Effective, experiment: ExperimentFolder) -> None:
     """Write down the place of this experiment and, where it is a folder, make it. Raises UsageError if that fails."""
-    name = f"{experiment.id}-{secrets.token_hex(4)}"
+    name = f"{experiment.id}-{os.urandom(4).hex()}"
     if url := store_url(effective.experiment.checkpoint_storage):
         write_json(experiment.storage, {"url": f"{url}/{name}"})
     if folder := checkpoint_folder(effective.experiment, effective.cluster):

@@ -60,7 +60,7 @@ def lost(here: Path) -> None:
 def test_the_newest_comes_back_after_a_loss_and_only_that(remote: Moody, here: Path) -> None:
     for steps in (5, 20, 10):
         saved(here, steps)
-    Mirror(remote, here).update(committed(here))
+    Mirror(remote, here).update(committed(here), set())
     lost(here)
     found, skipped = Mirror(remote, here).newest_good()
     assert found is not None
@@ -70,14 +70,14 @@ def test_the_newest_comes_back_after_a_loss_and_only_that(remote: Moody, here: P
 
 def test_what_is_here_and_whole_is_not_fetched(remote: Moody, here: Path) -> None:
     mirror, own = Mirror(remote, here), saved(here, 5)
-    mirror.update([own])
+    mirror.update([own], set())
     shutil.rmtree(here.parent / "bucket" / own.uuid / "code")
     assert mirror.newest_good() == (own, [])
 
 
 def test_a_damaged_one_here_comes_back_whole(remote: Moody, here: Path) -> None:
     own = saved(here, 5)
-    Mirror(remote, here).update([own])
+    Mirror(remote, here).update([own], set())
     (own.path / "state.pt").write_bytes(b"rubbish")
     found, (skipped,) = Mirror(remote, here).newest_good()
     assert found is not None
@@ -87,7 +87,7 @@ def test_a_damaged_one_here_comes_back_whole(remote: Moody, here: Path) -> None:
 
 def test_a_damaged_one_there_is_named_and_the_next_is_taken(remote: Moody, here: Path) -> None:
     older, newer = saved(here, 5), saved(here, 9)
-    Mirror(remote, here).update([newer, older])
+    Mirror(remote, here).update([newer, older], set())
     (here.parent / "bucket" / newer.uuid / "state.pt").write_bytes(b"rubbish")
     lost(here)
     found, (skipped,) = Mirror(remote, here).newest_good()
@@ -98,13 +98,13 @@ def test_a_damaged_one_there_is_named_and_the_next_is_taken(remote: Moody, here:
 
 def test_what_is_not_kept_leaves_the_store(remote: Moody, here: Path) -> None:
     mirror, older, newer = Mirror(remote, here), saved(here, 5), saved(here, 9)
-    mirror.update([older])
-    mirror.update([newer])
+    mirror.update([older], set())
+    mirror.update([newer], {older.uuid})
     assert steps_in(remote, here) == [9]
 
 
 def test_what_is_in_the_store_only_is_known(remote: Moody, here: Path) -> None:
-    Mirror(remote, here).update([saved(here, 9), saved(here, 5)])
+    Mirror(remote, here).update([saved(here, 9), saved(here, 5)], set())
     lost(here)
     mirror = Mirror(remote, here)
     mirror.newest_good()
@@ -117,33 +117,44 @@ def test_a_refused_upload_is_said_and_made_up_for(
 ) -> None:
     mirror, first = Mirror(remote, here), saved(here, 5)
     remote.refuses = ("upload",)
-    mirror.update([first])
+    mirror.update([first], set())
     said = capsys.readouterr().out
     assert "PermissionError: upload: no, ********" in said
     assert f"the checkpoint at 5 batches is not uploaded; it is in {first.path}" in said
     remote.refuses = ()
-    mirror.update([saved(here, 9), first])
+    mirror.update([saved(here, 9), first], set())
     assert steps_in(remote, here) == [5, 9]
     assert capsys.readouterr().out == ""
 
 
 def test_nothing_leaves_a_store_that_takes_nothing(remote: Moody, here: Path) -> None:
-    mirror = Mirror(remote, here)
-    mirror.update([saved(here, 5)])
+    mirror, older = Mirror(remote, here), saved(here, 5)
+    mirror.update([older], set())
     remote.refuses = ("upload",)
-    mirror.update([saved(here, 9)])
+    mirror.update([saved(here, 9)], {older.uuid})
     assert steps_in(remote, here) == [5]
 
 
+def test_nothing_leaves_a_store_that_nobody_has_judged(remote: Moody, here: Path) -> None:
+    Mirror(remote, here).update([saved(here, 5)], set())
+    lost(here)
+    own, mirror, remote.refuses = saved(here, 7), Mirror(remote, here), ("stored",)
+    mirror.newest_good()
+    remote.refuses = ()
+    mirror.update([own], set())
+    assert steps_in(remote, here) == [5, 7]
+    assert [checkpoint.steps for checkpoint in mirror.all()] == [7, 5]
+
+
 def test_a_refused_removal_is_made_up_for(remote: Moody, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mirror = Mirror(remote, here)
-    mirror.update([saved(here, 5)])
+    mirror, older = Mirror(remote, here), saved(here, 5)
+    mirror.update([older], set())
     remote.refuses = ("remove",)
     newer = saved(here, 9)
-    mirror.update([newer])
+    mirror.update([newer], {older.uuid})
     assert "PermissionError: remove" in capsys.readouterr().out
     remote.refuses = ()
-    mirror.update([newer])
+    mirror.update([newer], {older.uuid})
     assert steps_in(remote, here) == [9]
 
 

@@ -129,6 +129,18 @@ def test_bad_input(
     assert not sbatch.exists()
 
 
+def test_a_refused_job_leaves_no_folder_for_checkpoints(
+    hpc_det: Command, root: Path, config: Path, code: Path, slurm_commands: Stub, tmp_path: Path
+) -> None:
+    slurm_commands("sbatch", "echo no >&2; exit 1")
+    (tmp_path / "elsewhere").mkdir()
+    storage = f"checkpoint_storage={{type: shared_fs, host_path: {tmp_path}/elsewhere}}"
+    result = hpc_det("experiment", "create", config, code, *SLURM, "--config", storage)
+    assert (result.code, result.out) == (1, "")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert is_untouched(root)
+
+
 def test_every_problem_at_once(hpc_det: Command, config: Path, code: Path) -> None:
     result = hpc_det("experiment", "create", config, code, "--config", "nam=a", "--config", "max_restarts=-1")
     assert len(result.err.splitlines()) == 2

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -63,20 +65,31 @@ def buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 IN_S3 = f"checkpoint_storage={{type: s3, bucket: mine, secret_key: {SECRET}}}"
 
 
-def test_a_trial_goes_on_from_a_folder_elsewhere(undisturbed: Story, tmp_path: Path) -> None:
-    elsewhere = f"checkpoint_storage={{type: shared_fs, host_path: {tmp_path}, storage_path: team}}"
+@pytest.fixture
+def other_file_system() -> Iterator[Path]:
+    """Not the one of the state folder, on most machines."""
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_trial_goes_on_from_a_folder_elsewhere(undisturbed: Story, other_file_system: Path) -> None:
+    elsewhere = f"checkpoint_storage={{type: shared_fs, host_path: {other_file_system}, storage_path: team}}"
     story = Story.begin(PACED, elsewhere, "max_restarts=1")
     story.until_batch(20)
     os.kill(story.rank_pid(0), signal.SIGKILL)
     story.wait()
     assert story.causes == ["failed", "finished"]
     assert story.same_as(undisturbed)
-    (experiment,) = (tmp_path / "team").iterdir()
+    (experiment,) = (other_file_system / "team").iterdir()
     assert experiment.name.startswith(f"{story.number}-")
     assert story.trial.checkpoints.readlink() == experiment / "1"
-    assert [folder.stat().st_mode & 0o777 for folder in (experiment.parent, experiment, experiment / "1")] == [
-        0o700
-    ] * 3
+    for folder in (experiment.parent, experiment, experiment / "1"):
+        assert folder.stat().st_mode & 0o777 == 0o700
+    there = "checkpoint_storage.storage_path"
+    moved = hpc_det("experiment", "continue", story.number, "--config", f"{there}=new", check=False)
+    assert moved.returncode == 2
+    assert f"--config {there}: experiment {story.number} has trials with the old value" in moved.stderr
 
 
 def test_a_trial_that_lost_its_folder_goes_on_from_the_store(undisturbed: Story, buckets: Path) -> None:
