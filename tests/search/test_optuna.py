@@ -223,3 +223,19 @@ def test_a_sampler_that_there_is_not_is_named(tmp_path: Path, searcher: dict[str
     search = SearchJournal(optuna_experiment(tmp_path, **searcher))
     with pytest.raises(UsageError, match=said):
         search.choose(1)
+
+
+def test_a_study_that_was_torn_is_named_and_may_be_deleted(tmp_path: Path) -> None:
+    folder = optuna_experiment(tmp_path)
+    search = SearchJournal(folder)
+    search.ask(0, "job")
+    search.choose(1)
+    file = folder.search / FILE
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([*lines[:-1], lines[-1][:20], *lines]))
+    with pytest.raises(UsageError, match=r"optuna.log: .*; if the file is damaged, delete it"):
+        SearchJournal(folder).choose(2)
+    file.unlink()
+    follower = SearchJournal(folder)
+    follower.choose(2)
+    assert sorted(follower.state().samples) == [1, 2]
