@@ -12,6 +12,7 @@ One flow, one folder a step:
     core           what every rank needs: collectives, the agreement to stop, checkpoints, metrics
     checkpoint  6. what survives: stage, commit, verify, prune
     requeue     7. what happens next: causes and budgets -> decision
+    sweep          anyone's Hydra app: launchers for its sweeps, and what runs it on a node
     store          the run folder: every file name, the journal, the stop request
     compat         other names for hpc_det: `import determined`, for code that was written for Determined
     errors         what a user sees when something is wrong

@@ -46,6 +46,17 @@ def test_the_node_side_is_standard_library_only() -> None:
     assert loaded_by(modules_of(*NODE_SIDE), THIRD_PARTY) == set()
 
 
+def test_a_hydra_app_waits_for_no_library_that_it_does_not_use() -> None:
+    """Its ranks load Hydra once they have said hello, and torch never."""
+    assert loaded_by(["hpc_det.sweep.app"], (*THIRD_PARTY, "cloudpickle")) == set()
+    assert loaded_by(modules_of("sweep"), ("torch", "numpy")) == set()
+
+
+def test_a_hydra_app_that_uses_no_launcher_of_ours_loads_little_of_us() -> None:
+    launchers = "hydra_plugins.hpc_launcher.launchers"
+    assert loaded_by([launchers], ("pydantic", "submitit", "click", "jinja2", "cloudpickle")) == set()
+
+
 def test_the_rank_side_loads_no_command_line_and_no_config_machinery() -> None:
     assert (
         loaded_by(modules_of("core", "pytorch"), ("hydra", "pydantic", "click", "rich", "submitit", "jinja2")) == set()
@@ -57,7 +68,7 @@ def test_the_guard_sees_what_is_loaded(module: str, package: str) -> None:
     assert loaded_by([module], HEAVY) >= {package}
 
 
-@pytest.mark.parametrize("command", [["--help"], ["experiment", "list"], ["experiment", "--help"]])
+@pytest.mark.parametrize("command", [["--help"], ["experiment", "list"], ["experiment", "--help"], ["sweep", "--help"]])
 def test_everyday_commands_load_nothing_heavy(command: list[str]) -> None:
     code = f"import sys; from hpc_det.cli.main import main; main({command!r}); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

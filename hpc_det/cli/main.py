@@ -54,6 +54,11 @@ COMMANDS = (
         help="Create an experiment from a Hydra command line.",
     ),
     LazyCommand(
+        name="sweep",
+        where="hpc_det.cli.sweeps:sweep",
+        help="Look after sweeps of Hydra apps.",
+    ),
+    LazyCommand(
         name="preview-search",
         where="hpc_det.cli.preview:preview_search",
         help="Show what the search of an experiment would train.",

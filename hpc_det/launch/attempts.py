@@ -85,7 +85,8 @@ class Attempts:
         ask_at = time.monotonic()
         while (former := self._journal.open_job()) and former[0] != self._worker:
             if time.monotonic() >= ask_at:
-                if self._scheduler.status([former[1]], run_command)[former[1]].state is JobState.ENDED:
+                status = self._scheduler.status([former[1]], run_command)[former[1]]
+                if status.state not in (JobState.RUNNING, JobState.UNKNOWN):  # also in the queue nobody writes
                     return
                 self._say(f"waits for worker {former[0]}, which still saves this trial")
                 ask_at = time.monotonic() + ASK_EVERY_S
@@ -158,7 +159,7 @@ class Attempts:
 
     def _end(self, number: int, cause: Cause, failure: Failure | None) -> Decision:
         user_error = failure is not None and failure.user_error
-        end = AttemptEnd(cause=cause, steps=newest_steps(self._trial.checkpoints), user_error=user_error)
+        end = AttemptEnd(cause=cause, steps=self._progress(), user_error=user_error)
         decision = decide([*self._journal.history(), end], self._plan.max_restarts)
         blamed = failure if cause is Cause.FAILED else None
         self._say(f"attempt {number} ended: {cause.value}, {end.steps} batches in the newest checkpoint")
@@ -168,6 +169,11 @@ class Attempts:
         # The journal comes last: who reads the verdict finds the log complete.
         self._journal.ended(number, end, decision, blamed.sentence() if blamed else None)
         return decision
+
+    def _progress(self) -> int:
+        """Batches in the newest checkpoint. An app that saves by itself counts how often it did."""
+        outcome = read_json(self._trial.outcome) or {}
+        return max(newest_steps(self._trial.checkpoints), int(outcome.get("saves", 0)))
 
     def _say(self, text: str) -> None:
         print(f"hpc-det: {time.strftime('%H:%M:%S')} {text}", flush=True)

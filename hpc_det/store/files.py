@@ -31,13 +31,13 @@ def make_private(folder: Path) -> None:
             path.mkdir(mode=0o700, exist_ok=True)
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replace `path` by a file of mode 0600 with `text`: a reader sees the old content or the new, never a part."""
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Replace `path` by a file of mode 0600 with `content`: a reader sees the old one or the new, never a part."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,21 +40,28 @@ class Submission:
     """The checkpoint whose weights all trials begin with."""
 
 
-def prepare(effective: Effective, folder: ExperimentFolder) -> Submission:
-    """Touches neither scheduler nor disk. Raises UsageError with all that is wrong."""
+def prepare(effective: Effective, folder: ExperimentFolder, *, is_live: bool = False) -> Submission:
+    """Touches neither scheduler nor disk. Raises UsageError with all that is wrong. `is_live`: there is no snapshot."""
     check_search(effective)
     check_storage(effective)
     jobs = prepare_jobs(effective, folder, trials_expected(effective))
     source = source_checkpoint(effective.tree["searcher"], ExperimentStore(folder.path.parent.parent))
-    return Submission(jobs, snapshot_files(effective.context_dir), source)
+    return Submission(jobs, [] if is_live else snapshot_files(effective.context_dir), source)
 
 
-def submit(effective: Effective, store: ExperimentStore) -> ExperimentFolder:
-    """The new experiment, queued. Where anything fails, nothing of it is left, on disk or in the queue."""
-    prepare(effective, store.folder(store.next_id()))
+def submit(
+    effective: Effective, store: ExperimentStore, live: Callable[[ExperimentFolder], None] | None = None
+) -> ExperimentFolder:
+    """The new experiment, queued. Where anything fails, nothing of it is left, on disk or in the queue.
+
+    `live`: the jobs import the context directory itself, not a snapshot; called to add files of its own.
+    """
+    prepare(effective, store.folder(store.next_id()), is_live=live is not None)
     folder = store.create()
     try:
-        submission = _write(effective, folder)
+        submission = _write(effective, folder, is_live=live is not None)
+        if live:
+            live(folder)
         queued = queue_jobs(submission.jobs, folder, SearchJournal(folder))
         # The config comes last: a folder without it was never created.
         with cancelled_on_failure(effective.cluster.scheduler, queued):
@@ -93,11 +101,14 @@ def write_config(folder: ExperimentFolder, effective: Effective) -> None:
     write_atomic(folder.config, dump_yaml(masked(effective.tree)))
 
 
-def _write(effective: Effective, folder: ExperimentFolder) -> Submission:
-    submission = prepare(effective, folder)
+def _write(effective: Effective, folder: ExperimentFolder, *, is_live: bool) -> Submission:
+    submission = prepare(effective, folder, is_live=is_live)
     for needed in (folder.search, folder.jobs, folder.submitit):
         needed.mkdir(mode=0o700)
-    copy_snapshot(effective.context_dir, submission.files, folder.code)
+    if is_live:
+        folder.code.symlink_to(effective.context_dir, target_is_directory=True)
+    else:
+        copy_snapshot(effective.context_dir, submission.files, folder.code)
     write_json(folder.origin, effective.origins)
     write_json(folder.cluster, effective.cluster.model_dump(mode="json", by_alias=True))
     write_json(folder.effective, _with_seed(effective))

@@ -1,0 +1,167 @@
+"""A rank of a point: python3 -m hpc_det.sweep.app, started once per slot by a launcher.
+
+Rank 0 is Hydra's job: its output folder, its log, its callbacks. The others run the app's function with the same
+config; what they log goes to their own logs only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from hpc_det.errors import UsageError
+from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.rank import RankProcess, join_gang, leave, note_error
+from hpc_det.store.files import read_json, write_atomic, write_json
+from hpc_det.sweep.files import SweepFiles
+from hpc_det.sweep.stops import Stops
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+    from omegaconf import DictConfig
+
+    from hpc_det.sweep.saved import App
+
+PEERS_LEFT_S = 2.0
+"""An app fails where other ranks have left on a stop: so long its own notice of that is waited for."""
+LONGEST_SHOWN = 1000
+
+
+class Rank:
+    def __init__(self, process: RankProcess, env: Mapping[str, str]) -> None:
+        self._attempt: Attempt = process.attempt
+        self._number = int(env["RANK"])
+        self._world_size = int(env["WORLD_SIZE"])
+        self._files = SweepFiles(process.attempt.trial.experiment())
+        self._stops = Stops(process, self._note_stop)
+
+    def run(self) -> int:
+        """The exit code; what went wrong is noted."""
+        try:
+            returned = self._run_app()
+            if self._number == 0:
+                self._keep(returned)
+        except BaseException as error:
+            traceback.print_exc()
+            note_error(self._attempt, self._number, error)
+            return 1
+        return 0
+
+    def _run_app(self) -> JobReturn:
+        _find_modules(read_json(self._files.import_path) or [])
+        from hydra.core.utils import JobStatus
+
+        from hpc_det.sweep.saved import load_app, load_config
+
+        app = load_app(self._files)
+        config = load_config(self._files, self._attempt.trial)
+        self._stops.call(app.checkpoint)
+        returned = self._hydras_job(app, config) if self._number == 0 else _silent_job(app, config)
+        has_failed = returned.status is not JobStatus.COMPLETED
+        self._stops.end(PEERS_LEFT_S if has_failed and self._world_size > 1 else 0)
+        if has_failed:
+            raise returned._return_value
+        return returned
+
+    def _hydras_job(self, app: App, config: DictConfig) -> JobReturn:
+        from hydra.core.utils import run_job, setup_globals
+
+        setup_globals()
+        app.context.callbacks.callbacks.append(self)
+        return run_job(
+            hydra_context=app.context,
+            task_function=app.task_function,
+            config=config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+
+    def on_job_start(self, config: DictConfig, **others: object) -> None:
+        """Hydra calls it when it has made the output folder: `hpc-det sweep status` shows that."""
+        write_json(self._files.shown(self._attempt.trial.id), {"folder": config.hydra.runtime.output_dir})
+
+    def on_job_end(self, **others: object) -> None:
+        """Hydra calls it, too."""
+
+    def _keep(self, returned: JobReturn) -> None:
+        """The point is done."""
+        trial, hydra_cfg = self._attempt.trial.id, returned.hydra_cfg
+        assert hydra_cfg is not None
+        write_atomic(self._files.returned(trial), _pickled(returned))
+        found = {"folder": hydra_cfg.hydra.runtime.output_dir, **in_json(returned.return_value)}
+        write_json(self._files.shown(trial), found)
+        self._write_outcome("finished", self._saves())
+
+    def _note_stop(self, has_saved: bool) -> None:
+        if self._number == 0:
+            self._write_outcome("stopped", self._saves() + has_saved)
+
+    def _saves(self) -> int:
+        """How often earlier attempts, and this one before, have saved the app's work."""
+        return int((read_json(self._attempt.trial.outcome) or {}).get("saves", 0))
+
+    def _write_outcome(self, kind: str, saves: int) -> None:
+        write_json(
+            self._attempt.trial.outcome,
+            {"attempt": self._attempt.number, "kind": kind, "steps": saves, "saves": saves},
+        )
+
+
+def _find_modules(folders: list[str]) -> None:
+    """Where the app found them on the login node."""
+    sys.path[:] = [*folders, *(folder for folder in sys.path if folder not in folders)]
+
+
+def _silent_job(app: App, config: DictConfig) -> JobReturn:
+    """Without a word in the output folder, which is rank 0's."""
+    from hydra._internal.callbacks import Callbacks
+    from hydra.core.utils import configure_log, run_job, setup_globals
+    from hydra.types import HydraContext
+
+    setup_globals()
+    config.hydra.output_subdir = None
+    configure_log(None, config.hydra.verbose)  # type: ignore[arg-type]  # None: to stdout
+    return run_job(
+        hydra_context=HydraContext(config_loader=app.context.config_loader, callbacks=Callbacks()),
+        task_function=app.task_function,
+        config=config,
+        job_dir_key="hydra.sweep.dir",
+        job_subdir_key="hydra.sweep.subdir",
+        configure_logging=False,
+    )
+
+
+def _pickled(returned: JobReturn) -> bytes:
+    import cloudpickle
+
+    try:
+        content: bytes = cloudpickle.dumps(returned)
+    except Exception as error:
+        kind = type(returned.return_value).__name__
+        raise UsageError(f"the app's return value, a {kind}, cannot be pickled: {error}; return plain data") from None
+    return content
+
+
+def in_json(value: object) -> dict[str, Any]:
+    """A return value: as it is where it is short and JSON has it, and as text always."""
+    found: dict[str, Any] = {"text": repr(value)[:LONGEST_SHOWN]}
+    with suppress(TypeError, ValueError):
+        if len(json.dumps(value, allow_nan=False)) <= LONGEST_SHOWN:
+            found["value"] = value
+    return found
+
+
+def main() -> int:
+    process = join_gang(os.environ)
+    code = Rank(process, os.environ).run()
+    process.say_goodbye(code)
+    return code
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,83 @@
+"""The files of a sweep of a Hydra app, below the folder of its experiment.
+
+sweep/app.pkl          the app's function and Hydra's state      the launcher
+      path.json        where the app imported its modules from   "
+      points.json      overrides of each point, and its config   "
+      configs/1.pkl    a composed config, of one or many points  "
+      returns/1.pkl    the JobReturn of a point                  rank 0 of its gang
+              1.json   the same, to be read                      "
+
+hydra.sweep.dir has a file hpc_det.json with the numbers of its experiments, so that `hpc-det sweep` finds them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_det.errors import UsageError
+from hpc_det.store.files import read_json, write_json
+from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+
+POINTER = "hpc_det.json"
+
+
+@dataclass(frozen=True)
+class SweepFiles:
+    experiment: ExperimentFolder
+
+    @property
+    def path(self) -> Path:
+        return self.experiment.sweep
+
+    @property
+    def app(self) -> Path:
+        return self.path / "app.pkl"
+
+    @property
+    def import_path(self) -> Path:
+        return self.path / "path.json"
+
+    @property
+    def points(self) -> Path:
+        return self.path / "points.json"
+
+    def config(self, number: int) -> Path:
+        return self.path / "configs" / f"{number}.pkl"
+
+    def returned(self, trial: int) -> Path:
+        return self.path / "returns" / f"{trial}.pkl"
+
+    def shown(self, trial: int) -> Path:
+        return self.path / "returns" / f"{trial}.json"
+
+    def create(self) -> None:
+        for folder in (self.path, self.path / "configs", self.path / "returns"):
+            folder.mkdir(mode=0o700)
+
+    def read_points(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] | None = read_json(self.points)
+        if found is None:
+            raise UsageError(f"experiment {self.experiment.id}: is no sweep of a Hydra app; see `hpc-det experiment`")
+        return found
+
+
+def point_to(experiment: ExperimentFolder, sweep_dir: Path) -> None:
+    """From now on `hpc-det sweep` finds the experiment by this folder."""
+    known = read_json(sweep_dir / POINTER) or {"experiments": []}
+    root = str(experiment.path.parent.parent)
+    numbers = known["experiments"] if known.get("root") == root else []
+    write_json(sweep_dir / POINTER, {"root": root, "experiments": [*numbers, experiment.id]})
+
+
+def experiments_of(sweep_dir: Path) -> list[ExperimentFolder]:
+    """Those of this hydra.sweep.dir, oldest first. UsageError where it points to none."""
+    known = read_json(sweep_dir / POINTER)
+    if known is None:
+        raise UsageError(
+            f"{sweep_dir}: has no {POINTER}; give the hydra.sweep.dir of a sweep that a launcher of hpc_det began, or "
+            f"the experiment's number"
+        )
+    store = ExperimentStore(Path(known["root"]))
+    return [store.existing(number) for number in known["experiments"]]

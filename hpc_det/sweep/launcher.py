@@ -1,0 +1,112 @@
+"""Hydra's side of a sweep: composes and saves its points, submits them as one experiment, and waits if asked to."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn, configure_log, filter_overrides, setup_globals
+from hydra.errors import CompactHydraException, HydraException
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from hpc_det.errors import HpcDetError, UsageError
+
+log = logging.getLogger(__name__)
+
+NEEDS_NO_VALUES = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+
+
+class Refused(UsageError, CompactHydraException):
+    """Hydra shows it without a traceback."""
+
+
+class SweepLauncher(Launcher):
+    """Its constructor's arguments are the fields of `hydra.launcher` (hydra_plugins.hpc_launcher)."""
+
+    scheduler: str
+
+    def __init__(self, **fields: Any) -> None:
+        self._fields = fields
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from hpc_det.sweep.points import Composer
+
+        self._loader = hydra_context.config_loader
+        self._callbacks = hydra_context.callbacks
+        self._task_function = task_function
+        self._config = config
+        self._refuse_values_that_never_come()
+        self._composer = Composer(self._loader)
+        hydra_context.config_loader = self._composer  # sweepers compose every point, too, to check it
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        setup_globals()
+        configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
+        with _refusals():
+            return self._launch([list(overrides) for overrides in job_overrides], initial_job_idx)
+
+    def _launch(self, overrides: list[list[str]], first: int) -> Sequence[JobReturn]:
+        from hpc_det.sweep import returns, waiting
+        from hpc_det.sweep.files import point_to
+
+        experiment = self._submit(overrides, first)
+        sweep_dir = Path(self._config.hydra.sweep.dir).absolute()
+        point_to(experiment, sweep_dir)
+        log.info(f"Submitted {len(overrides)} jobs as experiment {experiment.id}")
+        for number, point in enumerate(overrides, start=first):
+            log.info(f"\t#{number} : {' '.join(filter_overrides(point))}")
+        if not self._fields["wait"]:
+            log.info(f"Look at them with: hpc-det sweep status {experiment.id}")
+            return returns.submission_records(experiment, overrides)
+        waiting.wait(experiment, self._fields["poll_s"])
+        return returns.job_returns(experiment, overrides)
+
+    def _submit(self, overrides: list[list[str]], first: int) -> Any:
+        from hpc_det.store.folders import ExperimentStore
+        from hpc_det.store.root import state_root
+        from hpc_det.submit.submission import submit
+        from hpc_det.sweep.files import SweepFiles
+        from hpc_det.sweep.saved import App, checkpoint_of, save
+        from hpc_det.sweep.settings import Settings
+
+        sweep_dir = Path(self._config.hydra.sweep.dir)
+        sweep_dir.mkdir(parents=True, exist_ok=True)
+        points = [self._composer.checked(self._config, point) for point in overrides]
+        app = App(
+            task_function=self._task_function,
+            checkpoint=checkpoint_of(self._task_function),
+            context=HydraContext(config_loader=self._loader, callbacks=self._callbacks),
+            singletons=Singleton.get_state(),
+        )
+        settings = Settings(scheduler=self.scheduler, **self._fields)
+        found = settings.effective(self._config.hydra.job.name, Path.cwd(), overrides, os.environ)
+        return submit(
+            found,
+            ExperimentStore(state_root(os.environ)),
+            live=lambda folder: save(SweepFiles(folder), app, points, first),
+        )
+
+    def _refuse_values_that_never_come(self) -> None:
+        sweeper = OmegaConf.select(self._config, "hydra.sweeper._target_")
+        if not self._fields["wait"] and sweeper != NEEDS_NO_VALUES:
+            raise Refused(
+                f"hydra.launcher.wait: false returns at once, without results, and the sweeper {sweeper} needs them; "
+                f"set hydra.launcher.wait=true"
+            )
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except HydraException:
+        raise
+    except HpcDetError as error:
+        raise Refused(error.problems) from None

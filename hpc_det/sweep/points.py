@@ -1,0 +1,106 @@
+"""The composed config of each point: the files of the chosen groups once, and then the point's own values in them.
+
+Hydra composes in two steps: the files that the chosen groups name, which takes tens of milliseconds, and the overrides
+of values, one after the other, which takes less than one. What the first step gives is kept; the second is Hydra's own.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+
+@dataclass(frozen=True)
+class Point:
+    base: bytes
+    """The pickled config without the point's values: many points share it."""
+    overrides: tuple[str, ...]
+    """All of them, as one would write them."""
+
+    def config(self) -> DictConfig:
+        """What Hydra composes of the overrides. Raises what Hydra raises."""
+        config = cast(DictConfig, pickle.loads(self.base))
+        parsed = [override for override in _parsed(self.overrides) if not override.is_hydra_override()]
+        chosen = {*config.hydra.overrides.task}
+        values = [override for override in parsed if override.input_line not in chosen]
+        ConfigLoaderImpl._apply_overrides_to_config(values, config)
+        config.hydra.overrides.task = [override.input_line for override in parsed]
+        names = config.hydra.job.config.override_dirname
+        config.hydra.job.override_dirname = get_overrides_dirname(
+            overrides=parsed, kv_sep=names.kv_sep, item_sep=names.item_sep, exclude_keys=names.exclude_keys
+        )
+        return config
+
+
+class Composer(ConfigLoaderImpl):
+    """In the place of Hydra's own loader, with the same answers."""
+
+    def __init__(self, loader: ConfigLoader) -> None:
+        vars(self).update(vars(loader))
+        self._bases: dict[tuple[str, ...], bytes] = {}
+        self._groups: Any = None
+        self._composed: set[Point] = set()
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        point = self.point(master_config, sweep_overrides)
+        config = point.config()
+        self._composed.add(point)
+        return config
+
+    def checked(self, master: DictConfig, overrides: Sequence[str]) -> Point:
+        """A point that can be composed. Raises what Hydra raises."""
+        point = self.point(master, overrides)
+        if point not in self._composed:
+            self.load_sweep_config(master, list(overrides))
+        return point
+
+    def point(self, master: DictConfig, overrides: Sequence[str]) -> Point:
+        parsed = _parsed(overrides)
+        self.validate_sweep_overrides_legal(overrides=parsed, run_mode=RunMode.RUN, from_shell=True)
+        asks_for_time = any("${now:" in override for override in overrides)
+        chosen = tuple(
+            str(override.input_line) for override in parsed if asks_for_time or not self._sets_value(override, master)
+        )
+        if chosen not in self._bases:
+            composed = super().load_sweep_config(master, list(chosen))
+            _fix_time(master, composed)
+            self._bases[chosen] = pickle.dumps(composed)
+        return Point(self._bases[chosen], tuple(overrides))
+
+    def _sets_value(self, override: Override, master: DictConfig) -> bool:
+        """Whether it has no part in which files are composed: Hydra's rule (hydra/_internal/defaults_list.py)."""
+        if self._groups is None:
+            own = cast("list[str]", OmegaConf.to_container(master.hydra.overrides.hydra))
+            self._groups = self._parse_overrides_and_create_caching_repo(master.hydra.job.config_name, own)[1]
+        is_group = self._groups.group_exists(override.key_or_group) and not isinstance(override.value(), dict)
+        return not is_group and not override.is_hydra_override()
+
+
+def _fix_time(master: DictConfig, composed: DictConfig) -> None:
+    """`${now:...}` is the time of the sweep, in every point, and in every attempt of it."""
+    asked = OmegaConf.create(re.findall(r"\$\{now:[^${}]*\}", OmegaConf.to_yaml(composed)))
+    OmegaConf.copy_cache(from_config=master, to_config=asked)
+    OmegaConf.resolve(asked)
+    for config in (master, composed):
+        OmegaConf.copy_cache(from_config=asked, to_config=config)
+
+
+def _parsed(overrides: Sequence[str]) -> list[Override]:
+    return list(map(_parsed_one, overrides))
+
+
+@cache
+def _parsed_one(override: str) -> Override:
+    """The points of a sweep share most of theirs, and the parser is slow. Who gets it changes nothing in it."""
+    return OverridesParser.create().parse_overrides([override])[0]

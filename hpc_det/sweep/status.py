@@ -1,0 +1,108 @@
+"""The points of a sweep as its files tell of them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_det.launch.failure import first_failure
+from hpc_det.search.journal import SearchJournal
+from hpc_det.search.method import Exit
+from hpc_det.search.state import SearchState
+from hpc_det.store.files import read_json
+from hpc_det.store.folders import ExperimentFolder, TrialFolder
+from hpc_det.store.journal import Journal
+from hpc_det.sweep.files import SweepFiles
+
+
+class PointState(str, enum.Enum):
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    """Or back in the queue, after a preemption."""
+    COMPLETED = "COMPLETED"
+    ERROR = "ERROR"
+    CANCELED = "CANCELED"
+
+
+_ENDS = {
+    Exit.COMPLETED: PointState.COMPLETED,
+    Exit.FAILED: PointState.ERROR,
+    Exit.INVALID_HP: PointState.ERROR,
+    Exit.CANCELLED: PointState.CANCELED,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointStatus:
+    experiment: int
+    trial: int
+    num: int
+    """Hydra's number of the job, `hydra.job.num`."""
+    overrides: list[str]
+    state: PointState
+    returned: Any
+    """The return value, where it is short and JSON has it."""
+    text: str | None
+    """The return value as Python shows it."""
+    folder: str | None
+    """Hydra's output folder, once the point has begun."""
+
+
+def points(experiment: ExperimentFolder) -> list[PointStatus]:
+    """All of a sweep. UsageError for another experiment."""
+    files = SweepFiles(experiment)
+    rows, search = files.read_points(), SearchJournal(experiment).state()
+    return [_point(files, search, trial, row) for trial, row in enumerate(rows, start=1)]
+
+
+def why_not_completed(experiment: ExperimentFolder, number: int) -> str:
+    """One sentence, with the first failure and the log to read."""
+    return f"trial {number} of experiment {experiment.id}: {'; '.join(_reasons(experiment.trial(number)))}"
+
+
+def failures(experiment: ExperimentFolder) -> list[str]:
+    """A sentence for each point that has no return value."""
+    found = (point for point in points(experiment) if point.state is not PointState.COMPLETED)
+    return [why_not_completed(experiment, point.trial) for point in found]
+
+
+def _point(files: SweepFiles, search: SearchState, trial: int, row: dict[str, Any]) -> PointStatus:
+    shown = read_json(files.shown(trial)) or {}
+    return PointStatus(
+        experiment=files.experiment.id,
+        trial=trial,
+        num=row["num"],
+        overrides=row["overrides"],
+        state=_state(search, trial),
+        returned=shown.get("value"),
+        text=shown.get("text"),
+        folder=shown.get("folder"),
+    )
+
+
+def _state(search: SearchState, trial: int) -> PointState:
+    known = search.trials.get(trial)
+    if known and known.ended:
+        return _ENDS[known.ended]
+    if search.cancelled:
+        return PointState.CANCELED
+    return PointState.RUNNING if known and known.worker is not None else PointState.QUEUED
+
+
+def _reasons(trial: TrialFolder) -> Iterator[str]:
+    journal = Journal(trial.journal)
+    attempt = journal.last_attempt()
+    if attempt == 0:
+        yield "was never begun"
+        return
+    failure, verdict = first_failure(trial, attempt), journal.verdict()
+    if failure:
+        yield failure.sentence()
+    elif verdict:
+        yield f"{verdict[0].value}: {verdict[2]}"
+    else:
+        yield "ended without a word"
+    log = trial.rank_log(attempt, (failure and failure.rank) or 0)
+    yield f"its log is {log if log.exists() else trial.job_log}"

@@ -1,0 +1,25 @@
+"""Waiting for a sweep. Whoever waits may go: the sweep needs nobody on the login node."""
+
+from __future__ import annotations
+
+import sys
+
+from hpc_det.cli.watch import Watch
+from hpc_det.store.folders import ExperimentFolder
+
+INTERRUPTED = 130
+"""128 + SIGINT, as a shell reports it."""
+
+
+def wait(experiment: ExperimentFolder, poll_s: float) -> None:
+    """Until nothing of it runs or will run. Ctrl-C ends the waiting, not the sweep: SystemExit."""
+    try:
+        Watch(experiment).wait(poll_s)
+    except KeyboardInterrupt:
+        for line in (
+            f"the jobs of experiment {experiment.id} go on",
+            f"wait for them again with: hpc-det sweep wait {experiment.id}",
+            f"end them with: hpc-det experiment kill {experiment.id}",
+        ):
+            print(f"hpc-det: {line}", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None

@@ -1,0 +1,67 @@
+"""The launchers and the fields of `hydra.launcher`. Every Hydra app of this Python imports this, so it is light."""
+
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from hydra.core.config_store import ConfigStore
+
+from hpc_det.sweep.launcher import SweepLauncher
+
+
+class HpcSlurmLauncher(SweepLauncher):
+    scheduler = "slurm"
+
+
+class HpcPbsLauncher(SweepLauncher):
+    scheduler = "pbs"
+
+
+class HpcLocalLauncher(SweepLauncher):
+    scheduler = "local"
+
+
+@dataclass
+class HpcLauncherConf:
+    cluster: str
+    """The profile, as `hpc-det cluster list` shows it."""
+    slots: int = 1
+    """Ranks of each point."""
+    time_limit: Any = None
+    """Minutes or "HH:MM:SS" (in quotes in YAML); None: the cluster's."""
+    resource_pool: Optional[str] = None  # noqa: UP045  # OmegaConf 2.3 reads no other spelling with Python 3.10
+    """The partition or queue; None: the cluster's."""
+    array_parallelism: int = 0
+    """How many points may run at the same time; 0 is no limit."""
+    packed_slots: Optional[int] = None  # noqa: UP045
+    """One allocation of so many slots for all points, instead of a job each."""
+    max_restarts: int = 0
+    """A point that fails starts again so many times. Preemptions do not count."""
+    sbatch_args: list[str] = field(default_factory=list)
+    environment_variables: dict[str, str] = field(default_factory=dict)
+    wait: bool = True
+    """Return when all points are done, with their values; False: return at once, without any."""
+    poll_s: float = 2.0
+    """How often it is asked whether all are done."""
+
+
+@dataclass
+class HpcSlurmConf(HpcLauncherConf):
+    _target_: str = "hydra_plugins.hpc_launcher.launchers.HpcSlurmLauncher"
+    cluster: str = "slurm"
+
+
+@dataclass
+class HpcPbsConf(HpcLauncherConf):
+    _target_: str = "hydra_plugins.hpc_launcher.launchers.HpcPbsLauncher"
+    cluster: str = "pbs"
+
+
+@dataclass
+class HpcLocalConf(HpcLauncherConf):
+    _target_: str = "hydra_plugins.hpc_launcher.launchers.HpcLocalLauncher"
+    cluster: str = "local"
+    poll_s: float = 0.2
+
+
+for name, conf in {"hpc_slurm": HpcSlurmConf, "hpc_pbs": HpcPbsConf, "hpc_local": HpcLocalConf}.items():
+    ConfigStore.instance().store(group="hydra/launcher", name=name, node=conf, provider="hpc_det")

@@ -1,0 +1,247 @@
+"""Sweeps of small apps, with real jobs on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from hpc_det.sweep.saved import checkpoint_of
+from tests.sweep.conftest import App, source, until
+
+DOUBLES = source("return cfg.x * 2")
+WHEN_TOLD = 'while not os.path.exists("go"): time.sleep(0.05)'
+
+# A sweeper that needs values: it goes where the value falls.
+DESCENDS = """
+from dataclasses import dataclass
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+
+class Descent(Sweeper):
+    def setup(self, *, hydra_context, task_function, config):
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments):
+        x, step, number, path = 0, 1, 0, []
+        while len(path) < 3:
+            returns = self.launcher.launch([[f"x={x - step}"], [f"x={x + step}"]], initial_job_idx=number)
+            left, right = (job.return_value for job in returns)
+            x, number = (x - step if left < right else x + step), number + 2
+            path.append(x)
+        print("path", path)
+
+@dataclass
+class Conf:
+    _target_: str = "hydra_plugins.descent.Descent"
+
+ConfigStore.instance().store(group="hydra/sweeper", name="descent", node=Conf)
+"""
+
+
+def test_values_come_back_and_each_point_has_hydras_files(app: App) -> None:
+    app.write("app.py", source('assert "torch" not in sys.modules', "return cfg.x * 2"))
+    output = app.succeed("+x=1,2,3")
+    assert "Submitted 3 jobs as experiment 1" in output
+    for number in range(3):
+        folder = app.folder / "out" / str(number)
+        assert (folder / ".hydra" / "overrides.yaml").read_text() == f"- +x={number + 1}\n"
+        assert f"x is {number + 1}" in (folder / "app.log").read_text()
+    assert [(p["num"], p["overrides"], p["state"], p["returned"]) for p in app.points()] == [
+        (n, [f"+x={n + 1}"], "COMPLETED", 2 * n + 2) for n in range(3)
+    ]
+    assert [p["folder"] for p in app.points()] == [str(app.folder / "out" / str(n)) for n in range(3)]
+
+
+def test_a_sweep_is_an_experiment_like_any_other(app: App) -> None:
+    app.write("app.py", DOUBLES)
+    app.succeed("+x=1,2")
+    assert "app" in app.hpc_det("experiment", "list")[1]
+    assert json.loads(app.experiment().trial(2).trial.read_text())["hparams"] == {"+x": "2"}
+    assert app.experiment().code.resolve() == app.folder
+
+
+def test_what_was_saved_for_the_jobs_is_the_users_own(app: App) -> None:
+    app.write("app.py", DOUBLES)
+    app.succeed("+x=1")
+    files = [path for path in app.experiment().sweep.rglob("*") if path.is_file()]
+    assert files
+    assert {oct(path.stat().st_mode & 0o777) for path in files} == {"0o600"}
+
+
+# --- sweepers
+
+
+def test_a_sweeper_that_needs_values_gets_them(app: App) -> None:
+    app.write("app.py", source("return (cfg.x - 3) ** 2", config="config"))
+    app.write("conf/config.yaml", "x: 0\n")
+    app.write("hydra_plugins/descent.py", DESCENDS)
+    assert "path [1, 2, 3]" in app.succeed("hydra/sweeper=descent")
+    assert [point["experiment"] for point in app.points()] == [1, 1, 2, 2, 3, 3]
+    assert [point["returned"] for point in app.points()] == [16, 4, 9, 1, 4, 0]
+
+
+def test_a_sweeper_that_needs_values_is_refused_where_none_will_come(app: App) -> None:
+    app.write("app.py", DOUBLES)
+    app.write("hydra_plugins/descent.py", DESCENDS)
+    output = app.fail("hydra/sweeper=descent", "hydra.launcher.wait=false", "+x=1")
+    assert output.startswith("hydra.launcher.wait: false returns at once, without results, and the sweeper")
+    assert "set hydra.launcher.wait=true\n" in output
+    assert not app.experiment().path.exists()
+
+
+# --- waiting
+
+
+def test_without_waiting_it_returns_at_once_and_the_points_go_on(app: App) -> None:
+    app.write("app.py", source(WHEN_TOLD, "return cfg.x"))
+    assert "hpc-det sweep status 1" in app.succeed("+x=1,2", "hydra.launcher.wait=false")
+    assert "COMPLETED" not in {point["state"] for point in app.points()}
+    app.write("go", "")
+    assert app.hpc_det("sweep", "wait", "out") == (0, "")
+    assert [point["returned"] for point in app.points()] == [1, 2]
+
+
+def test_ctrl_c_ends_the_waiting_and_not_the_sweep(app: App) -> None:
+    app.write("app.py", source(WHEN_TOLD, "return cfg.x"))
+    waiting = app.start("+x=1")
+    until(app.experiment().trial().rank_log(1, 0).exists)
+    waiting.send_signal(signal.SIGINT)
+    output, _ = waiting.communicate(timeout=30)
+    assert waiting.returncode == 130
+    assert "hpc-det: wait for them again with: hpc-det sweep wait 1\n" in output
+    assert "Traceback" not in output
+    app.write("go", "")
+    assert app.hpc_det("sweep", "wait", "1") == (0, "")
+    assert [point["returned"] for point in app.points()] == [1]
+
+
+# --- what reaches the app
+
+
+def test_an_edit_of_a_file_while_points_are_queued_changes_nothing(app: App) -> None:
+    app.write("app.py", source(WHEN_TOLD, "return cfg.group.y", config="config"))
+    app.write("conf/config.yaml", "defaults: [{group: a}]\nx: 0\n")
+    app.write("conf/group/a.yaml", "y: 1\n")
+    waiting = app.start("x=1,2,3", "hydra.launcher.array_parallelism=1")
+    until(app.experiment().trial().rank_log(1, 0).exists)
+    app.write("conf/config.yaml", "defaults: [{group: a}]\nx: 0\nhydra: {job: {name: edited}}\n")
+    app.write("conf/group/a.yaml", "y: 2\n")
+    app.write("go", "")
+    output, _ = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0, output
+    assert [point["returned"] for point in app.points()] == [1, 1, 1]
+    assert (app.folder / "out" / "2" / "app.log").exists()
+
+
+HOSTILE = ["$(touch pwned)", "'; touch pwned #", 'say "hi"', "a\nb", "ümläut ✓", "`touch pwned`", "%j", "", " x ", "\\"]
+
+
+def test_hostile_values_reach_the_app_as_they_are(app: App) -> None:
+    app.write("app.py", source("return cfg.x"))
+    app.succeed("+x=" + ",".join(map(quoted, HOSTILE)))
+    assert [point["returned"] for point in app.points()] == HOSTILE
+    assert not list(app.folder.rglob("pwned"))
+
+
+def quoted(value: str) -> str:
+    """In Hydra's grammar, where a backslash counts before a quote only."""
+    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", value)
+    trailing = len(escaped) - len(escaped.rstrip("\\"))
+    return f"'{escaped}{trailing * chr(92)}'"
+
+
+def test_each_rank_of_a_gang_finds_the_variables_that_torchrun_sets(app: App) -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    app.write(
+        "app.py",
+        source(
+            f"found = {{name: os.environ[name] for name in {names}}}",
+            "with open('rank-' + found['RANK'], 'w') as file: json.dump(found, file)",
+            "return os.environ['FLAVOUR']",
+        ),
+    )
+    app.succeed("+x=1", "hydra.launcher.slots=2", "+hydra.launcher.environment_variables.FLAVOUR=a b")
+    first, second = (json.loads((app.folder / f"rank-{rank}").read_text()) for rank in range(2))
+    assert first == second | {"RANK": "0", "LOCAL_RANK": "0"}
+    assert second["RANK"] == second["LOCAL_RANK"] == "1"
+    assert second["WORLD_SIZE"] == "2"
+    assert [point["returned"] for point in app.points()] == ["a b"]
+
+
+def test_only_rank_0_writes_into_the_output_folder(app: App) -> None:
+    app.write("app.py", source("return 1"))
+    app.succeed("+x=1", "hydra.launcher.slots=2")
+    assert (app.folder / "out" / "0" / "app.log").read_text().count("x is 1") == 1
+    assert "x is 1" in app.experiment().trial().rank_log(1, 1).read_text()
+
+
+# --- what goes wrong
+
+
+def test_a_failure_names_the_rank_and_the_log_and_leaves_the_other_points_alone(app: App) -> None:
+    app.write("app.py", source("assert cfg.x != 2, 'two is too many'", "return cfg.x"))
+    output = app.fail("+x=1,2,3")
+    log = app.experiment().trial(2).rank_log(1, 0)
+    assert "trial 2 of experiment 1: rank 0 on " in output
+    assert f"AssertionError: two is too many; its log is {log}" in output
+    assert "Traceback" not in output
+    assert "two is too many" in log.read_text()
+    assert [point["state"] for point in app.points()] == ["COMPLETED", "ERROR", "COMPLETED"]
+    code, told = app.hpc_det("sweep", "wait", "out")
+    assert code == 1
+    assert "two is too many" in told
+
+
+def test_a_return_value_that_cannot_travel_is_a_failure_that_says_so(app: App) -> None:
+    app.write("app.py", source("return (i for i in range(3))"))
+    assert "the app's return value, a generator, cannot be pickled" in app.fail("+x=1")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["hydra.launcher.slots=3"], "resources.slots_per_trial"),
+        (["hydra.launcher.slots=0", "hydra.launcher.max_restarts=-1"], "max_restarts"),
+        (["hydra.launcher.cluster=slurm"], "choose hydra/launcher=hpc_slurm"),
+        (["hydra.launcher.cluster=nowhere"], "no cluster is called 'nowhere'"),
+        (["x.y.z=1"], "Could not override 'x.y.z'"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_queued(app: App, overrides: list[str], said: str) -> None:
+    app.write("app.py", DOUBLES)
+    output = app.fail("+x=1", *overrides)
+    assert said in output
+    assert "Traceback" not in output
+    assert not app.experiment().path.exists()
+
+
+def test_a_folder_of_no_sweep_is_refused(app: App, tmp_path: Path) -> None:
+    code, output = app.hpc_det("sweep", "status", str(tmp_path))
+    assert code == 2
+    assert "has no hpc_det.json" in output
+
+
+# --- checkpoint()
+
+
+def checkpoint() -> None: ...
+
+
+def task(cfg: object) -> None: ...
+
+
+def test_the_function_checkpoint_of_the_same_module_is_the_apps_own() -> None:
+    assert checkpoint_of(task) is checkpoint
+
+
+def test_a_function_of_another_module_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "checkpoint", os.path.join)
+    assert checkpoint_of(task) is None

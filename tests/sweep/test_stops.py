@@ -1,0 +1,110 @@
+"""A preempted app saves by its own checkpoint(), and goes on from what it finds in its output folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from hpc_det.store.folders import TrialFolder
+from hpc_det.store.journal import Journal
+from tests.sweep.conftest import App, until
+
+COUNTS = """
+import os, time
+from pathlib import Path
+import hydra
+from hydra.core.hydra_config import HydraConfig
+
+step = 0
+
+def saved():
+    return Path(HydraConfig.get().runtime.output_dir, "step-" + os.environ["RANK"])
+
+{hook}
+
+@hydra.main(version_base="1.3", config_path=None)
+def app(cfg):
+    global step
+    begin = step = int(saved().read_text()) if saved().exists() else 0
+    print("begins", flush=True)
+    while step < 3 or not Path("go").exists():
+        step += 1
+        time.sleep(0.01)
+    return begin
+
+if __name__ == "__main__":
+    app()
+"""
+HOOK = """
+def checkpoint():
+    saved().write_text(str(step))
+"""
+
+
+def preempt(trial: TrialFolder, attempt: int, ranks: int = 1) -> None:
+    """As a scheduler tells the agent, once the app of every rank runs."""
+    logs = [trial.rank_log(attempt, rank) for rank in range(ranks)]
+    until(lambda: all(log.exists() and "begins" in log.read_text() for log in logs))
+    time.sleep(0.1)  # some steps, so that there is something to save
+    os.kill(agent_of(trial), signal.SIGTERM)
+
+
+def agent_of(trial: TrialFolder) -> int:
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            words = Path("/proc", name, "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"hpc_det.launch.agent" in words and str(trial.path).encode() in words:
+            return int(name)
+    raise AssertionError("no agent runs")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_preempted_app_goes_on_where_its_checkpoint_was(app: App, ranks: int) -> None:
+    app.write("app.py", COUNTS.replace("{hook}", HOOK))
+    trial = app.experiment().trial()
+    sweep = app.start("+x=1", f"hydra.launcher.slots={ranks}")
+    preempt(trial, 1, ranks)
+    until(trial.rank_log(2, 0).exists)
+    assert all((app.folder / "out" / "0" / f"step-{rank}").exists() for rank in range(ranks))
+    app.write("go", "")
+    output, _ = sweep.communicate(timeout=60)
+    assert sweep.returncode == 0, output
+    assert app.points()[0]["returned"] > 0
+    assert [event["cause"] for event in Journal(trial.journal).events() if event["event"] == "ended"] == [
+        "preempted",
+        "finished",
+    ]
+
+
+@pytest.mark.parametrize(("hook", "decision"), [(HOOK, "requeue"), ("", "give up")])
+def test_five_preemptions_in_a_row_end_an_app_that_saves_nothing(app: App, hook: str, decision: str) -> None:
+    app.write("app.py", COUNTS.replace("{hook}", hook))
+    trial = app.experiment().trial()
+    sweep = app.start("+x=1")
+    for attempt in range(1, 6):
+        preempt(trial, attempt)
+    until(lambda: len(Journal(trial.journal).history()) == 5)
+    assert Journal(trial.journal).events()[9]["action"] == decision
+    app.write("go", "")
+    output, _ = sweep.communicate(timeout=60)
+    assert sweep.returncode == (0 if hook else 1), output
+
+
+def test_a_checkpoint_that_fails_is_told_and_the_app_starts_again(app: App) -> None:
+    app.write("app.py", COUNTS.replace("{hook}", "def checkpoint():\n    raise OSError('the disk is full')"))
+    trial = app.experiment().trial()
+    sweep = app.start("+x=1")
+    preempt(trial, 1)
+    until(trial.rank_log(2, 0).exists)
+    app.write("go", "")
+    assert sweep.wait(timeout=60) == 0
+    assert sweep.stdout is not None
+    sweep.stdout.close()
+    assert "the disk is full" in trial.rank_log(1, 0).read_text()
+    assert app.points()[0]["returned"] == 0
