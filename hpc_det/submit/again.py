@@ -85,6 +85,8 @@ class _Left:
         search = SearchJournal(experiment)
         state = search.state()
         again = [number for number, trial in state.trials.items() if trial.ended in (Exit.FAILED, Exit.CANCELLED)]
+        if state.given_up and not again:
+            raise UsageError(f"experiment {experiment.id}: {state.given_up}")
         closed = sum(state.method.is_closed(number) for number in state.trials if number not in again)
         count = state.method.trials_expected - closed
         if count <= 0:
