@@ -136,8 +136,9 @@ def _changed_storage(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
 
 
 def _changed_searcher(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    """A search that compares trials has taken its decisions by all of this; the others only count."""
-    may_grow = () if "divisor" in before else ("max_length", "max_trials", "max_concurrent_trials")
+    """A search that compares trials has taken its decisions by all of this, a user's own may have; the others count."""
+    decides = "divisor" in before or before["name"] == "custom"
+    may_grow = () if decides else ("max_length", "max_trials", "max_concurrent_trials")
     return [f"searcher.{key}" for key in {**before, **now} if key not in may_grow and now.get(key) != before.get(key)]
 
 
