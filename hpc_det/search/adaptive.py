@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,14 +27,19 @@ class AdaptiveSearch:
         self._brackets = brackets
         self._homes: list[tuple[Bracket, int]] = []
         """Of each trial, its bracket and its number there."""
+        self._turn: Bracket | None = None
+        """Whose work was named last."""
 
     def next_work(self) -> Work | None:
-        found = self._next()
-        return self._numbered(*found) if found else None
+        for bracket in self._in_turn():
+            if own := bracket.search.next_work():
+                self._turn = bracket
+                return self._numbered(bracket, own)
+        return None
 
     def start(self, work: Work) -> None:
         if work.trial > len(self._homes):
-            self._create(work.trial)
+            self._create()
         bracket, own = self._homes[work.trial - 1]
         bracket.search.start(Work(own, work.until))
 
@@ -71,22 +76,21 @@ class AdaptiveSearch:
     def trials_expected(self) -> int:
         return sum(bracket.search.trials_expected for bracket in self._brackets)
 
-    def _create(self, trial: int) -> None:
-        """In the first bracket that has a new one: had one before it any work, next_work would have named that."""
-        assert trial == len(self._homes) + 1, trial
-        bracket = next(bracket for bracket in self._in_turn() if bracket.search.new_trial())
-        bracket.numbers.append(trial)
-        self._homes.append((bracket, len(bracket.numbers)))
+    def _create(self) -> None:
+        """In the bracket whose trial was named."""
+        assert self._turn
+        self._turn.numbers.append(len(self._homes) + 1)
+        self._homes.append((self._turn, len(self._turn.numbers)))
 
-    def _next(self) -> tuple[Bracket, Work] | None:
-        for bracket in self._in_turn():
-            if own := bracket.search.next_work():
-                return bracket, own
-        return None
-
-    def _in_turn(self) -> list[Bracket]:
+    def _in_turn(self) -> Iterator[Bracket]:
         """First those that train fewer trials than their share."""
-        return sorted(self._brackets, key=lambda bracket: bracket.search.working >= bracket.share)
+        others = []
+        for bracket in self._brackets:
+            if bracket.search.working < bracket.share:
+                yield bracket
+            else:
+                others.append(bracket)
+        yield from others
 
     def _numbered(self, bracket: Bracket, own: Work) -> Work:
         """The bracket's own work, with the trial's number in the whole search."""

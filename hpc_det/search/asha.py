@@ -28,6 +28,8 @@ class AsyncHalving:
     ) -> None:
         self.trials_expected = max_trials
         self._rungs = [Rung(length) for length in lengths]
+        self._steps = list(zip(self._rungs, self._rungs[1:], strict=False))[::-1]
+        """From each rung to the one above, the highest first."""
         self._divisor = divisor
         self._sign = 1 if smaller_is_better else -1
         self._stop_once = stop_once
@@ -112,7 +114,7 @@ class AsyncHalving:
         return 1.0 if self.finished else min(self._trained / self.length_expected, NEARLY_DONE)
 
     def _promotion(self) -> Work | None:
-        for rung, above in zip(reversed(self._rungs[:-1]), reversed(self._rungs), strict=False):
+        for rung, above in self._steps:
             if trial := rung.promotable(self._divisor):
                 return Work(trial, above.length)
         return None

@@ -38,9 +38,10 @@ class Rung:
 
     def promotable(self, divisor: float) -> int | None:
         """The best trial that waits, if it is among the best 1/divisor of all: who is better has settled."""
-        if not self._paused or not (share := self.share(divisor)):
+        if not self._paused:
             return None
-        if len(self._settled) < share or self._paused[0] < self._settled[share - 1]:
+        share, settled = int(len(self._places) / divisor), self._settled
+        if share and (len(settled) < share or self._paused[0] < settled[share - 1]):
             return self._paused[0][-1]
         return None
 
