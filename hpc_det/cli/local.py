@@ -13,6 +13,9 @@ from hpc_det.config.effective import Effective
 from hpc_det.config.entrypoint import trial_name
 from hpc_det.errors import UsageError
 from hpc_det.search.sample import first_sample
+from hpc_det.store.folders import ExperimentStore
+from hpc_det.store.root import state_root
+from hpc_det.submit.source import source_checkpoint
 
 
 def run_here(found: Effective, *, test: bool, debug: bool) -> None:
@@ -50,10 +53,12 @@ def _set_environment(found: Effective) -> None:
 def _spec(found: Effective) -> dict[str, Any]:
     """Of the first trial that the experiment would have."""
     sample = first_sample(found.tree["hyperparameters"], found.tree["reproducibility"]["experiment_seed"] or 0)
-    return {
+    spec = {
         "experiment_id": 0,
         "trial_id": 0,
         "trial_seed": sample.seed,
         "hparams": sample.hparams,
         "config": found.tree,
     }
+    source = source_checkpoint(found.tree["searcher"], ExperimentStore(state_root(os.environ)))
+    return {**spec, "warm_start": str(source)} if source else spec

@@ -32,6 +32,8 @@ from hpc_det.submit.scheduler import JobState, scheduler
 
 DONE, GAVE_UP, WANTS_REQUEUE = 0, 1, 75
 """Exit codes. The last is EX_TEMPFAIL of sysexits.h: try again later."""
+LONGEST_SAVE_S, SAVE_POLL_S = 120.0, 0.2
+"""A trial reports before it saves: how long another one that begins with its weights waits for them."""
 
 
 class Worker:
@@ -163,7 +165,11 @@ def _weights(trial: TrialFolder, source: int | None) -> Path | None:
     if source is None:
         told = read_json(trial.experiment().warm_start)
         return Path(told["checkpoint"]) if told else None
-    found, _ = newest_good(trial.experiment().trial(source).checkpoints)
+    begun_with = trial.experiment().trial(source)
+    end = time.monotonic() + LONGEST_SAVE_S
+    while Journal(begun_with.journal).open_attempt() is not None and time.monotonic() < end:
+        time.sleep(SAVE_POLL_S)  # signals wait in their pipe
+    found, _ = newest_good(begun_with.checkpoints)
     if found is None:
         raise UsageError(f"searcher.class: trial {trial.id} begins with trial {source}, which has no checkpoint")
     return found.path

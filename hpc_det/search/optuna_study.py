@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from hpc_det.search.user_class import load_class
 if TYPE_CHECKING:
     from optuna import Study, Trial
     from optuna.samplers import BaseSampler
+    from optuna.storages import JournalStorage
     from optuna.trial import FrozenTrial
 
 FILE = "optuna.log"
@@ -42,15 +44,11 @@ class OptunaStudy:
         """`folder` is the search's, `code` may hold a sampler of the user's. Raises UsageError without Optuna."""
         try:
             import optuna
-            from optuna.storages import JournalStorage
-            from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
         except ImportError as error:
             raise UsageError(f"searcher.name: optuna cannot be imported: {error}") from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._searcher, self._space, self._seed, self._code = searcher, space, seed, code
-        file = str(folder / FILE)
-        self._storage = JournalStorage(JournalFileBackend(file, JournalFileOpenLock(file)))
-        self._study: Study | None = None
+        self._file = str(folder / FILE)
 
     def choose(self, trial: int, state: SearchState) -> dict[str, Any]:
         """The hyperparameters of `trial`, and the number of the study's trial that has them.
@@ -58,15 +56,30 @@ class OptunaStudy:
         The sampler is new each time, so that its draws follow from the seed and the trials before, whichever worker
         asks. Raises UsageError for a sampler that there is not, or that refuses.
         """
-        study = self._open(_sampler(self._searcher, self._seed, trial, self._code))
-        self._tell(study, state)
-        asked = self._ask(study, trial)
+        sampler = _sampler(self._searcher, self._seed, trial, self._code)
+        try:
+            study = self._open(sampler)
+            self._tell(study, state)
+            asked = self._ask(study, trial)
+        except (ValueError, LookupError, AssertionError) as error:
+            raise UsageError(
+                f"{self._file}: {type(error).__name__}: {error}; if the file is damaged, delete it: Optuna then begins "
+                f"anew with the trials to come"
+            ) from error
         try:
             hparams = dict(_suggested(self._space, asked, ""))
         except Exception as error:
             name = self._searcher["sampler"]
             raise UsageError(f"searcher.sampler: {name}: {type(error).__name__}: {error}") from error
         return {"hparams": hparams, "study_trial": asked.number}
+
+    @cached_property
+    def _storage(self) -> JournalStorage:
+        """Its lock is a file that only one process can create, on NFS too; one that was left is broken after 30 s."""
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+        return JournalStorage(JournalFileBackend(self._file, JournalFileOpenLock(self._file)))
 
     def _open(self, sampler: BaseSampler) -> Study:
         import optuna

@@ -85,6 +85,8 @@ class _Left:
         search = SearchJournal(experiment)
         state = search.state()
         again = [number for number, trial in state.trials.items() if trial.ended in (Exit.FAILED, Exit.CANCELLED)]
+        if state.given_up and not again:
+            raise UsageError(f"experiment {experiment.id}: {state.given_up}")
         closed = sum(state.method.is_closed(number) for number in state.trials if number not in again)
         count = state.method.trials_expected - closed
         if count <= 0:
@@ -134,8 +136,9 @@ def _changed_storage(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
 
 
 def _changed_searcher(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    """A search that compares trials has taken its decisions by all of this; the others only count."""
-    may_grow = () if "divisor" in before else ("max_length", "max_trials", "max_concurrent_trials")
+    """A search that compares trials has taken its decisions by all of this, a user's own may have; the others count."""
+    decides = "divisor" in before or before["name"] == "custom"
+    may_grow = () if decides else ("max_length", "max_trials", "max_concurrent_trials")
     return [f"searcher.{key}" for key in {**before, **now} if key not in may_grow and now.get(key) != before.get(key)]
 
 

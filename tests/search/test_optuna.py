@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from hpc_det.errors import UsageError
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
-from hpc_det.search.optuna_study import FILE, STUDY, OptunaStudy
+from hpc_det.search.optuna_study import FILE, STUDY
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
 from tests.search.experiments import experiment
@@ -35,7 +37,7 @@ SPACE = {
 }
 
 
-SMALL = {"lr": SPACE["lr"], "net": {"depth": {"type": "int", "minval": 1, "maxval": 4}}}
+SMALL: dict[str, Any] = {"lr": SPACE["lr"], "net": {"depth": {"type": "int", "minval": 1, "maxval": 4}}}
 
 
 def optuna_experiment(folder: Path, space: dict[str, Any] = SPACE, **searcher: Any) -> ExperimentFolder:
@@ -149,16 +151,34 @@ def test_several_processes_share_one_study_and_no_trial_is_asked_for_twice(tmp_p
         assert trials[sample["study_trial"]].user_attrs["hpc_det_trial"] == number
 
 
-def test_who_is_killed_between_asking_and_writing_leaves_its_trial_to_the_next(tmp_path: Path) -> None:
-    folder = optuna_experiment(tmp_path)
-    killed, follower = SearchJournal(folder), SearchJournal(folder)
-    killed.ask(0, "job 0")
-    config = read_json(folder.effective) or {}
-    study = OptunaStudy(folder.search, config["searcher"], config["hyperparameters"], 7, folder.code)
-    asked = study.choose(1, killed.state())
-    follower.choose(1)
-    assert follower.state().samples == {1: asked}
-    assert len(study_of(folder).trials) == 1
+def killed_while_choosing(folder: ExperimentFolder, at: str) -> None:
+    def die(*arguments: Any, **more: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if at == "the second value":
+        optuna.Trial.suggest_float = die
+    else:
+        SearchJournal._write = die  # type: ignore[method-assign]
+    SearchJournal(folder).choose(1)
+
+
+@pytest.mark.parametrize("at", ["the second value", "the entry of the journal"])
+def test_who_is_killed_while_choosing_leaves_its_trial_to_the_next(tmp_path: Path, at: str) -> None:
+    space = {"depth": SMALL["net"]["depth"], "lr": SPACE["lr"]}
+    folder = optuna_experiment(tmp_path, space)
+    search = SearchJournal(folder)
+    search.ask(0, "job 0")
+    process = FORK.Process(target=killed_while_choosing, args=(folder, at))
+    process.start()
+    process.join(timeout=60)
+    assert process.exitcode == -signal.SIGKILL
+    (asked,) = study_of(folder).trials
+    assert "depth" in asked.params
+    assert search.state().samples == {}
+    search.choose(1)
+    (taken_up,) = study_of(folder).trials
+    assert taken_up.params["depth"] == asked.params["depth"]
+    assert search.state().samples == {1: {"hparams": taken_up.params, "study_trial": 0}}
 
 
 def test_of_two_workers_that_ask_for_the_same_trial_the_first_to_write_counts(tmp_path: Path) -> None:
@@ -223,3 +243,19 @@ def test_a_sampler_that_there_is_not_is_named(tmp_path: Path, searcher: dict[str
     search = SearchJournal(optuna_experiment(tmp_path, **searcher))
     with pytest.raises(UsageError, match=said):
         search.choose(1)
+
+
+def test_a_study_that_was_torn_is_named_and_may_be_deleted(tmp_path: Path) -> None:
+    folder = optuna_experiment(tmp_path)
+    search = SearchJournal(folder)
+    search.ask(0, "job")
+    search.choose(1)
+    file = folder.search / FILE
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([*lines[:-1], lines[-1][:20], *lines]))
+    with pytest.raises(UsageError, match=r"optuna.log: .*; if the file is damaged, delete it"):
+        SearchJournal(folder).choose(2)
+    file.unlink()
+    follower = SearchJournal(folder)
+    follower.choose(2)
+    assert sorted(follower.state().samples) == [1, 2]
