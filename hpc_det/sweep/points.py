@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
+import cloudpickle
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -24,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 @dataclass(frozen=True)
 class Point:
     base: bytes
-    """The pickled config without the point's values: many points share it."""
+    """The config without the point's values, by cloudpickle: many points share it."""
     overrides: tuple[str, ...]
     """All of them, as one would write them."""
 
@@ -75,7 +76,7 @@ class Composer(ConfigLoaderImpl):
         if chosen not in self._bases:
             composed = super().load_sweep_config(master, list(chosen))
             _fix_time(master, composed)
-            self._bases[chosen] = pickle.dumps(composed)
+            self._bases[chosen] = cloudpickle.dumps(composed)
         return Point(self._bases[chosen], tuple(overrides))
 
     def _sets_value(self, override: Override, master: DictConfig) -> bool:

@@ -32,7 +32,6 @@ class Stops:
         self._told = threading.Event()
         self._is_over = False
         signal.signal(INTERRUPT, self._in_main_thread)
-        os.register_at_fork(after_in_child=lambda: signal.signal(INTERRUPT, signal.SIG_DFL) and None)
         threading.Thread(target=self._listen, name="stops", daemon=True).start()
 
     def call(self, checkpoint: Callable[[], object] | None) -> None:

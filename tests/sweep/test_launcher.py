@@ -158,6 +158,51 @@ def quoted(value: str) -> str:
     return f"'{escaped}{trailing * chr(92)}'"
 
 
+def test_an_app_of_structured_configs_gets_its_own_classes(app: App) -> None:
+    app.write(
+        "app.py",
+        """
+from dataclasses import dataclass, field
+import hydra
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+@dataclass
+class Part:
+    y: int = 1
+
+@dataclass
+class Conf:
+    x: int = 0
+    part: Part = field(default_factory=Part)
+
+ConfigStore.instance().store(name="conf", node=Conf)
+
+@hydra.main(version_base="1.3", config_path=None, config_name="conf")
+def app(cfg):
+    conf = OmegaConf.to_object(cfg)
+    assert isinstance(conf, Conf) and isinstance(conf.part, Part)
+    return conf.part
+
+if __name__ == "__main__":
+    app()
+""",
+    )
+    app.succeed("x=1,2", "part.y=5")
+    assert [point["text"] for point in app.points()] == ["Part(y=5)"] * 2
+    assert "Value 'text' of type 'str' could not be converted to Integer" in app.fail("part.y=text")
+
+
+def test_an_app_that_is_a_module_of_a_package_runs(app: App) -> None:
+    app.write("package/__init__.py", "")
+    app.write("package/__main__.py", source("from . import other", "return other.NAME + str(cfg.x)", config="config"))
+    app.write("package/conf/config.yaml", "x: 0\n")
+    app.write("package/other.py", "NAME = __name__")
+    app.write("app.py", "import runpy\nrunpy.run_module('package', run_name='__main__', alter_sys=True)\n")
+    app.succeed("x=1")
+    assert [point["returned"] for point in app.points()] == ["package.other1"]
+
+
 def test_each_rank_of_a_gang_finds_the_variables_that_torchrun_sets(app: App) -> None:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     app.write(
@@ -227,6 +272,25 @@ def test_a_folder_of_no_sweep_is_refused(app: App, tmp_path: Path) -> None:
     code, output = app.hpc_det("sweep", "status", str(tmp_path))
     assert code == 2
     assert "has no hpc_det.json" in output
+
+
+def test_points_that_failed_get_another_chance_and_the_others_stay(app: App) -> None:
+    app.write("app.py", source("import limits", "assert cfg.x < limits.most", "return cfg.x"))
+    app.write("limits.py", "most = 2")
+    app.fail("+x=1,2")
+    app.write("limits.py", "most = 3")
+    assert app.hpc_det("experiment", "continue", "1")[0] == 0
+    assert app.hpc_det("sweep", "wait", "out") == (0, "")
+    assert [point["returned"] for point in app.points()] == [1, 2]
+    assert not app.experiment().trial(1).rank_log(2, 0).exists()
+
+
+def test_a_sweep_is_not_forked(app: App) -> None:
+    app.write("app.py", DOUBLES)
+    app.succeed("+x=1")
+    code, output = app.hpc_det("experiment", "fork", "1")
+    assert code == 2
+    assert "experiment 1: is a sweep of a Hydra app" in output
 
 
 # --- checkpoint()
