@@ -25,15 +25,20 @@ class Remote:
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        """`options` are the file system's own. UsageError where what reaches it is not installed."""
+        """`options` are the file system's own.
+
+        Raises UsageError where what reaches it is not installed, or does not take them.
+        """
+        self.url = url
+        self._secrets = [value for value in options.values() if isinstance(value, str)]
         try:
             from fsspec.core import url_to_fs
 
             self._fs, self._root = url_to_fs(url, **options)
         except ImportError as error:
             raise UsageError(f"checkpoint_storage: {url}: {error}; install hpc_det[cloud]") from None
-        self.url = url
-        self._secrets = [value for value in options.values() if isinstance(value, str)]
+        except Exception as error:
+            raise UsageError(f"checkpoint_storage: {url}: {self.in_words(error)}") from None
 
     def in_words(self, error: Exception) -> str:
         """An error of the store, without what opens it."""

@@ -52,6 +52,7 @@ def _cancel_jobs(view: ExperimentView) -> None:
     """Returns when the scheduler says that all jobs are gone."""
     if not view.jobs:
         return
+    view.look()
     scheduler, job_ids = schedulers.scheduler(view.jobs[0].scheduler), view.job_ids()
     for job_id in _left(scheduler, job_ids):
         scheduler.cancel(job_id, run_command)

@@ -15,7 +15,6 @@ from hpc_det.cli.story import Metrics
 from hpc_det.cli.trials import differing, flattened
 from hpc_det.cli.values import columns, iso, number
 from hpc_det.cli.watch import state as state_of
-from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.folders import ExperimentFolder
 
 Record = dict[str, Any]
@@ -35,8 +34,7 @@ def _trials(view: ExperimentView, state: ExperimentState) -> list[TrialFacts]:
 
 def _record(view: ExperimentView, state: ExperimentState) -> Record:
     """Without what trials say of themselves."""
-    plan = JobPlan.from_json(view.folder.plan.read_text(encoding="utf-8"))
-    job_ids, known = view.job_ids(), progress(view, state)
+    plan, job_ids, known = view.plan(), view.job_ids(), progress(view, state)
     return {
         "id": view.id,
         "name": plan.name,

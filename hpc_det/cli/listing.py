@@ -16,7 +16,6 @@ from hpc_det.cli.trials import best_trial, counted, length_unit
 from hpc_det.cli.values import columns, iso, number
 from hpc_det.cli.watch import states
 from hpc_det.errors import HpcDetError
-from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.folders import ExperimentFolder
 
 DAMAGED = "(files damaged)"
@@ -48,9 +47,8 @@ def _record(experiment: ExperimentFolder, view: ExperimentView | None, state: Ex
         **dict.fromkeys(("batches", "total_batches", "best", "trials", "progress")),
         "submitted": iso(view.jobs[0].submitted) if view and view.jobs else None,
     }
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        plan = JobPlan.from_json(experiment.plan.read_text(encoding="utf-8"))
-        record |= {"name": plan.name, **progress(view, state)} if view else {}
+    with suppress(HpcDetError, OSError, ValueError, LookupError, TypeError):
+        record |= {"name": view.plan().name, **progress(view, state)} if view else {}
     return record
 
 

@@ -13,7 +13,6 @@ from hpc_det.cli.tail import Tail
 from hpc_det.cli.trials import TrialState, state_now
 from hpc_det.cli.watch import POLL_S, Watch, say
 from hpc_det.errors import UsageError
-from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 
 # The line with which hpc_det.launch.attempts begins an attempt: their log is one file for all of them.
@@ -105,16 +104,22 @@ class TrialsLogs:
     def new_lines(self, *, final: bool = False) -> Iterator[str]:
         if self._jobs:
             yield from self._jobs.new_lines(final=final)
-        for number in sorted(self._view.search.trials):
+        for number in sorted(self._view.search.trials if final else self._active()):
             logs = self._trials.setdefault(number, Logs(self._view.folder.trial(number), self._rank))
             lines = logs.new_lines(final=final)
             yield from (f"[trial={number}] {line}" for line in lines) if self._view.has_many_trials else lines
 
+    def _active(self) -> set[int]:
+        """The trials that may print now, or were never read. The last words of others wait for the end."""
+        search = self._view.search
+        open_now = {work.trial for work in search.open.values()}
+        return open_now | set(search.last_trial.values()) | (search.trials.keys() - self._trials.keys())
+
 
 def stream(experiment: ExperimentFolder, *, follow: bool, rank: int | None) -> Iterator[str]:
     """The lines of all trials so far; with `follow`, also those to come until the experiment has ended."""
-    _check_rank(experiment, rank)
     watch = Watch(experiment)
+    _check_rank(watch.view, rank)
     yield from _lines(TrialsLogs(watch.view, rank), watch.state if follow else None)
     if follow:
         say(f"experiment {experiment.id}: {watch.state().value}")
@@ -123,8 +128,8 @@ def stream(experiment: ExperimentFolder, *, follow: bool, rank: int | None) -> I
 def stream_trial(trial: TrialFolder, *, follow: bool, rank: int | None) -> Iterator[str]:
     """The same of one trial, until it has ended."""
     experiment = trial.experiment()
-    _check_rank(experiment, rank)
     watch = Watch(experiment)
+    _check_rank(watch.view, rank)
 
     def state() -> TrialState:
         is_over = watch.state().is_final
@@ -143,7 +148,6 @@ def _lines(logs: Lines, state: Callable[[], ExperimentState | TrialState] | None
     yield from logs.new_lines(final=True)
 
 
-def _check_rank(experiment: ExperimentFolder, rank: int | None) -> None:
-    plan = JobPlan.from_json(experiment.plan.read_text(encoding="utf-8"))
-    if rank is not None and not 0 <= rank < plan.world_size:
-        raise UsageError(f"--rank {rank}: experiment {experiment.id} has ranks 0 to {plan.world_size - 1}")
+def _check_rank(view: ExperimentView, rank: int | None) -> None:
+    if rank is not None and not 0 <= rank < view.plan().world_size:
+        raise UsageError(f"--rank {rank}: experiment {view.id} has ranks 0 to {view.plan().world_size - 1}")

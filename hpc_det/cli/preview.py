@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from hpc_det.errors import UsageError
+from hpc_det.search.custom import CustomSearch
 from hpc_det.search.method import search_method
 from hpc_det.search.sample import Sample, sampler
 from hpc_det.search.simulate import at_random, simulate
@@ -40,24 +42,37 @@ def preview_search(
        "total": 12300, "full_trials": 13.67, "experiment_seed": 7,
        "first": [{"trial": 1, "hparams": {"lr": 0.01}, "seed": 183393}]}
     `full_trials` is `total` in trials of the whole length. Where the search has
-    no max_length, `unit`, `length`, `total` and `full_trials` are null.
+    no max_length, `unit`, `length`, `total` and `full_trials` are null. Where
+    hyperparameters are chosen only when a worker takes a trial, `first` is empty.
     """
     from hpc_det.config.effective import effective
     from hpc_det.config.request import from_file
 
-    tree = effective(from_file(config, None, overrides, template, cluster, os.environ)).tree
-    record = previewed(tree["searcher"], tree["hyperparameters"], tree["reproducibility"]["experiment_seed"])
+    found = effective(from_file(config, None, overrides, template, cluster, os.environ))
+    tree = found.tree
+    seed = tree["reproducibility"]["experiment_seed"]
+    record = previewed(tree["searcher"], tree["hyperparameters"], seed, found.context_dir)
     click.echo(json.dumps(record, indent=1) if as_json else in_words(record))
 
 
 def previewed(
-    searcher: Mapping[str, Any], hyperparameters: Mapping[str, Any], experiment_seed: int | None
+    searcher: Mapping[str, Any],
+    hyperparameters: Mapping[str, Any],
+    experiment_seed: int | None,
+    code: Path | None = None,
 ) -> dict[str, Any]:
-    """The record that `preview-search --json` prints, of an effective configuration's parts; no seed counts as 0."""
+    """The record that `preview-search --json` prints, of an effective configuration's parts; no seed counts as 0.
+
+    Raises UsageError for what is wrong with a method of the user's in the folder `code`.
+    """
     samples = sampler(searcher, hyperparameters, experiment_seed or 0)
-    method = search_method(searcher, samples.points)
+    method = search_method(searcher, samples.points, code=code, seed=experiment_seed or 0)
     concurrent = min(searcher.get("max_concurrent_trials") or method.trials_expected, method.trials_expected)
     lengths = Counter(simulate(method, at_random(), workers=concurrent).reached.values())
+    if isinstance(method, CustomSearch) and method.problem:
+        raise UsageError(method.problem)
+    is_chosen_later = searcher["name"] == "optuna" or (isinstance(method, CustomSearch) and method.chooses)
+    shown = 0 if is_chosen_later else SHOWN_TRIALS
     unit, full = next(iter((searcher.get("max_length") or {None: None}).items()))
     total = sum(length * trials for length, trials in lengths.items() if length)
     return {
@@ -69,9 +84,7 @@ def previewed(
         "total": total if unit else None,
         "full_trials": round(total / full, 2) if full else None,
         "experiment_seed": experiment_seed,
-        "first": [
-            _trial(trial, samples.sample(trial)) for trial in range(1, method.trials_expected + 1)[:SHOWN_TRIALS]
-        ],
+        "first": [_trial(trial, samples.sample(trial)) for trial in range(1, method.trials_expected + 1)[:shown]],
     }
 
 
@@ -94,6 +107,9 @@ def _training(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _first_trials(record: Mapping[str, Any]) -> Iterator[str]:
+    if not record["first"]:
+        yield "The hyperparameters of a trial are chosen when a worker takes it."
+        return
     if record["experiment_seed"] is None:
         yield "Hyperparameters with reproducibility.experiment_seed 0; unset, it is the time of the submission:"
     else:

@@ -14,6 +14,7 @@ from hpc_det.cli import story
 from hpc_det.cli.trials import counted
 from hpc_det.config.merge import Tree
 from hpc_det.errors import HpcDetError
+from hpc_det.plan.job_plan import JobPlan
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
 from hpc_det.search.sample import Sample
@@ -47,40 +48,40 @@ class SubmittedJob:
 
 
 class ExperimentView:
-    """What the files of an experiment say, read on at each question from where the last one ended."""
+    """What the files of an experiment say, as of the last look at them."""
 
     def __init__(self, folder: ExperimentFolder) -> None:
-        """Raises HpcDetError where the files are damaged."""
+        """The first look. Raises HpcDetError where the files are damaged."""
         self.folder = folder
         with _readable(folder):
             self._journal = SearchJournal(folder)
             self.config: Tree = self._journal.config(1)
             self.jobs = _jobs(folder)
         self.told: list[Entry] = []
-        """What trials told the search, reports and ends, oldest first, as far as `search` was asked."""
-        self._read_on()
+        """What trials told the search, reports and ends, oldest first."""
+        self.search = self.look()
 
     @property
     def id(self) -> int:
         return self.folder.id
 
-    @property
-    def search(self) -> SearchState:
-        """As of now."""
-        self._read_on()
-        return self._journal.state()
-
-    def _read_on(self) -> None:
+    def look(self) -> SearchState:
+        """Read on from where the last look ended."""
         with _readable(self.folder):
             self.told += (entry for entry in self._journal.new() if entry["event"] in ("reported", "ended"))
+            return self._journal.state()
+
+    def plan(self) -> JobPlan:
+        """Raises HpcDetError where the file is damaged."""
+        with _readable(self.folder):
+            return JobPlan.from_json(self.folder.plan.read_text(encoding="utf-8"))
 
     def sample(self, trial: int) -> Sample:
         return self._journal.sample(trial)
 
     @property
     def has_many_trials(self) -> bool:
-        search = self.search
-        return max(search.method.trials_expected, len(search.trials)) > 1
+        return max(self.search.method.trials_expected, len(self.search.trials)) > 1
 
     def job_ids(self) -> list[str]:
         """Of its jobs and arrays, and of jobs that somebody started with a script by hand and that have not left."""
@@ -90,11 +91,11 @@ class ExperimentView:
 
     def settled(self) -> ExperimentState | None:
         """The final state; None as long as the scheduler has to be asked."""
-        search = self.search
-        return _final(search) if search.finished and not search.present else None
+        return _final(self.search) if self.search.finished and not self.search.present else None
 
     def state(self, statuses: Iterable[JobStatus]) -> ExperimentState:
-        """What the files say, or else the `statuses` of its jobs."""
+        """What the files say now, or else the `statuses` of its jobs."""
+        self.look()
         if settled := self.settled():
             return settled
         found = {status.state for status in statuses}

@@ -62,6 +62,7 @@ class Watch:
 
     def state(self) -> ExperimentState:
         """The state now, as far as a question to the scheduler is due."""
+        self.view.look()
         found = self.view.settled()
         if found is None and self._scheduler and time.monotonic() >= self._next_ask:
             self._ask(self._scheduler)

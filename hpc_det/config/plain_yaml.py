@@ -66,6 +66,16 @@ _Dumper.yaml_implicit_resolvers = {
 }
 
 
+def _represented(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """In double quotes, and escaped, where a plain text would be read with other line ends than it has."""
+    style = '"' if _LINE_ENDS.search(text) else None
+    return dumper.represent_scalar(_TAG + "str", text, style=style)
+
+
+_LINE_ENDS = re.compile("[\r\x85\u2028\u2029\ufeff]")
+_Dumper.add_representer(str, _represented)
+
+
 def dump_yaml(tree: Tree | None) -> str:
     """The tree as YAML, from which `load_yaml` reads the same."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120) if tree else ""

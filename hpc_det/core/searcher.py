@@ -19,6 +19,10 @@ class SearcherContext:
         self._distributed = distributed
         self._search = SearchJournal(trial.experiment()) if distributed.is_chief else None
 
+    def has_work(self) -> bool:
+        """Not where the gang has reported before it failed, or was believed lost."""
+        return bool(self._distributed.broadcast_json(self._work() is not None))
+
     def until(self) -> int | None:
         """The length at which the search wants the metric, in the unit of `searcher.max_length`.
 

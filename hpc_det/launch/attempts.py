@@ -85,7 +85,8 @@ class Attempts:
         ask_at = time.monotonic()
         while (former := self._journal.open_job()) and former[0] != self._worker:
             if time.monotonic() >= ask_at:
-                if self._scheduler.status([former[1]], run_command)[former[1]].state is JobState.ENDED:
+                status = self._scheduler.status([former[1]], run_command)[former[1]]
+                if status.state not in (JobState.RUNNING, JobState.UNKNOWN):  # also in the queue nobody writes
                     return
                 self._say(f"waits for worker {former[0]}, which still saves this trial")
                 ask_at = time.monotonic() + ASK_EVERY_S

@@ -81,7 +81,9 @@ class Worker:
     def _left_by_others(self) -> Work | None:
         """Work of others whose jobs have ended without a word. The scheduler is asked once, where there may be any."""
         search = self._search.state()
-        others = {number: search.present[number] for number in search.open if number != self._number}
+        others = {
+            number: job for number, job in search.present.items() if number in search.open.keys() - {self._number}
+        }
         if not others or search.cancelled:
             return None
         states = self._states(sorted(set(others.values())))

@@ -112,12 +112,21 @@ class Loop:
         return "paused" if self._may_come_back else "finished"
 
     def _train_to_the_end(self, batches: Iterator[Any]) -> None:
+        if not self._is_wanted():
+            return
         while not self._stop.stopped:
             settled = self._settle_boundary()
             if settled and self._schedule.finished(self._progress) and not self._goes_on():
                 return
             if not self._stop.should_stop() and settled:
                 self._train_to_boundary(batches)
+
+    def _is_wanted(self) -> bool:
+        """Whether the search, where it decides on the length, has work for this gang."""
+        if self._searcher is None or self._schedule.search_unit is None or self._searcher.has_work():
+            return True
+        self._may_come_back = self._searcher.may_come_back()
+        return False
 
     def _goes_on(self) -> bool:
         """Whether the search wants more of this trial, which is trained as long as was asked."""

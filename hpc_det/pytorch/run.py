@@ -173,7 +173,7 @@ def _check_group(distributed: Distributed) -> None:
 
 
 def _mirror(trial: TrialFolder, config: dict[str, Any]) -> Mirror | None:
-    url = trial.experiment().checkpoints_url
+    url = trial.experiment().checkpoints_url()
     if url is None:
         return None
     return Mirror(Remote(f"{url}/{trial.id}", options(config["checkpoint_storage"])), trial.checkpoints)

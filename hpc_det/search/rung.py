@@ -38,7 +38,9 @@ class Rung:
 
     def promotable(self, divisor: float) -> int | None:
         """The best trial that waits, if it is among the best 1/divisor of all: who is better has settled."""
-        if self._paused and bisect_left(self._settled, self._paused[0]) < self.share(divisor):
+        if not self._paused or not (share := self.share(divisor)):
+            return None
+        if len(self._settled) < share or self._paused[0] < self._settled[share - 1]:
             return self._paused[0][-1]
         return None
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -60,8 +61,13 @@ class _SeededSampler:
     """
 
     def __init__(self, experiment_seed: int) -> None:
-        self._draws = NumpyRandom(experiment_seed)
+        self._experiment_seed = experiment_seed
         self._samples: list[Sample] = []
+
+    @cached_property
+    def _draws(self) -> NumpyRandom:
+        """Not before the first sample: seeding takes as long as all else that a list of experiments needs to know."""
+        return NumpyRandom(self._experiment_seed)
 
     def sample(self, trial: int) -> Sample:
         assert trial >= 1, trial

@@ -76,7 +76,7 @@ class TrialFolder:
         """For its owner alone, whatever the umask. Any number of processes may do it."""
         for folder in (self.path.parent, self.path, self.logs):
             folder.mkdir(mode=0o700, exist_ok=True)
-        elsewhere = self.experiment().checkpoints_elsewhere
+        elsewhere = self.experiment().checkpoints_elsewhere()
         if elsewhere is None:
             self.checkpoints.mkdir(mode=0o700, exist_ok=True)
             return
@@ -156,13 +156,11 @@ class ExperimentFolder:
         """{"folder"} or {"url"}: where the checkpoints of all trials lie, if not in the trials' folders."""
         return self.path / "storage.json"
 
-    @property
     def checkpoints_elsewhere(self) -> Path | None:
         """The folder for those of all trials, a folder each, where it is not the trials' own."""
         folder = (read_json(self.storage) or {}).get("folder")
         return Path(folder) if folder else None
 
-    @property
     def checkpoints_url(self) -> str | None:
         """In an object store, where those of all trials are copied to."""
         url: str | None = (read_json(self.storage) or {}).get("url")
@@ -211,7 +209,7 @@ class ExperimentFolder:
 
     def remove(self) -> None:
         """With the folder for checkpoints that lie elsewhere; what is in an object store stays there."""
-        if elsewhere := self.checkpoints_elsewhere:
+        if elsewhere := self.checkpoints_elsewhere():
             shutil.rmtree(elsewhere, ignore_errors=True)
         shutil.rmtree(self.path, ignore_errors=True)
 

@@ -1,7 +1,7 @@
 """submitit carries the script to the scheduler: it is pickler, executor and plugin host.
 
 Its pickle holds one small class with a path. The job does not read it (the script starts our own agents, so that plain
-`sbatch job.sh` does the same job, and nothing on a compute node unpickles anything), and submitit's checkpointing in
+`sbatch` with it does the same job, and nothing on a compute node unpickles anything), and submitit's checkpointing in
 the signal handler stays out of it.
 """
 

@@ -8,6 +8,7 @@ from tests.bench import (
     command_line,
     gang_overhead,
     gpu,
+    journal,
     loop_memory,
     loop_overhead,
     notice_to_checkpoint,
@@ -24,6 +25,7 @@ BENCHMARKS = {
     "memory": loop_memory.main,
     "sampler": sampler_start.main,
     "search": search.main,
+    "journal": journal.main,
     "sweep": sweep.main,
     "gpu": gpu.main,
 }

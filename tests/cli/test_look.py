@@ -96,6 +96,12 @@ def test_what_is_damaged_is_no_traceback(hpc_det: Command, life: Life, scheduler
         assert err.startswith(f"hpc-det: experiment 1: files in {life.folder.path} are damaged (JSONDecodeError: ")
 
 
+def test_a_damaged_plan_is_no_traceback(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    life.folder.plan.write_text("{}")
+    assert hpc_det("e", "describe", "1").err.endswith("are damaged (KeyError: 'experiment_id')\n")
+    assert hpc_det("e", "logs", "1").code == 0
+
+
 def _tear(path: Path, content: bytes | None) -> None:
     if content is None:
         path.unlink()

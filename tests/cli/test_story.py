@@ -101,8 +101,8 @@ def test_the_best_validation_is_the_searchers(tmp_path: Path) -> None:
     life.begins()
     for steps, loss in ((100, "NaN"), (200, 0.5), (300, "-Infinity"), (400, 0.1)):
         life.reports("validation", steps, {"loss": loss})
-    loss = {"metric": "loss", "smaller_is_better": True}
-    assert Metrics.read(life.trial, loss).best == Validation("loss", "-Infinity", 300)
+    searcher = {"metric": "loss", "smaller_is_better": True}
+    assert Metrics.read(life.trial, searcher).best == Validation("loss", "-Infinity", 300)
 
 
 def test_nan_is_never_the_best(life: Life) -> None:

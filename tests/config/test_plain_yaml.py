@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hpc_det.config.plain_yaml import load_yaml, parse_yaml
+from hpc_det.config.plain_yaml import dump_yaml, load_yaml, parse_yaml
 from hpc_det.errors import UsageError
 
 
@@ -62,3 +64,18 @@ def test_an_empty_file_is_an_empty_map(tmp_path: Path) -> None:
 
 def test_a_merge_key_may_be_overridden() -> None:
     assert parse_yaml("base: &b {x: 1, y: 2}\nown: {<<: *b, x: 3}", "here")["own"] == {"x": 3, "y": 2}
+
+
+ODD = (
+    *("0E0", "1e-3", "0x1F", "1_000", "010", "-.Inf", "5.", "12:30:00", "2020-01-01", "~", "null", "Yes", "off", "y"),
+    *("=", "<<", "- a", "a: b", "#c", "!t", "&a", "*a", "%", "@", "'", '"', " x ", "\t", "\r\n", "a\n\n b\n"),
+    *("\x85", "a\x85b", "\u2028", "\u2029", "\ufeff", "\0", "\x7f"),
+)
+TEXTS = st.sampled_from(ODD) | st.text(st.characters(exclude_categories=["Cs"]))
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=8)
+
+
+@given(st.dictionaries(TEXTS, VALUES))
+def test_what_is_written_is_read_back(tree: dict[str, Any]) -> None:
+    assert (parse_yaml(dump_yaml(tree), "here") or {}) == tree

@@ -1,26 +1,23 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from hpc_det.config.storage import Directory, OwnFolder, SharedFs, is_below, storage_folder
+from hpc_det.config.storage import S3, Azure, Directory, Gcs, OwnFolder, StorageKind, is_below, store_url
 
 
 @pytest.mark.parametrize(
-    ("storage_path", "folder"), [(None, "/shared"), ("team/a", "/shared/team/a"), ("/shared/b", "/shared/b")]
+    ("storage", "url"),
+    [
+        (S3(type="s3", bucket="b", prefix="/a/b/"), "s3://b/a/b"),
+        (S3(type="s3", bucket="b"), "s3://b"),
+        (Gcs(type="gcs", bucket="b", prefix="p"), "gs://b/p"),
+        (Azure(type="azure", container="c", connection_string="s"), "az://c"),
+        (Directory(type="directory", container_path="/c"), None),
+        (OwnFolder(), None),
+    ],
 )
-def test_a_shared_folder_is_a_path_of_the_host(storage_path: str | None, folder: str) -> None:
-    storage = SharedFs(type="shared_fs", host_path="/shared", storage_path=storage_path)
-    assert storage_folder(storage) == Path(folder)
-
-
-def test_a_directory_is_a_path_as_the_ranks_see_it() -> None:
-    assert storage_folder(Directory(type="directory", container_path="/c")) == Path("/c")
-
-
-def test_without_a_type_the_trials_keep_their_own() -> None:
-    assert storage_folder(OwnFolder()) is None
+def test_a_store_has_a_url(storage: StorageKind, url: str | None) -> None:
+    assert store_url(storage) == url
 
 
 @pytest.mark.parametrize(

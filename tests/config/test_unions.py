@@ -63,7 +63,7 @@ STORAGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["", "shared_fs", "directory"])
+@pytest.mark.parametrize("kind", STORAGES)
 def test_a_storage_keeps_one_best_and_the_latest(kind: str, build: Build) -> None:
     needed, defaults = STORAGES[kind]
     written = {"type": kind or None, **needed}
@@ -167,13 +167,6 @@ PROBLEMS: dict[str, tuple[dict[str, Any], list[str]]] = {
         [
             "checkpoint_storage.storage_path: 'b/../../c' does not lie in checkpoint_storage.host_path '/a' "
             "(from config); give a relative path, or one below host_path"
-        ],
-    ),
-    "an object store": (
-        {"checkpoint_storage": {"type": "gcs", "bucket": "b"}},
-        [
-            "checkpoint_storage.type: 'gcs' is not built yet (from config); "
-            "use shared_fs, directory, or no type for the experiment's own folder"
         ],
     ),
     "a relative folder": (

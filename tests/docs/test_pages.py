@@ -28,7 +28,16 @@ PAGES = [
         "README.md",
         *(
             f"docs/{page}.md"
-            for page in ("quickstart", "configuration", "sweeps", "pytorch", "porting", "clusters", "architecture")
+            for page in (
+                "quickstart",
+                "configuration",
+                "search",
+                "sweeps",
+                "pytorch",
+                "porting",
+                "clusters",
+                "architecture",
+            )
         ),
     )
 ]
@@ -151,16 +160,17 @@ def test_every_module_that_the_architecture_names_is_there() -> None:
 def test_the_architecture_explains_every_file_of_an_experiment() -> None:
     experiment = ExperimentFolder(Path("12"))
     trial = experiment.trial(1)
-    own = [getattr(experiment, name) for name in _properties(ExperimentFolder) if name != "id"]
-    of_the_trial = [getattr(trial, name) for name in _properties(TrialFolder) if name != "logs"]
+    own = _paths(experiment)
+    of_the_trial = [path for path in _paths(trial) if path != trial.logs]
     of_an_attempt = [trial.rendezvous(1), trial.failures(1), trial.rank_log(1, 0)]
     text = (CHECKOUT / "docs" / "architecture.md").read_text()
     explained = {Path(name) for name in re.findall(r"^\| `(\S+)` \|", text, re.MULTILINE)}
     assert {path.relative_to("12") for path in [*own, *of_the_trial, *of_an_attempt]} <= explained
 
 
-def _properties(folder: type) -> list[str]:
-    return [name for name, value in vars(folder).items() if isinstance(value, property)]
+def _paths(folder: ExperimentFolder | TrialFolder) -> list[Path]:
+    values = [getattr(folder, name) for name, kind in vars(type(folder)).items() if isinstance(kind, property)]
+    return [value for value in values if isinstance(value, Path)]
 
 
 @pytest.mark.parametrize(

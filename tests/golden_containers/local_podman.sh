@@ -1,6 +1,6 @@
 #!/bin/bash
 # experiment 12: digits
-# Written by hpc_det. `bash job.sh` by hand does the same job.
+# Written by hpc_det. `bash` with this file by hand does the same job.
 exec >>/home/ada/hpc_det/experiments/12/jobs/1.log 2>&1
 cd /home/ada/hpc_det/experiments/12 || exit
 

@@ -1,6 +1,6 @@
 #!/bin/bash
 # experiment 12: digits
-# Written by hpc_det. `sbatch job.sh` by hand does the same job.
+# Written by hpc_det. `sbatch` with this file by hand does the same job.
 #SBATCH --job-name=digits
 #SBATCH --nodes=2
 #SBATCH --ntasks=2

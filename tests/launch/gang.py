@@ -136,7 +136,7 @@ class Gang:
     def start_agent(self, number: int = 1, **env: str) -> subprocess.Popen[bytes]:
         return self._start([sys.executable, "-m", "hpc_det.launch.agent", str(self.trial.path), str(number), "0"], env)
 
-    def start_job(self, *, workers: int = 1, **env: str) -> subprocess.Popen[bytes]:
+    def start_job(self, workers: int = 1, /, **env: str) -> subprocess.Popen[bytes]:
         agent = [sys.executable, "-m", "hpc_det.launch.agent"]
         job = [sys.executable, "-m", "hpc_det.launch.job", str(self.experiment.path), "0", str(workers)]
         return self._start([*job, "--", *agent], env)

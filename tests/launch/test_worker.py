@@ -33,6 +33,21 @@ if attempt.trial.id == 2:
 """
 
 
+REPORTS_AND_FAILS = """
+import os
+from hpc_det.launch.attempt import Attempt
+from hpc_det.search.journal import SearchJournal
+
+attempt = Attempt.from_env(os.environ)
+search = SearchJournal(attempt.trial.experiment())
+work = search.state().open.get(attempt.worker)
+if attempt.trial.id == 1:
+    if work.trial == 1:
+        search.report(attempt.worker, work, 0.5)
+    raise SystemExit(1)
+"""
+
+
 def ends(gang: Gang) -> dict[int, Exit | None]:
     return {number: trial.ended for number, trial in gang.search().trials.items()}
 
@@ -53,7 +68,7 @@ def test_two_workers_of_one_job_train_four_trials_two_at_a_time(gang: Gang) -> N
     gang.search_for(**FOUR)
     both = "touch up-$n; while [ $n -le 2 ] && ! [ -e up-1 -a -e up-2 ]; do sleep 0.01; done"
     gang.plan(f"n={TRIAL}; {both}; echo trial $n was trained by worker $HPC_DET_WORKER")
-    job = gang.start_job(workers=2)
+    job = gang.start_job(2)
     assert job.wait(timeout=60) == 0
     assert ends(gang) == dict.fromkeys(range(1, 5), Exit.COMPLETED)
     state = gang.search()
@@ -87,10 +102,22 @@ def test_a_trial_with_invalid_hyperparameters_is_replaced(gang: Gang) -> None:
     assert causes(gang, 2) == [("failed", "give up")]
 
 
+def test_a_gang_that_fails_after_its_report_has_reported_all_the_same(gang: Gang) -> None:
+    gang.search_for(**FOUR)
+    (gang.code / "reports.py").write_text(REPORTS_AND_FAILS)
+    gang.plan("$PYTHON reports.py", max_restarts=1)
+    code, _ = gang.run_job()
+    assert code == 1
+    assert causes(gang, 1) == [("failed", "restart"), ("failed", "give up")]
+    assert ends(gang) == {1: None, **dict.fromkeys((2, 3, 4), Exit.COMPLETED)}
+    state = gang.search()
+    assert (state.finished, state.present, state.trials[1].value) == (True, {}, 0.5)
+
+
 def test_a_signal_to_the_job_cancels_the_experiment_after_all_gangs_have_saved(gang: Gang) -> None:
     gang.search_for(**FOUR)
     gang.plan(f"$PYTHON rank.py {TRIAL} --trial")
-    job = gang.start_job(workers=2)
+    job = gang.start_job(2)
     pids = gang.wait_for_ranks(1, 2)
     job.terminate()
     assert job.wait(timeout=30) == 0
@@ -117,7 +144,7 @@ def test_a_worker_that_is_given_a_trial_just_before_a_cancellation_does_not_begi
 def test_a_worker_that_is_killed_goes_on_with_its_own_trial_once_its_gang_is_gone(gang: Gang) -> None:
     gang.search_for(**FOUR)
     gang.plan(f"$PYTHON rank.py {TRIAL} deaf --trial; touch ended-{TRIAL}")
-    job = gang.start_job(workers=2)
+    job = gang.start_job(2)
     first = gang.wait_for_ranks(1, 2)
     gang.forget_ranks()
     killed = next(pid for pid in children(job.pid) if is_below(first[0], pid))
@@ -162,7 +189,7 @@ def test_what_a_job_writes_is_its_owners_alone(gang: Gang) -> None:
     try:
         gang.search_for(**FOUR)
         gang.plan(f"$PYTHON rank.py {TRIAL} & $PYTHON rank.py {TRIAL}0 & wait; false", max_restarts=0)
-        job = gang.start_job(workers=2)
+        job = gang.start_job(2)
         gang.wait_for_ranks(1, 2)
         job.terminate()
         job.wait(timeout=30)
@@ -256,7 +283,7 @@ def test_a_preempted_job_with_several_workers_is_requeued_once_and_each_goes_on_
 ) -> None:
     gang.search_for(**FOUR)
     gang.plan(f"$PYTHON rank.py {TRIAL} --trial", scheduler="slurm")
-    job = gang.start_job(workers=2, **slurm)
+    job = gang.start_job(2, **slurm)
     gang.wait_for_ranks(1, 2)
     before = dict(gang.search().open)
     job.terminate()
@@ -267,7 +294,7 @@ def test_a_preempted_job_with_several_workers_is_requeued_once_and_each_goes_on_
     assert (state.open, state.present, state.cancelled) == (before, {0: "4711", 1: "4711"}, None)
 
     gang.plan("true", scheduler="slurm")
-    assert gang.start_job(workers=2, **slurm).wait(timeout=30) == 0
+    assert gang.start_job(2, **slurm).wait(timeout=30) == 0
     for trial in (1, 2):
         assert causes(gang, trial) == [("preempted", "requeue"), ("finished", "done")]
     assert ends(gang) == dict.fromkeys(range(1, 5), Exit.COMPLETED)
@@ -325,6 +352,17 @@ def test_the_scheduler_is_not_asked_where_nobody_else_has_work(
     gang.plan("true", scheduler="slurm")
     assert gang.run_job(**slurm)[0] == 0
     assert asked(tmp_path, "squeue") == []
+
+
+@pytest.mark.parametrize("answer", ["4711_5|NODE_FAIL|None", "4711_5|PENDING|BeginTime", ""])
+def test_a_former_gang_whose_job_is_not_running_is_not_waited_for(
+    gang: Gang, slurm: dict[str, str], tmp_path: Path, answer: str
+) -> None:
+    gang.plan("true", scheduler="slurm")
+    gang.journal.started(1, "4711_5", worker=5)
+    (tmp_path / "squeue").write_text(f"{answer}\n")
+    assert gang.run_job(**slurm, **ELEMENT)[0] == 0
+    assert gang.ends() == [("node lost", "requeue"), ("finished", "done")]
 
 
 def test_a_slurm_job_that_is_told_to_go_while_it_waits_for_a_former_gang_goes_at_once(

@@ -13,7 +13,7 @@ from hpc_det.plan.container import Container, Device, Mount
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.plan.placement import placement
 from hpc_det.plan.planner import plan_jobs
-from hpc_det.plan.pool import in_its_pool
+from hpc_det.plan.pool import in_its_pool, pool_problems
 from hpc_det.store.folders import ExperimentFolder
 from tests.plan.sites import cluster, experiment
 
@@ -76,3 +76,24 @@ def test_the_pool_gives_the_nodes() -> None:
     site = cluster(pools={"low": {"slots_per_node": 8, "gpu_type": "h100", "cpus_per_slot": 6}})
     found = plan(experiment(resources={"slots_per_trial": 16, "resource_pool": "low"}), site)
     assert (found.nodes, found.ranks_per_node, found.gpu_type, found.cpus_per_rank) == (2, 8, "h100", 6)
+
+
+IN_RESULTS = {"type": "directory", "container_path": "/results/a"}
+
+
+def test_a_directory_for_checkpoints_is_mounted_at_its_own_path_too() -> None:
+    mount = {"host_path": "/scratch/me", "container_path": "/results"}
+    asked = experiment(environment={"image": "site/cuda:1"}, bind_mounts=[mount], checkpoint_storage=IN_RESULTS)
+    found = plan(asked, cluster(containers={"runtime": "podman"})).container
+    assert found is not None
+    assert [(mount.source, mount.target) for mount in found.mounts] == [
+        ("/scratch/me/a", "/scratch/me/a"),
+        ("/scratch/me", "/results"),
+    ]
+
+
+@pytest.mark.parametrize("mounts", [[], [{"host_path": "/s", "container_path": "/results", "read_only": True}]])
+def test_a_directory_that_goes_with_the_container_is_refused(mounts: list[dict[str, object]]) -> None:
+    asked = experiment(environment={"image": "site/cuda:1"}, bind_mounts=mounts, checkpoint_storage=IN_RESULTS)
+    (problem,) = pool_problems(asked, cluster(containers={"runtime": "podman"}))
+    assert problem.startswith("checkpoint_storage.container_path: '/results/a' lies in no folder that bind_mounts")

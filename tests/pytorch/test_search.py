@@ -136,6 +136,25 @@ def test_a_trial_that_was_killed_after_its_report_goes_on_to_the_next_length(
     assert_same(searched.life, undisturbed.life)
 
 
+def test_a_gang_that_failed_after_its_report_is_not_trained_on_unasked(tmp_path: Path) -> None:
+    searched = Searched(tmp_path)
+    assert searched.life.attempt(worker=0).end == "paused"
+    series = searched.life.series
+    assert searched.life.attempt(worker=0).end == "paused"
+    assert searched.life.series == series
+    assert searched.search.report(0, Work(2, 6), 1e-9) == Work(2, 12)
+    assert searched.search.report(0, Work(2, 12), 1e-9) is None
+    assert searched.life.attempt(worker=0).end == "finished", "nothing will ever be wanted of it"
+    assert searched.life.series == series
+
+
+def test_a_gang_that_was_believed_lost_before_it_began_trains_nothing(tmp_path: Path) -> None:
+    searched = Searched(tmp_path)
+    searched.search.lose(0, "4711")
+    assert searched.life.attempt(worker=0).end == "paused"
+    assert searched.life.series == []
+
+
 @pytest.mark.parametrize("unit", [{"batches": 12}, {"epochs": 2}, {"records": 48}])
 def test_the_search_counts_in_the_unit_of_the_experiment(
     undisturbed: Searched, tmp_path: Path, unit: dict[str, int]

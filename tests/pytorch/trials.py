@@ -155,6 +155,8 @@ class Life:
     hparams: Mapping[str, Any] = field(default_factory=dict)
     attempts: int = 0
     tensorboard: bool = False
+    weights: Path | None = None
+    """The checkpoint whose weights it begins with."""
 
     @classmethod
     def begin(cls, path: Path, trial_class: type[PyTorchTrial] = Tiny, hparams: Any = None, **config: Any) -> Life:
@@ -181,6 +183,7 @@ class Life:
             checkpoints=CheckpointContext(self.folder.checkpoints, context.distributed),
             log=MetricsLog(self.folder, self.attempts),
             portable=Portable(spec, self.trial_class, None, is_trainer=False),
+            weights=self.weights,
             searcher=SearcherContext(self.folder, worker, context.distributed) if worker is not None else None,
         )
         loop.run()

@@ -328,3 +328,42 @@ def test_the_trials_of_a_sweep_have_the_sections_of_their_points(tmp_path: Path)
     assert [search.sample(trial).hparams for trial in (1, 2)] == [{"lr": 0.1}, {"lr": 0.2}]
     assert search.config(2)["hyperparameters"] == points[1]["hyperparameters"]
     assert search.config(2)["searcher"] == search.config(1)["searcher"]
+
+
+# --- where nothing works
+
+
+def invalid(search: SearchJournal, worker: int = 0) -> None:
+    work = search.state().open[worker]
+    search.end(worker, work.trial, Exit.INVALID_HP)
+
+
+@pytest.mark.parametrize(("trials", "most"), [(3, 10), (12, 12)])
+@pytest.mark.parametrize("searcher", [RANDOM, ASHA])
+def test_replacements_of_invalid_trials_come_to_an_end(
+    tmp_path: Path, searcher: dict[str, Any], trials: int, most: int
+) -> None:
+    search = SearchJournal(experiment(tmp_path, **{**searcher, "max_trials": trials}))
+    search.ask(0, "4711")
+    for _ in range(most - 1):
+        invalid(search)
+    assert search.state().given_up is None
+    invalid(search)
+    state = search.state()
+    assert (state.finished, len(state.trials)) == (True, most)
+    assert state.given_up is not None
+    assert state.given_up.startswith(f"{most} of {most} trials said that their hyperparameters are invalid")
+
+
+def test_trials_under_way_go_on_though_no_others_come(tmp_path: Path) -> None:
+    search = SearchJournal(experiment(tmp_path, **RANDOM))
+    good = search.ask(1, "4712")
+    assert good
+    search.ask(0, "4711")
+    for _ in range(10):
+        invalid(search)
+    assert not search.state().finished
+    search.lose(1, "4712")
+    assert search.ask(2, "4713") == good
+    assert search.report(2, good, 0.5) is None
+    assert search.state().finished

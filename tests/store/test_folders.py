@@ -81,7 +81,8 @@ def test_a_removed_experiment_is_gone_with_all_its_files(store: ExperimentStore)
 
 def files_of(folder: TrialFolder | ExperimentFolder) -> list[Path]:
     names = [name for name, member in vars(type(folder)).items() if isinstance(member, property) and name != "id"]
-    return [getattr(folder, name) for name in names]
+    values = (getattr(folder, name) for name in names)
+    return [value for value in values if isinstance(value, Path)]
 
 
 def test_every_file_of_a_trial_has_a_name_of_its_own(tmp_path: Path) -> None:

@@ -75,6 +75,13 @@ def test_any_text_comes_back_as_it_was(folder: Path) -> None:
     assert entries(folder) == [{"text": text}]
 
 
+def test_an_entry_that_something_has_emptied_is_an_error(folder: Path) -> None:
+    SharedLog(folder).append({"event": "asked"})
+    (folder / "000000000.json").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"000000000.json: nothing is in it"):
+        list(SharedLog(folder).new())
+
+
 def test_files_are_the_owners_alone(folder: Path, small_chunks: None) -> None:
     writer = SharedLog(folder)
     for n in range(6):

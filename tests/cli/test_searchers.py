@@ -1,0 +1,93 @@
+"""Searchers that a submission checks further than the schema: Optuna's, users', and sources of weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Command
+from tests.cli.life import Life
+from tests.search.methods import POPULATION, ROUNDS
+
+DRY = ("--cluster", "slurm", "--dry-run")
+OPTUNA = ("--config", "searcher={name: optuna, metric: loss, max_length: 10, max_trials: 4}")
+
+
+def custom(name: str) -> tuple[str, str]:
+    searcher = f"{{name: custom, class: 'mine:{name}', metric: loss, max_length: 8, max_trials: 4}}"
+    return "--config", f"searcher={searcher}"
+
+
+def test_without_optuna_the_command_to_install_it_is_told_before_anything_is_queued(
+    hpc_det: Command, config: Path, code: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = hpc_det("experiment", "create", config, code, *OPTUNA, *DRY)
+    assert (result.code, result.out) == (2, "")
+    assert (
+        f"searcher.name: optuna is not installed for {sys.executable}; run {sys.executable} -m pip install "
+        "'hpc_det[optuna]'" in result.err
+    )
+    assert not root.exists()
+
+
+def test_optuna_is_not_loaded_to_submit_and_its_choices_are_not_foretold(
+    hpc_det: Command, config: Path, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(code)
+    loaded = "optuna" in sys.modules
+    shown = hpc_det("preview-search", config, *OPTUNA)
+    assert shown.out.startswith("optuna: 4 trials, 4 at a time\n  4 trials to 10 batches\n")
+    assert "The hyperparameters of a trial are chosen when a worker takes it." in shown.out
+    assert json.loads(hpc_det("preview-search", config, *OPTUNA, "--json").out)["first"] == []
+    assert ("optuna" in sys.modules) == loaded
+
+
+@pytest.mark.parametrize(("name", "text"), [("Rounds", ROUNDS), ("Population", POPULATION)])
+def test_a_class_of_the_users_is_previewed_like_any_searcher(
+    hpc_det: Command, config: Path, code: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    monkeypatch.chdir(code)
+    (code / "mine.py").write_text(text)
+    shown = hpc_det("preview-search", config, *custom(name))
+    assert shown.code == 0, shown.err
+    assert shown.out.startswith("custom: 4 trials, 4 at a time\n")
+
+
+def test_what_is_wrong_with_a_class_is_told_at_the_submission(
+    hpc_det: Command, config: Path, code: Path, root: Path
+) -> None:
+    (code / "mine.py").write_text(ROUNDS.replace("self.trials_expected = max_trials", "self.trials_expected = 0"))
+    none_expected = hpc_det("experiment", "create", config, code, *custom("Rounds"), *DRY)
+    assert (none_expected.code, "mine:Rounds: trials_expected is 0" in none_expected.err) == (2, True)
+    (code / "mine.py").write_text("import no_such_package")
+    missing = hpc_det("experiment", "create", config, code, *custom("Rounds"), *DRY)
+    assert missing.code == 2
+    assert f"No module named 'no_such_package' ({code}/mine.py, line 1)" in missing.err
+    assert not root.exists()
+
+
+def test_an_unknown_source_of_weights_is_refused(hpc_det: Command, config: Path, code: Path) -> None:
+    result = hpc_det("experiment", "create", config, code, "--config", "searcher.source_trial_id=12/3", *DRY)
+    assert result.code == 2
+    assert "searcher.source_trial_id: experiment 12: not found" in result.err
+    malformed = hpc_det("experiment", "create", config, code, "--config", "searcher.source_trial_id=first", *DRY)
+    assert "expected a trial as experiment/trial, such as '12/3', or the number of an experiment" in malformed.err
+
+
+def test_a_search_that_has_given_up_is_an_error_and_says_why(hpc_det: Command, life: Life) -> None:
+    searcher: dict[str, Any] = {"name": "custom", "class": "mine:Rounds", "max_trials": 4, "settings": {}}
+    broken = Life.submitted(life.folder.path.parent.parent, **searcher)
+    broken.folder.code.mkdir()
+    listed = {each["id"]: each["state"] for each in json.loads(hpc_det("experiment", "list", "--json").out)}
+    assert listed[broken.id] == "ERROR"
+    assert life.id in listed
+    waited = hpc_det("experiment", "wait", broken.id)
+    assert waited.code == 1
+    assert "searcher.class: mine:Rounds:" in waited.err
+    assert "mine.py: No such file or directory" in waited.err

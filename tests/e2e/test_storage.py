@@ -1,0 +1,116 @@
+"""Checkpoints that lie elsewhere: in a folder of another file system, and in a store that a folder stands for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from hpc_det.checkpoint.committed import committed
+from hpc_det.store.files import read_lines
+from tests.e2e.story import Story, hpc_det
+
+PACED = "hyperparameters.batch_s=0.03"
+SECRET = "hush-5f1e"
+
+S3FS = """
+import os
+from fsspec.implementations.local import LocalFileSystem
+
+__version__ = "2024.3"
+
+
+class S3FileSystem(LocalFileSystem):
+    protocol = ("s3", "s3a")
+
+    def __init__(self, secret=None, **options):
+        super().__init__(auto_mkdir=True)
+        if secret != "hush-5f1e":
+            raise PermissionError("the key is wrong")
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        path = str(path).removeprefix("s3://").rstrip("/")
+        return path if path.startswith("/") else f"{os.environ['BUCKETS']}/{path}"
+"""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HPC_DET_ROOT", str(tmp_path_factory.mktemp("undisturbed")))
+        story = Story.begin()
+        story.wait()
+    return story
+
+
+@pytest.fixture
+def buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a library that is called s3fs keeps its buckets."""
+    library, folder = tmp_path / "library", tmp_path / "buckets"
+    library.mkdir()
+    folder.mkdir()
+    (library / "s3fs.py").write_text(S3FS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(library), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("BUCKETS", str(folder))
+    return folder
+
+
+IN_S3 = f"checkpoint_storage={{type: s3, bucket: mine, secret_key: {SECRET}}}"
+
+
+def test_a_trial_goes_on_from_a_folder_elsewhere(undisturbed: Story, tmp_path: Path) -> None:
+    elsewhere = f"checkpoint_storage={{type: shared_fs, host_path: {tmp_path}, storage_path: team}}"
+    story = Story.begin(PACED, elsewhere, "max_restarts=1")
+    story.until_batch(20)
+    os.kill(story.rank_pid(0), signal.SIGKILL)
+    story.wait()
+    assert story.causes == ["failed", "finished"]
+    assert story.same_as(undisturbed)
+    (experiment,) = (tmp_path / "team").iterdir()
+    assert experiment.name.startswith(f"{story.number}-")
+    assert story.trial.checkpoints.readlink() == experiment / "1"
+    assert [folder.stat().st_mode & 0o777 for folder in (experiment.parent, experiment, experiment / "1")] == [
+        0o700
+    ] * 3
+
+
+def test_a_trial_that_lost_its_folder_goes_on_from_the_store(undisturbed: Story, buckets: Path) -> None:
+    story = Story.begin(PACED, IN_S3, "max_restarts=0")
+    story.until_batch(20)
+    os.kill(story.rank_pid(0), signal.SIGKILL)
+    assert story.wait(check=False).returncode == 1
+    shutil.rmtree(story.trial.checkpoints)
+    hpc_det("experiment", "continue", story.number)
+    story.wait()
+    by_attempt = Counter(
+        record["attempt"] for record in read_lines(story.trial.metrics) if record["kind"] == "training"
+    )
+    assert by_attempt in ({1: 16, 2: 24}, {1: 24, 2: 16})
+    assert story.same_as(undisturbed)
+    (stored,) = buckets.glob("mine/*/1")
+    assert {found.uuid for found in committed(stored)} == {found.uuid for found in committed(story.trial.checkpoints)}
+
+
+def test_the_key_of_a_store_is_where_the_ranks_read_it_only(buckets: Path) -> None:
+    story = Story.begin(IN_S3, "searcher.max_length.batches=2")
+    story.wait()
+    files = [path for path in story.trial.experiment().path.rglob("*") if path.is_file()]
+    knowing = {path.name: path for path in files if SECRET.encode() in path.read_bytes()}
+    assert knowing.keys() == {"effective.json", "trial.json"}
+    assert [path.stat().st_mode & 0o777 for path in knowing.values()] == [0o600, 0o600]
+    assert not [path for path in buckets.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+
+
+def test_a_store_that_takes_nothing_does_not_end_the_training(undisturbed: Story, buckets: Path) -> None:
+    (buckets / "mine").write_text("a file, where a folder is needed")
+    story = Story.begin(IN_S3)
+    story.wait()
+    assert story.causes == ["finished"]
+    log = story.trial.rank_log(1, 0).read_text()
+    assert "the checkpoint at 40 batches is not uploaded; it is in " in log
+    assert story.same_as(undisturbed)

@@ -1,0 +1,105 @@
+"""Searches whose decisions are not this package's: Optuna's and users', with workers as real processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from typing import Any
+
+import pytest
+
+from hpc_det.search.method import Exit
+from hpc_det.store.files import read_json, write_json
+from hpc_det.store.journal import Journal
+from tests.launch.gang import EFFECTIVE, Gang
+from tests.search.methods import POPULATION, ROUNDS
+
+REPORTS = """
+import os
+from hpc_det.launch.attempt import Attempt
+from hpc_det.search.journal import SearchJournal
+from hpc_det.store.files import write_json
+
+attempt = Attempt.from_env(os.environ)
+search = SearchJournal(attempt.trial.experiment())
+work = search.state().open[attempt.worker]
+search.report(attempt.worker, work, search.sample(work.trial).hparams["lr"])
+kind = "finished" if search.state().method.is_closed(work.trial) else "paused"
+write_json(attempt.trial.outcome, {"attempt": attempt.number, "kind": kind, "steps": work.until})
+"""
+"""A trial without torch: its learning rate is its loss."""
+LR = {"type": "log", "base": 10.0, "minval": -4.0, "maxval": -1.0}
+OPTUNA = {"name": "optuna", "max_trials": 4, "sampler": "TPESampler", "sampler_settings": {"n_startup_trials": 2}}
+CUSTOM = {"name": "custom", "class": "mine:Rounds", "max_trials": 4, "settings": {"rounds": 2}}
+
+needs_optuna = pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="needs the extra `optuna`")
+
+
+def prepare(gang: Gang, **searcher: Any) -> None:
+    (gang.code / "report.py").write_text(REPORTS)
+    gang.plan("$PYTHON report.py")
+    settings = {**EFFECTIVE["searcher"], **searcher}
+    write_json(gang.experiment.effective, {**EFFECTIVE, "searcher": settings, "hyperparameters": {"lr": LR}})
+
+
+def trained(gang: Gang) -> dict[int, tuple[int | None, float | None]]:
+    return {number: (trial.length, trial.value) for number, trial in gang.search().trials.items()}
+
+
+@needs_optuna
+def test_optuna_chooses_what_two_workers_train(gang: Gang) -> None:
+    prepare(gang, **OPTUNA)
+    assert gang.start_job(workers=2).wait(timeout=90) == 0
+    specs = {number: read_json(gang.experiment.trial(number).trial) for number in range(1, 5)}
+    values = {number: spec["hparams"]["lr"] for number, spec in specs.items() if spec}
+    assert trained(gang) == {number: (100, value) for number, value in values.items()}
+    assert len(set(values.values())) == 4
+
+
+@needs_optuna
+def test_a_sampler_that_there_is_not_fails_its_trials_once_and_names_the_nearest(gang: Gang) -> None:
+    prepare(gang, **{**OPTUNA, "max_trials": 2, "sampler": "TPESampeler"})
+    code, log = gang.run_job()
+    assert code == 1
+    assert "optuna.samplers has no 'TPESampeler'; did you mean 'TPESampler'?" in log
+    assert "Traceback" not in log
+    assert {trial.ended for trial in gang.search().trials.values()} == {Exit.FAILED}
+    for number in (1, 2):
+        events = Journal(gang.experiment.trial(number).journal).events()
+        assert [(event["cause"], event["why"]) for event in events if event["event"] == "ended"] == [
+            ("failed", "the same error would come again")
+        ]
+
+
+def test_a_method_of_the_users_trains_the_better_half_on(gang: Gang) -> None:
+    (gang.code / "mine.py").write_text(ROUNDS)
+    prepare(gang, **CUSTOM)
+    assert gang.start_job(workers=2).wait(timeout=90) == 0
+    by_value = sorted(trained(gang).values(), key=lambda told: told[1] or 0)
+    assert [length for length, _ in by_value] == [100, 100, 50, 50]
+
+
+def test_an_error_in_a_method_of_the_users_ends_the_search_with_its_line(gang: Gang) -> None:
+    (gang.code / "mine.py").write_text(ROUNDS.replace("del self.trials.working[trial]", "raise KeyError(trial)"))
+    prepare(gang, **CUSTOM)
+    gang.run_job()
+    state = gang.search()
+    assert state.finished
+    assert state.given_up is not None
+    assert "report: KeyError: 1" in state.given_up
+    assert "mine.py, line " in state.given_up
+
+
+def test_a_trial_that_begins_with_anothers_weights_is_told_where_they_are_or_fails(gang: Gang) -> None:
+    (gang.code / "mine.py").write_text(POPULATION)
+    prepare(gang, **{**CUSTOM, "class": "mine:Population", "settings": {"size": 2}})
+    code, _ = gang.run_job()
+    assert code == 1
+    assert {number: trial.ended for number, trial in gang.search().trials.items()} == {
+        1: None,
+        2: None,
+        3: Exit.FAILED,
+        4: Exit.FAILED,
+    }
+    log = gang.experiment.trial(3).job_log.read_text()
+    assert re.search("trial 3 begins with trial [12], which has no checkpoint", log)

@@ -1,0 +1,93 @@
+"""Whose weights the trials of an experiment begin with, and what is said where there are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_det.errors import UsageError
+from hpc_det.store.folders import ExperimentStore
+from hpc_det.submit.source import source_checkpoint
+from tests.cli.life import Life, random_search
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ExperimentStore:
+    return ExperimentStore(tmp_path)
+
+
+def source(store: ExperimentStore, **searcher: Any) -> Path | None:
+    return source_checkpoint(searcher, store)
+
+
+def two_trials(store: ExperimentStore) -> Life:
+    life = Life.submitted(store.root, **random_search(2))
+    life.begins()
+    for trial, value in ((1, 0.5), (2, 0.25)):
+        life.saves(100, trial=trial)
+        life.saves(400, trial=trial)
+        life.reaches(value)
+    return life
+
+
+def test_who_names_none_begins_with_their_own(store: ExperimentStore) -> None:
+    assert source(store, source_trial_id=None, source_checkpoint_uuid=None) is None
+    assert source(store) is None
+
+
+@pytest.mark.parametrize(("name", "trial"), [("1/2", 2), ("1/1", 1), ("1", 1)])
+def test_a_trial_is_named_with_its_experiment_and_an_experiment_means_its_best_trial(
+    store: ExperimentStore, name: str, trial: int
+) -> None:
+    life = two_trials(store)
+    found = source(store, source_trial_id=name)
+    assert found
+    assert found.parent == life.folder.trial(trial).checkpoints
+    newest = life.saves(500, trial=trial)
+    assert source(store, source_trial_id=name) == newest.path, "the latest, not the best"
+
+
+def test_a_trial_that_has_not_reported_yet_is_taken_if_it_is_the_only_one(store: ExperimentStore) -> None:
+    life = Life.submitted(store.root)
+    life.begins()
+    saved = life.saves(100)
+    assert source(store, source_trial_id="1") == saved.path
+
+
+def test_a_checkpoint_is_found_wherever_it_is(store: ExperimentStore) -> None:
+    two_trials(store)
+    saved = two_trials(store).saves(500, trial=2)
+    assert source(store, source_checkpoint_uuid=saved.uuid) == saved.path
+
+
+@pytest.mark.parametrize(
+    ("searcher", "said"),
+    [
+        ({"source_trial_id": "7"}, "searcher.source_trial_id: experiment 7: not found below {root}; "),
+        ({"source_trial_id": "1/3"}, "searcher.source_trial_id: 1/3: experiment 1 has no trial 3; it has 1, 2"),
+        ({"source_trial_id": "2"}, "searcher.source_trial_id: no trial of experiment 2 has begun"),
+        ({"source_trial_id": "3/1"}, "searcher.source_trial_id: trial 3/1 has no checkpoint; name one that was"),
+        (
+            {"source_checkpoint_uuid": "u"},
+            "searcher.source_checkpoint_uuid: no experiment below {root} has a checkpoint 'u'",
+        ),
+    ],
+)
+def test_what_is_not_there_is_named(store: ExperimentStore, searcher: dict[str, Any], said: str) -> None:
+    two_trials(store)
+    Life.submitted(store.root)
+    Life.submitted(store.root).begins()
+    with pytest.raises(UsageError) as error:
+        source(store, **searcher)
+    assert str(error.value).startswith(said.format(root=store.root))
+
+
+def test_a_damaged_checkpoint_is_not_taken(store: ExperimentStore) -> None:
+    life = two_trials(store)
+    older, newer = life.saves(500), life.saves(600)
+    (newer.path / "state_dict.pth").write_bytes(b"wrong")
+    assert source(store, source_trial_id="1/1") == older.path
+    with pytest.raises(UsageError, match=r"searcher\.source_checkpoint_uuid: .*damaged: state_dict.pth: 5 bytes"):
+        source(store, source_checkpoint_uuid=newer.uuid)
