@@ -173,7 +173,7 @@ class Attempts:
     def _progress(self) -> int:
         """Batches in the newest checkpoint. An app that saves by itself counts how often it did."""
         outcome = read_json(self._trial.outcome) or {}
-        return max(newest_steps(self._trial.checkpoints), outcome.get("saves", 0))
+        return max(newest_steps(self._trial.checkpoints), int(outcome.get("saves", 0)))
 
     def _say(self, text: str) -> None:
         print(f"hpc-det: {time.strftime('%H:%M:%S')} {text}", flush=True)
