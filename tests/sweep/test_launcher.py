@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,17 @@ def test_a_sweeper_that_needs_values_gets_them(app: App) -> None:
     assert "path [1, 2, 3]" in app.succeed("hydra/sweeper=descent")
     assert [point["experiment"] for point in app.points()] == [1, 1, 2, 2, 3, 3]
     assert [point["returned"] for point in app.points()] == [16, 4, 9, 1, 4, 0]
+
+
+@pytest.mark.skipif(not find_spec("hydra_plugins.hydra_optuna_sweeper"), reason="hydra-optuna-sweeper is not installed")
+def test_the_optuna_sweeper_gets_its_values(app: App) -> None:
+    app.write("app.py", source("return (cfg.x - 3) ** 2", config="config"))
+    sweeper = "{direction: minimize, n_trials: 4, n_jobs: 2, params: {x: 'choice(1, 3)'}}"
+    defaults = "[_self_, {override hydra/sweeper: optuna}]"
+    app.write("conf/config.yaml", f"defaults: {defaults}\nx: 0\nhydra: {{sweeper: {sweeper}}}\n")
+    output = app.succeed()
+    assert "Best value: " in output
+    assert [point["experiment"] for point in app.points()] == [1, 1, 2, 2]
 
 
 def test_a_sweeper_that_needs_values_is_refused_where_none_will_come(app: App) -> None:
