@@ -69,7 +69,7 @@ class Composer(ConfigLoaderImpl):
     def point(self, master: DictConfig, overrides: Sequence[str]) -> Point:
         parsed = _parsed(overrides)
         self.validate_sweep_overrides_legal(overrides=parsed, run_mode=RunMode.RUN, from_shell=True)
-        asks_for_time = any("${now:" in override for override in overrides)
+        asks_for_time = any("${now:" in override for override in overrides)  # then all are composed, to fix it
         chosen = tuple(
             str(override.input_line) for override in parsed if asks_for_time or not self._sets_value(override, master)
         )
