@@ -34,6 +34,11 @@ def continue_(experiment: ExperimentFolder, overrides: Sequence[str], *, follow:
 
 
 def fork(experiment: ExperimentFolder, overrides: Sequence[str], cluster: str | None, choices: Choices) -> None:
+    if experiment.sweep.exists():
+        raise UsageError(
+            f"experiment {experiment.id}: is a sweep of a Hydra app, and only the app can start that; start the app "
+            f"again, or only what failed with `hpc-det experiment continue {experiment.id}`"
+        )
     profile = load_yaml(find("cluster", cluster, os.environ)) if cluster else None
     found = stored(experiment, overrides, profile)
     say_notes(found)

@@ -3,3 +3,17 @@
 launcher    on the login node: Hydra's part, which composes, saves and submits
 app         on the compute nodes: a rank, which runs the app's function with its saved config
 """
+
+from __future__ import annotations
+
+
+def may_stop() -> None:
+    """For the loop of a Hydra app: a place where a job that must end calls the app's checkpoint(), and ends.
+
+    An app that never calls it is interrupted anywhere. In a gang every rank makes the same calls, after
+    `torch.distributed.init_process_group`, and all ranks stop at the same one. Outside such jobs it does nothing.
+    """
+    from hpc_det.sweep import stops
+
+    if stops.current:
+        stops.current.may_stop()

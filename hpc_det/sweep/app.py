@@ -18,8 +18,8 @@ from hpc_det.errors import UsageError
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.rank import RankProcess, join_gang, leave, note_error
 from hpc_det.store.files import read_json, write_atomic, write_json
+from hpc_det.sweep import stops
 from hpc_det.sweep.files import SweepFiles
-from hpc_det.sweep.stops import Stops
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -38,7 +38,7 @@ class Rank:
         self._number = int(env["RANK"])
         self._world_size = int(env["WORLD_SIZE"])
         self._files = SweepFiles(process.attempt.trial.experiment())
-        self._stops = Stops(process, self._note_stop)
+        self._stops = stops.current = stops.Stops(process, self._note_stop)
 
     def run(self) -> int:
         """The exit code; what went wrong is noted."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, configure_log, filter_overrides, setup_globals
@@ -17,6 +17,9 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from hpc_det.errors import HpcDetError, UsageError
+
+if TYPE_CHECKING:
+    from hpc_det.store.folders import ExperimentFolder
 
 log = logging.getLogger(__name__)
 
@@ -52,14 +55,13 @@ class SweepLauncher(Launcher):
         with _refusals():
             return self._launch([list(overrides) for overrides in job_overrides], initial_job_idx)
 
-    def _launch(self, overrides: list[list[str]], first: int) -> Sequence[JobReturn]:
+    def _launch(self, overrides: list[list[str]], first: int) -> list[JobReturn]:
         from hpc_det.sweep import returns, waiting
         from hpc_det.sweep.files import point_to
 
         experiment = self._submit(overrides, first)
-        sweep_dir = Path(self._config.hydra.sweep.dir).absolute()
-        point_to(experiment, sweep_dir)
-        log.info(f"Submitted {len(overrides)} jobs as experiment {experiment.id}")
+        point_to(experiment, Path(self._config.hydra.sweep.dir).absolute())
+        log.info(f"Submitted {len(overrides)} job{'s' * (len(overrides) > 1)} as experiment {experiment.id}")
         for number, point in enumerate(overrides, start=first):
             log.info(f"\t#{number} : {' '.join(filter_overrides(point))}")
         if not self._fields["wait"]:
@@ -68,7 +70,7 @@ class SweepLauncher(Launcher):
         waiting.wait(experiment, self._fields["poll_s"])
         return returns.job_returns(experiment, overrides)
 
-    def _submit(self, overrides: list[list[str]], first: int) -> Any:
+    def _submit(self, overrides: list[list[str]], first: int) -> ExperimentFolder:
         from hpc_det.store.folders import ExperimentStore
         from hpc_det.store.root import state_root
         from hpc_det.submit.submission import submit
@@ -76,8 +78,7 @@ class SweepLauncher(Launcher):
         from hpc_det.sweep.saved import App, checkpoint_of, save
         from hpc_det.sweep.settings import Settings
 
-        sweep_dir = Path(self._config.hydra.sweep.dir)
-        sweep_dir.mkdir(parents=True, exist_ok=True)
+        Path(self._config.hydra.sweep.dir).mkdir(parents=True, exist_ok=True)
         points = [self._composer.checked(self._config, point) for point in overrides]
         app = App(
             task_function=self._task_function,

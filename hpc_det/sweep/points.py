@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
+import cloudpickle
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -24,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 @dataclass(frozen=True)
 class Point:
     base: bytes
-    """The pickled config without the point's values: many points share it."""
+    """The config without the point's values, by cloudpickle: many points share it."""
     overrides: tuple[str, ...]
     """All of them, as one would write them."""
 
@@ -68,14 +69,14 @@ class Composer(ConfigLoaderImpl):
     def point(self, master: DictConfig, overrides: Sequence[str]) -> Point:
         parsed = _parsed(overrides)
         self.validate_sweep_overrides_legal(overrides=parsed, run_mode=RunMode.RUN, from_shell=True)
-        asks_for_time = any("${now:" in override for override in overrides)
+        asks_for_time = any("${now:" in override for override in overrides)  # then all are composed, to fix it
         chosen = tuple(
             str(override.input_line) for override in parsed if asks_for_time or not self._sets_value(override, master)
         )
         if chosen not in self._bases:
             composed = super().load_sweep_config(master, list(chosen))
             _fix_time(master, composed)
-            self._bases[chosen] = pickle.dumps(composed)
+            self._bases[chosen] = cloudpickle.dumps(composed)
         return Point(self._bases[chosen], tuple(overrides))
 
     def _sets_value(self, override: Override, master: DictConfig) -> bool:

@@ -1,7 +1,8 @@
-"""How an app that knows nothing of stops is stopped: its main thread is made to call checkpoint(), and to leave then.
+"""How an app is stopped: it is made to call its checkpoint(), and then the rank leaves.
 
-The app has no loop of ours that could ask, so its main thread is interrupted between two of its instructions, by a
-signal that nobody else here uses; a call into C or a collective is not. In a gang each rank is interrupted on its own.
+An app that calls `may_stop` in its loop is stopped there, all ranks of a gang at the same call. One that knows nothing
+of stops is interrupted in its main thread, between two of its instructions, by a signal that nobody else here uses; a
+call into C or a collective is not. Then each rank of a gang is interrupted on its own.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ from types import FrameType
 from typing import NoReturn
 
 from hpc_det.launch.rank import RankProcess, leave
+from hpc_det.sweep.agreement import Agreement, agreement
 
 INTERRUPT = signal.SIGURG
 """Ignored by default, so that it harms nobody where an app takes our handler away."""
+
+current: Stops | None = None
+"""This process's, where it is a rank."""
 
 
 class Stops:
@@ -30,14 +35,26 @@ class Stops:
         self._on_stop = on_stop
         self._checkpoint: Callable[[], object] | None = None
         self._told = threading.Event()
+        self._agreement: Agreement | None = None
         self._is_over = False
         signal.signal(INTERRUPT, self._in_main_thread)
-        os.register_at_fork(after_in_child=lambda: signal.signal(INTERRUPT, signal.SIG_DFL) and None)
         threading.Thread(target=self._listen, name="stops", daemon=True).start()
 
     def call(self, checkpoint: Callable[[], object] | None) -> None:
         """The app's function is known now; without one the rank just leaves."""
         self._checkpoint = checkpoint
+
+    def may_stop(self) -> None:
+        """A place where the app can be stopped: from now on it is stopped in such places only.
+
+        Raises UsageError in a gang without a process group.
+        """
+        if self._agreement is None:
+            self._agreement = agreement(self._process.attempt.secret, os.environ)
+            if self._told.is_set():  # who was told a moment ago did not know of it
+                self._agreement.give_notice()
+        if self._agreement.should_stop():
+            self._leave()
 
     def end(self, wait_s: float = 0.0) -> None:
         """The app has ended: stops have no meaning any more. One that comes within `wait_s` is still obeyed."""
@@ -63,16 +80,18 @@ class Stops:
 
     def _interrupt(self) -> None:
         self._told.set()
+        if self._agreement:
+            self._agreement.give_notice()
         main = threading.main_thread().ident
         assert main is not None
         signal.pthread_kill(main, INTERRUPT)
 
     def _in_main_thread(self, signum: int, frame: FrameType | None) -> None:
-        if not self._is_over and self._told.is_set():
-            self._is_over = True
+        if not self._is_over and self._told.is_set() and self._agreement is None:
             self._leave()
 
     def _leave(self) -> NoReturn:
+        self._is_over = True
         saved = self._checkpoint is not None and self._saves(self._checkpoint)
         self._on_stop(saved)
         self._process.say_goodbye(0)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
+import yaml
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.test_utils.launcher_common_tests import IntegrationTestSuite, LauncherTestSuite
+
+from hydra_plugins.hpc_launcher.launchers import HpcSlurmConf
 
 
 @pytest.mark.parametrize("name", ["HpcSlurmLauncher", "HpcPbsLauncher", "HpcLocalLauncher"])
@@ -21,3 +27,15 @@ class TestLauncher(LauncherTestSuite):
 @pytest.mark.parametrize(("task_launcher_cfg", "extra_flags"), [({}, ["-m", "hydra/launcher=hpc_local"])])
 class TestApps(IntegrationTestSuite):
     pass
+
+
+def test_the_page_about_sweeps_names_every_field_and_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", page, re.MULTILINE))
+    shown = {name: value for name, value in rows.items() if value not in ("the cluster's", "none")}
+    conf = HpcSlurmConf()
+    assert rows.keys() == vars(conf).keys() - {"_target_"}
+    assert shown.pop("cluster") == "`slurm`, `pbs` or `local`"
+    assert {name: yaml.safe_load(value.strip("`")) for name, value in shown.items()} == {
+        name: getattr(conf, name) for name in shown
+    }

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,17 @@ def test_a_sweeper_that_needs_values_gets_them(app: App) -> None:
     assert [point["returned"] for point in app.points()] == [16, 4, 9, 1, 4, 0]
 
 
+@pytest.mark.skipif(not find_spec("hydra_plugins.hydra_optuna_sweeper"), reason="hydra-optuna-sweeper is not installed")
+def test_the_optuna_sweeper_gets_its_values(app: App) -> None:
+    app.write("app.py", source("return (cfg.x - 3) ** 2", config="config"))
+    sweeper = "{direction: minimize, n_trials: 4, n_jobs: 2, params: {x: 'choice(1, 3)'}}"
+    defaults = "[_self_, {override hydra/sweeper: optuna}]"
+    app.write("conf/config.yaml", f"defaults: {defaults}\nx: 0\nhydra: {{sweeper: {sweeper}}}\n")
+    output = app.succeed()
+    assert "Best value: " in output
+    assert [point["experiment"] for point in app.points()] == [1, 1, 2, 2]
+
+
 def test_a_sweeper_that_needs_values_is_refused_where_none_will_come(app: App) -> None:
     app.write("app.py", DOUBLES)
     app.write("hydra_plugins/descent.py", DESCENDS)
@@ -156,6 +168,51 @@ def quoted(value: str) -> str:
     escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", value)
     trailing = len(escaped) - len(escaped.rstrip("\\"))
     return f"'{escaped}{trailing * chr(92)}'"
+
+
+def test_an_app_of_structured_configs_gets_its_own_classes(app: App) -> None:
+    app.write(
+        "app.py",
+        """
+from dataclasses import dataclass, field
+import hydra
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+@dataclass
+class Part:
+    y: int = 1
+
+@dataclass
+class Conf:
+    x: int = 0
+    part: Part = field(default_factory=Part)
+
+ConfigStore.instance().store(name="conf", node=Conf)
+
+@hydra.main(version_base="1.3", config_path=None, config_name="conf")
+def app(cfg):
+    conf = OmegaConf.to_object(cfg)
+    assert isinstance(conf, Conf) and isinstance(conf.part, Part)
+    return conf.part
+
+if __name__ == "__main__":
+    app()
+""",
+    )
+    app.succeed("x=1,2", "part.y=5")
+    assert [point["text"] for point in app.points()] == ["Part(y=5)"] * 2
+    assert "Value 'text' of type 'str' could not be converted to Integer" in app.fail("part.y=text")
+
+
+def test_an_app_that_is_a_module_of_a_package_runs(app: App) -> None:
+    app.write("package/__init__.py", "")
+    app.write("package/__main__.py", source("from . import other", "return other.NAME + str(cfg.x)", config="config"))
+    app.write("package/conf/config.yaml", "x: 0\n")
+    app.write("package/other.py", "NAME = __name__")
+    app.write("app.py", "import runpy\nrunpy.run_module('package', run_name='__main__', alter_sys=True)\n")
+    app.succeed("x=1")
+    assert [point["returned"] for point in app.points()] == ["package.other1"]
 
 
 def test_each_rank_of_a_gang_finds_the_variables_that_torchrun_sets(app: App) -> None:
@@ -227,6 +284,25 @@ def test_a_folder_of_no_sweep_is_refused(app: App, tmp_path: Path) -> None:
     code, output = app.hpc_det("sweep", "status", str(tmp_path))
     assert code == 2
     assert "has no hpc_det.json" in output
+
+
+def test_points_that_failed_get_another_chance_and_the_others_stay(app: App) -> None:
+    app.write("app.py", source("import limits", "assert cfg.x < limits.most", "return cfg.x"))
+    app.write("limits.py", "most = 2")
+    app.fail("+x=1,2")
+    app.write("limits.py", "most = 3")
+    assert app.hpc_det("experiment", "continue", "1")[0] == 0
+    assert app.hpc_det("sweep", "wait", "out") == (0, "")
+    assert [point["returned"] for point in app.points()] == [1, 2]
+    assert not app.experiment().trial(1).rank_log(2, 0).exists()
+
+
+def test_a_sweep_is_not_forked(app: App) -> None:
+    app.write("app.py", DOUBLES)
+    app.succeed("+x=1")
+    code, output = app.hpc_det("experiment", "fork", "1")
+    assert code == 2
+    assert "experiment 1: is a sweep of a Hydra app" in output
 
 
 # --- checkpoint()

@@ -11,6 +11,7 @@ import pytest
 
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
+from hpc_det.sweep import may_stop
 from tests.sweep.conftest import App, until
 
 COUNTS = """
@@ -80,6 +81,72 @@ def test_a_preempted_app_goes_on_where_its_checkpoint_was(app: App, ranks: int) 
         "preempted",
         "finished",
     ]
+
+
+IN_STEP = """
+import os, time
+from pathlib import Path
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hpc_det.sweep import may_stop
+
+begun = done = 0
+
+def saved():
+    return Path(HydraConfig.get().runtime.output_dir, "step-" + os.environ["RANK"])
+
+def checkpoint():
+    assert begun == done, "in the middle of a step"
+    {collective}
+    saved().write_text(str(done))
+
+@hydra.main(version_base="1.3", config_path=None)
+def app(cfg):
+    global begun, done
+    {group}
+    begin = begun = done = int(saved().read_text()) if saved().exists() else 0
+    print("begins", flush=True)
+    while done < 3 or not (begin or cfg.at_once):
+        may_stop()
+        begun += 1
+        time.sleep(0.02 * (os.environ["RANK"] == "0"))
+        {collective}
+        done += 1
+    return begin
+
+if __name__ == "__main__":
+    app()
+"""
+
+
+def test_an_app_that_says_where_is_stopped_nowhere_else(app: App) -> None:
+    app.write("app.py", IN_STEP.replace("{group}", "pass").replace("{collective}", "pass"))
+    sweep = app.start("+at_once=false")
+    preempt(app.experiment().trial(), 1)
+    output, _ = sweep.communicate(timeout=60)
+    assert sweep.returncode == 0, output
+    assert app.points()[0]["returned"] > 0
+
+
+def test_all_ranks_of_a_gang_stop_at_the_same_step_and_may_speak_with_each_other_there(app: App) -> None:
+    text = IN_STEP.replace("{group}", "import torch.distributed as dist; dist.init_process_group('gloo')")
+    app.write("app.py", text.replace("{collective}", "import torch; torch.distributed.all_reduce(torch.ones(1))"))
+    sweep = app.start("+at_once=false", "hydra.launcher.slots=2")
+    preempt(app.experiment().trial(), 1, ranks=2)
+    output, _ = sweep.communicate(timeout=90)
+    assert sweep.returncode == 0, output
+    first, second = ((app.folder / "out" / "0" / f"step-{rank}").read_text() for rank in range(2))
+    assert first == second == str(app.points()[0]["returned"])
+
+
+def test_ranks_that_cannot_agree_are_told_what_is_missing(app: App) -> None:
+    app.write("app.py", IN_STEP.replace("{group}", "pass").replace("{collective}", "pass"))
+    output = app.fail("+at_once=true", "hydra.launcher.slots=2")
+    assert "call torch.distributed.init_process_group before" in output
+
+
+def test_outside_a_job_a_place_to_stop_is_none() -> None:
+    may_stop()
 
 
 @pytest.mark.parametrize(("hook", "decision"), [(HOOK, "requeue"), ("", "give up")])
