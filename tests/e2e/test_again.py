@@ -62,8 +62,8 @@ def test_a_killed_experiment_goes_on_from_its_newest_checkpoint(finished: Story)
     assert killed.same_as(finished)
 
 
-def test_a_failed_trial_gets_another_chance(finished: Story) -> None:
-    story = Story.begin(*SHORT, "hyperparameters.raise_at=12", "max_restarts=0")
+def test_a_failed_trial_gets_another_chance() -> None:
+    story = Story.begin("resources.slots_per_trial=2", "hyperparameters.raise_at=12", "max_restarts=0")
     assert story.wait(check=False).returncode == 1
     refused = hpc_det("experiment", "continue", story.number, "--config", "hyperparameters.raise_at=-1", check=False)
     assert refused.returncode == 2
