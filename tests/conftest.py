@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,9 @@ import pytest
 
 from tests.lab import slurm
 from tests.leaks import LeakCheck
+
+# A rank that is alone takes a thread for each core, and where others want the cores, too, its threads mostly spin.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ class LeakCheck:
         self._umask = _umask()
         self._threads = set(threading.enumerate())
         self._test_id = str(uuid.uuid4())
-        self._processes = set(self._running())
+        self._pids = _pids()
         os.environ[MARK] = self._test_id
 
     def leaks(self, deadline_s: float = 2) -> list[str]:
@@ -63,33 +63,45 @@ class LeakCheck:
         return [thread for thread in threading.enumerate() if not thread.daemon and thread not in self._threads]
 
     def _new_processes(self) -> dict[int, str]:
-        return {pid: command for pid, command in self._running().items() if pid not in self._processes}
-
-    def _running(self) -> dict[int, str]:
         """Command line by pid of our descendants and of all processes that carry the mark."""
-        mark = f"{MARK}={self._test_id}".encode()
-        parents: dict[int, int] = {}
-        found: dict[int, str] = {}
-        for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
-            pid = int(folder.name)
-            try:
-                state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-                marked = mark in (folder / "environ").read_bytes().split(b"\0")
-                command = (folder / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
-            except OSError:  # it ended meanwhile, or is not ours to read
-                continue
-            parents[pid] = int(parent)
-            if state not in "ZX" and (marked or _descends(pid, os.getpid(), parents)):
-                found[pid] = command
-        return {pid: command for pid, command in found.items() if LASTS_AS_LONG_AS_PYTHON not in command}
+        commands = {pid: _read(pid, "cmdline").replace("\0", " ").strip() for pid in _pids() - self._pids}
+        return {
+            pid: command
+            for pid, command in commands.items()
+            if LASTS_AS_LONG_AS_PYTHON not in command and _runs(pid) and (self._is_marked(pid) or _descends(pid))
+        }
+
+    def _is_marked(self, pid: int) -> bool:
+        return f"{MARK}={self._test_id}" in _read(pid, "environ").split("\0")
 
 
-def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
-    while pid in parents:
-        pid = parents[pid]
-        if pid == ancestor:
-            return True
-    return False
+def _pids() -> set[int]:
+    return {int(name) for name in os.listdir("/proc") if name.isdecimal()}
+
+
+def _read(pid: int, name: str) -> str:
+    """Empty where the process has ended meanwhile, or is not ours to read."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _state_and_parent(pid: int) -> tuple[str, int]:
+    """proc(5)."""
+    state, parent = (_read(pid, "stat").rpartition(")")[2].split() or ["X", "0"])[:2]
+    return state, int(parent)
+
+
+def _runs(pid: int) -> bool:
+    return _state_and_parent(pid)[0] not in "ZX"
+
+
+def _descends(pid: int) -> bool:
+    """From us."""
+    while pid and pid != os.getpid():
+        _, pid = _state_and_parent(pid)
+    return pid == os.getpid()
 
 
 def _umask() -> int:

@@ -12,6 +12,7 @@ from tests.e2e.story import Story, hpc_det
 
 TRIAL = Path(__file__).with_name("trial")
 EXPERIMENT = TRIAL / "distributed.yaml"
+ONE_SLOT = "resources.slots_per_trial=1"
 
 
 def best(story: Story, metric: str) -> float:
@@ -43,7 +44,7 @@ def test_an_unmodified_trial_runs_in_one_process_without_a_job(tmp_path: Path) -
 
 
 def short(entrypoint: str | None = None) -> Story:
-    overrides = ["searcher.max_length={batches: 3}", "reproducibility.experiment_seed=5"]
+    overrides = ["searcher.max_length={batches: 3}", "reproducibility.experiment_seed=5", ONE_SLOT]
     if entrypoint:
         overrides.append(f"entrypoint={entrypoint}")
     story = Story.begin(*overrides, config=EXPERIMENT, context=TRIAL)
@@ -61,7 +62,7 @@ def test_every_entrypoint_of_a_ported_trial_leads_to_the_same_weights() -> None:
 
 
 def test_a_search_point_that_a_trial_calls_invalid_is_no_reason_to_start_again() -> None:
-    story = Story.begin("hyperparameters.n_filters1=32", config=EXPERIMENT, context=TRIAL)
+    story = Story.begin(ONE_SLOT, "hyperparameters.n_filters1=32", config=EXPERIMENT, context=TRIAL)
     story.wait(check=False)
     assert len(story.causes) == 1
     assert "a later layer must not be narrower" in story.logged

@@ -35,8 +35,9 @@ def runtime(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     return installed
 
 
-def test_a_preempted_run_in_a_container_goes_on_bit_for_bit(runtime: Runtime, tmp_path: Path) -> None:
-    undisturbed = Story.begin(TWO_SLOTS)
+def test_a_preempted_run_in_a_container_goes_on_bit_for_bit(
+    undisturbed: Story, runtime: Runtime, tmp_path: Path
+) -> None:
     data = tmp_path / "data"
     data.mkdir()
     mount = f"bind_mounts=[{{host_path: {data}, container_path: /digits, read_only: true}}]"
@@ -47,12 +48,11 @@ def test_a_preempted_run_in_a_container_goes_on_bit_for_bit(runtime: Runtime, tm
     story.wait()
     assert story.causes == ["preempted", "finished"]
     assert any(word.partition("=")[2].startswith(f"{data}:/digits:ro") for word in runtime.argv)
-    undisturbed.wait()
     assert story.same_as(undisturbed)
 
 
 def test_a_kill_leaves_no_container_running(runtime: Runtime) -> None:
-    story = Story.begin(TWO_SLOTS, "hyperparameters.batch_s=0.5", cluster="site")
+    story = Story.begin("hyperparameters.batch_s=0.5", cluster="site")
     story.until_batch(1)
     hpc_det("experiment", "kill", story.number)
     assert story.describe()["state"] == "CANCELED"

@@ -120,6 +120,7 @@ def test_the_area_under_the_curve_is_that_of_all_records_together() -> None:
 
 
 def test_the_language_model_learns_more_than_how_frequent_characters_are() -> None:
-    story = begin("language_model", "searcher.max_length={batches: 120}", "reproducibility.experiment_seed=1")
+    seed, one_slot = "reproducibility.experiment_seed=1", "resources.slots_per_trial=1"
+    story = begin("language_model", "searcher.max_length={batches: 120}", seed, one_slot)
     story.wait()
     assert last_validation(story)["perplexity"] < 10

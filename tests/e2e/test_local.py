@@ -7,23 +7,11 @@ import signal
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from hpc_det.checkpoint.committed import committed
 from tests.e2e.story import HERE, Story, hpc_det
 
 TWO_SLOTS = "resources.slots_per_trial=2"
 PACED = "hyperparameters.batch_s=0.03"
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """The same experiment without any trouble."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HPC_DET_ROOT", str(tmp_path_factory.mktemp("undisturbed")))
-        story = Story.begin(TWO_SLOTS)
-        story.wait()
-    return story
 
 
 def test_an_experiment_trains_to_its_end_and_leaves_what_it_promises(undisturbed: Story) -> None:
@@ -96,15 +84,15 @@ def test_the_failed_ranks_traceback_comes_first_in_the_log() -> None:
 
 
 def test_kill_ends_an_experiment_at_once() -> None:
-    story = Story.begin(TWO_SLOTS, "hyperparameters.batch_s=0.5")
+    story = Story.begin("hyperparameters.batch_s=0.5")
     story.until_batch(1)
     hpc_det("experiment", "kill", story.number)
     assert story.describe()["state"] == "CANCELED"
     assert story.wait(check=False).returncode == 1
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(undisturbed: Story) -> None:
-    story = Story.begin(TWO_SLOTS, PACED)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(undisturbed_alone: Story) -> None:
+    story = Story.begin(PACED)
     story.until_batch(26)
     newest = committed(story.trial.checkpoints)[0]
     weights = newest.path / "state_dict.pth"
@@ -115,11 +103,11 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(undisturbe
     story.wait()
     log = story.trial.rank_log(2, 0).read_text()
     assert f"skipped: checkpoint {newest.uuid} at {newest.steps} batches is damaged: state_dict.pth: crc32" in log
-    assert story.same_as(undisturbed)
+    assert story.same_as(undisturbed_alone)
 
 
-def test_the_script_by_hand_does_the_same_job_and_once_done_ends_at_once(undisturbed: Story) -> None:
-    story = Story.begin(TWO_SLOTS, "hyperparameters.batch_s=5")
+def test_the_script_by_hand_does_the_same_job_and_once_done_ends_at_once(undisturbed_alone: Story) -> None:
+    story = Story.begin("hyperparameters.batch_s=5")
     hpc_det("experiment", "kill", story.number)
     experiment = story.trial.experiment()
     for leftover in (story.trial.stop, story.trial.journal, *experiment.search.iterdir()):
@@ -129,7 +117,7 @@ def test_the_script_by_hand_does_the_same_job_and_once_done_ends_at_once(undistu
     for _ in range(2):
         subprocess.run(["bash", experiment.script()], check=True, timeout=60)
     assert story.causes == ["finished"]
-    assert story.same_as(undisturbed)
+    assert story.same_as(undisturbed_alone)
 
 
 def test_a_trial_that_cannot_be_imported_is_one_clear_sentence_and_no_restart(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_a_test_that_fails_leaves_nothing_either(tiny: list[str], state_folder: 
 
 
 def test_a_test_as_a_job_completes_after_one_batch(tiny: list[str], state_folder: Path) -> None:
-    created = hpc_det(*tiny, "--test").stdout
+    created = hpc_det(*tiny, "--test", *overridden("resources.slots_per_trial=1")).stdout
     assert created == "Created experiment 1\n"
     story = Story.of(1)
     story.wait()

@@ -41,15 +41,6 @@ class S3FileSystem(LocalFileSystem):
 """
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HPC_DET_ROOT", str(tmp_path_factory.mktemp("undisturbed")))
-        story = Story.begin()
-        story.wait()
-    return story
-
-
 @pytest.fixture
 def buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a library that is called s3fs keeps its buckets."""
@@ -73,14 +64,14 @@ def other_file_system() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_a_trial_goes_on_from_a_folder_elsewhere(undisturbed: Story, other_file_system: Path) -> None:
+def test_a_trial_goes_on_from_a_folder_elsewhere(undisturbed_alone: Story, other_file_system: Path) -> None:
     elsewhere = f"checkpoint_storage={{type: shared_fs, host_path: {other_file_system}, storage_path: team}}"
     story = Story.begin(PACED, elsewhere, "max_restarts=1")
     story.until_batch(20)
     os.kill(story.rank_pid(0), signal.SIGKILL)
     story.wait()
     assert story.causes == ["failed", "finished"]
-    assert story.same_as(undisturbed)
+    assert story.same_as(undisturbed_alone)
     (experiment,) = (other_file_system / "team").iterdir()
     assert experiment.name.startswith(f"{story.number}-")
     assert story.trial.checkpoints.readlink() == experiment / "1"
@@ -92,7 +83,7 @@ def test_a_trial_goes_on_from_a_folder_elsewhere(undisturbed: Story, other_file_
     assert f"--config {there}: experiment {story.number} has trials with the old value" in moved.stderr
 
 
-def test_a_trial_that_lost_its_folder_goes_on_from_the_store(undisturbed: Story, buckets: Path) -> None:
+def test_a_trial_that_lost_its_folder_goes_on_from_the_store(undisturbed_alone: Story, buckets: Path) -> None:
     story = Story.begin(PACED, IN_S3, "max_restarts=0")
     story.until_batch(20)
     os.kill(story.rank_pid(0), signal.SIGKILL)
@@ -104,7 +95,7 @@ def test_a_trial_that_lost_its_folder_goes_on_from_the_store(undisturbed: Story,
         record["attempt"] for record in read_lines(story.trial.metrics) if record["kind"] == "training"
     )
     assert by_attempt in ({1: 16, 2: 24}, {1: 24, 2: 16})
-    assert story.same_as(undisturbed)
+    assert story.same_as(undisturbed_alone)
     (stored,) = buckets.glob("mine/*/1")
     assert {found.uuid for found in committed(stored)} == {found.uuid for found in committed(story.trial.checkpoints)}
 
@@ -119,11 +110,11 @@ def test_the_key_of_a_store_is_where_the_ranks_read_it_only(buckets: Path) -> No
     assert not [path for path in buckets.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
 
 
-def test_a_store_that_takes_nothing_does_not_end_the_training(undisturbed: Story, buckets: Path) -> None:
+def test_a_store_that_takes_nothing_does_not_end_the_training(undisturbed_alone: Story, buckets: Path) -> None:
     (buckets / "mine").write_text("a file, where a folder is needed")
     story = Story.begin(IN_S3)
     story.wait()
     assert story.causes == ["finished"]
     log = story.trial.rank_log(1, 0).read_text()
     assert "the checkpoint at 40 batches is not uploaded; it is in " in log
-    assert story.same_as(undisturbed)
+    assert story.same_as(undisturbed_alone)

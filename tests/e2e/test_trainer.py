@@ -20,16 +20,14 @@ TWO_SLOTS = "resources.slots_per_trial=2"
 SCRIPT = "entrypoint=python3 -m hpc_det.launch.torch_distributed train.py"
 
 
-def test_a_script_in_a_job_is_preempted_and_ends_with_the_bits_of_the_trial_itself() -> None:
-    trial = Story.begin(TWO_SLOTS)
-    trial.wait()
+def test_a_script_in_a_job_is_preempted_and_ends_with_the_bits_of_the_trial_itself(undisturbed: Story) -> None:
     script = Story.begin(TWO_SLOTS, SCRIPT, "hyperparameters.batch_s=0.03")
     script.until_batch(13)
     (agent,) = script.pids("hpc_det.launch.agent")
     os.kill(agent, signal.SIGTERM)
     script.wait()
     assert script.causes == ["preempted", "finished"]
-    assert script.same_as(trial)
+    assert script.same_as(undisturbed)
     assert script.trial.rank_log(2, 0).read_text().splitlines()[-1] == "left the block, in a group: False"
 
 

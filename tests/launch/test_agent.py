@@ -105,7 +105,10 @@ def test_a_value_of_the_plan_that_means_nothing_is_the_users_error(gang: Gang) -
     assert failure(gang).user_error
 
 
-def test_threads_and_look_ups_are_limited_unless_the_user_says_otherwise(gang: Gang) -> None:
+def test_threads_and_look_ups_are_limited_unless_the_user_says_otherwise(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
     gang.plan("env -0 >env", cpus_per_rank=3, environment=("RES_OPTIONS=mine",))
     assert gang.start_agent().wait(timeout=30) == 0
     assert environment(gang)["OMP_NUM_THREADS"] == "3"

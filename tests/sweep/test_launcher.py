@@ -215,7 +215,7 @@ def test_an_app_that_is_a_module_of_a_package_runs(app: App) -> None:
     assert [point["returned"] for point in app.points()] == ["package.other1"]
 
 
-def test_each_rank_of_a_gang_finds_the_variables_that_torchrun_sets(app: App) -> None:
+def test_each_rank_of_a_gang_finds_torchruns_variables_and_only_rank_0_writes_into_the_output_folder(app: App) -> None:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     app.write(
         "app.py",
@@ -231,11 +231,6 @@ def test_each_rank_of_a_gang_finds_the_variables_that_torchrun_sets(app: App) ->
     assert second["RANK"] == second["LOCAL_RANK"] == "1"
     assert second["WORLD_SIZE"] == "2"
     assert [point["returned"] for point in app.points()] == ["a b"]
-
-
-def test_only_rank_0_writes_into_the_output_folder(app: App) -> None:
-    app.write("app.py", source("return 1"))
-    app.succeed("+x=1", "hydra.launcher.slots=2")
     assert (app.folder / "out" / "0" / "app.log").read_text().count("x is 1") == 1
     assert "x is 1" in app.experiment().trial().rank_log(1, 1).read_text()
 
