@@ -46,6 +46,7 @@ class Worker:
         self._scheduler = scheduler(plan.scheduler)
         self._job_id = self._scheduler.job_id(os.environ)
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # a job with several workers holds them back till now
         self._code = DONE
         self._is_cancelled = False
         """With its trial: the job is being ended, and would take others with it."""
