@@ -39,6 +39,8 @@ class Job:
         self._start_agents = start_agents
         self._told: set[int] = set()
         """Processes without their worker that were told to end."""
+        self._heard: list[signal.Signals] = []
+        """Stop signals; whoever starts later hears them, too."""
 
     def run(self) -> int:
         """0 when nothing is left to do or the job is back in the queue, 1 after a trial that was given up."""
@@ -60,6 +62,7 @@ class Job:
                 waits = self._start_killed_again(processes)
                 selector.select(timeout=ORPHANS_POLL_S if waits else None)
                 for received in set(signals.received()) & set(STOP_SIGNALS):
+                    self._heard.append(received)
                     for process in processes.values():
                         process.send_signal(received)
         return [process.returncode for process in processes.values()]
@@ -80,13 +83,16 @@ class Job:
 
     def _start(self, number: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "hpc_det.launch.worker", str(self._experiment.path), str(number), "--"]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*command, *self._start_agents],
             env={**os.environ, **self._scheduler.share(self._plan, number - self._workers.start)},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=ends_with_parent,
+            preexec_fn=_begins,
         )
+        for heard in self._heard:
+            process.send_signal(heard)
+        return process
 
     def _requeue(self) -> int:
         try:
@@ -103,6 +109,12 @@ class Job:
         for number in filter(open_work.__contains__, self._workers):
             journal = Journal(self._experiment.trial(open_work[number].trial).journal)
             journal.problem(journal.last_attempt(), problem)
+
+
+def _begins() -> None:
+    """In a worker's process: it would die of a signal that comes before it listens, and be started again."""
+    ends_with_parent()
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def main(argv: list[str]) -> int:

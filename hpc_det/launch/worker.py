@@ -46,7 +46,10 @@ class Worker:
         self._scheduler = scheduler(plan.scheduler)
         self._job_id = self._scheduler.job_id(os.environ)
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # a job with several workers holds them back till now
         self._code = DONE
+        self._is_cancelled = False
+        """With its trial: the job is being ended, and would take others with it."""
 
     def run(self) -> int:
         """DONE or, after a trial that was given up, GAVE_UP when nothing is left to do; WANTS_REQUEUE before that."""
@@ -86,7 +89,7 @@ class Worker:
         others = {
             number: job for number, job in search.present.items() if number in search.open.keys() - {self._number}
         }
-        if not others or search.cancelled:
+        if not others or search.cancelled or self._is_cancelled:
             return None
         states = self._states(sorted(set(others.values())))
         lost = {number: job for number, job in others.items() if states[job] is JobState.ENDED}
@@ -116,7 +119,8 @@ class Worker:
         if work is None or work.trial != number or action is Action.WAIT:
             return work
         how = _how(self._experiment.trial(number), action)
-        if how is Exit.CANCELLED and not self._scheduler.has_queue:
+        self._is_cancelled = how is Exit.CANCELLED
+        if self._is_cancelled and not self._scheduler.has_queue:
             self._search.cancel("a signal to the job")  # without a queue it was meant for the experiment
         return self._search.end(self._number, number, how)
 

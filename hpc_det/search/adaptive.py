@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import Any
 
 from hpc_det.search.asha import AsyncHalving, rung_lengths
@@ -132,7 +134,8 @@ def bracket_trials(max_trials: int, divisor: float, rungs: Sequence[int]) -> lis
     `rungs`: of each bracket, from many to few, no more brackets than trials. What rounding leaves goes to the first.
     """
     weights = [divisor ** (count - 1) / count for count in rungs]
-    trials = [max(int(weight / sum(weights) * max_trials), 1) for weight in weights]
+    total = reduce(add, weights)  # sum() rounds otherwise since Python 3.12, and all readers of a journal must agree
+    trials = [max(int(weight / total * max_trials), 1) for weight in weights]
     trials[0] += max(max_trials - sum(trials), 0)
     while sum(trials) > max_trials:
         trials[trials.index(max(trials))] -= 1

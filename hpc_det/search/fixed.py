@@ -13,7 +13,7 @@ class FixedSearch:
         """`replaces_invalid`: another trial comes for one with invalid hyperparameters, as no point of a grid can."""
         self.trials_expected = trials
         self._until = until
-        self._replaces_invalid = replaces_invalid
+        self.replaces_invalid = replaces_invalid
         self._trials = Trials(trials)
 
     def next_work(self) -> Work | None:
@@ -33,7 +33,7 @@ class FixedSearch:
     def end(self, trial: int, how: Exit) -> None:
         if self.is_closed(trial):
             return
-        if how is Exit.INVALID_HP and self._replaces_invalid:
+        if how is Exit.INVALID_HP and self.replaces_invalid:
             self._trials.replace(trial)
         else:
             self._trials.close(trial)

@@ -6,7 +6,8 @@ to stay alive, and a decision cannot be lost or taken twice.
 {"event": "submitted", "first": 0, "count": 64, "stay": false}   jobs are in the queue for workers 0 to 63
 {"event": "asked", "worker": 3, "job": "4711_3"}                 a worker has begun, and wants work
 {"event": "reported", "worker": 3, "trial": 7, "until": 100, "value": 0.31}   its work is done; it wants more
-{"event": "ended", "worker": 3, "trial": 7, "how": "failed"}     its trial will never go on; it wants other work
+{"event": "ended", "worker": 3, "trial": 7, "how": "failed"}     its trial will never go on; it wants other work,
+                                                                              unless both were cancelled
 {"event": "lost", "worker": 5, "job": "4711_5"}                  this job is gone, its work is to be done again
 {"event": "sampled", "trial": 8, "sample": {...}}                a trial's hyperparameters, where others choose them
 {"event": "left", "worker": 3}                                   a worker has ended, and wrote all that it had to
@@ -121,15 +122,33 @@ class SearchState:
             f"no others take their place; narrow the ranges in hyperparameters to what can work"
         )
 
+    def stopped_early(self) -> list[int]:
+        """Trials that failed or were cancelled, and may go on after all."""
+        ended = (number for number, trial in self.trials.items() if trial.ended in (Exit.FAILED, Exit.CANCELLED))
+        return [number for number in ended if self._may_go_on(number)]
+
+    @property
+    def replaced(self) -> int:
+        """How many trials with invalid hyperparameters others take the place of."""
+        stay = isinstance(self.method, FixedSearch) and not self.method.replaces_invalid
+        return 0 if stay else self._invalid
+
+    def _may_go_on(self, trial: int) -> bool:
+        """A search that compares has taken its decisions without a trial that it has closed."""
+        return isinstance(self.method, FixedSearch) or not self.method.is_closed(trial)
+
     def _is_due(self, entry: Entry) -> bool:
         """Whether the worker has this work still: it may have been believed lost, and others do it now."""
         work = self.open.get(entry["worker"])
         return work is not None and work.trial == entry["trial"] and entry.get("until", work.until) == work.until
 
-    def _reopen(self, trial: int) -> None:
-        if isinstance(self.method, FixedSearch) and self.method.is_closed(trial):
-            self.trials[trial].ended = None
-            self.method.reopen(trial)
+    def _reopen(self, number: int) -> None:
+        trial = self.trials.get(number)  # a search with a greater max_length begins anew, and may not have it yet
+        if trial is None or not self._may_go_on(number):
+            return
+        trial.ended = None
+        if isinstance(self.method, FixedSearch) and self.method.is_closed(number):
+            self.method.reopen(number)
 
     def _report(self, worker: int, value: float) -> None:
         work = self.open.pop(worker)
@@ -142,8 +161,12 @@ class SearchState:
         work = self.open.pop(worker)
         self._done(worker, work).ended = how
         self._invalid += how is Exit.INVALID_HP
-        self.method.end(work.trial, how)
-        self._give_after(worker, work.trial)
+        if how is Exit.CANCELLED and self.cancelled:  # its work is there again where the search goes on
+            self.method.give_back(work.trial)
+        else:
+            self.method.end(work.trial, how)
+        if how is not Exit.CANCELLED:  # its job is being ended, too
+            self._give_after(worker, work.trial)
 
     def _done(self, worker: int, work: Work) -> TrialState:
         self.last_trial[worker] = work.trial

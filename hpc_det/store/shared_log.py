@@ -12,6 +12,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class SharedLog:
             partial.unlink(missing_ok=True)
         flush_folder(self._folder)
         self._advance(line)
-        if not self._chunk:
+        if not self._chunk and self._sealed(self._position - CHUNK).exists():
             self._delete_small_ones()
         return [*before, json.loads(line)]
 
@@ -69,9 +70,13 @@ class SharedLog:
         self._chunk.append(line)
         self._position += 1
         if len(self._chunk) == CHUNK:
-            if not self._sealed(self._position - CHUNK).exists():
-                write_atomic(self._sealed(self._position - CHUNK), "\n".join(self._chunk) + "\n")
+            with suppress(OSError):  # a full disk, or one to read only: the small files are there
+                self._seal(self._sealed(self._position - CHUNK))
             self._chunk = []
+
+    def _seal(self, path: Path) -> None:
+        if not path.exists():
+            write_atomic(path, "\n".join(self._chunk) + "\n")
 
     def _came_too_late(self, line: str) -> bool:
         """Whether the name was free only because the chunk had been full, and its small files deleted."""

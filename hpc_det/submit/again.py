@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from hpc_det.config.merge import leaves
 from hpc_det.errors import UsageError
 from hpc_det.search.journal import SearchJournal
-from hpc_det.search.method import Exit
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
@@ -84,17 +83,18 @@ class _Left:
         """Raises UsageError where there is nothing."""
         search = SearchJournal(experiment)
         state = search.state()
-        again = [number for number, trial in state.trials.items() if trial.ended in (Exit.FAILED, Exit.CANCELLED)]
+        again = state.stopped_early()
         if state.given_up and not again:
             raise UsageError(f"experiment {experiment.id}: {state.given_up}")
-        closed = sum(state.method.is_closed(number) for number in state.trials if number not in again)
-        count = state.method.trials_expected - closed
-        if count <= 0:
+        if state.method.finished and not again:
             raise UsageError(
                 f"experiment {experiment.id}: nothing is left to do; give it a greater searcher.max_length or "
                 f"searcher.max_trials with --config, or run it again with `hpc-det experiment fork {experiment.id}`"
             )
-        return cls(search, again, count, state.workers, len(list(experiment.jobs.glob("*.sh"))) + 1)
+        closed = sum(state.method.is_closed(number) for number in state.trials if number not in again)
+        count = max(state.method.trials_expected + state.replaced - closed, 1)
+        # A script that was refused is no job; the next one takes its number.
+        return cls(search, again, count, state.workers, len(list(experiment.jobs.glob("*.json"))) + 1)
 
 
 def _reopen(experiment: ExperimentFolder, left: _Left) -> None:

@@ -300,6 +300,49 @@ def test_a_preempted_job_with_several_workers_is_requeued_once_and_each_goes_on_
     assert ends(gang) == dict.fromkeys(range(1, 5), Exit.COMPLETED)
 
 
+def test_workers_that_are_about_to_start_hear_of_a_preemption(
+    gang: Gang, slurm: dict[str, str], tmp_path: Path
+) -> None:
+    gang.search_for(**FOUR)
+    gang.plan(f"$PYTHON rank.py {TRIAL} --trial", scheduler="slurm")
+    job = gang.start_job(2, **slurm)
+    wait_for(lambda: len(children(job.pid)) == 2)
+    job.terminate()
+    assert job.wait(timeout=30) == 0
+    assert asked(tmp_path, "scontrol requeue") == ["scontrol requeue 4711"]
+    assert set(gang.search().open) == {0, 1}
+
+
+def test_a_worker_that_starts_again_hears_of_an_earlier_preemption(
+    gang: Gang, slurm: dict[str, str], tmp_path: Path
+) -> None:
+    gang.search_for(**FOUR)
+    gang.plan(f"$PYTHON rank.py {TRIAL} --trial", scheduler="slurm")
+    job = gang.start_job(2, **slurm)
+    gang.wait_for_ranks(1, 2)
+    job.send_signal(signal.SIGSTOP)
+    os.kill(children(job.pid)[0], signal.SIGKILL)
+    job.terminate()
+    job.send_signal(signal.SIGCONT)
+    assert job.wait(timeout=30) == 0
+    assert asked(tmp_path, "scontrol requeue") == ["scontrol requeue 4711"]
+    assert set(gang.search().open) == {0, 1}
+
+
+def test_a_job_that_its_owner_cancels_begins_no_other_trial(gang: Gang, slurm: dict[str, str], tmp_path: Path) -> None:
+    """It would be killed with it at the end of the grace time."""
+    gang.search_for(**FOUR)
+    gang.plan(f"touch began-{TRIAL}; $PYTHON rank.py {TRIAL} --trial", scheduler="slurm")
+    (tmp_path / "scontrol").write_text("JobState=CANCELLED Reason=None\n")
+    job = gang.start_job(**slurm)
+    gang.wait_for_ranks(1)
+    job.terminate()
+    assert job.wait(timeout=30) == 0
+    assert not (gang.code / "began-2").exists()
+    state = gang.search()
+    assert (ends(gang), state.present, state.finished) == ({1: Exit.CANCELLED}, {}, False)
+
+
 def test_an_element_of_an_array_is_the_worker_of_its_place(gang: Gang, slurm: dict[str, str]) -> None:
     gang.plan("true", scheduler="slurm")
     seventh = {**ELEMENT, "SLURM_ARRAY_TASK_ID": "7"}

@@ -52,6 +52,11 @@ def test_trials_of_brackets(divisor: int, max_trials: int, rungs: list[int], tri
     assert bracket_trials(max_trials, divisor, rungs) == trials
 
 
+def test_the_trials_of_brackets_are_the_same_in_every_version_of_python() -> None:
+    """The login node and a container may have different ones. Here the last bits of a sum decide."""
+    assert bracket_trials(439, 3.5, [5, 4, 3]) == [296, 104, 39]
+
+
 @given(
     st.floats(1.5, 8), st.integers(1, 200), st.lists(st.integers(1, 6), min_size=1, max_size=8).map(sorted).map(list)
 )

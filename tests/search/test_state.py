@@ -79,7 +79,7 @@ def test_a_value_that_is_not_finite_is_the_worst(halving: ExperimentFolder, valu
     assert math.isnan(replayed)
 
 
-@pytest.mark.parametrize("how", [Exit.COMPLETED, Exit.FAILED, Exit.CANCELLED])
+@pytest.mark.parametrize("how", [Exit.COMPLETED, Exit.FAILED])
 def test_a_trial_that_ends_by_itself_is_closed_and_its_worker_goes_on(
     random_search: ExperimentFolder, how: Exit
 ) -> None:
@@ -87,6 +87,14 @@ def test_a_trial_that_ends_by_itself_is_closed_and_its_worker_goes_on(
     search.ask(0, "4711")
     assert search.end(0, 1, how) == Work(2, 100)
     assert search.state().trials[1].ended is how
+    assert search.state().method.is_closed(1)
+
+
+def test_a_worker_whose_trial_is_cancelled_gets_no_other_one(random_search: ExperimentFolder) -> None:
+    search = SearchJournal(random_search)
+    search.ask(0, "4711_0")
+    assert search.end(0, 1, Exit.CANCELLED) is None
+    assert search.ask(1, "4711_1") == Work(2, 100), "it is there for others"
     assert search.state().method.is_closed(1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -178,6 +179,24 @@ def test_a_chunk_whose_writer_was_killed_before_it_was_sealed_is_whole(
     assert [entry["n"] for entry in other.append({"n": 4})] == [0, 1, 2, 3, 4]
     assert (folder / "000000000-000000003.jsonl").exists()
     assert numbers(folder) == [0, 1, 2, 3, 4]
+
+
+def test_a_disk_too_full_for_a_whole_chunk_loses_nothing(
+    folder: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: str) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shared_log, "write_atomic", full)
+        writer = SharedLog(folder)
+        for number in range(6):
+            assert writer.append({"n": number}) == [{"n": number}]
+        assert numbers(folder) == list(range(6)), "who only reads needs no space"
+    assert numbers(folder) == list(range(6))
+    assert len(list(folder.glob("*.jsonl"))) == 1, "sealed by the next reader"
+    assert writer.append({"n": 6}) == [{"n": 6}]
+    assert numbers(folder) == list(range(7))
 
 
 def test_a_lost_answer_of_nfs_is_no_second_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,106 @@
+"""hpc-det experiment continue: what is left of a search gets jobs again, and nothing else does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpc_det.search.journal import SearchJournal
+from hpc_det.search.method import Exit, Work
+from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from tests.cli.conftest import Command
+
+Stub = Callable[[str, str], None]
+RANDOM = """
+name: tiny
+entrypoint: model_def:MyTrial
+searcher: {name: random, metric: accuracy, max_length: 10, max_trials: 3}
+"""
+HALVING = """
+name: tiny
+entrypoint: model_def:MyTrial
+searcher: {name: async_halving, metric: accuracy, max_length: 10, max_trials: 2, num_rungs: 2, divisor: 2}
+"""
+
+
+@pytest.fixture
+def slurm(slurm_commands: Stub) -> Stub:
+    """Takes every job, and knows none of them any more."""
+    slurm_commands("sbatch", "echo 4711")
+    slurm_commands("squeue", "")
+    slurm_commands("scancel", "")
+    return slurm_commands
+
+
+@pytest.fixture
+def create(hpc_det: Command, root: Path, config: Path, code: Path, slurm: Stub) -> Callable[[str], ExperimentFolder]:
+    """Experiment 1 with this configuration, on the Slurm."""
+
+    def run(text: str) -> ExperimentFolder:
+        config.write_text(text)
+        hpc_det("experiment", "create", config, code, "--cluster", "slurm")
+        return ExperimentStore(root).folder(1)
+
+    return run
+
+
+Create = Callable[[str], ExperimentFolder]
+
+
+def trained(experiment: ExperimentFolder, worker: int = 0) -> list[int]:
+    """The trials that a worker trains, all that there are for it."""
+    search, trials = SearchJournal(experiment), list[int]()
+    work = search.ask(worker, f"4711_{worker}")
+    while work:
+        trials.append(work.trial)
+        work = search.report(worker, work, 0.5)
+    search.leave(worker)
+    return trials
+
+
+def test_after_a_refused_submission_the_next_one_is_seen(hpc_det: Command, create: Create, slurm: Stub) -> None:
+    create(RANDOM)
+    slurm("sbatch", "echo 'sbatch: error: the queue is full' >&2; exit 1")
+    assert hpc_det("experiment", "continue", 1).code == 1
+    slurm("sbatch", "echo 4712")
+    assert hpc_det("experiment", "continue", 1).out == "Continued experiment 1: 3 trials\n"
+    slurm("squeue", "echo '4712|PENDING|Priority'")
+    assert "QUEUED" in hpc_det("experiment", "describe", 1).out
+    assert "is QUEUED; wait for its end" in hpc_det("experiment", "continue", 1).err
+
+
+def test_trials_that_replace_invalid_ones_are_left_to_do(hpc_det: Command, create: Create) -> None:
+    experiment = create(RANDOM)
+    search = SearchJournal(experiment)
+    search.ask(0, "4711_0")
+    search.end(0, 1, Exit.INVALID_HP)
+    search.ask(1, "4711_1")
+    search.ask(2, "4711_2")
+    search.report(1, Work(2, 10), 0.5)
+    search.report(2, Work(3, 10), 0.5)
+    assert hpc_det("experiment", "continue", 1).out == "Continued experiment 1: 1 trial\n"
+    assert trained(experiment, worker=3) == [4]
+
+
+def test_a_search_that_compares_gives_failed_trials_no_other_chance(hpc_det: Command, create: Create) -> None:
+    """It has taken its decisions without them."""
+    experiment = create(HALVING)
+    search = SearchJournal(experiment)
+    search.ask(0, "4711_0")
+    search.end(0, 1, Exit.FAILED)
+    trained(experiment, worker=1)
+    assert SearchJournal(experiment).state().finished
+    assert "nothing is left to do" in hpc_det("experiment", "continue", 1).err
+
+
+def test_a_search_that_compares_goes_on_after_a_cancellation(hpc_det: Command, create: Create) -> None:
+    experiment = create(HALVING)
+    search = SearchJournal(experiment)
+    search.ask(0, "4711_0")
+    search.cancel("ada")
+    search.end(0, 1, Exit.CANCELLED)
+    search.leave(0)
+    assert hpc_det("experiment", "continue", 1).out == "Continued experiment 1: 2 trials\n"
+    assert [trained(experiment, worker) for worker in (2, 3)] == [[1], [2, 1]]
