@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_det.cli.parameters import request_options
+from hpc_det.cli.values import length_in_words
 
 if TYPE_CHECKING:
     from hpc_det.config.effective import Effective
@@ -34,9 +35,11 @@ def check(config: Path, request: Request) -> None:
     """
     from hpc_det.cli.create import say_notes
     from hpc_det.config.effective import effective
+    from hpc_det.submit.submission import check_search
 
     found = effective(request)
     say_notes(found)
+    check_search(found)
     click.echo(f"{config}: valid: {in_a_line(found)}")
 
 
@@ -46,5 +49,8 @@ def in_a_line(found: Effective) -> str:
 
     trials, slots = trials_expected(found), found.experiment.resources.slots_per_trial
     size = f"{trials} trial{'s' * (trials > 1)} of {slots} slot{'s' * (slots > 1)}"
-    lengths = [f"{amount} {unit} at most" for unit, amount in (found.tree["searcher"]["max_length"] or {}).items()]
+    lengths = [
+        f"{length_in_words(amount, unit)} at most"
+        for unit, amount in (found.tree["searcher"]["max_length"] or {}).items()
+    ]
     return ", ".join([size, *lengths, f"on cluster {found.cluster.name}"])

@@ -17,7 +17,7 @@ from hpc_det.cli import story
 from hpc_det.cli.state import ExperimentState, ExperimentView
 from hpc_det.cli.story import Metrics
 from hpc_det.cli.trials import BestTrial, best_trial, counted, length_unit
-from hpc_det.cli.values import number
+from hpc_det.cli.values import length_in_words, number
 from hpc_det.cli.watch import POLL_S, Watch
 from hpc_det.search.method import Exit
 from hpc_det.search.metric import better
@@ -44,7 +44,7 @@ def summary_of_many(view: ExperimentView, state: ExperimentState, seconds: float
     """What came of it: the state, the best trial and its checkpoint."""
     counts = counted(view.search, is_running=False)
     failed = f", {counts.failed} failed" if counts.failed else ""
-    yield f"Experiment {view.id}: {state.value} with {counts.created} trials{failed} in {seconds:.0f} s"
+    yield f"Experiment {view.id}: {state.value} with {counts.created} trials in {seconds:.0f} s{failed}"
     best = best_trial(view.told, view.config["searcher"])
     if best is None:
         return
@@ -62,7 +62,7 @@ def _at(length: int | None, view: ExperimentView) -> str:
     unit = length_unit(view.config["searcher"])
     if length is None or unit is None:
         return ""
-    return f" at {length} {unit if length > 1 else unit.removesuffix('s')}"
+    return f" at {length_in_words(length, unit)}"
 
 
 @contextmanager

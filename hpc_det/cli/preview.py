@@ -13,7 +13,7 @@ import click
 from hpc_det.cli.parameters import request_options
 from hpc_det.errors import UsageError
 from hpc_det.search.custom import CustomSearch
-from hpc_det.search.method import search_method
+from hpc_det.search.method import SearchMethod, search_method
 from hpc_det.search.sample import Sample, sampler
 from hpc_det.search.simulate import at_random, simulate
 
@@ -65,9 +65,9 @@ def previewed(
     samples = sampler(searcher, hyperparameters, experiment_seed or 0)
     method = search_method(searcher, samples.points, code=code, seed=experiment_seed or 0)
     concurrent = min(searcher.get("max_concurrent_trials") or method.trials_expected, method.trials_expected)
+    _refuse_broken(method)
     lengths = Counter(simulate(method, at_random(), workers=concurrent).reached.values())
-    if isinstance(method, CustomSearch) and method.problem:
-        raise UsageError(method.problem)
+    _refuse_broken(method)
     is_chosen_later = searcher["name"] == "optuna" or (isinstance(method, CustomSearch) and method.chooses)
     shown = 0 if is_chosen_later else SHOWN_TRIALS
     unit, full = next(iter((searcher.get("max_length") or {None: None}).items()))
@@ -83,6 +83,11 @@ def previewed(
         "experiment_seed": experiment_seed,
         "first": [_trial(trial, samples.sample(trial)) for trial in range(1, method.trials_expected + 1)[:shown]],
     }
+
+
+def _refuse_broken(method: SearchMethod) -> None:
+    if isinstance(method, CustomSearch) and method.problem:
+        raise UsageError(method.problem)
 
 
 def _trial(trial: int, sample: Sample) -> dict[str, Any]:

@@ -28,6 +28,14 @@ def iso(moment: float) -> str:
     return datetime.fromtimestamp(moment).astimezone().isoformat(timespec="seconds")
 
 
+_ONE = {"batches": "batch", "records": "record", "epochs": "epoch"}
+
+
+def length_in_words(amount: int, unit: str) -> str:
+    """`1 batch`, `2 epochs`."""
+    return f"{amount} {_ONE[unit] if amount == 1 else unit}"
+
+
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """A line for each row, with cells of the same column below each other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -35,6 +35,7 @@ _GROUPS = ("cluster", "template", "experiment")
 
 _FIXED = re.compile(r"\$\{(?:hpc_det|oc\.env):[^${}]*\}")
 """Interpolations whose value no other key changes."""
+_IN_GLOBAL_PACKAGE = re.compile(r"\A\s*#\s*@package\s+_global_\s*$", re.MULTILINE)
 # Hydra reads the search path again only if this override is given.
 _READ_SEARCH_PATH = "hydra.searchpath=[]"
 
@@ -74,6 +75,7 @@ class Composer:
     _folders: Sequence[Path]
 
     def compose(self, overrides: Sequence[str]) -> Composed:
+        _refuse_own_package(self.parse(overrides), self._folders)
         with _usage_errors(overrides):
             composed = hydra.compose("config", [*overrides, _READ_SEARCH_PATH], return_hydra_config=True)
             choices = composed.hydra.runtime.choices
@@ -136,12 +138,25 @@ def _refuse_base_60(choices: Tree, folders: Sequence[Path]) -> None:
 
 
 def _misread(group: str, name: str, folders: Sequence[Path]) -> Iterator[str]:
-    files = [folder / group / f"{name}.yaml" for folder in folders]
-    for file in [file for file in files if file.is_file()][:1]:
+    for file in _first_file(group, name, folders):
         read = dict(leaves(OmegaConf.to_container(OmegaConf.load(file))))
         for path, value in leaves(load_yaml(file)):
             if isinstance(value, str) and isinstance(read.get(path), int | float):
                 yield f"{file}: {path}: Hydra reads {value} as the number {read[path]}; write '{value}' in quotes"
+
+
+def _refuse_own_package(overrides: Sequence[Override], folders: Sequence[Path]) -> None:
+    """Hydra would put what such a file sets below the key `experiment`."""
+    named = [each.value() for each in overrides if each.key_or_group == "experiment" and not each.package]
+    names = [name for value in named for name in (value if isinstance(value, list) else [value])]
+    found = [file for name in names for file in _first_file("experiment", str(name), folders)]
+    misplaced = [file for file in found if not _IN_GLOBAL_PACKAGE.search(file.read_text(errors="replace"))]
+    if misplaced:
+        raise UsageError([f"{file}: give it the first line `# @package _global_`" for file in misplaced])
+
+
+def _first_file(group: str, name: str, folders: Sequence[Path]) -> list[Path]:
+    return [file for folder in folders if (file := folder / group / f"{name}.yaml").is_file()][:1]
 
 
 def _usage_error(error: Exception) -> UsageError:

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from hpc_det.config.determineds_keys import REMEDIES
 from hpc_det.config.fields import Section
-from hpc_det.config.keys import Where, expectation, is_tag, sections_at
+from hpc_det.config.keys import Where, expectation, is_tag, keys_at, sections_at
 from hpc_det.config.managed_flags import RefusedFlagsError
 from hpc_det.config.merge import join
 
@@ -68,7 +68,7 @@ def schema_problems(model: type[Section], error: ValidationError, prefix: str = 
 def _problems(model: type[Section], details: ErrorDetails, where: Where, path: str) -> Iterator[Problem]:
     match details["type"]:
         case "extra_forbidden":
-            yield _unexpected_key(path, str(where[-1]), sections_at(model, where[:-1]))
+            yield _unexpected_key(model, path, where)
         case "invalid_key":
             return  # the check of texts names a key that is none
         case "missing":
@@ -83,16 +83,26 @@ def _problems(model: type[Section], details: ErrorDetails, where: Where, path: s
                 yield Problem(path, f"got {shown(details['input'])}", f"expected {expectation(model, where)}")
 
 
-def _unexpected_key(path: str, key: str, sections: list[type[Section]]) -> Problem:
-    """`key` at `path` is unknown to the one section there; maybe it belongs to another kind of it."""
-    (section,) = sections
+def _unexpected_key(model: type[Section], path: str, where: Where) -> Problem:
+    """The key is unknown to the one section there; maybe it belongs to another kind of it, or to another section."""
+    key = str(where[-1])
+    (section,) = sections_at(model, where[:-1])
     owners = [name for name, kind in section.kinds.items() if key in kind.known_keys()]
     if not owners:
-        return unknown_key(path, key, section.known_keys())
+        problem, home = unknown_key(path, key, section.known_keys()), _home(model, key)
+        return problem._replace(remedy=home) if home and path not in REMEDIES else problem
     own = next(name for name, kind in section.kinds.items() if kind is section)
     switch = join(path.rpartition(".")[0], section.kind_key)
     what = f"{own!r} has no such key" if own else f"without {switch} there is no such key"
     return Problem(path, what, f"leave it out, or set {switch} to {' or '.join(owners)}")
+
+
+def _home(model: type[Section], key: str) -> str:
+    """The question whether the key was meant that is called the same elsewhere, or nothing."""
+    if key in model.known_keys():
+        return f"did you mean {key!r} at the top of the file?"
+    homes = [f"{name}.{key}" for name in model.known_keys() if key in (keys_at(model, (name,)) or [])]
+    return f"did you mean {homes[0]!r}?" if len(homes) == 1 else ""
 
 
 def _unknown_kind(path: str, value: Any, kinds: list[type[Section]]) -> Problem:

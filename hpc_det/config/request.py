@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hpc_det.config.merge import Tree, join
 from hpc_det.config.plain_yaml import load_yaml, parse_yaml
@@ -116,7 +116,20 @@ def for_test(request: Request) -> Request:
 
 
 def on_one_slot(request: Request) -> Request:
-    return _overridden(request, "local", {"resources": {"slots_per_trial": 1}})
+    """In this process, and so without a container, whatever image the jobs have."""
+    without = replace(
+        request,
+        cluster={**request.cluster, "experiment": _without_image(request.cluster.get("experiment"))},
+        template=_without_image(request.template),
+        config=_without_image(request.config),
+    )
+    return _overridden(without, "local", {"resources": {"slots_per_trial": 1}})
+
+
+def _without_image(layer: Any) -> Any:
+    if not isinstance(layer, dict) or not isinstance(layer.get("environment"), dict):
+        return layer
+    return {**layer, "environment": {key: value for key, value in layer["environment"].items() if key != "image"}}
 
 
 def _overridden(request: Request, name: str, overrides: Tree) -> Request:

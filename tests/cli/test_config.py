@@ -27,6 +27,7 @@ def check(hpc_det: Command, config: Path, code: Path, *overrides: str) -> tuple[
             ["searcher.name=grid", "hyperparameters={a: {type: int, minval: 1, maxval: 3, count: 3}}"],
             "3 trials of 1 slot, 10 batches at most, on cluster local",
         ),
+        (["searcher.max_length=1"], "1 trial of 1 slot, 1 batch at most, on cluster local"),
         (["entrypoint=bash x.sh", "searcher={metric: a}", "resources.slots_per_trial=2"], "1 trial of 2 slots, on"),
     ],
 )
@@ -51,6 +52,23 @@ def test_every_problem_is_told_and_nothing_else(hpc_det: Command, root: Path, co
         "hpc-det: nam: unknown key 'nam' (from config); did you mean 'name'?\n",
     )
     assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("max_slots=4", "'resources.max_slots'"),
+        ("resources.metric=x", "'searcher.metric'"),
+        ("searcher.max_restarts=3", "'max_restarts' at the top of the file"),
+    ],
+)
+def test_a_key_in_the_wrong_place_is_told_its_own(
+    hpc_det: Command, config: Path, code: Path, written: str, meant: str
+) -> None:
+    path, _, _ = written.partition("=")
+    key = path.rpartition(".")[2]
+    said = f"hpc-det: {path}: unknown key {key!r} (from config); did you mean {meant}?\n"
+    assert check(hpc_det, config, code, written) == (2, "", said)
 
 
 def test_what_has_no_effect_is_a_note(hpc_det: Command, config: Path, code: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -197,7 +198,7 @@ def test_following_a_search_tells_each_report(
         "trial 3 at 400 batches: accuracy 0.5, completed",
         "experiment 1: COMPLETED",
     ]
-    assert lines[6].startswith("Experiment 1: COMPLETED with 3 trials, 1 failed in ")
+    assert re.fullmatch(r"Experiment 1: COMPLETED with 3 trials in \d+ s, 1 failed", lines[6])
     assert lines[7] == "Best validation: accuracy 0.8 of trial 1 at 400 batches"
     assert lines[8].startswith(f"Checkpoint: {life.trial.checkpoints}/")
     assert lines[9:] == ["Next: hpc-det experiment describe 1"]

@@ -69,6 +69,9 @@ def test_what_is_wrong_with_a_class_is_told_at_the_submission(
     missing = hpc_det("experiment", "create", config, code, *custom("Rounds"), *DRY)
     assert missing.code == 2
     assert f"No module named 'no_such_package' ({code}/mine.py, line 1)" in missing.err
+    for look in (["config", "check", config, code], ["preview-search", config, code]):
+        result = hpc_det(*look, *custom("Rounds"))
+        assert (result.code, result.out, result.err) == (2, "", missing.err)
     assert not root.exists()
 
 

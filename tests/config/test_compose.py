@@ -123,6 +123,16 @@ def test_a_broken_file_is_named_with_its_line(env: dict[str, str], user_file: Us
         from_hydra(["template=broken"], env)
 
 
+@pytest.mark.parametrize("chosen", ["experiment=mine", "experiment=[digits,mine]"])
+def test_an_experiment_below_its_own_key_is_refused(env: dict[str, str], user_file: UserFile, chosen: str) -> None:
+    file = user_file("experiment/mine.yaml", "# mine\n# @package _global_\nname: mine\nentrypoint: bash a.sh\n")
+    with pytest.raises(UsageError) as error:
+        from_hydra([chosen, "name=other"], env)
+    assert error.value.problems == [f"{file}: give it the first line `# @package _global_`"]
+    file.write_text(file.read_text().removeprefix("# mine\n"))
+    assert from_hydra([chosen], env).config["name"] == "mine"
+
+
 def test_a_time_that_hydra_reads_as_a_number_is_refused(env: dict[str, str], user_file: UserFile) -> None:
     file = user_file("template/short.yaml", "resources:\n  time_limit: 1:30:00\n")
     with pytest.raises(UsageError) as error:

@@ -191,3 +191,13 @@ def test_a_run_in_this_process_has_one_slot(code: Path, asked: dict[str, Any]) -
     result = effective(on_one_slot(request))
     assert result.experiment.resources.slots_per_trial == 1
     assert result.tree["searcher"]["max_length"] == {"batches": 10}
+
+
+def test_a_run_in_this_process_needs_no_image(code: Path) -> None:
+    image = {"environment": {"image": "docker://torch", "force_pull_image": False}}
+    request = requested({**image, "searcher": {"metric": "loss", "max_length": 10}}, code, template=image)
+    with pytest.raises(UsageError, match="needs a container runtime"):
+        effective(request)
+    result = effective(on_one_slot(request))
+    assert result.experiment.environment.image is None
+    assert result.origins["environment.force_pull_image"] == "config"
