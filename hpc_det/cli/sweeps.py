@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_det.cli.parameters import store
+from hpc_det.cli.values import columns
 from hpc_det.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:
     from hpc_det.sweep.status import PointStatus
 
+HEADINGS = ("POINT", "STATE", "RETURNED", "OVERRIDES", "FOLDER")
 SHOWN = 40
 """Characters of a return value in the table."""
 
@@ -64,7 +66,7 @@ def status(experiments: list[ExperimentFolder], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([vars(point) for point in found], indent=1))
         return
-    click.echo(_table([("POINT", "STATE", "RETURNED", "OVERRIDES", "FOLDER"), *map(_row, found)]))
+    click.echo("\n".join(columns([HEADINGS, *map(_row, found)])))
 
 
 @sweep.command()
@@ -94,9 +96,3 @@ def _row(point: PointStatus) -> tuple[str, ...]:
 
     returned, overrides = printable(point.text or "-"), printable(" ".join(point.overrides))
     return str(point.num), point.state.value, returned[:SHOWN], overrides, point.folder or "-"
-
-
-def _table(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
