@@ -23,7 +23,6 @@ from hpc_det.config.fields import (
     Text,
 )
 from hpc_det.config.job_sections import BindMount, Environment, Pbs, Resources, Slurm
-from hpc_det.config.merge import Tree
 from hpc_det.config.searchers import Searcher
 from hpc_det.config.storage import CheckpointStorage, OwnFolder
 
@@ -149,19 +148,3 @@ class Experiment(Section):
     security: FreeMap | None = Field(default=None, description="Settings of Determined's master.")
     data_layer: FreeMap | None = Field(default=None, description="A cache of Determined's that is gone.")
     internal: FreeMap | None = Field(default=None, description="Settings of Determined's master.")
-
-    @property
-    def hparams(self) -> Tree:
-        """What the trial sees: every constant as its value."""
-        return constants(self.hyperparameters)
-
-
-def constants(hyperparameters: Tree) -> Tree:
-    """The values of a map of constant hyperparameters; a map without `type` is nested."""
-    return {name: _constant(value) for name, value in hyperparameters.items()}
-
-
-def _constant(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return value.get("val") if "type" in value else constants(value)
