@@ -51,11 +51,6 @@ class SearchJournal:
             self._state.apply(entry)
             yield entry
 
-    @property
-    def state_so_far(self) -> SearchState:
-        """As of the last look."""
-        return self._state
-
     def state(self) -> SearchState:
         """As of now."""
         for _ in self.new():
