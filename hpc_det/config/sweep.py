@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from hpc_det.config.checks import hyperparameter_problems, text_problems
+from hpc_det.config.checks import text_problems
 from hpc_det.config.cross_checks import cross_problems
 from hpc_det.config.effective import Effective, effective
 from hpc_det.config.merge import Tree, leaves, merge_layers
 from hpc_det.config.older_names import in_todays_names
-from hpc_det.config.problems import Problem, printable, render
+from hpc_det.config.problems import printable, render
 from hpc_det.config.request import Request, conf_folders
 from hpc_det.config.schema import Experiment
 from hpc_det.errors import UsageError
@@ -146,7 +146,7 @@ def _tree(request: Request, known: dict[str, Known]) -> Tree:
 
 def _of_constants(tree: Tree) -> Tree:
     """Raises UsageError for hyperparameters that a point leaves open."""
-    if found := [Problem(*problem) for problem in space_problems(tree["hyperparameters"], "points")]:
+    if found := list(space_problems(tree["hyperparameters"], "points")):
         raise UsageError(render(found, lambda path: None))
     return tree
 
@@ -171,7 +171,7 @@ def _valid(base: Tree, changed: Tree, cluster: Tree) -> Tree | None:
     tree = {**base, **sections}
     checks = (
         text_problems(changed),
-        hyperparameter_problems(tree["hyperparameters"], tree["searcher"]["name"]),
+        space_problems(tree["hyperparameters"], tree["searcher"]["name"]),
         cross_problems(tree, cluster),
     )
     return None if any(problem for problems in checks for problem in problems) else sections
