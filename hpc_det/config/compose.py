@@ -31,8 +31,6 @@ from hpc_det.errors import UsageError
 from hpc_det.resources import data_path
 
 _GROUPS = ("cluster", "template", "experiment")
-
-
 _FIXED = re.compile(r"\$\{(?:hpc_det|oc\.env):[^${}]*\}")
 """Interpolations whose value no other key changes."""
 # Hydra reads the search path again only if this override is given.

@@ -216,6 +216,9 @@ Propagation: TypeAlias = Annotated[
     Literal["rprivate", "private", "rshared", "shared", "rslave", "slave"],
     Expected("rprivate, private, rshared, shared, rslave or slave"),
 ]
+GpuType: TypeAlias = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9_.-]+$"), Expected("a GPU type as the scheduler names it, such as a100")
+]
 FreeMap: TypeAlias = Annotated[Tree, Expected("a map")]
 SbatchArgs: TypeAlias = Annotated[Texts, AfterValidator(_sbatch_args)]
 

@@ -14,6 +14,7 @@ from hpc_det.config.fields import (
     Expected,
     Flag,
     FreeMap,
+    GpuType,
     OptionalText,
     Port,
     Positive,
@@ -126,12 +127,7 @@ class BindMount(Section):
 
 class _SchedulerSection(Section):
     slots_per_node: Positive | None = Field(default=None, description="Instead of the cluster profile's.")
-    gpu_type: (
-        Annotated[
-            str, Field(pattern=r"^[A-Za-z0-9_.-]+$"), Expected("a GPU type as the scheduler names it, such as a100")
-        ]
-        | None
-    ) = Field(default=None, description="Instead of the cluster profile's.")
+    gpu_type: GpuType | None = Field(default=None, description="Instead of the cluster profile's.")
 
 
 class Slurm(_SchedulerSection):

@@ -39,7 +39,7 @@ class SearchJournal:
         self._config: Tree = read_json(experiment.effective) or {}
         self._points = read_json(experiment.points) or []
         self._folder = experiment.search
-        self._code = experiment.code_kept if experiment.code_kept.exists() else experiment.code
+        self._code = experiment.submitted_code()
         self._log = SharedLog(experiment.search)
         method, self._sampler = search_of(self._config, self._points, self._code)
         self._state = SearchState(method)
