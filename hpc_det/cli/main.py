@@ -52,7 +52,7 @@ COMMANDS = (
     ),
     LazyCommand(
         name="sweep",
-        where="hpc_det.cli.sweeps:sweep",
+        where="hpc_det.cli.sweep:sweep",
         help="Look after sweeps of Hydra apps.",
     ),
     LazyCommand(

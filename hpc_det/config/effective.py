@@ -43,7 +43,7 @@ class Effective:
     """A line for each key that somebody wrote and that has no effect here, and for what else is good to know."""
     context_dir: Path
     points: list[Tree] = field(default_factory=list)
-    """Of a sweep: the sections of each trial that are not the experiment's, `hyperparameters` always."""
+    """Of a multirun or sweep: the sections of each trial that are not the experiment's, `hyperparameters` always."""
 
 
 def effective(request: Request) -> Effective:

@@ -21,7 +21,7 @@ from hpc_det.store.shared_log import SharedLog
 
 
 def search_of(config: Tree, points: Sequence[Tree], code: Path) -> tuple[SearchMethod, Sampler]:
-    """Of an effective config with a seed, of the points of a sweep, and of the folder of the trial's code."""
+    """Of an effective config with a seed, of the points of a multirun or sweep, and of the folder of the code."""
     searcher, seed = config["searcher"], config["reproducibility"]["experiment_seed"] or 0
     if not points:
         found = sampler(searcher, config["hyperparameters"], seed)
@@ -64,7 +64,7 @@ class SearchJournal:
     def sample(self, trial: int) -> Sample:
         """What is a trial's own; no hyperparameters as long as others than the sampler still have to `choose` them.
 
-        Where a sweep goes over seeds of the experiment, each trial is the first one of such an experiment.
+        Where the points go over seeds of the experiment, each trial is the first one of such an experiment.
         """
         sample, seed = self._sampler.sample(trial), self.config(trial)["reproducibility"]["experiment_seed"]
         if self._chooser():

@@ -4,7 +4,7 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
                effective.json    the same, for programs         "
                origin.json       the origin of each key         "
                cluster.json      the cluster's profile          "
-               points.json       hyperparameters, one by one    " (a sweep's)
+               points.json       hyperparameters, one by one    " (of a multirun or sweep)
                warm_start.json   whose weights all trials take  " (with a searcher.source_...)
                plan.json         what its jobs are              "
                storage.json      where its checkpoints lie      " (if elsewhere)
@@ -143,7 +143,7 @@ class ExperimentFolder:
 
     @property
     def points(self) -> Path:
-        """What differs between the trials of a sweep, where somebody listed them one by one."""
+        """What differs between the trials, where somebody listed them one by one: of a multirun or a sweep."""
         return self.path / "points.json"
 
     @property
