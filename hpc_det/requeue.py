@@ -45,6 +45,8 @@ class AttemptEnd:
     """Batches in the newest committed checkpoint when the attempt ended; 0 with none."""
     user_error: bool = False
     """The same error would come again: bad configuration or a trial class that cannot work."""
+    log_policy: str | None = None
+    """The name of one that cancels retries, and that the logs matched."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ def decide(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:
 def _after_failure(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:
     if history[-1].user_error:
         return Decision(Action.GIVE_UP, "the same error would come again")
+    if policy := history[-1].log_policy:
+        return Decision(Action.GIVE_UP, f"the log policy {policy!r} cancels retries")
     failures = sum(end.cause is Cause.FAILED for end in history)
     if failures > max_restarts:
         return Decision(Action.GIVE_UP, f"{failures} failures, max_restarts is {max_restarts}")

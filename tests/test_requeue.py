@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_det.requeue import NO_PROGRESS_LIMIT, Action, AttemptEnd, Cause, decide
+from hpc_det.requeue import NO_PROGRESS_LIMIT, Action, AttemptEnd, Cause, Decision, decide
 
 TRANSIENT = (Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.NODE_LOST)
 
@@ -90,3 +90,8 @@ def test_a_trial_that_gets_on_is_never_given_up(story: list[tuple[Cause, int]], 
         steps += gain
         history.append(ended(cause, steps))
         assert decide(history, max_restarts).action is Action.REQUEUE
+
+
+def test_a_log_policy_can_say_that_no_retry_helps() -> None:
+    end = AttemptEnd(cause=Cause.FAILED, steps=0, log_policy="CUDA OOM")
+    assert decide([end], 5) == Decision(Action.GIVE_UP, "the log policy 'CUDA OOM' cancels retries")

@@ -43,7 +43,6 @@ NO_EFFECT = {
     "optimizations.tensor_fusion_cycle_time": _HOROVOD,
     "optimizations.auto_tune_tensor_fusion": _HOROVOD,
     "profiling": "has no effect yet: call context.set_profiler(...) in the trial",
-    "log_policies": "has no effect yet: nobody reads the log for it",
     "retention_policy": "has no effect: logs stay as long as the experiment",
     "preemption_timeout": "has no effect: the scheduler's grace time counts",
     "integrations": _MASTER,

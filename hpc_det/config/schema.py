@@ -80,7 +80,11 @@ class LogPolicy(Section):
             Expected("cancel_retries or exclude_node"),
         ]
         | None
-    ) = Field(default=None, description="What happens then.")
+    ) = Field(
+        default=None,
+        description="What happens then, if the attempt fails: cancel_retries, the trial is given up; exclude_node "
+        "(not yet). Matches are noted in the trial's journal.",
+    )
 
 
 class RetentionPolicy(Section):

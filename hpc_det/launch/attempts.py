@@ -15,6 +15,7 @@ from contextlib import closing
 
 from hpc_det.checkpoint.committed import newest_steps
 from hpc_det.launch.failure import Failure, failure_now, first_failure, note_failure
+from hpc_det.launch.log_policies import matches
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import end_descendants
@@ -44,6 +45,8 @@ class Attempts:
         self._scheduler = scheduler(self._plan.scheduler)
         self._job_id = self._scheduler.job_id(os.environ)
         self._signals = signals
+        self._log_began = 0
+        """The size of the trial's log when the attempt began."""
         self._heard: list[int] = []
         """Stop signals that came before the attempt that they concern."""
 
@@ -116,6 +119,7 @@ class Attempts:
         if stop := read_stop(self._trial.stop, number):  # asked for before it began
             return self._end(number, self._stop_cause(stop), None)
         withdraw_stop(self._trial.stop)
+        self._log_began = self._trial.job_log.stat().st_size if self._trial.job_log.exists() else 0
         self._say(f"attempt {number} begins")
         code = self._run_agents(number)
         failure = first_failure(self._trial, number)
@@ -159,7 +163,8 @@ class Attempts:
 
     def _end(self, number: int, cause: Cause, failure: Failure | None) -> Decision:
         user_error = failure is not None and failure.user_error
-        end = AttemptEnd(cause=cause, steps=self._progress(), user_error=user_error)
+        policy = self._log_policy(number) if cause is Cause.FAILED else None
+        end = AttemptEnd(cause=cause, steps=self._progress(), user_error=user_error, log_policy=policy)
         decision = decide([*self._journal.history(), end], self._plan.max_restarts)
         blamed = failure if cause is Cause.FAILED else None
         self._say(f"attempt {number} ended: {cause.value}, {end.steps} batches in the newest checkpoint")
@@ -169,6 +174,18 @@ class Attempts:
         # The journal comes last: who reads the verdict finds the log complete.
         self._journal.ended(number, end, decision, blamed.sentence() if blamed else None)
         return decision
+
+    def _log_policy(self, number: int) -> str | None:
+        """The log policy that cancels retries, if any does. What policies find is said, whatever they do."""
+        rank_logs = dict.fromkeys(sorted(self._trial.rank_log(number, 0).parent.glob("*.log")), 0)
+        own_log = {self._trial.job_log: self._log_began} if self._trial.job_log.exists() else {}
+        policies = (read_json(self._trial.trial) or {"config": {}})["config"].get("log_policies", [])
+        found = matches(policies, rank_logs | own_log)
+        for match in found:
+            problem = f"log policy {match.policy!r}: {match.line}"
+            self._say(problem)
+            self._journal.problem(number, problem)
+        return next((match.policy for match in found if match.cancels_retries), None)
 
     def _progress(self) -> int:
         """Batches in the newest checkpoint. An app that saves by itself counts how often it did."""

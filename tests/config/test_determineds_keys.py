@@ -61,7 +61,6 @@ VALUES: dict[str, Any] = {
     "optimizations.tensor_fusion_cycle_time": 5,
     "optimizations.auto_tune_tensor_fusion": True,
     "profiling": {"enabled": True},
-    "log_policies": [{"pattern": "OOM", "action": "cancel_retries"}],
     "retention_policy": {"log_retention_days": 90},
     "preemption_timeout": 3600,
     "integrations": {"pachyderm": {}},

@@ -19,7 +19,7 @@ from hpc_det.store.files import write_json
 from hpc_det.store.stop import read_stop, request_stop
 from hpc_det.submit.render import render
 from tests.lab.slurm import SlurmLab
-from tests.launch.gang import Gang, children, is_there, wait_for
+from tests.launch.gang import EFFECTIVE, Gang, children, is_there, wait_for
 
 NOTES_A_FAILURE = """
 import os
@@ -63,6 +63,21 @@ def test_a_failure_is_restarted_as_often_as_allowed_and_then_given_up(gang: Gang
     assert failures(gang) == [blamed] * 3
     assert output.count(f"first failure: {blamed}") == 3
     assert output.splitlines()[-1].endswith("give up: 3 failures, max_restarts is 2")
+
+
+def test_a_log_policy_cancels_retries_and_names_the_line(gang: Gang) -> None:
+    """Of this attempt alone: an earlier one may have failed of something else."""
+    cancels = {"name": "OOM", "pattern": "out of memory", "action": "cancel_retries"}
+    policies = [cancels, {"name": None, "pattern": "^second", "action": None}]
+    write_json(gang.experiment.effective, {**EFFECTIVE, "log_policies": policies})
+    gang.plan("[ $HPC_DET_NUMBER = 1 ] || echo second: GPU 0 out of memory; exit 3", max_restarts=5)
+    code, output = gang.run_job()
+    assert code == 1
+    assert gang.ends() == [("failed", "restart"), ("failed", "give up")]
+    assert output.splitlines()[-1].endswith("give up: the log policy 'OOM' cancels retries")
+    told = [event["problem"] for event in gang.journal.events() if event["event"] == "problem"]
+    line = "second: GPU 0 out of memory"
+    assert told == [f"log policy 'OOM': {line}", f"log policy '^second': {line}"]
 
 
 def test_a_trial_that_fails_once_may_finish_in_its_second_attempt(gang: Gang) -> None:

@@ -1,0 +1,82 @@
+"""Experiments once more, for real: run again to the same bits, taken up after an end, trained longer."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.story import Story, hpc_det
+
+SHORT = ("searcher.max_length.batches=20", "resources.slots_per_trial=1")
+
+
+def again(story: Story, command: str, *options: str) -> Story:
+    said = hpc_det("experiment", command, story.number, *options).stdout.splitlines()[-1]
+    return Story.of(int(said.removeprefix("Created experiment ")) if command == "fork" else story.number)
+
+
+@pytest.fixture
+def finished() -> Story:
+    story = Story.begin(*SHORT)
+    story.wait()
+    return story
+
+
+def test_a_fork_trains_the_same_trial_to_the_same_bits(finished: Story) -> None:
+    fork = again(finished, "fork")
+    fork.wait()
+    assert fork.number == finished.number + 1
+    assert fork.same_as(finished)
+    other = again(finished, "fork", "--config", "reproducibility.experiment_seed=6")
+    other.wait()
+    assert other.series != finished.series
+
+
+def test_a_fork_has_the_code_of_its_experiment_whatever_became_of_the_folder(finished: Story) -> None:
+    changed = finished.trial.experiment().code / "model_def.py"
+    changed.write_text("raise SystemExit('trials may write into their own copy')\n")
+    fork = again(finished, "fork")
+    fork.wait()
+    assert fork.same_as(finished)
+
+
+def test_a_finished_trial_goes_on_to_a_greater_length_as_if_it_had_been_that_from_the_start(finished: Story) -> None:
+    refused = hpc_det("experiment", "continue", finished.number, check=False)
+    assert refused.returncode == 2
+    assert "nothing is left to do" in refused.stderr
+    again(finished, "continue", "--config", "searcher.max_length.batches=40")
+    finished.wait()
+    assert finished.causes == ["finished"]
+    assert finished.describe()["batches"] == 40
+    whole = Story.begin("searcher.max_length.batches=40", "resources.slots_per_trial=1")
+    whole.wait()
+    assert finished.same_as(whole)
+
+
+def test_a_killed_experiment_goes_on_from_its_newest_checkpoint(finished: Story) -> None:
+    killed = Story.begin(*SHORT, "hyperparameters.batch_s=0.3")
+    killed.until_batch(9)
+    hpc_det("experiment", "kill", killed.number)
+    again(killed, "continue")
+    killed.wait()
+    assert killed.describe()["state"] == "COMPLETED"
+    assert killed.same_as(finished)
+
+
+def test_a_failed_trial_gets_another_chance() -> None:
+    story = Story.begin("resources.slots_per_trial=2", "hyperparameters.raise_at=12", "max_restarts=0")
+    assert story.wait(check=False).returncode == 1
+    refused = hpc_det("experiment", "continue", story.number, "--config", "hyperparameters.raise_at=-1", check=False)
+    assert refused.returncode == 2
+    assert f"`hpc-det experiment fork {story.number}`" in refused.stderr
+    again(story, "continue", "--config", "max_restarts=1")
+    assert story.wait(check=False).returncode == 1
+    assert story.describe()["attempts"][-1]["why"] == "2 failures, max_restarts is 1"
+
+
+def test_an_experiment_that_runs_is_not_continued() -> None:
+    story = Story.begin(*SHORT, "hyperparameters.batch_s=0.3")
+    story.until_batch(1)
+    refused = hpc_det("experiment", "continue", story.number, check=False)
+    assert refused.returncode == 2
+    assert f"experiment {story.number} is RUNNING" in refused.stderr
+    hpc_det("experiment", "kill", story.number)
