@@ -13,13 +13,13 @@ from hpc_det.config.fields import (
     NotNegative,
     OptionalText,
     Positive,
-    Section,
     Text,
     Texts,
     TimeLimit,
     Variables,
     time_limit_min,
 )
+from hpc_det.config.section import Section
 
 SlotType: TypeAlias = Annotated[Literal["gpu", "cpu"], Expected("gpu or cpu")]
 MaxNodes: TypeAlias = Annotated[int, Field(ge=1), Expected("how many nodes a job can have, >= 1")]

@@ -16,12 +16,12 @@ from hpc_det.config.cluster import Cluster
 from hpc_det.config.cross_checks import cross_problems
 from hpc_det.config.determineds_keys import notes
 from hpc_det.config.entrypoint import check_entrypoint, speaks_determined, trial_name
-from hpc_det.config.fields import Section
 from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers
 from hpc_det.config.older_names import in_todays_names
 from hpc_det.config.problems import render, schema_problems
 from hpc_det.config.request import Request
 from hpc_det.config.schema import LOG_POLICIES, Experiment
+from hpc_det.config.section import Section
 from hpc_det.errors import Problem, UsageError, shown
 from hpc_det.plan.pool import in_its_pool, pool_notes, pool_problems
 from hpc_det.search.space import space_problems

@@ -20,7 +20,6 @@ from hpc_det.config.fields import (
     Positive,
     Propagation,
     SbatchArgs,
-    Section,
     Size,
     Text,
     Texts,
@@ -28,6 +27,7 @@ from hpc_det.config.fields import (
     time_limit_min,
 )
 from hpc_det.config.merge import device_of_text
+from hpc_det.config.section import Section
 
 
 class ContainerDevice(Section):

@@ -9,10 +9,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from hpc_det.config.determineds_keys import REMEDIES
-from hpc_det.config.fields import Section
 from hpc_det.config.keys import Where, expectation, is_tag, sections_at
 from hpc_det.config.managed_flags import RefusedFlagsError
 from hpc_det.config.merge import join
+from hpc_det.config.section import Section
 from hpc_det.errors import MISSING, Problem, nearest, shown
 
 

@@ -19,11 +19,11 @@ from hpc_det.config.fields import (
     Period,
     Positive,
     Regex,
-    Section,
     Text,
 )
 from hpc_det.config.job_sections import BindMount, Environment, Pbs, Resources, Slurm
 from hpc_det.config.searchers import Searcher
+from hpc_det.config.section import Section
 from hpc_det.config.storage import CheckpointStorage, OwnFolder
 
 # Determined's own, merged below all layers by name (its expconf/log_policies.go).
