@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpc_det.config.merge import Tree
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.method import Exit, SearchMethod, Work, search_method
 from hpc_det.search.optuna_study import OptunaStudy
@@ -20,7 +19,7 @@ from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.shared_log import SharedLog
 
 
-def search_of(config: Tree, points: Sequence[Tree], code: Path) -> tuple[SearchMethod, Sampler]:
+def search_of(config: dict[str, Any], points: Sequence[dict[str, Any]], code: Path) -> tuple[SearchMethod, Sampler]:
     """Of an effective config with a seed, of the points of a multirun or sweep, and of the folder of the code."""
     searcher, seed = config["searcher"], config["reproducibility"]["experiment_seed"] or 0
     if not points:
@@ -36,7 +35,7 @@ class SearchJournal:
     """Any number of processes may have one of the same experiment."""
 
     def __init__(self, experiment: ExperimentFolder) -> None:
-        self._config: Tree = read_json(experiment.effective) or {}
+        self._config: dict[str, Any] = read_json(experiment.effective) or {}
         self._points = read_json(experiment.points) or []
         self._folder = experiment.search
         self._code = experiment.submitted_code()
@@ -96,7 +95,7 @@ class SearchJournal:
             self._study = OptunaStudy(self._folder, searcher, space, seed, self._code)
         return self._study.choose(trial, self._state)
 
-    def config(self, trial: int) -> Tree:
+    def config(self, trial: int) -> dict[str, Any]:
         """The trial's effective config: the experiment's, with whole sections replaced by its point's."""
         return {**self._config, **(self._points[trial - 1] if self._points else {})}
 
