@@ -1,4 +1,4 @@
-"""The errors that a user sees: no traceback, every problem at once.
+"""The errors that a user sees: no traceback, every problem at once. And the words that all of them use.
 
 HpcDetError            exit code 1: the world refused (scheduler, file system, a trial that failed)
 └── UsageError         exit code 2: what was asked for cannot be done (config, arguments, missing files)
@@ -7,7 +7,13 @@ HpcDetError            exit code 1: the world refused (scheduler, file system, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+INTERRUPTED = 130
+"""128 + SIGINT, as a shell reports it."""
+MISSING = "required, but nobody set it"
+_SHOWN_CHARS = 80
 
 
 class HpcDetError(Exception):
@@ -28,3 +34,25 @@ class UsageError(HpcDetError):
 
 class InvalidHP(UsageError):
     """A trial raises it for hyperparameters that cannot work: it is not started again."""
+
+
+class Problem(NamedTuple):
+    """Of a setting, before it is known who wrote it."""
+
+    path: str
+    what: str
+    remedy: str = ""
+
+
+def shown(value: Any) -> str:
+    """The value as a message shows it."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The question whether a known word was meant, or nothing."""
+    from difflib import get_close_matches  # every process loads this module, and few make a mistake
+
+    close = get_close_matches(word, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else ""

@@ -37,7 +37,7 @@ def loaded_by(modules: list[str], watched: tuple[str, ...]) -> set[str]:
 
 
 def test_the_login_side_loads_neither_torch_nor_numpy() -> None:
-    hydras = ("hpc_det.config.compose", "hpc_det.config.multirun")
+    hydras = ("hpc_det.config.compose", "hpc_det.config.axes")
     light = [module for module in modules_of(*LOGIN_SIDE) if module not in hydras]
     assert loaded_by(light, HEAVY) == set()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from hpc_det.cli.values import columns
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find, group_files
 from hpc_det.errors import UsageError
@@ -59,9 +60,7 @@ def list_() -> None:
     files = {name: found[0][1] for name, found in sorted(group_files("cluster", os.environ).items())}
     rows = [("NAME", "SCHEDULER", "FILE")]
     rows += [(name, str(load_yaml(file).get("scheduler", "")), str(file)) for name, file in files.items()]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    click.echo("\n".join(columns(rows)))
 
 
 @cluster.command()

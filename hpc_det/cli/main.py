@@ -9,10 +9,7 @@ from collections.abc import Sequence
 import click
 
 from hpc_det.cli.lazy import LazyCommand, LazyGroup
-from hpc_det.errors import HpcDetError
-
-INTERRUPTED = 130
-"""128 + SIGINT, as a shell reports it."""
+from hpc_det.errors import INTERRUPTED, HpcDetError
 
 COMMANDS = (
     LazyCommand(
@@ -55,7 +52,7 @@ COMMANDS = (
     ),
     LazyCommand(
         name="sweep",
-        where="hpc_det.cli.sweeps:sweep",
+        where="hpc_det.cli.sweep:sweep",
         help="Look after sweeps of Hydra apps.",
     ),
     LazyCommand(

@@ -29,10 +29,10 @@ def run(overrides: tuple[str, ...], choices: Choices, multirun: bool) -> None:
       hpc-det run -m experiment=digits hyperparameters.learning_rate=0.1,0.01 --dry-run
     """
     if multirun:
-        from hpc_det.cli.sweep import submit_or_show_sweep
-        from hpc_det.config.sweep import sweep_from_hydra
+        from hpc_det.cli.multirun import submit_or_show_multirun
+        from hpc_det.config.multirun import multirun_from_hydra
 
-        submit_or_show_sweep(sweep_from_hydra(overrides, os.environ), choices)
+        submit_or_show_multirun(multirun_from_hydra(overrides, os.environ), choices)
         return
     from hpc_det.cli.create import submit_or_show
     from hpc_det.config.request import from_hydra

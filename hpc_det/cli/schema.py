@@ -13,8 +13,7 @@ def schema(of: str) -> None:
     """Print the JSON schema of experiment files.
 
     With `cluster` it is that of cluster profiles. An editor that knows it completes keys and marks mistakes while you
-    write. What belongs together, such as slots and
-    nodes, only `hpc-det config check` knows.
+    write. What belongs together, such as slots and nodes, only `hpc-det config check` knows.
 
     \b
     Example:

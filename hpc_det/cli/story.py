@@ -59,7 +59,7 @@ def cancellation(trial: TrialFolder) -> StopRequest | None:
 
 @dataclass(kw_only=True)
 class AttemptStory:
-    """One start of the trial's job; what comes after `started` is unknown until the attempt has ended."""
+    """One start of the trial's gang; what comes after `started` is unknown until the attempt has ended."""
 
     number: int
     job_id: str

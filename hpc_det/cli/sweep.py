@@ -1,24 +1,98 @@
-"""What `run --multirun` does with a sweep."""
+"""hpc-det sweep: sweeps of Hydra apps, which a launcher of hpc_det began."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
-from hpc_det.cli.create import say_notes, show_and_submit
-from hpc_det.cli.parameters import Choices
-from hpc_det.config.problems import printable
-from hpc_det.config.request import for_test
-from hpc_det.config.sweep import Sweep, effective_sweep
-from hpc_det.errors import UsageError
+from hpc_det.cli.parameters import store
+from hpc_det.cli.values import columns
+from hpc_det.store.folders import ExperimentFolder
+
+if TYPE_CHECKING:
+    from hpc_det.sweep.status import PointStatus
+
+HEADINGS = ("POINT", "STATE", "RETURNED", "OVERRIDES", "FOLDER")
+SHOWN = 40
+"""Characters of a return value in the table."""
 
 
-def submit_or_show_sweep(sweep: Sweep, choices: Choices) -> None:
-    """One experiment with a trial for each point."""
-    if choices.local:
-        raise UsageError("--local: trains one trial in this process, and a sweep has many; leave out --multirun")
-    found = effective_sweep(sweep.with_requests(for_test) if choices.test else sweep)
-    say_notes(found)
-    show_and_submit(found, choices)
-    if choices.dry_run or choices.explain:
-        for number, point in enumerate(sweep.points, 1):
-            click.echo(f"# trial {number}: {printable(' '.join(point.overrides))}")
+class Sweep(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2, and not before
+    """A hydra.sweep.dir or an experiment's number on the command line, the sweep's experiments in the command."""
+
+    name = "sweep"
+
+    def convert(
+        self, value: str | list[ExperimentFolder], param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[ExperimentFolder]:
+        from hpc_det.sweep.files import experiments_of
+
+        if isinstance(value, list):
+            return value
+        if value.isdecimal() and len(value) < 10 and not Path(value).is_dir():
+            return [store().existing(int(value))]
+        return experiments_of(Path(value).absolute())
+
+
+sweep_argument = click.argument("experiments", metavar="DIR|ID", type=Sweep())
+
+
+@click.group()
+def sweep() -> None:
+    """Look after sweeps of Hydra apps.
+
+    A sweep is an experiment, so all commands of `hpc-det experiment` work, too.
+    """
+
+
+@sweep.command()
+@sweep_argument
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def status(experiments: list[ExperimentFolder], as_json: bool) -> None:
+    """Show the points of a sweep: overrides, state, return value, folder.
+
+    DIR is its hydra.sweep.dir.
+
+    \b
+    Example:
+      hpc-det sweep status multirun/2026-11-20/10-30-00
+    """
+    from hpc_det.sweep.status import points
+
+    found = [point for experiment in experiments for point in points(experiment)]
+    if as_json:
+        click.echo(json.dumps([vars(point) for point in found], indent=1))
+        return
+    click.echo("\n".join(columns([HEADINGS, *map(_row, found)])))
+
+
+@sweep.command()
+@sweep_argument
+@click.option("--poll", metavar="SECONDS", type=click.FloatRange(min=0.05), default=0.5, show_default=True)
+def wait(experiments: list[ExperimentFolder], poll: float) -> None:
+    """Wait until all points of a sweep are done.
+
+    The exit code is 0 when every point has a return value, 1 otherwise.
+
+    \b
+    Example:
+      hpc-det sweep wait multirun/2026-11-20/10-30-00
+    """
+    from hpc_det.errors import HpcDetError
+    from hpc_det.sweep.status import failures
+    from hpc_det.sweep.waiting import wait as wait_for
+
+    for experiment in experiments:
+        wait_for(experiment, poll)
+    if failed := [line for experiment in experiments for line in failures(experiment)]:
+        raise HpcDetError(failed)
+
+
+def _row(point: PointStatus) -> tuple[str, ...]:
+    from hpc_det.config.problems import printable
+
+    returned, overrides = printable(point.text or "-"), printable(" ".join(point.overrides))
+    return str(point.num), point.state.value, returned[:SHOWN], overrides, point.folder or "-"

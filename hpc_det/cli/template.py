@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpc_det.cli.values import columns
 from hpc_det.errors import UsageError
 
 if TYPE_CHECKING:
@@ -138,6 +139,4 @@ def _whose(owner: str, file: Path) -> str:
 
 def _table(found: list[Template]) -> str:
     rows = [(item.name, item.owner, ", ".join(owner for owner, _file in item.hides) or "-") for item in found]
-    widths = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (HEADINGS, *rows))
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(columns([HEADINGS, *rows]))

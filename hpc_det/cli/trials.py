@@ -32,7 +32,7 @@ class TrialState(str, enum.Enum):
         return self not in (TrialState.QUEUED, TrialState.RUNNING, TrialState.PAUSED)
 
 
-_ENDS = {
+STATE_AFTER = {
     Exit.COMPLETED: TrialState.COMPLETED,
     Exit.FAILED: TrialState.ERROR,
     Exit.INVALID_HP: TrialState.ERROR,
@@ -65,7 +65,7 @@ def state_now(search: SearchState, trial: TrialFolder, *, is_over: bool) -> Tria
 def _end(search: SearchState, number: int, last: AttemptStory | None) -> TrialState | None:
     """What the search knows, or else the trial's own journal, which is written before."""
     if ended := search.trials[number].ended:
-        return _ENDS[ended]
+        return STATE_AFTER[ended]
     if search.method.is_closed(number):
         return TrialState.COMPLETED
     if last is None or last.continued:

@@ -1,4 +1,4 @@
-"""Texts and hyperparameters, which the schema leaves free. Read from plain trees, beside what the schema tells."""
+"""Texts, which the schema leaves free. Read from plain trees, beside what the schema tells."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
-from hpc_det.config.merge import join
-from hpc_det.config.problems import Problem, shown
-from hpc_det.search.space import space_problems
+from hpc_det.config.merge import Tree, join
+from hpc_det.errors import Problem, shown
 
 # Control characters, line separators, and surrogates, which no file can hold as UTF-8. A newline in submitit's job name
 # runs as shell code.
@@ -40,6 +39,8 @@ def _control_characters(text: str, path: str, allowed: str) -> Iterator[Problem]
         yield Problem(path, f"control character {names} in {shown(text)}", "remove it")
 
 
-def hyperparameter_problems(hyperparameters: Any, searcher_name: str) -> Iterator[Problem]:
-    """What is wrong with the space of hyperparameters, for this searcher."""
-    yield from (Problem(*found) for found in space_problems(hyperparameters, searcher_name))
+def searcher_name(tree: Tree) -> str | None:
+    """What a tree that may be wrong anywhere calls its searcher."""
+    searcher = tree.get("searcher")
+    name = searcher.get("name") if isinstance(searcher, dict) else None
+    return name if isinstance(name, str) else None

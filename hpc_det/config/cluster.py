@@ -9,22 +9,20 @@ from pydantic import AfterValidator, Field
 from hpc_det.config.fields import (
     Expected,
     Flag,
+    GpuType,
     NotNegative,
     OptionalText,
     Positive,
-    Section,
     Text,
     Texts,
     TimeLimit,
     Variables,
     time_limit_min,
 )
+from hpc_det.config.section import Section
 
 SlotType: TypeAlias = Annotated[Literal["gpu", "cpu"], Expected("gpu or cpu")]
 MaxNodes: TypeAlias = Annotated[int, Field(ge=1), Expected("how many nodes a job can have, >= 1")]
-GpuType: TypeAlias = Annotated[
-    str, Field(pattern=r"^[A-Za-z0-9_.-]+$"), Expected("a GPU type as the scheduler names it, such as a100")
-]
 PreemptMode: TypeAlias = Annotated[
     Literal["off", "requeue", "cancel", "suspend"],
     Expected("what becomes of preempted jobs: off (there are none), requeue, cancel or suspend"),

@@ -20,19 +20,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpc_det.config.cluster import Cluster
-from hpc_det.config.fields import Section
 from hpc_det.config.keys import keys_at
 from hpc_det.config.merge import Tree, leaves
 from hpc_det.config.plain_yaml import load_yaml, yaml_problem
 from hpc_det.config.problems import unknown_key
 from hpc_det.config.request import unknown_choice
 from hpc_det.config.schema import Experiment
+from hpc_det.config.section import Section
 from hpc_det.errors import UsageError
 from hpc_det.resources import data_path
 
 _GROUPS = ("cluster", "template", "experiment")
-
-
 _FIXED = re.compile(r"\$\{(?:hpc_det|oc\.env):[^${}]*\}")
 """Interpolations whose value no other key changes."""
 _IN_GLOBAL_PACKAGE = re.compile(r"\A\s*#\s*@package\s+_global_\s*$", re.MULTILINE)

@@ -12,9 +12,9 @@ from hpc_det.config.fields import time_limit_min
 from hpc_det.config.job_sections import Resources
 from hpc_det.config.keys import expectation
 from hpc_det.config.merge import Tree
-from hpc_det.config.problems import MISSING, Problem, shown
 from hpc_det.config.schema import Experiment
 from hpc_det.config.storage import is_below
+from hpc_det.errors import MISSING, Problem, shown
 
 _HALVING = ("async_halving", "adaptive_asha")
 

@@ -11,19 +11,20 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from hpc_det import compat
-from hpc_det.config.checks import FREE_FORM, hyperparameter_problems, text_problems
+from hpc_det.config.checks import FREE_FORM, searcher_name, text_problems
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.cross_checks import cross_problems
 from hpc_det.config.determineds_keys import notes
 from hpc_det.config.entrypoint import check_entrypoint, speaks_determined, trial_name
-from hpc_det.config.fields import Section
 from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers
 from hpc_det.config.older_names import in_todays_names
-from hpc_det.config.problems import Problem, render, schema_problems, shown
+from hpc_det.config.problems import render, schema_problems
 from hpc_det.config.request import Request
 from hpc_det.config.schema import LOG_POLICIES, Experiment
-from hpc_det.errors import UsageError
+from hpc_det.config.section import Section
+from hpc_det.errors import Problem, UsageError, shown
 from hpc_det.plan.pool import in_its_pool, pool_notes, pool_problems
+from hpc_det.search.space import space_problems
 
 Model = TypeVar("Model", bound=Section)
 _COMPAT = f"{compat.VARIABLE}={compat.DETERMINED}"
@@ -42,7 +43,7 @@ class Effective:
     """A line for each key that somebody wrote and that has no effect here, and for what else is good to know."""
     context_dir: Path
     points: list[Tree] = field(default_factory=list)
-    """Of a sweep: the sections of each trial that are not the experiment's, `hyperparameters` always."""
+    """Of a multirun or sweep: the sections of each trial that are not the experiment's, `hyperparameters` always."""
 
 
 def effective(request: Request) -> Effective:
@@ -59,7 +60,7 @@ def effective(request: Request) -> Effective:
     merged = _merged([(name, in_todays_names(tree)) for name, tree in layers], request)
     experiment = _validated(Experiment, merged.tree, "", problems)
     problems += text_problems(merged.tree)
-    problems += hyperparameter_problems(merged.tree.get("hyperparameters"), _searcher_name(merged.tree))
+    problems += space_problems(merged.tree.get("hyperparameters"), searcher_name(merged.tree) or "single")
     problems += cross_problems(merged.tree, profile)
     written = _written(merged)
     lines = render(problems, _source(request, written)) + _code_problems(merged.tree, request.context_dir)
@@ -107,12 +108,6 @@ def _trial_class(entrypoint: object) -> str | None:
         name = trial_name(entrypoint)
         return name.rpartition(":")[2] if name else None
     return None
-
-
-def _searcher_name(tree: Tree) -> str:
-    searcher = tree.get("searcher")
-    name = searcher.get("name") if isinstance(searcher, dict) else None
-    return name if isinstance(name, str) else "single"
 
 
 def _site_defaults(profile: Tree, problems: list[Problem]) -> Tree:

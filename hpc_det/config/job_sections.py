@@ -14,12 +14,12 @@ from hpc_det.config.fields import (
     Expected,
     Flag,
     FreeMap,
+    GpuType,
     OptionalText,
     Port,
     Positive,
     Propagation,
     SbatchArgs,
-    Section,
     Size,
     Text,
     Texts,
@@ -27,6 +27,7 @@ from hpc_det.config.fields import (
     time_limit_min,
 )
 from hpc_det.config.merge import device_of_text
+from hpc_det.config.section import Section
 
 
 class ContainerDevice(Section):
@@ -126,12 +127,7 @@ class BindMount(Section):
 
 class _SchedulerSection(Section):
     slots_per_node: Positive | None = Field(default=None, description="Instead of the cluster profile's.")
-    gpu_type: (
-        Annotated[
-            str, Field(pattern=r"^[A-Za-z0-9_.-]+$"), Expected("a GPU type as the scheduler names it, such as a100")
-        ]
-        | None
-    ) = Field(default=None, description="Instead of the cluster profile's.")
+    gpu_type: GpuType | None = Field(default=None, description="Instead of the cluster profile's.")
 
 
 class Slurm(_SchedulerSection):

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.determineds_keys import NO_EFFECT, in_words
-from hpc_det.config.fields import Section
 from hpc_det.config.keys import sections_at
 from hpc_det.config.merge import Tree
 from hpc_det.config.schema import Experiment
+from hpc_det.config.section import Section
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

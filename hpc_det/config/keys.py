@@ -7,7 +7,8 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from hpc_det.config.fields import Expected, Section
+from hpc_det.config.fields import Expected
+from hpc_det.config.section import Section
 
 Where: TypeAlias = "Sequence[str | int]"
 """A path in parts: keys, indices, and pydantic's tags in angle brackets, which say the kind of a section."""

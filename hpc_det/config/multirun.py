@@ -1,206 +1,227 @@
-"""Hydra's part of a sweep: its overrides as axes, and the points where they meet, each as a request.
-
-A compose takes tens of milliseconds. So Hydra composes one point for each combination of groups, and the other points
-are this tree with their own values in it. Where that would not be what Hydra composes, it composes every point.
-"""
+"""`hpc-det run -m`: one experiment with a trial for each point of a Hydra multirun."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from hydra.core.override_parser.types import Glob, Override, QuotedString, Transformer
+from pydantic import ValidationError
 
-from hpc_det.config.compose import Composed, Composer, is_linked, opened, texts
-from hpc_det.config.merge import Tree
-from hpc_det.config.request import Request, of_composed
-from hpc_det.config.sweep import Point, ProblemsOfPoints
+from hpc_det.config.checks import text_problems
+from hpc_det.config.cross_checks import cross_problems
+from hpc_det.config.effective import Effective, effective
+from hpc_det.config.merge import Tree, leaves, merge_layers
+from hpc_det.config.older_names import in_todays_names
+from hpc_det.config.problems import printable, render
+from hpc_det.config.request import Request, conf_folders
+from hpc_det.config.schema import Experiment
 from hpc_det.errors import UsageError
+from hpc_det.search.space import space_problems
 
-MOST_POINTS = 100_000
-_PLUGINS = ("hydra.sweeper", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
+OF_A_TRIAL = (
+    "checkpoint_policy",
+    "checkpoint_storage.save_experiment_best",
+    "checkpoint_storage.save_trial_best",
+    "checkpoint_storage.save_trial_latest",
+    "data",
+    "description",
+    "hyperparameters",
+    "labels",
+    "max_restarts",
+    "min_checkpoint_period",
+    "min_validation_period",
+    "optimizations",
+    "perform_initial_validation",
+    "reproducibility",
+    "scheduling_unit",
+    "searcher.max_length",
+)
+"""What may differ between the points: nothing of it changes the jobs."""
+_SECTIONS = tuple(dict.fromkeys(path.partition(".")[0] for path in OF_A_TRIAL))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Axis:
-    """One override, with all its values; of a fixed one that is one text, which is the override itself."""
+class Point:
+    """The swept overrides, as one would write them, and the request that these and the others make."""
 
-    key: str
-    """With its sign, as it was written."""
-    path: str
-    written: tuple[str, ...]
-    values: tuple[Any, ...] = ()
-    is_swept: bool
-    is_group: bool
+    overrides: tuple[str, ...]
+    request: Request
 
     @property
-    def is_plain(self) -> bool:
-        """Whether each value just takes the place of what is there. Hydra merges maps, and fails for `???`."""
-        values = list(self.values)
-        is_of_a_kind = len({isinstance(value, list) for value in values}) == 1
-        has_maps = any(isinstance(value, dict) for value in values)
-        is_literal = not is_linked(values) and "???" not in texts(values)
-        return is_of_a_kind and not has_maps and is_literal and not self.key.startswith("~")
-
-
-_Choice = tuple[int, ...]
-"""The number of the value on each axis."""
-
-
-def points(overrides: Sequence[str], folders: Sequence[Path]) -> list[Point]:
-    """In the order of Hydra's own sweeper: the last axis is the fastest. UsageError with every problem at once."""
-    with opened(folders) as composer:
-        return _Points(composer, _axes(composer, overrides)).all()
-
-
-def _axes(composer: Composer, overrides: Sequence[str]) -> list[_Axis]:
-    """Of overrides of the same key the last counts, as in Hydra's own sweeper."""
-    parsed = composer.parse(overrides)
-    problems = [problem for override in parsed for problem in _refused(override)]
-    if problems:
-        raise UsageError(problems)
-    axes = list({override.get_key_element(): _axis(composer, override) for override in parsed}.values())
-    problems = [f"{axis.key}: a sweep over nothing; give values" for axis in axes if not axis.written]
-    if math.prod(len(axis.written) for axis in axes) > MOST_POINTS:
-        problems.append(f"--multirun: more than {MOST_POINTS} points; give fewer values, or use a searcher")
-    if problems:
-        raise UsageError(problems)
-    return axes
-
-
-def _refused(override: Override) -> Iterator[str]:
-    written = override.input_line
-    if override.key_or_group.startswith(_PLUGINS):
-        yield (
-            f"{written}: `hpc-det run -m` makes one experiment with a trial for each point, and has no use for Hydra's "
-            "plugins; sweepers and launchers are for an app of your own: hydra/launcher=hpc_slurm"
-        )
-    elif override.is_hydra_override() and override.is_sweep_override():
-        yield f"{written}: Hydra's own settings cannot be swept; leave it out"
-    elif override.is_sweep_override() and not override.is_discrete_sweep():
-        yield (
-            f"{written}: an interval is for sweepers that look for the best value; give values or a range, such as "
-            f"{override.get_key_element()}=range(0,1,0.25)"
-        )
-
-
-def _axis(composer: Composer, override: Override) -> _Axis:
-    key, path = override.get_key_element(), override.key_or_group
-    options = composer.options(path)
-    is_group = bool(options) or override.package is not None
-    if not override.is_sweep_override():
-        return _Axis(key=key, path=path, written=(str(override.input_line),), is_swept=False, is_group=is_group)
-    glob = override.value()
-    elements = glob.filter(options) if isinstance(glob, Glob) else override.sweep_iterator()
-    found = list(itertools.islice(elements, MOST_POINTS + 1))  # a range may have any number
-    if any(isinstance(element, Glob) for element in found):
-        raise UsageError(f"{override.input_line}: glob() goes with no other values; write them out")
-    return _Axis(
-        key=key,
-        path=path,
-        written=tuple(f"{key}={Transformer.str(element)}" for element in found),
-        values=tuple(map(_value, found)),
-        is_swept=True,
-        is_group=is_group,
-    )
-
-
-def _value(element: Any) -> Any:
-    """What an element of a sweep is in the config."""
-    if isinstance(element, QuotedString):
-        return element.text
-    if isinstance(element, list):
-        return [_value(item) for item in element]
-    if isinstance(element, dict):
-        return {_value(key): _value(item) for key, item in element.items()}
-    return element
+    def config(self) -> Tree:
+        return self.request.config
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Base:
-    """The first point of a combination of groups."""
+class Multirun:
+    points: list[Point]
+    """At least one. Requests share what does not differ: change nothing in place."""
 
-    composed: Composed
-    is_plain: bool
-    """Whether the other points are this one with their own values in it."""
+    @property
+    def request(self) -> Request:
+        """Of the first point."""
+        return self.points[0].request
+
+    def with_requests(self, change: Callable[[Request], Request]) -> Multirun:
+        """Each point's request changed, such as by `for_test`."""
+        return Multirun(points=[replace(point, request=change(point.request)) for point in self.points])
 
 
-class _Points:
-    def __init__(self, composer: Composer, axes: list[_Axis]) -> None:
-        self._composer = composer
-        self._axes = axes
-        self._varied = [i for i, axis in enumerate(axes) if axis.is_swept and not axis.is_group]
-        self._groups = [i for i, axis in enumerate(axes) if axis.is_group]
-        self._are_plain = all(axes[i].is_plain and self._stands_alone(i) for i in self._varied)
-        self._bases: dict[_Choice, _Base | UsageError] = {}
+class Known(NamedTuple):
+    """A point that was validated as a whole, for others that differ in sections of a trial only."""
 
-    def all(self) -> list[Point]:
-        problems = ProblemsOfPoints()
-        found = []
-        for choice in itertools.product(*(range(len(axis.written)) for axis in self._axes)):
-            swept = tuple(axis.written[k] for axis, k in zip(self._axes, choice, strict=True) if axis.is_swept)
-            with problems.of(swept):
-                found.append(Point(overrides=swept, request=self._request(choice)))
-        problems.raise_any()
-        return found
+    request: Request
+    effective: Effective
 
-    def _stands_alone(self, i: int) -> bool:
-        """Whether no other override says something of the same key, of one above it or of one below it."""
-        mine = f"{self._axes[i].path}."
-        others = [f"{axis.path}." for k, axis in enumerate(self._axes) if k != i and not axis.is_group]
-        return not any(mine.startswith(other) or other.startswith(mine) for other in others)
 
-    def _request(self, choice: _Choice) -> Request:
-        groups = tuple(choice[i] for i in self._groups)
-        is_first = groups not in self._bases
-        if is_first:
-            self._bases[groups] = self._base(choice)
-        base = self._bases[groups]
-        if isinstance(base, UsageError):  # all points of these groups have it
-            raise base
-        if is_first or base.is_plain:
-            tree = self._with_values(base.composed.tree, choice) if base.is_plain else base.composed.tree
-        else:
-            tree = self._compose(choice).tree
-        return of_composed(tree, base.composed.template_name)
+def multirun_from_hydra(overrides: Sequence[str], env: Mapping[str, str]) -> Multirun:
+    """The points of `hpc-det run -m`, in the order of Hydra's own sweeper; UsageError with every problem at once."""
+    from hpc_det.config.axes import points  # no other command needs hydra
 
-    def _base(self, choice: _Choice) -> _Base | UsageError:
+    return Multirun(points=points(overrides, [folder.path for folder in conf_folders(env)]))
+
+
+def effective_multirun(multirun: Multirun) -> Effective:
+    """Merge and validate all points; UsageError with every problem at once, and the point of each.
+
+    The result is the first point's, and has in `points` what differs in each.
+    Points whose jobs are the same are validated together: all of the first one, of the others what differs.
+    """
+    problems, known, trees = ProblemsOfPoints(), dict[str, Known](), list[Tree]()
+    for point in multirun.points:
+        with problems.of(point.overrides):
+            trees.append(_of_constants(_tree(point.request, known)))
+    problems.raise_any()
+    kinds = [point.effective for point in known.values()]
+    common = kinds[0]
+    refused = [*_searcher_problems(common), *_shape_problems(multirun, kinds, trees)]
+    if refused:
+        raise UsageError(refused)
+    return replace(common, points=[_differing(tree, common.tree) for tree in trees])
+
+
+class ProblemsOfPoints:
+    """What is wrong with which points. A problem of all of them is no matter of a point."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[str, ...]] = []
+        self._of: dict[str, list[int]] = {}
+
+    @contextmanager
+    def of(self, overrides: tuple[str, ...]) -> Iterator[None]:
+        """Keeps the problems of the next point."""
         try:
-            composed = self._compose(choice)
+            yield
         except UsageError as error:
-            return error
-        is_plain = self._are_plain and not composed.is_linked and self._has_values(composed.tree, choice)
-        return _Base(composed=composed, is_plain=is_plain)
+            for line in dict.fromkeys(error.problems):
+                self._of.setdefault(line, []).append(len(self._points))
+        self._points.append(overrides)
 
-    def _compose(self, choice: _Choice) -> Composed:
-        return self._composer.compose([axis.written[k] for axis, k in zip(self._axes, choice, strict=True)])
+    def raise_any(self) -> None:
+        if self._of:
+            raise UsageError([self._told(line, points) for line, points in self._of.items()])
 
-    def _has_values(self, tree: Tree, choice: _Choice) -> bool:
-        """Whether Hydra put each value where it is written, and as it is."""
-        values = [(self._axes[i].path, self._axes[i].values[choice[i]]) for i in self._varied]
-        return all(repr(_at(tree, path)) == repr(value) for path, value in values)
-
-    def _with_values(self, tree: Tree, choice: _Choice) -> Tree:
-        for i in self._varied:
-            tree = _placed(tree, self._axes[i].path, self._axes[i].values[choice[i]])
-        return tree
+    def _told(self, line: str, points: list[int]) -> str:
+        if len(points) == len(self._points):
+            return line
+        first, *others = points
+        more = f" and {len(others)} more" if others else ""
+        return f"point {first + 1}{more} ({printable(' '.join(self._points[first]))}): {line}"
 
 
-_NOTHING = object()
+def _tree(request: Request, known: dict[str, Known]) -> Tree:
+    """The effective configuration. `known` has those of other points, by all that is no matter of a trial."""
+    above = [{key: value for key, value in layer.items() if key not in _SECTIONS} for layer in _own_layers(request)]
+    key = json.dumps([request.cluster, request.template, str(request.context_dir), *above], default=repr)
+    if key not in known:
+        known[key] = Known(request, effective(request))
+        return known[key].effective.tree
+    base = known[key]
+    sections = _valid(base.effective.tree, _changed(request, base.request), request.cluster)
+    return effective(request).tree if sections is None else {**base.effective.tree, **sections}
 
 
-def _at(tree: Any, path: str) -> Any:
-    for key in path.split("."):
-        tree = tree.get(key, _NOTHING) if isinstance(tree, dict) else _NOTHING
+def _of_constants(tree: Tree) -> Tree:
+    """Raises UsageError for hyperparameters that a point leaves open."""
+    if found := list(space_problems(tree["hyperparameters"], "points")):
+        raise UsageError(render(found, lambda path: None))
     return tree
 
 
-def _placed(tree: Any, path: str, value: Any) -> Tree:
-    """The tree with the value in its place; what does not lie on the way is shared with the given one."""
-    key, _dot, below = path.partition(".")
-    tree = tree if isinstance(tree, dict) else {}
-    return {**tree, key: _placed(tree.get(key), below, value) if below else value}
+def _own_layers(request: Request) -> list[Tree]:
+    return [request.config, *(layer for _name, layer in request.overrides)]
+
+
+def _changed(request: Request, other: Request) -> Tree:
+    """The merged sections whose own layers are others than those of the other request; null where nobody says more."""
+    own = list(zip(_own_layers(request), _own_layers(other), strict=True))
+    keys = [key for key in _SECTIONS if any(mine.get(key) is not theirs.get(key) for mine, theirs in own)]
+    layers = [request.cluster.get("experiment") or {}, request.template or {}, *_own_layers(request)]
+    return merge_layers([("", in_todays_names({key: layer.get(key) for key in keys})) for layer in layers]).tree
+
+
+def _valid(base: Tree, changed: Tree, cluster: Tree) -> Tree | None:
+    """The changed sections with their defaults; None if they are not valid, and then `effective` says why."""
+    sections = _by_schema(base, changed)
+    if sections is None:
+        return None
+    tree = {**base, **sections}
+    checks = (
+        text_problems(changed),
+        space_problems(tree["hyperparameters"], tree["searcher"]["name"]),
+        cross_problems(tree, cluster),
+    )
+    return None if any(problem for problems in checks for problem in problems) else sections
+
+
+def _by_schema(base: Tree, changed: Tree) -> Tree | None:
+    if list(changed) == ["hyperparameters"] and isinstance(changed["hyperparameters"], dict):
+        return changed  # the schema leaves them free
+    try:
+        whole = Experiment.model_validate({**base, **changed}).model_dump(mode="json", by_alias=True)
+    except ValidationError:
+        return None
+    return {key: whole[key] for key in changed}
+
+
+def _searcher_problems(common: Effective) -> Iterator[str]:
+    name = common.tree["searcher"]["name"]
+    if name != "single":
+        yield f"searcher.name: {name!r} makes the points by itself, and so does -m; leave out the one or the other"
+
+
+def _shape_problems(multirun: Multirun, kinds: Sequence[Effective], trees: Sequence[Tree]) -> Iterator[str]:
+    first = multirun.request
+    if any(point.request.cluster != first.cluster for point in multirun.points):
+        yield _differs("cluster")
+    if any(kind.context_dir != kinds[0].context_dir for kind in kinds):
+        yield _differs("context_dir")
+    paths = {path: None for tree in trees for path in _differing_paths(trees[0], tree)}
+    yield from (_differs(path) for path in paths if not _is_of_a_trial(path))
+
+
+def _differing_paths(one: Tree, other: Tree) -> Iterator[str]:
+    for key in one:
+        if key not in OF_A_TRIAL and one[key] is not other[key] and one[key] != other[key]:
+            mine, theirs = (dict(leaves({key: tree.get(key)})) for tree in (one, other))
+            differing = (path for path in {**mine, **theirs} if mine.get(path) != theirs.get(path))
+            yield from (path.partition("[")[0] for path in differing)
+
+
+def _is_of_a_trial(path: str) -> bool:
+    return any(path == known or path.startswith(f"{known}.") for known in OF_A_TRIAL)
+
+
+def _differs(path: str) -> str:
+    return f"{path} differs between points; a sweep's trials share one kind of job: start one sweep for each"
+
+
+def _differing(tree: Tree, common: Tree) -> Tree:
+    return {
+        key: value
+        for key, value in tree.items()
+        if key == "hyperparameters" or (value is not common[key] and value != common[key])
+    }

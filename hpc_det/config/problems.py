@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from hpc_det.config.determineds_keys import REMEDIES
-from hpc_det.config.fields import Section
 from hpc_det.config.keys import Where, expectation, is_tag, keys_at, sections_at
 from hpc_det.config.managed_flags import RefusedFlagsError
 from hpc_det.config.merge import join
-
-_SHOWN_CHARS = 80
-MISSING = "required, but nobody set it"
-
-
-class Problem(NamedTuple):
-    path: str
-    what: str
-    remedy: str = ""
+from hpc_det.config.section import Section
+from hpc_det.errors import MISSING, Problem, nearest, shown
 
 
 def render(problems: Iterable[Problem], source: Callable[[str], str | None]) -> list[str]:
@@ -40,18 +31,6 @@ def _line(problem: Problem, source: str | None) -> str:
 def printable(text: str) -> str:
     """A key or value may hold anything; a line of output may not."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The question whether a known word was meant, or nothing."""
-    close = get_close_matches(word, list(known), n=1)
-    return f"did you mean {close[0]!r}?" if close else ""
-
-
-def shown(value: Any) -> str:
-    """The value as a message shows it."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
 
 
 def schema_problems(model: type[Section], error: ValidationError, prefix: str = "") -> Iterator[Problem]:

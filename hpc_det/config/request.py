@@ -16,8 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from hpc_det.config.merge import Tree, join
 from hpc_det.config.plain_yaml import load_yaml, parse_yaml
-from hpc_det.config.problems import nearest
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, nearest
 from hpc_det.resources import data_path
 from hpc_det.store.root import state_root
 

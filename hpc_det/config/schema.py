@@ -19,12 +19,11 @@ from hpc_det.config.fields import (
     Period,
     Positive,
     Regex,
-    Section,
     Text,
 )
 from hpc_det.config.job_sections import BindMount, Environment, Pbs, Resources, Slurm
-from hpc_det.config.merge import Tree
 from hpc_det.config.searchers import Searcher
+from hpc_det.config.section import Section
 from hpc_det.config.storage import CheckpointStorage, OwnFolder
 
 # Determined's own, merged below all layers by name (its expconf/log_policies.go).
@@ -153,19 +152,3 @@ class Experiment(Section):
     security: FreeMap | None = Field(default=None, description="Settings of Determined's master.")
     data_layer: FreeMap | None = Field(default=None, description="A cache of Determined's that is gone.")
     internal: FreeMap | None = Field(default=None, description="Settings of Determined's master.")
-
-    @property
-    def hparams(self) -> Tree:
-        """What the trial sees: every constant as its value."""
-        return constants(self.hyperparameters)
-
-
-def constants(hyperparameters: Tree) -> Tree:
-    """The values of a map of constant hyperparameters; a map without `type` is nested."""
-    return {name: _constant(value) for name, value in hyperparameters.items()}
-
-
-def _constant(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return value.get("val") if "type" in value else constants(value)

@@ -17,13 +17,12 @@ from hpc_det.config.fields import (
     OptionalText,
     Positive,
     PositiveList,
-    Section,
     Text,
     TrialName,
     Unit,
-    kind_discriminator,
 )
 from hpc_det.config.merge import Tree
+from hpc_det.config.section import Section, kind_discriminator
 
 
 class SearcherKind(Section):

@@ -7,15 +7,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
 
-from hpc_det.config.fields import (
-    AbsolutePath,
-    NotNegative,
-    OptionalText,
-    Propagation,
-    Section,
-    Text,
-    kind_discriminator,
-)
+from hpc_det.config.fields import AbsolutePath, NotNegative, OptionalText, Propagation, Text
+from hpc_det.config.section import Section, kind_discriminator
 
 
 class StorageKind(Section):

@@ -9,14 +9,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from hpc_det.config.checks import hyperparameter_problems, text_problems
+from hpc_det.config.checks import searcher_name, text_problems
 from hpc_det.config.merge import Tree
 from hpc_det.config.older_names import in_todays_names
 from hpc_det.config.plain_yaml import load_yaml, parse_map, read_text
-from hpc_det.config.problems import MISSING, Problem, render, schema_problems
+from hpc_det.config.problems import render, schema_problems
 from hpc_det.config.request import Owner, find, group_files
 from hpc_det.config.schema import Experiment
-from hpc_det.errors import UsageError
+from hpc_det.errors import MISSING, Problem, UsageError
+from hpc_det.search.space import space_problems
 from hpc_det.store.files import write_atomic
 from hpc_det.store.root import state_root
 
@@ -97,15 +98,9 @@ def problems_of(tree: Tree) -> list[str]:
             found for found in schema_problems(Experiment, error) if found.what != MISSING or "[" in found.path
         )
     problems += text_problems(own)
-    problems += hyperparameter_problems(own.get("hyperparameters"), _searcher_name(own))
+    # Where the experiment will name the searcher, a range to search is as good as a constant.
+    problems += space_problems(own.get("hyperparameters"), searcher_name(own) or "")
     return render(problems, lambda path: None)
-
-
-def _searcher_name(tree: Tree) -> str:
-    """Empty where the experiment will say it: then a range to search is as good as a constant."""
-    searcher = tree.get("searcher")
-    name = searcher.get("name") if isinstance(searcher, dict) else None
-    return name if isinstance(name, str) else ""
 
 
 def _header(text: str) -> list[str]:

@@ -42,11 +42,7 @@ class AsyncHalving:
 
     def next_work(self) -> Work | None:
         """What was decided already, else a promotion as far up as there is one, else a new trial."""
-        return self._trials.waiting_work() or self._promotion() or self.new_trial()
-
-    def new_trial(self) -> Work | None:
-        new = self._trials.new_trial()
-        return Work(new, self._rungs[0].length) if new else None
+        return self._trials.waiting_work() or self._promotion() or self._new_trial()
 
     def start(self, work: Work) -> None:
         if work.trial not in self._rung_of:
@@ -112,6 +108,10 @@ class AsyncHalving:
     @property
     def progress(self) -> float:
         return 1.0 if self.finished else min(self._trained / self.length_expected, NEARLY_DONE)
+
+    def _new_trial(self) -> Work | None:
+        new = self._trials.new_trial()
+        return Work(new, self._rungs[0].length) if new else None
 
     def _promotion(self) -> Work | None:
         for rung, above in self._steps:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpc_det.config.merge import Tree
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.method import Exit, SearchMethod, Work, search_method
 from hpc_det.search.optuna_study import OptunaStudy
@@ -20,8 +19,8 @@ from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.shared_log import SharedLog
 
 
-def search_of(config: Tree, points: Sequence[Tree], code: Path) -> tuple[SearchMethod, Sampler]:
-    """Of an effective config with a seed, of the points of a sweep, and of the folder of the trial's code."""
+def search_of(config: dict[str, Any], points: Sequence[dict[str, Any]], code: Path) -> tuple[SearchMethod, Sampler]:
+    """Of an effective config with a seed, of the points of a multirun or sweep, and of the folder of the code."""
     searcher, seed = config["searcher"], config["reproducibility"]["experiment_seed"] or 0
     if not points:
         found = sampler(searcher, config["hyperparameters"], seed)
@@ -36,10 +35,10 @@ class SearchJournal:
     """Any number of processes may have one of the same experiment."""
 
     def __init__(self, experiment: ExperimentFolder) -> None:
-        self._config: Tree = read_json(experiment.effective) or {}
+        self._config: dict[str, Any] = read_json(experiment.effective) or {}
         self._points = read_json(experiment.points) or []
         self._folder = experiment.search
-        self._code = experiment.code_kept if experiment.code_kept.exists() else experiment.code
+        self._code = experiment.submitted_code()
         self._log = SharedLog(experiment.search)
         method, self._sampler = search_of(self._config, self._points, self._code)
         self._state = SearchState(method)
@@ -50,11 +49,6 @@ class SearchJournal:
         for entry in self._log.new():
             self._state.apply(entry)
             yield entry
-
-    @property
-    def state_so_far(self) -> SearchState:
-        """As of the last look."""
-        return self._state
 
     def state(self) -> SearchState:
         """As of now."""
@@ -69,7 +63,7 @@ class SearchJournal:
     def sample(self, trial: int) -> Sample:
         """What is a trial's own; no hyperparameters as long as others than the sampler still have to `choose` them.
 
-        Where a sweep goes over seeds of the experiment, each trial is the first one of such an experiment.
+        Where the points go over seeds of the experiment, each trial is the first one of such an experiment.
         """
         sample, seed = self._sampler.sample(trial), self.config(trial)["reproducibility"]["experiment_seed"]
         if self._chooser():
@@ -101,7 +95,7 @@ class SearchJournal:
             self._study = OptunaStudy(self._folder, searcher, space, seed, self._code)
         return self._study.choose(trial, self._state)
 
-    def config(self, trial: int) -> Tree:
+    def config(self, trial: int) -> dict[str, Any]:
         """The trial's effective config: the experiment's, with whole sections replaced by its point's."""
         return {**self._config, **(self._points[trial - 1] if self._points else {})}
 

@@ -13,12 +13,11 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, nearest
 from hpc_det.search.method import Exit
 from hpc_det.search.sample import Space, base_of, constant, is_nested, kind_of
 from hpc_det.search.state import SearchState
@@ -155,8 +154,7 @@ def _sampler_class(name: str, code: Path) -> type[BaseSampler]:
     if ":" in name:
         raise UsageError(f"searcher.sampler: {name} is no subclass of optuna.samplers.BaseSampler")
     known = [each for each in samplers.__all__ if each.endswith("Sampler") and each != "BaseSampler"]
-    close = get_close_matches(name, known, n=1)
-    meant = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    meant = nearest(name, known) or f"known: {', '.join(known)}"
     raise UsageError(f"searcher.sampler: optuna.samplers has no {name!r}; {meant}")
 
 

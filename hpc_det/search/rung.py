@@ -40,7 +40,7 @@ class Rung:
         """The best trial that waits, if it is among the best 1/divisor of all: who is better has settled."""
         if not self._paused:
             return None
-        share, settled = int(len(self._places) / divisor), self._settled
+        share, settled = self.share(divisor), self._settled
         if share and (len(settled) < share or self._paused[0] < settled[share - 1]):
             return self._paused[0][-1]
         return None

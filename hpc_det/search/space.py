@@ -5,17 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-_SHOWN_CHARS = 80
+from hpc_det.errors import MISSING, Problem, nearest, shown
+
 _CONSTANTS_ONLY = ("points",)
-
-
-class SpaceProblem(NamedTuple):
-    path: str
-    what: str
-    remedy: str
 
 
 class _Kind(NamedTuple):
@@ -42,10 +36,8 @@ _GIVE = {
 }
 
 
-def space_problems(
-    hyperparameters: Any, searcher_name: str, path: str = "hyperparameters"
-) -> Iterator[tuple[str, str, str]]:
-    """Every (path, what is wrong, remedy). What is no map at all is left to the schema.
+def space_problems(hyperparameters: Any, searcher_name: str, path: str = "hyperparameters") -> Iterator[Problem]:
+    """What is wrong with the space, for this searcher. What is no map at all is left to the schema.
 
     A constant is a scalar, a list, null, or {type: const, val: ...}; a map without `type` is nested.
     """
@@ -56,15 +48,15 @@ def space_problems(
             yield from space_problems(spec, searcher_name, f"{path}.{name}")
 
 
-def _problems(spec: dict[str, Any], searcher_name: str, path: str) -> Iterator[SpaceProblem]:
+def _problems(spec: dict[str, Any], searcher_name: str, path: str) -> Iterator[Problem]:
     kind = spec["type"]
     if not isinstance(kind, str) or kind not in KINDS:
-        yield SpaceProblem(f"{path}.type", f"got {_shown(kind)}", f"expected one of {', '.join(KINDS)}")
+        yield Problem(f"{path}.type", f"got {shown(kind)}", f"expected one of {', '.join(KINDS)}")
         return
     if kind != "const" and searcher_name in _CONSTANTS_ONLY:
-        yield SpaceProblem(
+        yield Problem(
             f"{path}.type",
-            f"{_shown(kind)} is a range to search, and the {searcher_name} searcher needs constants",
+            f"{shown(kind)} is a range to search, and the {searcher_name} searcher needs constants",
             "give `type: const` and `val`",
         )
         return
@@ -76,47 +68,46 @@ def _problems(spec: dict[str, Any], searcher_name: str, path: str) -> Iterator[S
         yield from _count_problems(spec, kind, searcher_name, path)
 
 
-def _key_problems(spec: dict[str, Any], kind: _Kind, path: str) -> Iterator[SpaceProblem]:
+def _key_problems(spec: dict[str, Any], kind: _Kind, path: str) -> Iterator[Problem]:
     for key in kind.required:
         if key not in spec:
-            yield SpaceProblem(f"{path}.{key}", "required, but nobody set it", _GIVE[key])
+            yield Problem(f"{path}.{key}", MISSING, _GIVE[key])
     for key in spec:
         if key not in kind.keys:
-            close = get_close_matches(str(key), kind.keys, n=1)
-            meant = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(kind.keys)}"
-            yield SpaceProblem(f"{path}.{key}", f"unknown key {key!r}", meant)
+            meant = nearest(str(key), kind.keys) or f"known: {', '.join(kind.keys)}"
+            yield Problem(f"{path}.{key}", f"unknown key {key!r}", meant)
 
 
-def _vals_problems(spec: dict[str, Any], path: str) -> Iterator[SpaceProblem]:
+def _vals_problems(spec: dict[str, Any], path: str) -> Iterator[Problem]:
     if "vals" in spec and not (isinstance(spec["vals"], list) and spec["vals"]):
-        yield SpaceProblem(f"{path}.vals", f"got {_shown(spec['vals'])}", "expected a list of at least one value")
+        yield Problem(f"{path}.vals", f"got {shown(spec['vals'])}", "expected a list of at least one value")
 
 
-def _range_problems(spec: dict[str, Any], kind: str, path: str) -> Iterator[SpaceProblem]:
+def _range_problems(spec: dict[str, Any], kind: str, path: str) -> Iterator[Problem]:
     is_right, expected = (_is_int64, "a whole number of 64 bits") if kind == "int" else (_is_number, "a number")
     wrong = [key for key in ("minval", "maxval") if key in spec and not is_right(spec[key])]
     for key in wrong:
-        yield SpaceProblem(f"{path}.{key}", f"got {_shown(spec[key])}", f"expected {expected}")
+        yield Problem(f"{path}.{key}", f"got {shown(spec[key])}", f"expected {expected}")
     base: Any = 10
     if kind == "log" and spec.get("base") is not None:
         base = spec["base"]
     if not (_is_number(base) and base > 0):
-        yield SpaceProblem(f"{path}.base", f"got {_shown(base)}", "expected a number above 0")
+        yield Problem(f"{path}.base", f"got {shown(base)}", "expected a number above 0")
     elif not wrong and "minval" in spec and "maxval" in spec:
         yield from _ends_problems(spec["minval"], spec["maxval"], base if kind == "log" else None, path)
 
 
-def _ends_problems(low: float, high: float, base: float | None, path: str) -> Iterator[SpaceProblem]:
+def _ends_problems(low: float, high: float, base: float | None, path: str) -> Iterator[Problem]:
     """Of a range whose ends are numbers; `base` if they are exponents."""
     if low >= high:
-        yield SpaceProblem(
+        yield Problem(
             f"{path}.minval", f"{low} is not below maxval {high}", "swap them, or give `type: const` for one value"
         )
     elif base is None and not math.isfinite(float(high) - float(low)):
-        yield SpaceProblem(f"{path}.maxval", f"{high} - {low} is no finite number", "narrow the range")
+        yield Problem(f"{path}.maxval", f"{high} - {low} is no finite number", "narrow the range")
     elif base is not None and not (_has_power(base, low) and _has_power(base, high)):
         powers = f"{base} ** {low} and {base} ** {high} are not both finite"
-        yield SpaceProblem(f"{path}.maxval", powers, "minval and maxval of a log are exponents")
+        yield Problem(f"{path}.maxval", powers, "minval and maxval of a log are exponents")
 
 
 def _has_power(base: float, exponent: float) -> bool:
@@ -126,16 +117,16 @@ def _has_power(base: float, exponent: float) -> bool:
         return False
 
 
-def _count_problems(spec: dict[str, Any], kind: str, searcher_name: str, path: str) -> Iterator[SpaceProblem]:
+def _count_problems(spec: dict[str, Any], kind: str, searcher_name: str, path: str) -> Iterator[Problem]:
     count = spec.get("count")
     if count is None and searcher_name == "grid":
-        yield SpaceProblem(
+        yield Problem(
             f"{path}.count",
             f"a count was not provided, and the grid searcher needs one for {kind}",
             "give the number of points",
         )
     elif count is not None and (type(count) is not int or count < 1):
-        yield SpaceProblem(f"{path}.count", f"got {_shown(count)}", "expected a whole number >= 1")
+        yield Problem(f"{path}.count", f"got {shown(count)}", "expected a whole number >= 1")
 
 
 def _is_int64(value: Any) -> bool:
@@ -144,8 +135,3 @@ def _is_int64(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."

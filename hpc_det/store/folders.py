@@ -4,7 +4,7 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
                effective.json    the same, for programs         "
                origin.json       the origin of each key         "
                cluster.json      the cluster's profile          "
-               points.json       hyperparameters, one by one    " (a sweep's)
+               points.json       hyperparameters, one by one    " (of a multirun or sweep)
                warm_start.json   whose weights all trials take  " (with a searcher.source_...)
                plan.json         what its jobs are              "
                storage.json      where its checkpoints lie      " (if elsewhere)
@@ -31,7 +31,7 @@ from hpc_det.store.files import make_private, read_json
 
 @dataclass(frozen=True)
 class TrialFolder:
-    """One trial's files. Every file has one writer; the journal's is the job, the metrics' is rank 0."""
+    """One trial's files. Every file has one writer; the journal's is the trial's worker, the metrics' is rank 0."""
 
     path: Path
 
@@ -137,9 +137,13 @@ class ExperimentFolder:
         """The code as the first attempt found it; trials may write beside the code that they run."""
         return self.path / ".code-kept"
 
+    def submitted_code(self) -> Path:
+        """The code as it was submitted, whatever trials have written since."""
+        return self.code_kept if self.code_kept.exists() else self.code
+
     @property
     def points(self) -> Path:
-        """What differs between the trials of a sweep, where somebody listed them one by one."""
+        """What differs between the trials, where somebody listed them one by one: of a multirun or a sweep."""
         return self.path / "points.json"
 
     @property
@@ -195,6 +199,10 @@ class ExperimentFolder:
     def job(self, number: int = 1) -> Path:
         """The scheduler's id of it, written right after the submission."""
         return self.jobs / f"{number}.json"
+
+    def store(self) -> ExperimentStore:
+        """The one that it is in."""
+        return ExperimentStore(self.path.parent.parent)
 
     def trial(self, number: int = 1) -> TrialFolder:
         return TrialFolder(self.path / "trials" / str(number))

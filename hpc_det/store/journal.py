@@ -1,8 +1,10 @@
-"""The journal of a trial: append-only lines, written by its job, one for the start and one for the end of each attempt.
+"""The journal of a trial: append-only lines, written by its worker. Each names its attempt and its time.
 
-{"event": "started", "attempt": 1, "time": ..., "job_id": "7", "worker": 0,
- "host": "node1"}
-{"event": "ended", "attempt": 1, "time": ..., "cause": "preempted", "steps": 120, "action": "requeue", "why": ...}
+{"event": "started", "job_id": "7", "worker": 0, "host": "node1"}
+{"event": "ended", "cause": "preempted", "steps": 120, "user_error": false, "action": "requeue", "why": ...,
+ "failure": null}
+{"event": "problem", "problem": ...}     what the job could not do after that end
+{"event": "continued"}                   the trial goes on although it was over; failures count from here on
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Journal:
         )
 
     def continued(self) -> None:
-        """The trial shall go on although it was over; failures count from here on."""
+        """The trial shall go on although it was over."""
         self._append("continued", self.last_attempt())
 
     def problem(self, attempt: int, problem: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.config.merge import leaves
@@ -33,7 +32,7 @@ def stored(experiment: ExperimentFolder, overrides: Sequence[str], cluster: dict
     from hpc_det.config.request import from_stored
 
     config, profile = read_json(experiment.effective) or {}, cluster or read_json(experiment.cluster) or {}
-    found = effective(from_stored(config, profile, _code(experiment), overrides))
+    found = effective(from_stored(config, profile, experiment.submitted_code(), overrides))
     origins, former = dict(read_json(experiment.origin) or {}), dict(leaves(config))
     now = {
         path: origins.get(path, "config") if former.get(path) == value else "config"
@@ -140,7 +139,3 @@ def _changed_searcher(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
     decides = "divisor" in before or before["name"] == "custom"
     may_grow = () if decides else ("max_length", "max_trials", "max_concurrent_trials")
     return [f"searcher.{key}" for key in {**before, **now} if key not in may_grow and now.get(key) != before.get(key)]
-
-
-def _code(experiment: ExperimentFolder) -> Path:
-    return experiment.code_kept if experiment.code_kept.exists() else experiment.code

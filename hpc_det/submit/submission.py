@@ -45,7 +45,7 @@ def prepare(effective: Effective, folder: ExperimentFolder, *, is_live: bool = F
     check_search(effective)
     check_storage(effective)
     jobs = prepare_jobs(effective, folder, trials_expected(effective))
-    source = source_checkpoint(effective.tree["searcher"], ExperimentStore(folder.path.parent.parent))
+    source = source_checkpoint(effective.tree["searcher"], folder.store())
     return Submission(jobs, [] if is_live else snapshot_files(effective.context_dir), source)
 
 

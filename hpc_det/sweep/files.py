@@ -66,7 +66,7 @@ class SweepFiles:
 def point_to(experiment: ExperimentFolder, sweep_dir: Path) -> None:
     """From now on `hpc-det sweep` finds the experiment by this folder."""
     known = read_json(sweep_dir / POINTER) or {"experiments": []}
-    root = str(experiment.path.parent.parent)
+    root = str(experiment.store().root)
     numbers = known["experiments"] if known.get("root") == root else []
     write_json(sweep_dir / POINTER, {"root": root, "experiments": [*numbers, experiment.id]})
 

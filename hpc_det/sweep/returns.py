@@ -10,10 +10,11 @@ from pathlib import Path
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import CompactHydraException
 
+from hpc_det.cli.trials import TrialState
 from hpc_det.errors import HpcDetError
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.sweep.files import SweepFiles
-from hpc_det.sweep.status import PointState, points, why_not_completed
+from hpc_det.sweep.status import points, why_not_completed
 
 
 class PointFailed(HpcDetError, CompactHydraException):
@@ -38,7 +39,7 @@ def job_returns(experiment: ExperimentFolder, overrides: Sequence[Sequence[str]]
     """Of all points, when nothing runs any more."""
     return [
         _returned(experiment, point.trial, overrides[i])
-        if point.state is PointState.COMPLETED
+        if point.state is TrialState.COMPLETED
         else _failed(overrides[i], why_not_completed(experiment, point.trial))
         for i, point in enumerate(points(experiment))
     ]

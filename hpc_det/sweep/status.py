@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hpc_det.cli.trials import STATE_AFTER, TrialState
 from hpc_det.launch.failure import first_failure
 from hpc_det.search.journal import SearchJournal
-from hpc_det.search.method import Exit
 from hpc_det.search.state import SearchState
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.sweep.files import SweepFiles
-
-
-class PointState(str, enum.Enum):
-    QUEUED = "QUEUED"
-    RUNNING = "RUNNING"
-    """Or back in the queue, after a preemption."""
-    COMPLETED = "COMPLETED"
-    ERROR = "ERROR"
-    CANCELED = "CANCELED"
-
-
-_ENDS = {
-    Exit.COMPLETED: PointState.COMPLETED,
-    Exit.FAILED: PointState.ERROR,
-    Exit.INVALID_HP: PointState.ERROR,
-    Exit.CANCELLED: PointState.CANCELED,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +23,7 @@ class PointStatus:
     num: int
     """Hydra's number of the job, `hydra.job.num`."""
     overrides: list[str]
-    state: PointState
+    state: TrialState
     returned: Any
     """The return value, where it is short and JSON has it."""
     text: str | None
@@ -64,7 +46,7 @@ def why_not_completed(experiment: ExperimentFolder, number: int) -> str:
 
 def failures(experiment: ExperimentFolder) -> list[str]:
     """A sentence for each point that has no return value."""
-    found = (point for point in points(experiment) if point.state is not PointState.COMPLETED)
+    found = (point for point in points(experiment) if point.state is not TrialState.COMPLETED)
     return [why_not_completed(experiment, point.trial) for point in found]
 
 
@@ -82,13 +64,14 @@ def _point(files: SweepFiles, search: SearchState, trial: int, row: dict[str, An
     )
 
 
-def _state(search: SearchState, trial: int) -> PointState:
+def _state(search: SearchState, trial: int) -> TrialState:
+    """RUNNING, too, while it is back in the queue after a preemption: only the search is asked."""
     known = search.trials.get(trial)
     if known and known.ended:
-        return _ENDS[known.ended]
+        return STATE_AFTER[known.ended]
     if search.cancelled:
-        return PointState.CANCELED
-    return PointState.RUNNING if known and known.worker is not None else PointState.QUEUED
+        return TrialState.CANCELED
+    return TrialState.RUNNING if known and known.worker is not None else TrialState.QUEUED
 
 
 def _reasons(trial: TrialFolder) -> Iterator[str]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 
 from hpc_det.cli.watch import Watch
+from hpc_det.errors import INTERRUPTED
 from hpc_det.store.folders import ExperimentFolder
-
-INTERRUPTED = 130
-"""128 + SIGINT, as a shell reports it."""
 
 
 def wait(experiment: ExperimentFolder, poll_s: float) -> None:

@@ -5,9 +5,10 @@ from typing import Annotated
 import pytest
 from pydantic import Field
 
-from hpc_det.config.fields import Positive, Section
+from hpc_det.config.fields import Positive
 from hpc_det.config.keys import Where, expectation, keys_at
 from hpc_det.config.schema import Experiment
+from hpc_det.config.section import Section
 
 
 class Pool(Section):

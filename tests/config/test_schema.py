@@ -214,15 +214,6 @@ def test_an_unknown_key_is_an_error_even_if_it_is_null(problems: Callable[..., l
     assert problems(max_restart=None) == ["max_restart: unknown key 'max_restart'; did you mean 'max_restarts'?"]
 
 
-def test_hparams_are_the_values_of_the_constants() -> None:
-    written = {"a": {"type": "const", "val": 3}, "b": {"c": {"type": "const", "val": None}, "d": [1]}, "e": None}
-    assert Experiment.model_validate({**CONFIG, "hyperparameters": written}).hparams == {
-        "a": 3,
-        "b": {"c": None, "d": [1]},
-        "e": None,
-    }
-
-
 def test_a_cluster_needs_little() -> None:
     cluster = Cluster.model_validate({"name": "x", "scheduler": "local", "slots_per_node": 1, "slot_type": "cpu"})
     assert (cluster.gpu_flag, cluster.signal_lead_s, cluster.cpus_per_slot) == ("gpus-per-node", 90, 1)

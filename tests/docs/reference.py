@@ -13,9 +13,10 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 
 from hpc_det.config.determineds_keys import in_words
-from hpc_det.config.fields import Length, Section
+from hpc_det.config.fields import Length
 from hpc_det.config.keys import expected, sections_in
 from hpc_det.config.schema import Experiment
+from hpc_det.config.section import Section
 
 PAGE = Path(__file__).parents[2] / "docs" / "experiment_file.md"
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n\n)(?:\|.*\n)*")

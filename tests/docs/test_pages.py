@@ -16,7 +16,7 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from hpc_det.config.cluster import Cluster, Containers, Pool
-from hpc_det.config.fields import Section
+from hpc_det.config.section import Section
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from tests.docs.page import Command, File, Page
 from tests.lab.slurm import SlurmLab

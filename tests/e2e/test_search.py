@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.search.journal import SearchJournal
+from hpc_det.search.journal import SearchJournal, search_of
 from hpc_det.search.sample import SpaceSampler
+from hpc_det.search.state import SearchState
 from hpc_det.store.files import read_json, read_lines
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.shared_log import SharedLog
 from tests.e2e.story import COMMAND, Story, hpc_det
 from tests.e2e.test_slurm import use
 from tests.lab.slurm import SlurmLab
@@ -35,11 +37,12 @@ def begin(*overrides: str, cluster: str = "local") -> ExperimentFolder:
 
 def decisions(experiment: ExperimentFolder) -> list[Decision]:
     """All that the search has ever given to a worker, in this order, as a replay of its journal finds it."""
-    journal, given, before = SearchJournal(experiment), list[Decision](), dict[int, object]()
-    for _ in journal.new():
-        now = dict(journal.state_so_far.open)
-        given += [(worker, work.trial, work.until) for worker, work in now.items() if before.get(worker) != work]
-        before = dict(now)
+    method, _ = search_of(read_json(experiment.effective) or {}, [], experiment.code)
+    state, given, before = SearchState(method), list[Decision](), dict[int, object]()
+    for entry in SharedLog(experiment.search).new():
+        state.apply(entry)
+        given += [(worker, work.trial, work.until) for worker, work in state.open.items() if before.get(worker) != work]
+        before = dict(state.open)
     return given
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from hpc_det.config.compose import Composer
 from hpc_det.config.effective import Effective, effective
+from hpc_det.config.multirun import OF_A_TRIAL, Multirun, effective_multirun, multirun_from_hydra
 from hpc_det.config.request import Request, for_test, from_hydra
-from hpc_det.config.sweep import OF_A_TRIAL, Sweep, effective_sweep, sweep_from_hydra
 from hpc_det.errors import UsageError
 
 UserFile = Callable[[str, Any], Path]
@@ -25,9 +25,9 @@ RATE, DROPOUT = "hyperparameters.learning_rate", "hyperparameters.dropout"
 
 
 @pytest.fixture
-def sweep(env: dict[str, str]) -> Callable[..., Sweep]:
+def multirun(env: dict[str, str]) -> Callable[..., Multirun]:
     """The sweep of these overrides over a small experiment."""
-    return lambda *overrides: sweep_from_hydra([*FIXED, *overrides], env)
+    return lambda *overrides: multirun_from_hydra([*FIXED, *overrides], env)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def problems(env: dict[str, str]) -> Problems:
 
     def run(*overrides: str) -> list[str]:
         with pytest.raises(UsageError) as error:
-            effective_sweep(sweep_from_hydra([*FIXED, *overrides], env))
+            effective_multirun(multirun_from_hydra([*FIXED, *overrides], env))
         return error.value.problems
 
     return run
@@ -70,8 +70,8 @@ def _sorted(tree: Any) -> Any:
 # --- the points are Hydra's
 
 
-def test_the_last_axis_is_the_fastest(sweep: Callable[..., Sweep]) -> None:
-    found = sweep(f"{RATE}=1e-3,1", "scheduling_unit=range(1,3)", "max_restarts=2")
+def test_the_last_axis_is_the_fastest(multirun: Callable[..., Multirun]) -> None:
+    found = multirun(f"{RATE}=1e-3,1", "scheduling_unit=range(1,3)", "max_restarts=2")
     assert [point.overrides for point in found.points] == [
         (f"{RATE}=0.001", "scheduling_unit=1"),
         (f"{RATE}=0.001", "scheduling_unit=2"),
@@ -85,8 +85,8 @@ def test_the_last_axis_is_the_fastest(sweep: Callable[..., Sweep]) -> None:
     assert {point.config["max_restarts"] for point in found.points} == {2}
 
 
-def test_the_points_share_what_does_not_differ_and_disturb_no_other(sweep: Callable[..., Sweep]) -> None:
-    first, second = sweep(f"{RATE}=1,2").points
+def test_the_points_share_what_does_not_differ_and_disturb_no_other(multirun: Callable[..., Multirun]) -> None:
+    first, second = multirun(f"{RATE}=1,2").points
     assert first.config["searcher"] is second.config["searcher"]
     assert (first.config["hyperparameters"]["learning_rate"], second.config["hyperparameters"]["learning_rate"]) == (
         1,
@@ -119,9 +119,9 @@ def test_the_points_share_what_does_not_differ_and_disturb_no_other(sweep: Calla
     ],
 )
 def test_a_point_is_what_hydra_composes_of_its_overrides(
-    sweep: Callable[..., Sweep], env: dict[str, str], overrides: list[str], number: int
+    multirun: Callable[..., Multirun], env: dict[str, str], overrides: list[str], number: int
 ) -> None:
-    points = sweep(*overrides).points
+    points = multirun(*overrides).points
     assert len(points) == number
     for point in points:
         swept = {override.partition("=")[0]: override for override in point.overrides}
@@ -160,9 +160,9 @@ def test_any_sweep_is_what_hydra_composes_point_by_point(env: dict[str, str], ax
         expected = [from_hydra([*FIXED, *point], env) for point in combinations]
     except UsageError:
         with pytest.raises(UsageError):
-            sweep_from_hydra([*FIXED, *overrides], env)
+            multirun_from_hydra([*FIXED, *overrides], env)
         return
-    points = sweep_from_hydra([*FIXED, *overrides], env).points
+    points = multirun_from_hydra([*FIXED, *overrides], env).points
     assert len(points) == len(expected)
     assert all(same(point.request, request) for point, request in zip(points, expected, strict=True))
 
@@ -171,11 +171,11 @@ def test_any_sweep_is_what_hydra_composes_point_by_point(env: dict[str, str], ax
 
 
 def test_values_are_composed_once_and_groups_once_each(
-    sweep: Callable[..., Sweep], user_file: UserFile, composes: list[list[str]]
+    multirun: Callable[..., Multirun], user_file: UserFile, composes: list[list[str]]
 ) -> None:
     for name, depth in (("a", 2), ("b", 3)):
         user_file(f"model/{name}.yaml", f"# @package hyperparameters.model\ndepth: {depth}\nwidth: {depth * 10}\n")
-    points = sweep("+model=glob(*)", f"{RATE}=range(0,10)", "hyperparameters.model.width=5,6").points
+    points = multirun("+model=glob(*)", f"{RATE}=range(0,10)", "hyperparameters.model.width=5,6").points
     assert len(points) == 40
     assert len(composes) == 2
     assert points[0].overrides == ("+model=a", f"{RATE}=0", "hyperparameters.model.width=5")
@@ -187,23 +187,25 @@ def test_values_are_composed_once_and_groups_once_each(
     ]
 
 
-def test_where_keys_are_linked_each_point_is_composed(sweep: Callable[..., Sweep], composes: list[list[str]]) -> None:
-    points = sweep(f"{DROPOUT}=0.1,0.2", "+data.same=${hyperparameters.dropout}").points
+def test_where_keys_are_linked_each_point_is_composed(
+    multirun: Callable[..., Multirun], composes: list[list[str]]
+) -> None:
+    points = multirun(f"{DROPOUT}=0.1,0.2", "+data.same=${hyperparameters.dropout}").points
     assert [point.config["data"]["same"] for point in points] == [0.1, 0.2]
     assert len(composes) == 2
 
 
 def test_a_link_to_a_folder_of_the_project_is_no_link_between_keys(
-    sweep: Callable[..., Sweep], composes: list[list[str]]
+    multirun: Callable[..., Multirun], composes: list[list[str]]
 ) -> None:
-    sweep(f"{DROPOUT}=0.1,0.2", "+data.folder=${hpc_det:docs/examples}")
+    multirun(f"{DROPOUT}=0.1,0.2", "+data.folder=${hpc_det:docs/examples}")
     assert len(composes) == 1
 
 
-def test_a_thousand_points_take_a_fraction_of_a_second(sweep: Callable[..., Sweep]) -> None:
+def test_a_thousand_points_take_a_fraction_of_a_second(multirun: Callable[..., Multirun]) -> None:
     began = time.perf_counter()
-    found = sweep(f"{RATE}=range(0.01,1.01,0.01)", "reproducibility.experiment_seed=range(0,10)")
-    trees = effective_sweep(found).points
+    found = multirun(f"{RATE}=range(0.01,1.01,0.01)", "reproducibility.experiment_seed=range(0,10)")
+    trees = effective_multirun(found).points
     assert len(trees) == 1000
     assert time.perf_counter() - began < 1.5, "about 0.2 s on a machine with nothing else to do"
 
@@ -274,7 +276,7 @@ def test_sweepers_and_launchers_are_refused_together(problems: Problems) -> None
     ],
 )
 def test_a_point_is_as_effective_as_it_is_alone(
-    sweep: Callable[..., Sweep], user_file: UserFile, overrides: list[str]
+    multirun: Callable[..., Multirun], user_file: UserFile, overrides: list[str]
 ) -> None:
     user_file("template/rich.yaml", {"hyperparameters": {"global_batch_size": 8, "width": 4}, "labels": ["t"]})
     user_file(
@@ -293,16 +295,16 @@ def test_a_point_is_as_effective_as_it_is_alone(
     user_file(
         "experiment/full.yaml", f"{bare}data: {{x: 1}}\nlabels: [a]\nhyperparameters: {{y: 1}}\nmax_restarts: 3\n"
     )
-    found = sweep(*overrides)
-    result = effective_sweep(found)
+    found = multirun(*overrides)
+    result = effective_multirun(found)
     assert result.tree == effective(found.request).tree
     for point, tree in zip(found.points, result.points, strict=True):
         assert {**result.tree, **tree} == effective(point.request).tree
         assert "hyperparameters" in tree
 
 
-def test_a_point_has_only_what_differs(sweep: Callable[..., Sweep]) -> None:
-    result = effective_sweep(sweep("max_restarts=1,2", f"~{DROPOUT}", f"{RATE}=1"))
+def test_a_point_has_only_what_differs(multirun: Callable[..., Multirun]) -> None:
+    result = effective_multirun(multirun("max_restarts=1,2", f"~{DROPOUT}", f"{RATE}=1"))
     hyperparameters = {"global_batch_size": 64, "learning_rate": 1}
     assert result.points == [
         {"hyperparameters": hyperparameters},
@@ -311,7 +313,7 @@ def test_a_point_has_only_what_differs(sweep: Callable[..., Sweep]) -> None:
 
 
 def test_points_that_differ_in_hyperparameters_are_validated_as_a_whole_once(
-    sweep: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch
+    multirun: Callable[..., Multirun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Request] = []
 
@@ -319,8 +321,8 @@ def test_points_that_differ_in_hyperparameters_are_validated_as_a_whole_once(
         seen.append(request)
         return effective(request)
 
-    monkeypatch.setattr("hpc_det.config.sweep.effective", counted)
-    effective_sweep(sweep(f"{RATE}=range(0,20)", "scheduling_unit=1,2"))
+    monkeypatch.setattr("hpc_det.config.multirun.effective", counted)
+    effective_multirun(multirun(f"{RATE}=range(0,20)", "scheduling_unit=1,2"))
     assert len(seen) == 1
 
 
@@ -357,21 +359,21 @@ def test_the_trials_of_a_sweep_share_one_kind_of_job(problems: Problems, overrid
     ]
 
 
-def test_what_may_differ_is_of_the_schema(sweep: Callable[..., Sweep]) -> None:
-    tree = effective(sweep().request).tree
+def test_what_may_differ_is_of_the_schema(multirun: Callable[..., Multirun]) -> None:
+    tree = effective(multirun().request).tree
     for path in OF_A_TRIAL:
         section, _dot, key = path.partition(".")
         assert section in tree
         assert not key or key in tree[section]
 
 
-def test_a_test_of_a_sweep_is_one_batch_of_each_point(sweep: Callable[..., Sweep]) -> None:
-    result = effective_sweep(sweep(f"{RATE}=1,2", "searcher.max_length=5,10").with_requests(for_test))
+def test_a_test_of_a_sweep_is_one_batch_of_each_point(multirun: Callable[..., Multirun]) -> None:
+    result = effective_multirun(multirun(f"{RATE}=1,2", "searcher.max_length=5,10").with_requests(for_test))
     assert result.tree["searcher"]["max_length"] == {"batches": 1}
     assert all(list(point) == ["hyperparameters"] for point in result.points)
     assert [point["hyperparameters"]["learning_rate"] for point in result.points] == [1, 1, 2, 2]
 
 
 def test_the_effective_side_needs_no_hydra() -> None:
-    code = "import sys, hpc_det.config.sweep; print({'hydra', 'torch', 'numpy'} & set(sys.modules))"
+    code = "import sys, hpc_det.config.multirun; print({'hydra', 'torch', 'numpy'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

@@ -11,10 +11,10 @@ RATES = "hyperparameters.learning_rate=0.1,0.01"
 
 @pytest.mark.parametrize("sign", ["-m", "--multirun"])
 def test_a_dry_run_shows_the_script_of_all_and_the_points(hpc_det: Command, root: Path, sign: str) -> None:
-    sweep = hpc_det("run", sign, "experiment=digits", "cluster=slurm", RATES, "max_restarts=1,2", "--dry-run")
-    assert (sweep.code, sweep.err) == (0, "")
-    assert "\n#SBATCH --array=0-3\n" in sweep.out
-    assert sweep.out.splitlines()[-4:] == [
+    shown = hpc_det("run", sign, "experiment=digits", "cluster=slurm", RATES, "max_restarts=1,2", "--dry-run")
+    assert (shown.code, shown.err) == (0, "")
+    assert "\n#SBATCH --array=0-3\n" in shown.out
+    assert shown.out.splitlines()[-4:] == [
         "# trial 1: hyperparameters.learning_rate=0.1 max_restarts=1",
         "# trial 2: hyperparameters.learning_rate=0.1 max_restarts=2",
         "# trial 3: hyperparameters.learning_rate=0.01 max_restarts=1",

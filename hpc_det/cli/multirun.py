@@ -1,0 +1,24 @@
+"""What `run --multirun` does with its points."""
+
+from __future__ import annotations
+
+import click
+
+from hpc_det.cli.create import say_notes, show_and_submit
+from hpc_det.cli.parameters import Choices
+from hpc_det.config.multirun import Multirun, effective_multirun
+from hpc_det.config.problems import printable
+from hpc_det.config.request import for_test
+from hpc_det.errors import UsageError
+
+
+def submit_or_show_multirun(multirun: Multirun, choices: Choices) -> None:
+    """One experiment with a trial for each point."""
+    if choices.local:
+        raise UsageError("--local: trains one trial in this process, and a sweep has many; leave out --multirun")
+    found = effective_multirun(multirun.with_requests(for_test) if choices.test else multirun)
+    say_notes(found)
+    show_and_submit(found, choices)
+    if choices.dry_run or choices.explain:
+        for number, point in enumerate(multirun.points, 1):
+            click.echo(f"# trial {number}: {printable(' '.join(point.overrides))}")
