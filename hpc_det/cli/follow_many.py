@@ -16,9 +16,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from hpc_det.cli import story
 from hpc_det.cli.state import ExperimentState, ExperimentView
 from hpc_det.cli.story import Metrics
-from hpc_det.cli.trials import BestTrial, best_trial, counted, length_unit
+from hpc_det.cli.trials import counted, length_unit
 from hpc_det.cli.values import length_in_words, number
 from hpc_det.cli.watch import POLL_S, Watch
+from hpc_det.search.best import BestTrial, best_trial
 from hpc_det.search.method import Exit
 from hpc_det.search.metric import better
 from hpc_det.search.state import Entry

@@ -57,8 +57,10 @@ class SearchJournal:
         return self._state
 
     @property
-    def smaller_is_better(self) -> bool:
-        return bool(self._config["searcher"]["smaller_is_better"])
+    def searcher(self) -> dict[str, Any]:
+        """Of the effective configuration."""
+        found: dict[str, Any] = self._config["searcher"]
+        return found
 
     def sample(self, trial: int) -> Sample:
         """What is a trial's own; no hyperparameters as long as others than the sampler still have to `choose` them.
