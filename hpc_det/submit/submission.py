@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from hpc_det.config.plain_yaml import dump_yaml
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
+from hpc_det.search.by_name import search_of
 from hpc_det.search.custom import CustomSearch
-from hpc_det.search.journal import SearchJournal, search_of
+from hpc_det.search.journal import SearchJournal
 from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
 from hpc_det.submit.jobs import Jobs, cancelled_on_failure, prepare_jobs, queue_jobs, write_jobs
