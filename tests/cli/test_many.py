@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from hpc_det.cli.follow import follow
-from hpc_det.cli.follow_many import Bar
+from hpc_det.cli.follow_many import ManyTrials
 from hpc_det.cli.state import ExperimentState, ExperimentView
 from hpc_det.errors import HpcDetError
 from hpc_det.requeue import Action, Cause
@@ -217,10 +217,9 @@ def test_following_a_search_that_fails_says_of_whom(root: Path, scheduler: FakeS
 
 
 def test_the_bar_shows_the_search_in_one_line(life: Life) -> None:
-    bar = Bar(ExperimentView(life.folder))
-    bar.update(ExperimentState.RUNNING)
+    bar = ManyTrials(ExperimentView(life.folder)).bar(ExperimentState.RUNNING)
     shown = io.StringIO()
-    Console(file=shown, width=160).print(bar.progress)
+    Console(file=shown, width=160).print(bar)
     assert "experiment 1 RUNNING" in shown.getvalue()
     assert "0/4 trials, 2 running, best accuracy 0.91 of trial 1 at 100 batches" in shown.getvalue()
 
