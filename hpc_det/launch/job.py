@@ -12,10 +12,10 @@ import selectors
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
+from hpc_det.launch.log_lines import say
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.launch.worker import GAVE_UP, WANTS_REQUEUE, Worker
 from hpc_det.plan.job_plan import JobPlan
@@ -98,7 +98,7 @@ class Job:
         try:
             self._scheduler.requeue(self._scheduler.job_id(os.environ), run_command)
         except CommandError as error:
-            print(f"hpc-det: {time.strftime('%H:%M:%S')} could not go back into the queue: {error}", flush=True)
+            say(f"could not go back into the queue: {error}")
             self._note(str(error))
             return GAVE_UP
         return 0
