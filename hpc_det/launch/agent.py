@@ -238,7 +238,7 @@ def scratch_folder(plan: JobPlan) -> Iterator[str | None]:
 def main(argv: list[str]) -> int:
     trial = TrialFolder(Path(argv[0]))
     number, worker = int(argv[1]), int(argv[2])
-    plan = JobPlan.from_json(trial.experiment().plan.read_text(encoding="utf-8"))
+    plan = JobPlan.of(trial.experiment())
     adopt_orphans()
     short = None if len(tempfile.gettempdir()) <= LONGEST_SOCKET_FOLDER else "/tmp"
     with tempfile.TemporaryDirectory(prefix="hpc-det-", dir=short) as private:

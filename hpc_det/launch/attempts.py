@@ -41,7 +41,7 @@ class Attempts:
         self._trial = trial
         self._worker = worker
         self._start_agents = start_agents
-        self._plan = JobPlan.from_json(trial.experiment().plan.read_text(encoding="utf-8"))
+        self._plan = JobPlan.of(trial.experiment())
         self._journal = Journal(trial.journal)
         self._scheduler = scheduler(self._plan.scheduler)
         self._job_id = self._scheduler.job_id(os.environ)

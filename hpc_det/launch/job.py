@@ -32,7 +32,7 @@ ORPHANS_POLL_S = 0.1
 class Job:
     def __init__(self, experiment: ExperimentFolder, first: int, workers: int, start_agents: list[str]) -> None:
         self._experiment = experiment
-        self._plan = JobPlan.from_json(experiment.plan.read_text(encoding="utf-8"))
+        self._plan = JobPlan.of(experiment)
         self._scheduler = scheduler(self._plan.scheduler)
         start = first + self._scheduler.array_index(os.environ) * workers
         self._workers = range(start, start + workers)

@@ -43,7 +43,7 @@ class Worker:
         self._number = number
         self._start_agents = start_agents
         self._search = SearchJournal(experiment)
-        plan = JobPlan.from_json(experiment.plan.read_text(encoding="utf-8"))
+        plan = JobPlan.of(experiment)
         self._scheduler = scheduler(plan.scheduler)
         self._job_id = self._scheduler.job_id(os.environ)
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
