@@ -15,6 +15,7 @@ from contextlib import closing
 
 from hpc_det.checkpoint.committed import newest_steps
 from hpc_det.launch.failure import Failure, failure_now, first_failure, note_failure
+from hpc_det.launch.last_words import size_of
 from hpc_det.launch.log_lines import say, say_attempt_begins
 from hpc_det.launch.log_policies import matches
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
@@ -120,7 +121,7 @@ class Attempts:
         if stop := read_stop(self._trial.stop, number):  # asked for before it began
             return self._end(number, self._stop_cause(stop), None)
         withdraw_stop(self._trial.stop)
-        self._log_began = self._trial.job_log.stat().st_size if self._trial.job_log.exists() else 0
+        self._log_began = size_of(self._trial.job_log)
         say_attempt_begins(number)
         code = self._run_agents(number)
         failure = first_failure(self._trial, number)
