@@ -35,11 +35,9 @@ def check(config: Path, request: Request) -> None:
     """
     from hpc_det.cli.create import say_notes
     from hpc_det.config.effective import effective
-    from hpc_det.submit.submission import check_search
 
     found = effective(request)
     say_notes(found)
-    check_search(found)
     click.echo(f"{config}: valid: {in_a_line(found)}")
 
 

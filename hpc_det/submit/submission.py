@@ -9,7 +9,7 @@ import importlib.util
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 class Submission:
     """All that an experiment needs, not yet anywhere."""
 
+    trials: int
+    """How many there will be, replacements of invalid ones left out."""
     jobs: Jobs
     files: list[Path]
     """The snapshot, relative to the context directory."""
@@ -43,11 +45,11 @@ class Submission:
 
 def prepare(effective: Effective, folder: ExperimentFolder, *, is_live: bool = False) -> Submission:
     """Touches neither scheduler nor disk. Raises UsageError with all that is wrong. `is_live`: there is no snapshot."""
-    check_search(effective)
+    trials = trials_expected(effective)
     check_storage(effective)
-    jobs = prepare_jobs(effective, folder, trials_expected(effective))
+    jobs = prepare_jobs(effective, folder, trials)
     source = source_checkpoint(effective.tree["searcher"], folder.store())
-    return Submission(jobs, [] if is_live else snapshot_files(effective.context_dir), source)
+    return Submission(trials, jobs, [] if is_live else snapshot_files(effective.context_dir), source)
 
 
 def submit(
@@ -57,13 +59,15 @@ def submit(
 
     `live`: the jobs import the context directory itself, not a snapshot; called to add files of its own.
     """
-    prepare(effective, store.folder(store.next_id()), is_live=live is not None)
+    submission = prepare(effective, store.folder(store.next_id()), is_live=live is not None)
     folder = store.create()
     try:
-        submission = _write(effective, folder, is_live=live is not None)
+        # Others may have taken the number meanwhile.
+        jobs = prepare_jobs(effective, folder, submission.trials)
+        _write(replace(submission, jobs=jobs), effective, folder, is_live=live is not None)
         if live:
             live(folder)
-        queued = queue_jobs(submission.jobs, folder, SearchJournal(folder))
+        queued = queue_jobs(jobs, folder, SearchJournal(folder))
         # The config comes last: a folder without it was never created.
         with cancelled_on_failure(effective.cluster.scheduler, queued):
             write_config(folder, effective)
@@ -74,13 +78,7 @@ def submit(
 
 
 def trials_expected(effective: Effective) -> int:
-    """How many trials there will be, replacements of invalid ones left out."""
-    method, _ = search_of(effective.tree, effective.points or [], effective.context_dir)
-    return method.trials_expected
-
-
-def check_search(effective: Effective) -> None:
-    """Raises UsageError for what would fail only when a worker begins."""
+    """How many trials there will be. Raises UsageError for a search that would fail only when a worker begins."""
     method, _ = search_of(effective.tree, effective.points or [], effective.context_dir)
     expected = method.trials_expected
     if isinstance(method, CustomSearch):
@@ -95,6 +93,7 @@ def check_search(effective: Effective) -> None:
             f"searcher.name: optuna is not installed for {sys.executable}; run {sys.executable} -m pip install "
             f"'hpc_det[optuna]'"
         )
+    return expected
 
 
 def write_config(folder: ExperimentFolder, effective: Effective) -> None:
@@ -102,8 +101,7 @@ def write_config(folder: ExperimentFolder, effective: Effective) -> None:
     write_atomic(folder.config, dump_yaml(masked(effective.tree)))
 
 
-def _write(effective: Effective, folder: ExperimentFolder, *, is_live: bool) -> Submission:
-    submission = prepare(effective, folder, is_live=is_live)
+def _write(submission: Submission, effective: Effective, folder: ExperimentFolder, *, is_live: bool) -> None:
     for needed in (folder.search, folder.jobs, folder.submitit):
         needed.mkdir(mode=0o700)
     if is_live:
@@ -119,7 +117,6 @@ def _write(effective: Effective, folder: ExperimentFolder, *, is_live: bool) -> 
         write_json(folder.warm_start, {"checkpoint": str(submission.source)})
     write_jobs(submission.jobs, folder)
     make_storage(effective, folder)
-    return submission
 
 
 def _with_seed(effective: Effective) -> dict[str, object]:
