@@ -130,7 +130,7 @@ class ExperimentView:
         search = self.search
         if found is ExperimentState.CANCELED:
             source = search.cancelled or self._cancellation()
-            return f"cancelled by {source}" if source else "cancelled"
+            return f"killed by {source}" if source else "cancelled"
         if search.given_up:
             return search.given_up
         blamed = _not_completed(search)
