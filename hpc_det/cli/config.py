@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_det.cli.parameters import request_options
+from hpc_det.cli.parameters import request_options, store
 from hpc_det.cli.values import length_in_words
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ def check(config: Path, request: Request) -> None:
     """
     from hpc_det.cli.create import say_notes
     from hpc_det.config.effective import effective
-    from hpc_det.submit.submission import check_search
+    from hpc_det.submit.submission import prepare
 
-    found = effective(request)
+    found, experiments = effective(request), store()
     say_notes(found)
-    check_search(found)
+    prepare(found, experiments.folder(experiments.next_id()))  # refuses what `experiment create` would
     click.echo(f"{config}: valid: {in_a_line(found)}")
 
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from hpc_det.cli import story
 from hpc_det.cli.state import ExperimentState, ExperimentView
 from hpc_det.cli.story import Metrics
-from hpc_det.cli.trials import BestTrial, best_trial, counted, length_unit
+from hpc_det.cli.trials import BestTrial, TrialCounts, best_trial, counted, length_unit
 from hpc_det.cli.values import length_in_words, number
 from hpc_det.cli.watch import POLL_S, Watch
 from hpc_det.search.method import Exit
@@ -43,8 +43,9 @@ def watch_many(watch: Watch) -> ExperimentState:
 def summary_of_many(view: ExperimentView, state: ExperimentState, seconds: float) -> Iterator[str]:
     """What came of it: the state, the best trial and its checkpoint."""
     counts = counted(view.search, is_running=False)
-    failed = f", {counts.failed} failed" if counts.failed else ""
-    yield f"Experiment {view.id}: {state.value} with {counts.created} trials in {seconds:.0f} s{failed}"
+    failed = [f"{counts.failed} failed"] if counts.failed else []
+    created = f"Experiment {view.id}: {state.value} with {counts.created} trials in {seconds:.0f} s"
+    yield ", ".join([created, *failed, *_invalid(counts)])
     best = best_trial(view.told, view.config["searcher"])
     if best is None:
         return
@@ -52,6 +53,10 @@ def summary_of_many(view: ExperimentView, state: ExperimentState, seconds: float
     trial = view.folder.trial(best.trial)
     if checkpoint := story.checkpoint_to_take(trial, Metrics.read(trial, view.config["searcher"]).best):
         yield f"Checkpoint: {checkpoint.path} (batch {checkpoint.steps})"
+
+
+def _invalid(counts: TrialCounts) -> list[str]:
+    return [f"{counts.invalid} invalid"] if counts.invalid else []
 
 
 def best_in_words(best: BestTrial, view: ExperimentView) -> str:
@@ -135,7 +140,7 @@ class Bar:
         search = self._view.search
         counts = counted(search, is_running=state is ExperimentState.RUNNING)
         best = best_trial(self._view.told, self._view.config["searcher"])
-        parts = [f"{counts.ended}/{counts.expected} trials", f"{counts.running} running"]
+        parts = [f"{counts.ended}/{counts.expected} trials", f"{counts.running} running", *_invalid(counts)]
         self.progress.update(
             self._task,
             description=f"experiment {self._view.id} {state.value}",

@@ -25,6 +25,8 @@ class TrialState(str, enum.Enum):
     """The searcher may want more of it."""
     COMPLETED = "COMPLETED"
     ERROR = "ERROR"
+    INVALID = "INVALID"
+    """It said that its hyperparameters cannot work."""
     CANCELED = "CANCELED"
 
     @property
@@ -35,7 +37,7 @@ class TrialState(str, enum.Enum):
 STATE_AFTER = {
     Exit.COMPLETED: TrialState.COMPLETED,
     Exit.FAILED: TrialState.ERROR,
-    Exit.INVALID_HP: TrialState.ERROR,
+    Exit.INVALID_HP: TrialState.INVALID,
     Exit.CANCELLED: TrialState.CANCELED,
 }
 
@@ -82,9 +84,12 @@ class TrialCounts:
     running: int
     completed: int
     failed: int
+    invalid: int
+    """Their hyperparameters cannot work; but for a grid, others take their place."""
 
     @property
     def ended(self) -> int:
+        """Of those that are expected."""
         return self.completed + self.failed
 
 
@@ -99,7 +104,8 @@ def counted(search: SearchState, *, is_running: bool) -> TrialCounts:
         created=len(ends),
         running=len(search.open) if is_running else 0,
         completed=ends.count(Exit.COMPLETED),
-        failed=ends.count(Exit.FAILED) + ends.count(Exit.INVALID_HP),
+        failed=ends.count(Exit.FAILED),
+        invalid=ends.count(Exit.INVALID_HP),
     )
 
 

@@ -18,6 +18,7 @@ from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.journal import SearchJournal, search_of
+from hpc_det.search.optuna_study import no_such_sampler, sampler_names
 from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
 from hpc_det.submit.jobs import Jobs, cancelled_on_failure, prepare_jobs, queue_jobs, write_jobs
@@ -88,12 +89,20 @@ def check_search(effective: Effective) -> None:
         if expected < 1:
             name = effective.tree["searcher"]["class"]
             raise UsageError(f"searcher.class: {name}: trials_expected is {expected}; say how many trials it creates")
-    is_installed = importlib.util.find_spec("optuna") is not None  # without loading it: it takes a second
-    if effective.tree["searcher"]["name"] == "optuna" and not effective.points and not is_installed:
+    if effective.tree["searcher"]["name"] == "optuna" and not effective.points:
+        _check_optuna(effective.tree["searcher"]["sampler"])
+
+
+def _check_optuna(sampler: str) -> None:
+    found = importlib.util.find_spec("optuna")  # without loading it: it takes a second
+    if found is None or found.origin is None:
         raise UsageError(
             f"searcher.name: optuna is not installed for {sys.executable}; run {sys.executable} -m pip install "
             f"'hpc_det[optuna]'"
         )
+    names = sampler_names(Path(found.origin).parent)
+    if names and ":" not in sampler and sampler not in names:
+        raise UsageError(no_such_sampler(sampler, names))
 
 
 def write_config(folder: ExperimentFolder, effective: Effective) -> None:
