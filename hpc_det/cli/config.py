@@ -39,15 +39,13 @@ def check(config: Path, request: Request) -> None:
 
     found, experiments = effective(request), store()
     say_notes(found)
-    prepare(found, experiments.folder(experiments.next_id()))  # refuses what `experiment create` would
-    click.echo(f"{config}: valid: {in_a_line(found)}")
+    submission = prepare(found, experiments.folder(experiments.next_id()))  # refuses what `create` would
+    click.echo(f"{config}: valid: {in_a_line(found, submission.trials)}")
 
 
-def in_a_line(found: Effective) -> str:
+def in_a_line(found: Effective, trials: int) -> str:
     """The experiment as one line: how many trials, how long, on what."""
-    from hpc_det.submit.submission import trials_expected
-
-    trials, slots = trials_expected(found), found.experiment.resources.slots_per_trial
+    slots = found.experiment.resources.slots_per_trial
     size = f"{trials} trial{'s' * (trials > 1)} of {slots} slot{'s' * (slots > 1)}"
     lengths = [
         f"{length_in_words(amount, unit)} at most"

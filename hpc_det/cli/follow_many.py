@@ -1,109 +1,72 @@
-"""--follow of an experiment with several trials: how the search goes on, live on a terminal, else as plain lines."""
+"""What --follow shows of an experiment with several trials: how the search goes on."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import Iterator
 
-import click
-from rich.console import Console
-from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from hpc_det.cli import story
 from hpc_det.cli.state import ExperimentState, ExperimentView
 from hpc_det.cli.story import Metrics
-from hpc_det.cli.trials import BestTrial, TrialCounts, best_trial, counted, length_unit
+from hpc_det.cli.trials import TrialCounts, counted, length_unit
 from hpc_det.cli.values import length_in_words, number
-from hpc_det.cli.watch import POLL_S, Watch
+from hpc_det.search.best import BestTrial, best_trial
 from hpc_det.search.method import Exit
 from hpc_det.search.metric import better
 from hpc_det.search.state import Entry
 
 
-class Display(Protocol):
-    def update(self, state: ExperimentState) -> None:
-        """Called at every look at the files."""
-
-
-def watch_many(watch: Watch) -> ExperimentState:
-    """Returns the final state."""
-    with _display(watch.view) as display:
-        while True:
-            state = watch.state()
-            display.update(state)
-            if state.is_final:
-                return state
-            time.sleep(POLL_S)
-
-
-def summary_of_many(view: ExperimentView, state: ExperimentState, seconds: float) -> Iterator[str]:
-    """What came of it: the state, the best trial and its checkpoint."""
-    counts = counted(view.search, is_running=False)
-    failed = [f"{counts.failed} failed"] if counts.failed else []
-    created = f"Experiment {view.id}: {state.value} with {counts.created} trials in {seconds:.0f} s"
-    yield ", ".join([created, *failed, *_invalid(counts)])
-    best = best_trial(view.told, view.config["searcher"])
-    if best is None:
-        return
-    yield f"Best validation: {best_in_words(best, view)}"
-    trial = view.folder.trial(best.trial)
-    if checkpoint := story.checkpoint_to_take(trial, Metrics.read(trial, view.config["searcher"]).best):
-        yield f"Checkpoint: {checkpoint.path} (batch {checkpoint.steps})"
-
-
-def _invalid(counts: TrialCounts) -> list[str]:
-    return [f"{counts.invalid} invalid"] if counts.invalid else []
-
-
-def best_in_words(best: BestTrial, view: ExperimentView) -> str:
-    return f"{best.metric} {number(best.value)} of trial {best.trial}{_at(best.length, view)}"
-
-
-def _at(length: int | None, view: ExperimentView) -> str:
-    unit = length_unit(view.config["searcher"])
-    if length is None or unit is None:
-        return ""
-    return f" at {length_in_words(length, unit)}"
-
-
-@contextmanager
-def _display(view: ExperimentView) -> Iterator[Display]:
-    console = Console()
-    if not console.is_terminal:
-        yield Lines(view)
-        return
-    bar = Bar(view)
-    with Live(console=console, get_renderable=lambda: bar.progress, auto_refresh=False) as live:
-        bar.refresh = live.refresh
-        yield bar
-
-
-class Lines:
-    """One line for each change of the state, each report of a trial to the search and each failure."""
-
+class ManyTrials:
     def __init__(self, view: ExperimentView) -> None:
         self._view = view
         self._searcher = view.config["searcher"]
-        self._state: ExperimentState | None = None
         self._read = 0
         self._best: float | None = None
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[told]}", markup=False),
+            TimeElapsedColumn(),
+        )
+        self._task = self._progress.add_task("", total=1.0, told="")
 
-    def update(self, state: ExperimentState) -> None:
-        if not state.is_final:
-            self._tell(state)
+    def news(self) -> Iterator[str]:
+        """A line for each report of a trial to the search, and each failure."""
         for entry in self._view.told[self._read :]:
-            click.echo(self._reported(entry) if entry["event"] == "reported" else self._ended(entry))
+            yield self._reported(entry) if entry["event"] == "reported" else self._ended(entry)
         self._read = len(self._view.told)
-        self._tell(state)
 
-    def _tell(self, state: ExperimentState) -> None:
-        if state is not self._state:
-            self._state = state
-            click.echo(f"experiment {self._view.id}: {state.value}")
+    def bar(self, state: ExperimentState) -> Progress:
+        """In one line, with the best trial so far."""
+        search = self._view.search
+        counts = counted(search, is_running=state is ExperimentState.RUNNING)
+        best = best_trial(self._view.told, self._searcher)
+        parts = [f"{counts.ended}/{counts.expected} trials", f"{counts.running} running", *_invalid(counts)]
+        self._progress.update(
+            self._task,
+            description=f"experiment {self._view.id} {state.value}",
+            completed=search.method.progress,
+            told=", ".join([*parts, *([f"best {_in_words(best, self._view)}"] if best else [])]),
+        )
+        return self._progress
+
+    def summary(self, state: ExperimentState, seconds: float) -> Iterator[str]:
+        """The state, the best trial and its checkpoint."""
+        view = self._view
+        counts = counted(view.search, is_running=False)
+        failed = [f"{counts.failed} failed"] if counts.failed else []
+        created = f"Experiment {view.id}: {state.value} with {counts.created} trials in {seconds:.0f} s"
+        yield ", ".join([created, *failed, *_invalid(counts)])
+        best = best_trial(view.told, self._searcher)
+        if best is None:
+            return
+        yield f"Best validation: {_in_words(best, view)}"
+        trial = view.folder.trial(best.trial)
+        if checkpoint := story.checkpoint_to_take(trial, Metrics.read(trial, self._searcher).best):
+            yield f"Checkpoint: {checkpoint.path} (batch {checkpoint.steps})"
 
     def _reported(self, entry: Entry) -> str:
         trial, value = entry["trial"], math.nan if entry["value"] is None else entry["value"]
@@ -121,30 +84,16 @@ class Lines:
         return f"trial {trial} ended: {how.value}{why}"
 
 
-class Bar:
-    """The search's progress in one line, with the best trial so far."""
+def _invalid(counts: TrialCounts) -> list[str]:
+    return [f"{counts.invalid} invalid"] if counts.invalid else []
 
-    def __init__(self, view: ExperimentView) -> None:
-        self.refresh: Callable[[], None] = lambda: None
-        self._view = view
-        self.progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[told]}", markup=False),
-            TimeElapsedColumn(),
-        )
-        self._task = self.progress.add_task("", total=1.0, told="")
 
-    def update(self, state: ExperimentState) -> None:
-        search = self._view.search
-        counts = counted(search, is_running=state is ExperimentState.RUNNING)
-        best = best_trial(self._view.told, self._view.config["searcher"])
-        parts = [f"{counts.ended}/{counts.expected} trials", f"{counts.running} running", *_invalid(counts)]
-        self.progress.update(
-            self._task,
-            description=f"experiment {self._view.id} {state.value}",
-            completed=search.method.progress,
-            told=", ".join([*parts, *([f"best {best_in_words(best, self._view)}"] if best else [])]),
-        )
-        self.refresh()
+def _in_words(best: BestTrial, view: ExperimentView) -> str:
+    return f"{best.metric} {number(best.value)} of trial {best.trial}{_at(best.length, view)}"
+
+
+def _at(length: int | None, view: ExperimentView) -> str:
+    unit = length_unit(view.config["searcher"])
+    if length is None or unit is None:
+        return ""
+    return f" at {length_in_words(length, unit)}"

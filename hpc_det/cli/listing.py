@@ -12,10 +12,11 @@ from typing import Any
 from hpc_det.cli import story
 from hpc_det.cli.state import ExperimentState, ExperimentView
 from hpc_det.cli.story import Metrics
-from hpc_det.cli.trials import best_trial, counted, length_unit
+from hpc_det.cli.trials import counted, length_unit
 from hpc_det.cli.values import columns, iso, number
 from hpc_det.cli.watch import states
 from hpc_det.errors import HpcDetError
+from hpc_det.search.best import best_trial
 from hpc_det.store.folders import ExperimentFolder
 
 DAMAGED = "(files damaged)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +12,8 @@ from hpc_det.cli.tail import Tail
 from hpc_det.cli.trials import TrialState, state_now
 from hpc_det.cli.watch import POLL_S, Watch, say
 from hpc_det.errors import UsageError
+from hpc_det.launch.log_lines import ATTEMPT_BEGINS, OF_WORKER
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
-
-# The line with which hpc_det.launch.attempts begins an attempt: their log is one file for all of them.
-_BEGIN = re.compile(r"hpc-det: \d\d:\d\d:\d\d attempt (\d+) begins")
-# Which trial a worker takes stands in the trial's own log, too.
-_WORKER = re.compile(r"hpc-det: \d\d:\d\d:\d\d worker \d+: ")
 
 
 class Lines(Protocol):
@@ -58,7 +53,7 @@ class Logs:
 
     def _job_lines(self, final: bool) -> Iterator[tuple[int, str]]:
         for line in self._job.lines(final=final):
-            if begin := _BEGIN.fullmatch(line):
+            if begin := ATTEMPT_BEGINS.fullmatch(line):
                 self._job_attempt = int(begin[1])
             yield self._job_attempt, line
 
@@ -79,7 +74,10 @@ def _number(name: str) -> int:
 
 
 class JobLogs:
-    """What the jobs print outside of attempts: modules and setup of the site, errors before any trial began."""
+    """What the jobs print outside of attempts: modules and setup of the site, errors before any trial began.
+
+    Not the lines of workers: which trial one takes is known from the trial's own log.
+    """
 
     def __init__(self, experiment: ExperimentFolder) -> None:
         self._folder = experiment.jobs
@@ -89,7 +87,7 @@ class JobLogs:
         for path in sorted(self._folder.glob("*.log"), key=lambda path: [*map(int, path.stem.split("-"))]):
             tail = self._tails.setdefault(path.stem, Tail(path))
             lines = tail.lines(final=final)
-            yield from (f"[job={path.stem}] {line}" for line in lines if not _WORKER.match(line))
+            yield from (f"[job={path.stem}] {line}" for line in lines if not OF_WORKER.match(line))
 
 
 class TrialsLogs:

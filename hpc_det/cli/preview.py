@@ -12,9 +12,10 @@ import click
 
 from hpc_det.cli.parameters import request_options
 from hpc_det.errors import UsageError
+from hpc_det.search.by_name import search_of
 from hpc_det.search.custom import CustomSearch
-from hpc_det.search.method import SearchMethod, search_method
-from hpc_det.search.sample import Sample, sampler
+from hpc_det.search.method import SearchMethod
+from hpc_det.search.sample import Sample
 from hpc_det.search.simulate import at_random, simulate
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ def previewed(
 
     Raises UsageError for what is wrong with a method of the user's in the folder `code`.
     """
-    samples = sampler(searcher, hyperparameters, experiment_seed or 0)
-    method = search_method(searcher, samples.points, code=code, seed=experiment_seed or 0)
+    parts = {"searcher": searcher, "hyperparameters": hyperparameters}
+    method, samples = search_of({**parts, "reproducibility": {"experiment_seed": experiment_seed}}, [], code)
     concurrent = min(searcher.get("max_concurrent_trials") or method.trials_expected, method.trials_expected)
     _refuse_broken(method)
     lengths = Counter(simulate(method, at_random(), workers=concurrent).reached.values())

@@ -74,7 +74,7 @@ class ExperimentView:
     def plan(self) -> JobPlan:
         """Raises HpcDetError where the file is damaged."""
         with _readable(self.folder):
-            return JobPlan.from_json(self.folder.plan.read_text(encoding="utf-8"))
+            return JobPlan.of(self.folder)
 
     def sample(self, trial: int) -> Sample:
         return self._journal.sample(trial)

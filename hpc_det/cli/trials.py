@@ -1,9 +1,9 @@
-"""The trials of an experiment: the state of each, how many there are of a kind, and the best one."""
+"""The trials of an experiment: the state of each, and how many there are of a kind."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,7 @@ from hpc_det.cli.story import AttemptStory
 from hpc_det.config.merge import Tree
 from hpc_det.requeue import Action, Cause
 from hpc_det.search.method import Exit
-from hpc_det.search.metric import better
-from hpc_det.search.state import Entry, SearchState
+from hpc_det.search.state import SearchState
 from hpc_det.store.folders import TrialFolder
 
 
@@ -107,26 +106,6 @@ def counted(search: SearchState, *, is_running: bool) -> TrialCounts:
         failed=ends.count(Exit.FAILED),
         invalid=ends.count(Exit.INVALID_HP),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class BestTrial:
-    """By all reports to the search."""
-
-    trial: int
-    metric: str
-    value: float
-    length: int | None
-    """At that report, in the unit of searcher.max_length."""
-
-
-def best_trial(told: Iterable[Entry], searcher: Tree) -> BestTrial | None:
-    best: BestTrial | None = None
-    for entry in told:
-        value = entry.get("value")
-        if value is not None and better(value, best.value if best else None, searcher["smaller_is_better"]):
-            best = BestTrial(trial=entry["trial"], metric=searcher["metric"], value=value, length=entry["until"])
-    return best
 
 
 def length_unit(searcher: Tree) -> str | None:

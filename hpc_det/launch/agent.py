@@ -15,10 +15,8 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_det import compat
@@ -34,7 +32,9 @@ from hpc_det.launch.container import (
 )
 from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import failure_now, first_failure, note_failure
+from hpc_det.launch.last_words import last_line, size_of
 from hpc_det.launch.network import own_address
+from hpc_det.launch.node_folders import NodeFolders, node_folders
 from hpc_det.launch.rendezvous import await_rendezvous, publish
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe, shielded
 from hpc_det.plan.container import Container
@@ -47,32 +47,18 @@ from hpc_det.submit.scheduler import scheduler
 
 POLL_S = 1.0
 """How often the run folder is asked for a stop request that came by no signal to this node."""
-LONGEST_SOCKET_FOLDER = 80
-"""A Unix socket's path has 108 bytes (unix(7)); a `$TMPDIR` may be longer."""
-LAST_WORDS, LONGEST_LINE = 4096, 200
-"""Bytes at the end of a log that are searched for its last line, and characters of that which are told."""
 
 
 class Agent:
-    def __init__(
-        self,
-        trial: TrialFolder,
-        plan: JobPlan,
-        number: int,
-        worker: int,
-        node_rank: int,
-        private: str,
-        scratch: str | None,
-    ) -> None:
+    def __init__(self, trial: TrialFolder, plan: JobPlan, number: int, worker: int, folders: NodeFolders) -> None:
         self._trial = trial
         self._plan = plan
         self._container = plan.container if plan.container and plan.container.starts_entrypoint else None
-        self._private = private
-        self._scratch = scratch
+        self._folders = folders
         self._number = number
         self._worker = worker
-        self._node_rank = node_rank
-        self._socket = f"{private}/agent"
+        self._node_rank = scheduler(plan.scheduler).node_rank(os.environ)
+        self._socket = f"{folders.private}/agent"
         self._selector = selectors.DefaultSelector()
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
         self._selector.register(self._signals.fd, selectors.EVENT_READ, self._on_signals)
@@ -83,7 +69,7 @@ class Agent:
         self._parent = os.getppid()
         self._ended = False
         self._next_poll = 0.0
-        self._log_began = self._trial.job_log.stat().st_size if self._trial.job_log.exists() else 0
+        self._log_began = size_of(trial.job_log)
 
     def run(self) -> int:
         """The entrypoint's exit code; 1 where a rank was lost or the attempt was killed."""
@@ -124,7 +110,7 @@ class Agent:
 
     def _environment(self, attempt: Attempt, interface: str | None) -> dict[str, str]:
         given = of_the_job(os.environ) if self._container else os.environ
-        scratch = {"TMPDIR": self._scratch} if self._scratch else {}
+        scratch = {"TMPDIR": self._folders.scratch} if self._folders.scratch else {}
         wanted = dict(item.split("=", 1) for item in self._plan.environment)
         environment = {**given, **scratch, **wanted, **attempt.to_env()}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [self._plan.code, environment.get("PYTHONPATH")]))
@@ -143,8 +129,8 @@ class Agent:
     def _into_container(self, container: Container, environment: dict[str, str]) -> list[str]:
         make_mount_points(self._plan, container)
         environment["PYTHONPATH"] = inside(environment["PYTHONPATH"])
-        write_atomic(Path(self._private, ENVIRONMENT_FILE), environment_file(environment))
-        return contained(self._plan, container, filter(None, [self._private, self._scratch]))
+        write_atomic(Path(self._folders.private, ENVIRONMENT_FILE), environment_file(environment))
+        return contained(self._plan, container, filter(None, self._folders))
 
     def _meet(self) -> tuple[Attempt, str | None]:
         address, interface = own_address(self._plan.nodes)
@@ -203,53 +189,25 @@ class Agent:
     def _note_entrypoint(self, code: int) -> None:
         if first_failure(self._trial, self._number) is None:
             how = f"ended by signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            last_words = _last_line(self._trial.job_log, self._log_began)
+            last_words = last_line(self._trial.job_log, self._log_began)
             said = f" after {last_words!r}" if last_words else ""
             message = f"{how}{said}; its output stands in {self._trial.job_log}"
             user_error = code in (126, 127)  # sh(1): found no such command, or may not run it
             note_failure(self._trial, self._number, failure_now(None, message, user_error=user_error))
 
 
-def _last_line(log: Path, begin: int) -> str:
-    """Of what was written to the job's log from `begin` on; where the job writes none, nothing."""
-    if not log.exists():
-        return ""
-    with log.open("rb") as file:
-        file.seek(max(begin, log.stat().st_size - LAST_WORDS))
-        lines = file.read().decode(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")[-LONGEST_LINE:]
-
-
-@contextmanager
-def scratch_folder(plan: JobPlan) -> Iterator[str | None]:
-    """A folder of mode 0700 for this attempt in the node's scratch folder, gone afterwards; None without such."""
-    if plan.scratch is None:
-        yield None
-        return
-    base = os.path.expandvars(plan.scratch)
-    if not os.path.isdir(base):
-        raise UsageError(
-            f"cluster.scratch: {plan.scratch!r} is {base!r} on {socket.gethostname()}, and no folder there"
-        )
-    with tempfile.TemporaryDirectory(prefix="hpc-det-", dir=base) as folder:
-        yield folder
-
-
 def main(argv: list[str]) -> int:
     trial = TrialFolder(Path(argv[0]))
     number, worker = int(argv[1]), int(argv[2])
-    plan = JobPlan.from_json(trial.experiment().plan.read_text(encoding="utf-8"))
+    plan = JobPlan.of(trial.experiment())
     adopt_orphans()
-    short = None if len(tempfile.gettempdir()) <= LONGEST_SOCKET_FOLDER else "/tmp"
-    with tempfile.TemporaryDirectory(prefix="hpc-det-", dir=short) as private:
-        try:
-            node_rank = scheduler(plan.scheduler).node_rank(os.environ)
-            with scratch_folder(plan) as scratch:
-                return Agent(trial, plan, number, worker, node_rank, private, scratch).run()
-        except HpcDetError as error:
-            note_failure(trial, number, failure_now(None, str(error), user_error=isinstance(error, UsageError)))
-            print(f"hpc-det: {error}", file=sys.stderr, flush=True)
-            return 1
+    try:
+        with node_folders(plan) as folders:
+            return Agent(trial, plan, number, worker, folders).run()
+    except HpcDetError as error:
+        note_failure(trial, number, failure_now(None, str(error), user_error=isinstance(error, UsageError)))
+        print(f"hpc-det: {error}", file=sys.stderr, flush=True)
+        return 1
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from contextlib import closing
 
 from hpc_det.checkpoint.committed import newest_steps
 from hpc_det.launch.failure import Failure, failure_now, first_failure, note_failure
+from hpc_det.launch.last_words import size_of
+from hpc_det.launch.log_lines import say, say_attempt_begins
 from hpc_det.launch.log_policies import matches
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
@@ -40,7 +42,7 @@ class Attempts:
         self._trial = trial
         self._worker = worker
         self._start_agents = start_agents
-        self._plan = JobPlan.from_json(trial.experiment().plan.read_text(encoding="utf-8"))
+        self._plan = JobPlan.of(trial.experiment())
         self._journal = Journal(trial.journal)
         self._scheduler = scheduler(self._plan.scheduler)
         self._job_id = self._scheduler.job_id(os.environ)
@@ -62,7 +64,7 @@ class Attempts:
     def _run(self) -> Action:
         self.close_interrupted()
         if over := self._final_verdict():
-            self._say(f"this trial is over, nothing is started: {over[0].value}: {over[1]}")
+            say(f"this trial is over, nothing is started: {over[0].value}: {over[1]}")
             return over[0]
         while True:
             decision = self._attempt(self._journal.last_attempt() + 1)
@@ -91,7 +93,7 @@ class Attempts:
                 status = self._scheduler.status([former[1]], run_command)[former[1]]
                 if status.state not in (JobState.RUNNING, JobState.UNKNOWN):  # also in the queue nobody writes
                     return
-                self._say(f"waits for worker {former[0]}, which still saves this trial")
+                say(f"waits for worker {former[0]}, which still saves this trial")
                 ask_at = time.monotonic() + ASK_EVERY_S
             self._selector.select(timeout=HANDOVER_POLL_S)
             self._heard += [received for received in self._signals.received() if received in STOP_SIGNALS]
@@ -119,8 +121,8 @@ class Attempts:
         if stop := read_stop(self._trial.stop, number):  # asked for before it began
             return self._end(number, self._stop_cause(stop), None)
         withdraw_stop(self._trial.stop)
-        self._log_began = self._trial.job_log.stat().st_size if self._trial.job_log.exists() else 0
-        self._say(f"attempt {number} begins")
+        self._log_began = size_of(self._trial.job_log)
+        say_attempt_begins(number)
         code = self._run_agents(number)
         failure = first_failure(self._trial, number)
         return self._end(number, self._cause(number, code, failure), failure or failure_now(None, _unexplained(code)))
@@ -167,10 +169,10 @@ class Attempts:
         end = AttemptEnd(cause=cause, steps=self._progress(), user_error=user_error, log_policy=policy)
         decision = decide([*self._journal.history(), end], self._plan.max_restarts)
         blamed = failure if cause is Cause.FAILED else None
-        self._say(f"attempt {number} ended: {cause.value}, {end.steps} batches in the newest checkpoint")
+        say(f"attempt {number} ended: {cause.value}, {end.steps} batches in the newest checkpoint")
         if blamed:
-            self._say("\n".join(filter(None, [f"first failure: {blamed.sentence()}", blamed.traceback.rstrip()])))
-        self._say(f"{decision.action.value}: {decision.why}")
+            say("\n".join(filter(None, [f"first failure: {blamed.sentence()}", blamed.traceback.rstrip()])))
+        say(f"{decision.action.value}: {decision.why}")
         # The journal comes last: who reads the verdict finds the log complete.
         self._journal.ended(number, end, decision, blamed.sentence() if blamed else None)
         return decision
@@ -183,7 +185,7 @@ class Attempts:
         found = matches(policies, rank_logs | own_log)
         for match in found:
             problem = f"log policy {match.policy!r}: {match.line}"
-            self._say(problem)
+            say(problem)
             self._journal.problem(number, problem)
         return next((match.policy for match in found if match.cancels_retries), None)
 
@@ -191,9 +193,6 @@ class Attempts:
         """Batches in the newest checkpoint. An app that saves by itself counts how often it did."""
         outcome = read_json(self._trial.outcome) or {}
         return max(newest_steps(self._trial.checkpoints), int(outcome.get("saves", 0)))
-
-    def _say(self, text: str) -> None:
-        print(f"hpc-det: {time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 _ENDS = {"finished": Cause.FINISHED, "paused": Cause.PAUSED}

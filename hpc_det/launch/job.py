@@ -12,10 +12,10 @@ import selectors
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
+from hpc_det.launch.log_lines import say
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.launch.worker import GAVE_UP, WANTS_REQUEUE, Worker
 from hpc_det.plan.job_plan import JobPlan
@@ -32,7 +32,7 @@ ORPHANS_POLL_S = 0.1
 class Job:
     def __init__(self, experiment: ExperimentFolder, first: int, workers: int, start_agents: list[str]) -> None:
         self._experiment = experiment
-        self._plan = JobPlan.from_json(experiment.plan.read_text(encoding="utf-8"))
+        self._plan = JobPlan.of(experiment)
         self._scheduler = scheduler(self._plan.scheduler)
         start = first + self._scheduler.array_index(os.environ) * workers
         self._workers = range(start, start + workers)
@@ -98,7 +98,7 @@ class Job:
         try:
             self._scheduler.requeue(self._scheduler.job_id(os.environ), run_command)
         except CommandError as error:
-            print(f"hpc-det: {time.strftime('%H:%M:%S')} could not go back into the queue: {error}", flush=True)
+            say(f"could not go back into the queue: {error}")
             self._note(str(error))
             return GAVE_UP
         return 0

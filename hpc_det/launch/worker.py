@@ -17,6 +17,7 @@ from hpc_det.checkpoint.committed import newest_good
 from hpc_det.errors import UsageError
 from hpc_det.launch.attempts import Attempts
 from hpc_det.launch.failure import first_failure
+from hpc_det.launch.log_lines import say_of_worker
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import adopt_orphans, end_descendants
@@ -42,7 +43,7 @@ class Worker:
         self._number = number
         self._start_agents = start_agents
         self._search = SearchJournal(experiment)
-        plan = JobPlan.from_json(experiment.plan.read_text(encoding="utf-8"))
+        plan = JobPlan.of(experiment)
         self._scheduler = scheduler(plan.scheduler)
         self._job_id = self._scheduler.job_id(os.environ)
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
@@ -125,7 +126,7 @@ class Worker:
         return self._search.end(self._number, number, how)
 
     def _say(self, text: str) -> None:
-        print(f"hpc-det: {time.strftime('%H:%M:%S')} worker {self._number}: {text}", flush=True)
+        say_of_worker(self._number, text)
 
 
 def _how(trial: TrialFolder, action: Action) -> Exit:

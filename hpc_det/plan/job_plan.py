@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from hpc_det.plan.container import Container
+from hpc_det.store.folders import ExperimentFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,11 @@ class JobPlan:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def of(cls, experiment: ExperimentFolder) -> JobPlan:
+        """As it was written down at the submission."""
+        return cls.from_json(experiment.plan.read_text(encoding="utf-8"))
 
     @classmethod
     def from_json(cls, text: str) -> JobPlan:

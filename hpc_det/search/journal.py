@@ -6,29 +6,17 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from hpc_det.search.by_name import search_of
 from hpc_det.search.custom import CustomSearch
-from hpc_det.search.method import Exit, SearchMethod, Work, search_method
+from hpc_det.search.method import Exit, Work
 from hpc_det.search.optuna_study import OptunaStudy
-from hpc_det.search.sample import PointsSampler, Sample, Sampler, first_sample, sampler
+from hpc_det.search.sample import Sample, first_sample
 from hpc_det.search.state import RULES, Entry, SearchState
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.shared_log import SharedLog
-
-
-def search_of(config: dict[str, Any], points: Sequence[dict[str, Any]], code: Path) -> tuple[SearchMethod, Sampler]:
-    """Of an effective config with a seed, of the points of a multirun or sweep, and of the folder of the code."""
-    searcher, seed = config["searcher"], config["reproducibility"]["experiment_seed"] or 0
-    if not points:
-        found = sampler(searcher, config["hyperparameters"], seed)
-        return search_method(searcher, points=found.points, code=code, seed=seed), found
-    if any("searcher" in point for point in points):  # each trial knows its own length
-        searcher = {**searcher, "max_length": None}
-    listed = PointsSampler([point["hyperparameters"] for point in points], seed)
-    return search_method({**searcher, "name": "points"}, points=len(points)), listed
 
 
 class SearchJournal:
@@ -57,8 +45,10 @@ class SearchJournal:
         return self._state
 
     @property
-    def smaller_is_better(self) -> bool:
-        return bool(self._config["searcher"]["smaller_is_better"])
+    def searcher(self) -> dict[str, Any]:
+        """Of the effective configuration."""
+        found: dict[str, Any] = self._config["searcher"]
+        return found
 
     def sample(self, trial: int) -> Sample:
         """What is a trial's own; no hyperparameters as long as others than the sampler still have to `choose` them.

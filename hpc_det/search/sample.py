@@ -40,15 +40,6 @@ class Sampler(Protocol):
         """Of this trial (1, 2, ...), the same each time; what the caller does with it changes no other."""
 
 
-def sampler(searcher: Mapping[str, Any], hyperparameters: Space, experiment_seed: int) -> Sampler:
-    """The sampler that belongs to the searcher, which is that of an effective configuration."""
-    if searcher["name"] == "grid":
-        return GridSampler(hyperparameters, experiment_seed)
-    if searcher["name"] == "points":
-        return PointsSampler(searcher["points"], experiment_seed)
-    return SpaceSampler(hyperparameters, experiment_seed)
-
-
 def first_sample(hyperparameters: Space, experiment_seed: int) -> Sample:
     """Of the first trial, or the only one."""
     return SpaceSampler(hyperparameters, experiment_seed).sample(1)

@@ -8,8 +8,8 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import committed, newest_good
 from hpc_det.errors import UsageError
+from hpc_det.search.best import best_trial
 from hpc_det.search.journal import SearchJournal
-from hpc_det.search.metric import better
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore, TrialFolder
 
 
@@ -42,13 +42,9 @@ def _trial(name: str, store: ExperimentStore) -> TrialFolder:
 
 
 def _best(experiment: ExperimentFolder) -> int | None:
-    """By the values that trials have reported to the search; None where none has."""
     search = SearchJournal(experiment)
-    best: tuple[int, float] | None = None
-    for number, trial in search.state().trials.items():
-        if trial.value is not None and better(trial.value, best[1] if best else None, search.smaller_is_better):
-            best = number, trial.value
-    return best[0] if best else None
+    best = best_trial(search.new(), search.searcher)
+    return best.trial if best else None
 
 
 def _latest(trial: TrialFolder) -> Path:

@@ -9,15 +9,16 @@ import importlib.util
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_det.config.plain_yaml import dump_yaml
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
+from hpc_det.search.by_name import search_of
 from hpc_det.search.custom import CustomSearch
-from hpc_det.search.journal import SearchJournal, search_of
+from hpc_det.search.journal import SearchJournal
 from hpc_det.search.optuna_study import no_such_sampler, sampler_names
 from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 class Submission:
     """All that an experiment needs, not yet anywhere."""
 
+    trials: int
+    """How many there will be, replacements of invalid ones left out."""
     jobs: Jobs
     files: list[Path]
     """The snapshot, relative to the context directory."""
@@ -43,11 +46,11 @@ class Submission:
 
 def prepare(effective: Effective, folder: ExperimentFolder, *, is_live: bool = False) -> Submission:
     """Touches neither scheduler nor disk. Raises UsageError with all that is wrong. `is_live`: there is no snapshot."""
-    check_search(effective)
+    trials = trials_expected(effective)
     check_storage(effective)
-    jobs = prepare_jobs(effective, folder, trials_expected(effective))
+    jobs = prepare_jobs(effective, folder, trials)
     source = source_checkpoint(effective.tree["searcher"], folder.store())
-    return Submission(jobs, [] if is_live else snapshot_files(effective.context_dir), source)
+    return Submission(trials, jobs, [] if is_live else snapshot_files(effective.context_dir), source)
 
 
 def submit(
@@ -57,13 +60,15 @@ def submit(
 
     `live`: the jobs import the context directory itself, not a snapshot; called to add files of its own.
     """
-    prepare(effective, store.folder(store.next_id()), is_live=live is not None)
+    submission = prepare(effective, store.folder(store.next_id()), is_live=live is not None)
     folder = store.create()
     try:
-        submission = _write(effective, folder, is_live=live is not None)
+        # Others may have taken the number meanwhile.
+        jobs = prepare_jobs(effective, folder, submission.trials)
+        _write(replace(submission, jobs=jobs), effective, folder, is_live=live is not None)
         if live:
             live(folder)
-        queued = queue_jobs(submission.jobs, folder, SearchJournal(folder))
+        queued = queue_jobs(jobs, folder, SearchJournal(folder))
         # The config comes last: a folder without it was never created.
         with cancelled_on_failure(effective.cluster.scheduler, queued):
             write_config(folder, effective)
@@ -74,23 +79,19 @@ def submit(
 
 
 def trials_expected(effective: Effective) -> int:
-    """How many trials there will be, replacements of invalid ones left out."""
+    """How many trials there will be. Raises UsageError for a search that would fail only when a worker begins."""
     method, _ = search_of(effective.tree, effective.points or [], effective.context_dir)
-    return method.trials_expected
-
-
-def check_search(effective: Effective) -> None:
-    """Raises UsageError for what would fail only when a worker begins."""
-    method, _ = search_of(effective.tree, effective.points or [], effective.context_dir)
-    expected = method.trials_expected
+    expected, searcher = method.trials_expected, effective.tree["searcher"]
     if isinstance(method, CustomSearch):
         if method.problem:
             raise UsageError(method.problem)
         if expected < 1:
-            name = effective.tree["searcher"]["class"]
-            raise UsageError(f"searcher.class: {name}: trials_expected is {expected}; say how many trials it creates")
-    if effective.tree["searcher"]["name"] == "optuna" and not effective.points:
-        _check_optuna(effective.tree["searcher"]["sampler"])
+            raise UsageError(
+                f"searcher.class: {searcher['class']}: trials_expected is {expected}; say how many trials it creates"
+            )
+    if searcher["name"] == "optuna" and not effective.points:
+        _check_optuna(searcher["sampler"])
+    return expected
 
 
 def _check_optuna(sampler: str) -> None:
@@ -110,8 +111,7 @@ def write_config(folder: ExperimentFolder, effective: Effective) -> None:
     write_atomic(folder.config, dump_yaml(masked(effective.tree)))
 
 
-def _write(effective: Effective, folder: ExperimentFolder, *, is_live: bool) -> Submission:
-    submission = prepare(effective, folder, is_live=is_live)
+def _write(submission: Submission, effective: Effective, folder: ExperimentFolder, *, is_live: bool) -> None:
     for needed in (folder.search, folder.jobs, folder.submitit):
         needed.mkdir(mode=0o700)
     if is_live:
@@ -127,7 +127,6 @@ def _write(effective: Effective, folder: ExperimentFolder, *, is_live: bool) -> 
         write_json(folder.warm_start, {"checkpoint": str(submission.source)})
     write_jobs(submission.jobs, folder)
     make_storage(effective, folder)
-    return submission
 
 
 def _with_seed(effective: Effective) -> dict[str, object]:

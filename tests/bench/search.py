@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from hpc_det.search.method import Work, search_method
+from hpc_det.search.by_name import search_method
+from hpc_det.search.method import Work
 from hpc_det.search.simulate import at_random, simulate
 from tests.bench.table import show
 

@@ -5,9 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from hpc_det.cli.follow import Bar, MetricsReader, follow
-from hpc_det.cli.state import ExperimentState
-from hpc_det.cli.story import Metrics, Validation
+from hpc_det.cli.follow import follow
+from hpc_det.cli.follow_one import MetricsReader, OneTrial
+from hpc_det.cli.state import ExperimentState, ExperimentView
+from hpc_det.cli.story import Validation
 from hpc_det.errors import HpcDetError
 from hpc_det.requeue import Action, Cause
 from hpc_det.store.files import write_atomic
@@ -47,6 +48,21 @@ def test_following_tells_states_validations_and_what_came_of_it(
     assert lines[8].startswith(f"Checkpoint: {life.trial.checkpoints}/")
     assert lines[8].endswith("(batch 200)")
     assert lines[9:] == ["Next: hpc-det experiment describe 1"]
+
+
+def test_on_a_terminal_a_bar_comes_before_what_came_of_it(
+    life: Life, scheduler: FakeScheduler, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life.begins()
+    validates(life, 400, 0.7)
+    life.finishes()
+    terminal = io.StringIO()
+    shown = Console(file=terminal, force_terminal=True, color_system=None, width=90)
+    monkeypatch.setattr("hpc_det.cli.follow.Console", lambda: shown)
+    follow(life.folder)
+    assert "experiment 1 COMPLETED" in terminal.getvalue()
+    assert "400/400 batches" in terminal.getvalue()
+    assert capsys.readouterr().out.startswith("Experiment 1: COMPLETED after 400 batches in ")
 
 
 def test_following_a_failure_ends_with_its_sentence_and_the_logs(
@@ -133,10 +149,9 @@ def test_the_bar_shows_state_batches_and_metrics_as_they_are(life: Life) -> None
     life.begins()
     life.reports("training", 120, {"[red]loss": 0.5})
     life.reports("validation", 120, {"accuracy": "NaN"})
-    bar = Bar(1)
-    bar.update(ExperimentState.RUNNING, Metrics.read(life.trial, SINGLE), [])
+    bar = OneTrial(ExperimentView(life.folder)).bar(ExperimentState.RUNNING)
     shown = io.StringIO()
-    Console(file=shown, width=90).print(bar.rendered())
+    Console(file=shown, width=90).print(bar)
     assert "experiment 1 RUNNING" in shown.getvalue()
     assert "120/400 batches" in shown.getvalue()
     assert "training: [red]loss 0.5   validation: accuracy NaN" in shown.getvalue()

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from hpc_det.cli.follow import follow
-from hpc_det.cli.follow_many import Bar, summary_of_many
+from hpc_det.cli.follow_many import ManyTrials
 from hpc_det.cli.state import ExperimentState, ExperimentView
 from hpc_det.errors import HpcDetError
 from hpc_det.requeue import Action, Cause
@@ -97,7 +97,7 @@ def test_trials_with_invalid_hyperparameters_are_no_progress(
     assert record["trial_counts"] == {
         "expected": 2, "created": 5, "running": 0, "completed": 2, "failed": 0, "invalid": 3,
     }  # fmt: skip
-    summary = next(summary_of_many(ExperimentView(life.folder), ExperimentState.COMPLETED, 1.0))
+    summary = next(ManyTrials(ExperimentView(life.folder)).summary(ExperimentState.COMPLETED, 1.0))
     assert summary == "Experiment 1: COMPLETED with 5 trials in 1 s, 3 invalid"
 
 
@@ -252,10 +252,9 @@ def test_following_a_search_that_fails_says_of_whom(root: Path, scheduler: FakeS
 
 
 def test_the_bar_shows_the_search_in_one_line(life: Life) -> None:
-    bar = Bar(ExperimentView(life.folder))
-    bar.update(ExperimentState.RUNNING)
+    bar = ManyTrials(ExperimentView(life.folder)).bar(ExperimentState.RUNNING)
     shown = io.StringIO()
-    Console(file=shown, width=160).print(bar.progress)
+    Console(file=shown, width=160).print(bar)
     assert "experiment 1 RUNNING" in shown.getvalue()
     assert "0/4 trials, 2 running, best accuracy 0.91 of trial 1 at 100 batches" in shown.getvalue()
 

@@ -1,4 +1,4 @@
-"""The states of trials, how they are counted, and the best one."""
+"""The states of trials, and how they are counted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.cli.state import ExperimentView
-from hpc_det.cli.trials import BestTrial, best_trial, counted, differing, state_now
+from hpc_det.cli.trials import counted, differing, state_now
 from hpc_det.requeue import Action, Cause
 from tests.cli.life import Life, halving, random_search
 
@@ -120,18 +120,6 @@ def test_trials_are_counted_by_what_the_search_knows(tmp_path: Path) -> None:
     found = counted(ExperimentView(life.folder).search, is_running=True)
     assert (found.expected, found.created, found.completed, found.failed, found.invalid) == (4, 4, 1, 1, 0)
     assert found.running == 2
-
-
-def test_the_best_trial_is_by_all_reports(tmp_path: Path) -> None:
-    life = Life.submitted(tmp_path, **halving(4))
-    life.begins()
-    for value in (0.5, 0.9, float("nan"), 0.7, 0.6):
-        life.reaches(value)
-    view = ExperimentView(life.folder)
-    assert view.search.finished
-    assert best_trial(view.told, view.config["searcher"]) == BestTrial(
-        trial=2, metric="accuracy", value=0.9, length=100
-    )
 
 
 def test_hyperparameters_that_differ_are_named_with_their_place() -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.search.journal import SearchJournal, search_of
+from hpc_det.search.by_name import search_of
+from hpc_det.search.journal import SearchJournal
 from hpc_det.search.sample import SpaceSampler
 from hpc_det.search.state import SearchState
 from hpc_det.store.files import read_json, read_lines

@@ -143,7 +143,7 @@ class Gang:
 
     def start_script(self) -> subprocess.Popen[bytes]:
         """What `bash jobs/1.sh` by hand does."""
-        plan = JobPlan.from_json(self.experiment.plan.read_text())
+        plan = JobPlan.of(self.experiment)
         script = self.experiment.script()
         write_atomic(script, render(plan, JobArray(first=0, count=1), script))
         return self._start(["bash", str(script)], {})

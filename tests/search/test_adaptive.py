@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_det.search.adaptive import bracket_rungs, bracket_trials, concurrency_shares, most_rungs
-from hpc_det.search.method import Exit, SearchMethod, Work, search_method
+from hpc_det.search.by_name import search_method
+from hpc_det.search.method import Exit, SearchMethod, Work
 
 ADAPTIVE = {
     "name": "adaptive_asha",

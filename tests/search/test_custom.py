@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from hpc_det.errors import UsageError
+from hpc_det.search.by_name import search_method
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.journal import SearchJournal
-from hpc_det.search.method import Work, search_method
+from hpc_det.search.method import Work
 from hpc_det.search.simulate import at_random, simulate
 from hpc_det.store.folders import ExperimentFolder
 from tests.search.experiments import experiment

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from hpc_det.search.method import Exit, SearchMethod, Work, search_method
+from hpc_det.search.by_name import search_method
+from hpc_det.search.method import Exit, SearchMethod, Work
 
 
 def fixed(name: str, points: int | None = None, **settings: Any) -> SearchMethod:

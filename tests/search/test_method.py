@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_det.search.method import Exit, SearchMethod, Work, search_method
+from hpc_det.search.by_name import search_method
+from hpc_det.search.method import Exit, SearchMethod, Work
 
 COMMON = {"metric": "loss", "smaller_is_better": True}
 TRIALS = 12

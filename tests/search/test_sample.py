@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from hpc_det.search.by_name import sampler
 from hpc_det.search.sample import (
     GridSampler,
     PointsSampler,
@@ -12,7 +13,6 @@ from hpc_det.search.sample import (
     SpaceSampler,
     first_sample,
     sample,
-    sampler,
 )
 
 SPACE = {

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from hpc_det.search.method import SearchMethod, Work, search_method
+from hpc_det.search.by_name import search_method
+from hpc_det.search.method import SearchMethod, Work
 from hpc_det.search.simulate import at_random, simulate
 from tests.search.test_adaptive import ADAPTIVE
 

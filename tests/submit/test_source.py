@@ -10,7 +10,7 @@ import pytest
 from hpc_det.errors import UsageError
 from hpc_det.store.folders import ExperimentStore
 from hpc_det.submit.source import source_checkpoint
-from tests.cli.life import Life, random_search
+from tests.cli.life import Life, halving, random_search
 
 
 @pytest.fixture
@@ -47,6 +47,19 @@ def test_a_trial_is_named_with_its_experiment_and_an_experiment_means_its_best_t
     assert found.parent == life.folder.trial(trial).checkpoints
     newest = life.saves(500, trial=trial)
     assert source(store, source_trial_id=name) == newest.path, "the latest, not the best"
+
+
+def test_the_best_trial_may_have_become_worse_since(store: ExperimentStore) -> None:
+    life = Life.submitted(store.root, **halving(4))
+    life.begins()
+    for value in (0.5, 0.9, 0.4, 0.7, 0.6):
+        life.reaches(value)
+    for trial in (1, 2, 3, 4):
+        life.saves(100, trial=trial)
+    assert life.search.state().trials[2].value == 0.6
+    found = source(store, source_trial_id="1")
+    assert found
+    assert found.parent == life.folder.trial(2).checkpoints
 
 
 def test_a_trial_that_has_not_reported_yet_is_taken_if_it_is_the_only_one(store: ExperimentStore) -> None:

@@ -1,0 +1,91 @@
+"""What --follow shows of an experiment with one trial: batches and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+from rich.console import Group
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from hpc_det.cli import story
+from hpc_det.cli.state import ExperimentState, ExperimentView
+from hpc_det.cli.story import Metrics
+from hpc_det.cli.tail import Tail
+from hpc_det.cli.values import number, values_in_words
+from hpc_det.config.merge import Tree
+from hpc_det.store.files import parse_line
+from hpc_det.store.folders import TrialFolder
+
+Record: TypeAlias = dict[str, Any]
+"""A line of metrics.jsonl."""
+
+
+class OneTrial:
+    def __init__(self, view: ExperimentView) -> None:
+        self._view = view
+        self._reader = MetricsReader(view.folder.trial(), view.config["searcher"])
+        self._training: Mapping[str, float | str] = {}
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("batches"),
+            TimeElapsedColumn(),
+        )
+        self._task = self._progress.add_task("", total=None)
+
+    def news(self) -> Iterator[str]:
+        """A line for each validation."""
+        for record in self._reader.read():
+            if record["kind"] == "training":
+                self._training = record["metrics"]
+            else:
+                yield f"batch {record['steps']} of {record['total']}: {_last(self._training, record['metrics'])}"
+
+    def bar(self, state: ExperimentState) -> Group:
+        """The last metrics stand below it."""
+        self._reader.read()
+        metrics = self._reader.metrics
+        description = f"experiment {self._view.id} {state.value}"
+        self._progress.update(self._task, description=description, completed=metrics.batches, total=metrics.total)
+        last = Text(_last(metrics.training, metrics.validation), no_wrap=True, overflow="ellipsis")
+        return Group(self._progress, last)
+
+    def summary(self, state: ExperimentState, seconds: float) -> Iterator[str]:
+        """The state, the best validation and its checkpoint."""
+        trial = self._view.folder.trial()
+        metrics = Metrics.read(trial, self._view.config["searcher"])
+        yield f"Experiment {self._view.id}: {state.value} after {metrics.batches} batches in {seconds:.0f} s"
+        if best := metrics.best:
+            yield f"Best validation: {best.metric} {number(best.value)} at batch {best.batches}"
+        if checkpoint := story.checkpoint_to_take(trial, metrics.best):
+            yield f"Checkpoint: {checkpoint.path} (batch {checkpoint.steps})"
+
+
+class MetricsReader:
+    """The metrics so far, read on where the last look ended."""
+
+    def __init__(self, trial: TrialFolder, searcher: Tree) -> None:
+        self._searcher = searcher
+        self._tail = Tail(trial.metrics)
+        self._generation = 0
+        self._seen: set[tuple[str, int, int]] = set()
+        self.metrics = Metrics(searcher)
+
+    def read(self) -> list[Record]:
+        """The records that are new since the last call."""
+        records = [record for line in self._tail.lines() if (record := parse_line(line))]
+        if self._tail.generation != self._generation:  # a new attempt forgets what a lost stretch had reported
+            self._generation, self.metrics = self._tail.generation, Metrics(self._searcher)
+        self.metrics.take(records)
+        keyed = {(record["kind"], record["attempt"], record["steps"]): record for record in records}
+        news = [record for key, record in keyed.items() if key not in self._seen]
+        self._seen |= keyed.keys()
+        return news
+
+
+def _last(training: Mapping[str, float | str], validation: Mapping[str, float | str]) -> str:
+    shown = {"training": training, "validation": validation}
+    return "   ".join(f"{kind}: {values_in_words(metrics)}" for kind, metrics in shown.items() if metrics)

@@ -1,0 +1,24 @@
+"""The lines that a job prints of itself, and how they are known again among all that stands in its logs."""
+
+from __future__ import annotations
+
+import re
+import time
+
+_ANY = r"hpc-det: \d\d:\d\d:\d\d "
+ATTEMPT_BEGINS = re.compile(_ANY + r"attempt (\d+) begins")
+"""The whole line; the log of a trial's attempts is one file for all of them."""
+OF_WORKER = re.compile(_ANY + r"worker \d+: ")
+"""The beginning of each line of a worker."""
+
+
+def say(text: str) -> None:
+    print(f"hpc-det: {time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def say_attempt_begins(number: int) -> None:
+    say(f"attempt {number} begins")
+
+
+def say_of_worker(number: int, text: str) -> None:
+    say(f"worker {number}: {text}")
