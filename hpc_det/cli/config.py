@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpc_det.cli.parameters import request_options
+from hpc_det.cli.parameters import request_options, store
 from hpc_det.cli.values import length_in_words
 
 if TYPE_CHECKING:
@@ -35,17 +35,17 @@ def check(config: Path, request: Request) -> None:
     """
     from hpc_det.cli.create import say_notes
     from hpc_det.config.effective import effective
+    from hpc_det.submit.submission import prepare
 
-    found = effective(request)
+    found, experiments = effective(request), store()
     say_notes(found)
-    click.echo(f"{config}: valid: {in_a_line(found)}")
+    submission = prepare(found, experiments.folder(experiments.next_id()))  # refuses what `create` would
+    click.echo(f"{config}: valid: {in_a_line(found, submission.trials)}")
 
 
-def in_a_line(found: Effective) -> str:
+def in_a_line(found: Effective, trials: int) -> str:
     """The experiment as one line: how many trials, how long, on what."""
-    from hpc_det.submit.submission import trials_expected
-
-    trials, slots = trials_expected(found), found.experiment.resources.slots_per_trial
+    slots = found.experiment.resources.slots_per_trial
     size = f"{trials} trial{'s' * (trials > 1)} of {slots} slot{'s' * (slots > 1)}"
     lengths = [
         f"{length_in_words(amount, unit)} at most"

@@ -29,7 +29,7 @@ def kill(experiment: ExperimentFolder) -> str:
     if found.is_final:
         raise HpcDetError(f"experiment {experiment.id} has ended already: {found.value}")
     search = SearchJournal(experiment)
-    _request(experiment, search, f"hpc-det experiment kill by {getpass.getuser()}")
+    _request(experiment, search, getpass.getuser())
     _cancel_jobs(view)
     for worker, job in tuple(search.state().present.items()):
         search.lose(worker, job)

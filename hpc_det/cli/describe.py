@@ -11,8 +11,8 @@ from hpc_det.cli import describe_trial
 from hpc_det.cli.describe_trial import TrialFacts, facts_in_words, section
 from hpc_det.cli.listing import progress, progress_in_words
 from hpc_det.cli.state import ExperimentState, ExperimentView
-from hpc_det.cli.story import Metrics
-from hpc_det.cli.trials import differing, flattened
+from hpc_det.cli.story import Metrics, why_not_completed
+from hpc_det.cli.trials import TrialState, differing, flattened
 from hpc_det.cli.values import columns, iso, number
 from hpc_det.cli.watch import state as state_of
 from hpc_det.store.folders import ExperimentFolder
@@ -70,7 +70,7 @@ def in_words(experiment: ExperimentFolder) -> str:
     record, trials = _record(view, state), _trials(view, state)
     sections = [list(_facts(record))]
     if view.has_many_trials:
-        sections += [section("Trials", _table(trials))]
+        sections += [section("Trials", _table(trials)), section("Failures", list(_failures(trials)))]
     elif trials:
         sections += describe_trial.sections(trials[0])
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
@@ -97,13 +97,15 @@ def _progress(record: Record) -> str:
     counts, best = record["trial_counts"], record["best"]
     parts = [
         progress_in_words({**record, "trials": counts}),
-        f"{counts['created']} created, {counts['running']} running, {counts['failed']} failed",
+        f"{counts['created']} created, {counts['running']} running, {counts['failed']} failed"
+        + (f", {counts['invalid']} invalid" if counts["invalid"] else ""),
         *([f"best {best['metric']} {number(best['value'])} in trial {best['trial']}"] if best else []),
     ]
     return "; ".join(parts)
 
 
 SHOWN_JOBS = 5
+SHOWN_FAILURES = 5
 
 
 def _short(job_ids: Sequence[str]) -> str:
@@ -122,6 +124,14 @@ def _table(trials: Sequence[TrialFacts]) -> list[str]:
     names = differing([found.hparams for found in trials])
     headings = ("ID", "STATE", "BATCHES", "LAST", "BEST", *names, "WORKER", "JOB")
     return columns([headings, *(_row(found, names) for found in trials)])
+
+
+def _failures(trials: Sequence[TrialFacts]) -> Iterator[str]:
+    """Why the first ones failed."""
+    failed = [found for found in trials if found.state in (TrialState.ERROR, TrialState.INVALID)]
+    yield from (f"trial {found.id}: {why_not_completed(found.folder)}" for found in failed[:SHOWN_FAILURES])
+    if len(failed) > SHOWN_FAILURES:
+        yield f"and {len(failed) - SHOWN_FAILURES} more"
 
 
 def _row(found: TrialFacts, names: Sequence[str]) -> tuple[str, ...]:

@@ -63,7 +63,8 @@ def list_(as_json: bool) -> None:
         "best": {"metric": "accuracy", "value": 0.97,
                  "batches": 180, "trial": 1},
         "trials": {"expected": 1, "created": 1, "running": 1,
-                   "completed": 0, "failed": 0}, "progress": 0.43,
+                   "completed": 0, "failed": 0, "invalid": 0},
+        "progress": 0.43,
         "submitted": "2026-11-20T10:02:05+01:00"}]
     `total_batches` and `best` are null before the first report, and `batches`
     and `total_batches` where there are several trials; `best` is then by what
@@ -92,7 +93,7 @@ def describe(experiment: ExperimentFolder, as_json: bool) -> None:
        "scheduler": "slurm", "job_id": "4711", "job_ids": ["4711"],
        "submitted": "2026-11-20T10:02:05+01:00",
        "trial_counts": {"expected": 1, "created": 1, "running": 1,
-                        "completed": 0, "failed": 0},
+                        "completed": 0, "failed": 0, "invalid": 0},
        "batches": 200, "total_batches": 460,
        "best": {"metric": "accuracy", "value": 0.97,
                 "batches": 180, "trial": 1}, "progress": 0.43,

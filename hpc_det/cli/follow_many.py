@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from hpc_det.cli import story
 from hpc_det.cli.state import ExperimentState, ExperimentView
 from hpc_det.cli.story import Metrics
-from hpc_det.cli.trials import counted, length_unit
+from hpc_det.cli.trials import TrialCounts, counted, length_unit
 from hpc_det.cli.values import length_in_words, number
 from hpc_det.search.best import BestTrial, best_trial
 from hpc_det.search.method import Exit
@@ -44,7 +44,7 @@ class ManyTrials:
         search = self._view.search
         counts = counted(search, is_running=state is ExperimentState.RUNNING)
         best = best_trial(self._view.told, self._searcher)
-        parts = [f"{counts.ended}/{counts.expected} trials", f"{counts.running} running"]
+        parts = [f"{counts.ended}/{counts.expected} trials", f"{counts.running} running", *_invalid(counts)]
         self._progress.update(
             self._task,
             description=f"experiment {self._view.id} {state.value}",
@@ -57,8 +57,9 @@ class ManyTrials:
         """The state, the best trial and its checkpoint."""
         view = self._view
         counts = counted(view.search, is_running=False)
-        failed = f", {counts.failed} failed" if counts.failed else ""
-        yield f"Experiment {view.id}: {state.value} with {counts.created} trials in {seconds:.0f} s{failed}"
+        failed = [f"{counts.failed} failed"] if counts.failed else []
+        created = f"Experiment {view.id}: {state.value} with {counts.created} trials in {seconds:.0f} s"
+        yield ", ".join([created, *failed, *_invalid(counts)])
         best = best_trial(view.told, self._searcher)
         if best is None:
             return
@@ -81,6 +82,10 @@ class ManyTrials:
         failed = how in (Exit.FAILED, Exit.INVALID_HP)
         why = f": {story.why_not_completed(self._view.folder.trial(trial))}" if failed else ""
         return f"trial {trial} ended: {how.value}{why}"
+
+
+def _invalid(counts: TrialCounts) -> list[str]:
+    return [f"{counts.invalid} invalid"] if counts.invalid else []
 
 
 def _in_words(best: BestTrial, view: ExperimentView) -> str:

@@ -130,7 +130,7 @@ class ExperimentView:
         search = self.search
         if found is ExperimentState.CANCELED:
             source = search.cancelled or self._cancellation()
-            return f"cancelled by {source}" if source else "cancelled"
+            return f"killed by {source}" if source else "cancelled"
         if search.given_up:
             return search.given_up
         blamed = _not_completed(search)
@@ -144,8 +144,9 @@ class ExperimentView:
     def _not_done(self) -> str:
         counts = counted(self.search, is_running=False)
         if self.search.finished:
-            return f"{counts.failed} of {counts.created} trials failed"
-        return f"{counts.expected - counts.ended} of {counts.expected} trials were not done"
+            return f"{counts.failed + counts.invalid} of {counts.created} trials failed"
+        expected = counts.expected + self.search.replaced
+        return f"{expected - counts.ended - counts.invalid} of {expected} trials were not done"
 
 
 def _jobs(folder: ExperimentFolder) -> list[SubmittedJob]:

@@ -21,7 +21,8 @@ def trial() -> None:
 def describe(trial: TrialFolder, as_json: bool) -> None:
     """Describe a trial: its state, hyperparameters, attempts, metrics and checkpoints.
 
-    The state is QUEUED, RUNNING, PAUSED, COMPLETED, ERROR or CANCELED; PAUSED: the searcher may want more of it.
+    The state is QUEUED, RUNNING, PAUSED, COMPLETED, ERROR, INVALID or CANCELED. PAUSED: the searcher may want
+    more of it; INVALID: it said that its hyperparameters cannot work.
 
     \b
     Example:

@@ -24,6 +24,8 @@ class TrialState(str, enum.Enum):
     """The searcher may want more of it."""
     COMPLETED = "COMPLETED"
     ERROR = "ERROR"
+    INVALID = "INVALID"
+    """It said that its hyperparameters cannot work."""
     CANCELED = "CANCELED"
 
     @property
@@ -34,7 +36,7 @@ class TrialState(str, enum.Enum):
 STATE_AFTER = {
     Exit.COMPLETED: TrialState.COMPLETED,
     Exit.FAILED: TrialState.ERROR,
-    Exit.INVALID_HP: TrialState.ERROR,
+    Exit.INVALID_HP: TrialState.INVALID,
     Exit.CANCELLED: TrialState.CANCELED,
 }
 
@@ -81,9 +83,12 @@ class TrialCounts:
     running: int
     completed: int
     failed: int
+    invalid: int
+    """Their hyperparameters cannot work; but for a grid, others take their place."""
 
     @property
     def ended(self) -> int:
+        """Of those that are expected."""
         return self.completed + self.failed
 
 
@@ -98,7 +103,8 @@ def counted(search: SearchState, *, is_running: bool) -> TrialCounts:
         created=len(ends),
         running=len(search.open) if is_running else 0,
         completed=ends.count(Exit.COMPLETED),
-        failed=ends.count(Exit.FAILED) + ends.count(Exit.INVALID_HP),
+        failed=ends.count(Exit.FAILED),
+        invalid=ends.count(Exit.INVALID_HP),
     )
 
 

@@ -12,9 +12,21 @@ REMEDIES = {
     "batches_per_step": "use scheduling_unit",
     "checkpoint_storage.checkpoint_path": "use checkpoint_storage.storage_path",
     "checkpoint_storage.tensorboard_path": "leave it out: TensorBoard files lie in the trial's folder",
+    "searcher.max_steps": "use max_length, such as {batches: 1000}",
     "searcher.train_stragglers": "leave it out: trials are stopped at the end of a rung",
 }
 """Unknown keys, and what to do instead."""
+
+_OWN_CLASS = "write a search method of your own (name: custom), as docs/search.md shows"
+REMEDIES_OF_KINDS = {
+    "searcher.name": {
+        "adaptive": "use adaptive_asha",
+        "adaptive_simple": "use adaptive_asha",
+        "sync_halving": "use async_halving, or adaptive_asha",
+        "pbt": _OWN_CLASS,
+    }
+}
+"""Values of a key that Determined has or had, and what to do instead."""
 
 _CONTAINER = "has no effect: the container tool of the cluster does as it is set up"
 _PORTS = "has no effect: ranks have the ports of their node"

@@ -6,7 +6,7 @@ required here, and null is unset.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.determineds_keys import NO_EFFECT, in_words
@@ -14,6 +14,7 @@ from hpc_det.config.keys import sections_at
 from hpc_det.config.merge import Tree
 from hpc_det.config.schema import Experiment
 from hpc_det.config.section import Section
+from hpc_det.search.space import KINDS
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -27,6 +28,10 @@ def experiment_schema() -> Tree:
     }
     for path in NO_EFFECT:
         _add_words(schema, path)
+    for key in Experiment.known_keys():
+        if kinds := next((section.kinds for section in sections_at(Experiment, (key,)) if section.kinds), None):
+            _tell_kinds(schema, key, kinds)
+    _tell_hyperparameters(schema)
     for key in ("image", "environment_variables"):
         _also_the_old_gpu(schema["$defs"]["Environment"]["properties"][key])
     return schema
@@ -65,6 +70,70 @@ def _choices(schema: Tree) -> Iterator[Tree]:
             yield from _choices(choice)
     elif schema != {"type": "null"}:
         yield schema
+
+
+def _tell_kinds(schema: Tree, key: str, kinds: Mapping[str, type[Section]]) -> None:
+    """A choice by name, so that an editor shows the wrong key and not just that no kind fits."""
+    (kind_key,) = {kind.kind_key for kind in kinds.values()}
+    named = {name: kind.__name__ for name, kind in kinds.items() if name}
+    properties = [schema["$defs"][kind.__name__]["properties"] for kind in kinds.values()]
+    about = {word: text for word, text in schema["properties"][key].items() if word != "anyOf"}
+    schema["properties"][key] = {
+        **about,
+        "type": ["object", "null"],
+        "properties": {kind_key: {"enum": [*named, None]}},
+        "allOf": [
+            *(_where(kind_key, name, {"$ref": f"#/$defs/{section}"}) for name, section in named.items()),
+            {"if": {"properties": {kind_key: {"type": "null"}}}, "then": _of_any(properties)},
+        ],
+    }
+
+
+def _where(kind_key: str, name: str, then: Tree) -> Tree:
+    is_named = {"type": "object", "properties": {kind_key: {"const": name}}, "required": [kind_key]}
+    return {"if": is_named, "then": then}
+
+
+def _of_any(kinds: Sequence[Tree]) -> Tree:
+    """Without a name the keys of all kinds: another layer may name it."""
+    found: dict[str, list[Tree]] = {}
+    for key, value in (item for properties in kinds for item in properties.items()):
+        same = found.setdefault(key, [])
+        if value not in same:
+            same.append(value)
+    properties = {key: {"anyOf": values} for key, values in found.items()}
+    return {"properties": properties, "additionalProperties": False}
+
+
+_NUMBER, _INTEGER = {"type": "number"}, {"type": "integer"}
+_OF_HYPERPARAMETERS: Tree = {
+    "minval": _NUMBER,
+    "maxval": _NUMBER,
+    "base": {"type": ["number", "null"], "exclusiveMinimum": 0},
+    "val": True,
+    "vals": {"type": "array", "minItems": 1},
+    "count": {"type": ["integer", "null"], "minimum": 1},
+}
+
+
+def _tell_hyperparameters(schema: Tree) -> None:
+    """A map with a type is a range or constant, any other one nested."""
+    nested = {"additionalProperties": {"$ref": "#/$defs/Hyperparameter"}}
+    kinds = [_where("type", name, _hyperparameter(name, kind.keys)) for name, kind in KINDS.items()]
+    schema["$defs"]["Hyperparameter"] = {
+        "if": {"type": "object", "required": ["type"]},
+        "then": {"properties": {"type": {"enum": [*KINDS]}}, "allOf": kinds},
+        "else": nested,
+    }
+    section = schema["properties"]["hyperparameters"]
+    del section["anyOf"]
+    section |= {"type": ["object", "null"], **nested}
+
+
+def _hyperparameter(name: str, keys: Sequence[str]) -> Tree:
+    values = {**_OF_HYPERPARAMETERS, **({"minval": _INTEGER, "maxval": _INTEGER} if name == "int" else {})}
+    properties = {key: values.get(key, True) for key in keys}
+    return {"properties": properties, "additionalProperties": False}
 
 
 def _add_words(schema: Tree, path: str) -> None:

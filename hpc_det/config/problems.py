@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from hpc_det.config.determineds_keys import REMEDIES
+from hpc_det.config.determineds_keys import REMEDIES, REMEDIES_OF_KINDS
 from hpc_det.config.keys import Where, expectation, is_tag, keys_at, sections_at
 from hpc_det.config.managed_flags import RefusedFlagsError
 from hpc_det.config.merge import join
@@ -86,10 +86,13 @@ def _home(model: type[Section], key: str) -> str:
 
 def _unknown_kind(path: str, value: Any, kinds: list[type[Section]]) -> Problem:
     kind_key, known = kinds[0].kind_key, [name for name in kinds[0].kinds if name]
-    kind = value[kind_key]
+    kind, where = value[kind_key], join(path, kind_key)
+    remedies = REMEDIES_OF_KINDS.get(where, {})
+    if isinstance(kind, str) and kind in remedies:
+        return Problem(where, f"{kind!r} is a kind of Determined's that hpc_det does not have", remedies[kind])
     hint = nearest(kind, known) if isinstance(kind, str) else ""
     expected = f"expected one of {', '.join(known)}"
-    return Problem(join(path, kind_key), f"got {shown(kind)}", f"{hint} {expected}" if hint else expected)
+    return Problem(where, f"got {shown(kind)}", f"{hint} {expected}" if hint else expected)
 
 
 def unknown_key(path: str, key: str, known: list[str]) -> Problem:

@@ -124,7 +124,7 @@ def _runtime_problems(image: str, cluster: Cluster) -> Iterator[str]:
     if runtime is None:
         yield (
             f"environment.image: {image!r} needs a container runtime, and cluster {cluster.name!r} names none; set "
-            "containers.runtime in its profile, or leave out the image"
+            "containers.runtime in its profile, or leave it out: --config environment.image="
         )
     if runtime == "pyxis" and cluster.scheduler != "slurm":
         yield (

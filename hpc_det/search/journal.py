@@ -13,7 +13,7 @@ from hpc_det.search.custom import CustomSearch
 from hpc_det.search.method import Exit, Work
 from hpc_det.search.optuna_study import OptunaStudy
 from hpc_det.search.sample import Sample, first_sample
-from hpc_det.search.state import Entry, SearchState
+from hpc_det.search.state import RULES, Entry, SearchState
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.shared_log import SharedLog
@@ -91,7 +91,7 @@ class SearchJournal:
 
     def submitted(self, first: int, count: int, *, stay: bool) -> None:
         """Jobs for `count` workers, numbered from `first`, are in the queue. `stay`: they wait for no others."""
-        self._write("submitted", first=first, count=count, stay=stay)
+        self._write("submitted", first=first, count=count, stay=stay, rules=RULES)
 
     def ask(self, worker: int, job: str) -> Work | None:
         """Work for a worker that has begun in this job: what it had before, or something new, if any."""

@@ -3,7 +3,7 @@
 Entries are facts; what follows from them is decided here, by the search method. So nobody has to be asked, nothing has
 to stay alive, and a decision cannot be lost or taken twice.
 
-{"event": "submitted", "first": 0, "count": 64, "stay": false}   jobs are in the queue for workers 0 to 63
+{"event": "submitted", "first": 0, "count": 64, "stay": false, "rules": 1}   jobs for workers 0 to 63 are in the queue
 {"event": "asked", "worker": 3, "job": "4711_3"}                 a worker has begun, and wants work
 {"event": "reported", "worker": 3, "trial": 7, "until": 100, "value": 0.31}   its work is done; it wants more
 {"event": "ended", "worker": 3, "trial": 7, "how": "failed"}     its trial will never go on; it wants other work,
@@ -21,10 +21,13 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpc_det.errors import HpcDetError
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.fixed import FixedSearch
 from hpc_det.search.method import Exit, SearchMethod, Work
 
+RULES = 1
+"""Grows with every change by which a search would decide otherwise on the same facts."""
 Entry = dict[str, Any]
 FEWEST_INVALID = 10
 """Trials with invalid hyperparameters before a search gives up, however few trials it has."""
@@ -73,6 +76,7 @@ class SearchState:
         """Take in the next entry of the journal."""
         match entry:
             case {"event": "submitted", "first": first, "count": count, "stay": stay}:
+                _check_rules(entry.get("rules", RULES))
                 self.workers = first + count
                 self._expected = set() if stay else set(range(first, first + count))
                 self._relied_on = 0
@@ -200,3 +204,11 @@ class SearchState:
         self.method.start(work)
         self.open[worker] = work
         self.trials.setdefault(work.trial, TrialState()).worker = worker
+
+
+def _check_rules(rules: int) -> None:
+    if rules != RULES:
+        raise HpcDetError(
+            f"this search goes by rules {rules} and this hpc_det by rules {RULES}, so decisions would change; use the "
+            f"version that it was submitted with, or start it again with `hpc-det experiment fork`"
+        )

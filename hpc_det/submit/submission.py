@@ -19,6 +19,7 @@ from hpc_det.errors import UsageError
 from hpc_det.search.by_name import search_of
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.journal import SearchJournal
+from hpc_det.search.optuna_study import no_such_sampler, sampler_names
 from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
 from hpc_det.submit.jobs import Jobs, cancelled_on_failure, prepare_jobs, queue_jobs, write_jobs
@@ -80,20 +81,29 @@ def submit(
 def trials_expected(effective: Effective) -> int:
     """How many trials there will be. Raises UsageError for a search that would fail only when a worker begins."""
     method, _ = search_of(effective.tree, effective.points or [], effective.context_dir)
-    expected = method.trials_expected
+    expected, searcher = method.trials_expected, effective.tree["searcher"]
     if isinstance(method, CustomSearch):
         if method.problem:
             raise UsageError(method.problem)
         if expected < 1:
-            name = effective.tree["searcher"]["class"]
-            raise UsageError(f"searcher.class: {name}: trials_expected is {expected}; say how many trials it creates")
-    is_installed = importlib.util.find_spec("optuna") is not None  # without loading it: it takes a second
-    if effective.tree["searcher"]["name"] == "optuna" and not effective.points and not is_installed:
+            raise UsageError(
+                f"searcher.class: {searcher['class']}: trials_expected is {expected}; say how many trials it creates"
+            )
+    if searcher["name"] == "optuna" and not effective.points:
+        _check_optuna(searcher["sampler"])
+    return expected
+
+
+def _check_optuna(sampler: str) -> None:
+    found = importlib.util.find_spec("optuna")  # without loading it: it takes a second
+    if found is None or found.origin is None:
         raise UsageError(
             f"searcher.name: optuna is not installed for {sys.executable}; run {sys.executable} -m pip install "
             f"'hpc_det[optuna]'"
         )
-    return expected
+    names = sampler_names(Path(found.origin).parent)
+    if names and ":" not in sampler and sampler not in names:
+        raise UsageError(no_such_sampler(sampler, names))
 
 
 def write_config(folder: ExperimentFolder, effective: Effective) -> None:

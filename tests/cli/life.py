@@ -102,11 +102,12 @@ class Life:
         steps: int = 0,
         why: str = "",
         failure: str | None = None,
+        how: Exit | None = None,
     ) -> None:
-        """The attempt ends before the search had its report."""
+        """The attempt ends before the search had its report. `how`: what the worker says, where it knows more."""
         trial = self.search.state().open[worker].trial
         self._ends_attempt(trial, cause, action, steps, why, failure)
-        if how := _HOW.get((cause, action)) or _HOW.get((None, action)):
+        if how := how or _HOW.get((cause, action)) or _HOW.get((None, action)):
             self._goes_on(worker, self.search.end(worker, trial, how))
 
     def reaches(self, value: float, *, worker: int = 0) -> None:

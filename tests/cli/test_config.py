@@ -85,6 +85,31 @@ def test_a_template_and_a_cluster_count(hpc_det: Command, config: Path, code: Pa
     assert "3 does not fill whole nodes of 2 slots on cluster 'slurm'" in result.err
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "searcher.source_trial_id=3/1",
+        "environment.image=/torch.sif",
+        "checkpoint_storage={type: shared_fs, host_path: /no/such/folder}",
+        "bind_mounts=[{host_path: /no/such/folder, container_path: /data}]",
+    ],
+)
+def test_what_create_refuses_is_not_valid(hpc_det: Command, root: Path, config: Path, code: Path, wrong: str) -> None:
+    told = check(hpc_det, config, code, wrong)
+    assert told[0] == 2
+    assert told == hpc_det("experiment", "create", config, code, "--dry-run", "--config", wrong)
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("image", ["/torch.sif", "{cpu: /torch.sif}"])
+def test_the_remedy_for_an_image_without_a_runtime_works(
+    hpc_det: Command, config: Path, code: Path, image: str
+) -> None:
+    config.write_text(f"{config.read_text()}environment: {{image: {image}}}\n")
+    assert "or leave it out: --config environment.image=\n" in check(hpc_det, config, code)[2]
+    assert check(hpc_det, config, code, "environment.image=")[0] == 0
+
+
 def test_an_experiment_without_a_name_has_that_of_its_file(hpc_det: Command, config: Path, code: Path) -> None:
     config.write_text(config.read_text().replace("name: tiny\n", ""))
     named = config.rename(config.with_name("lenet-5.yaml"))

@@ -46,7 +46,7 @@ def test_the_list_shows_trials_that_have_ended_and_the_best_one(
     assert row.startswith("1   digits  RUNNING  1/4 trials, ")
     assert "accuracy 0.91 (trial 1)" in row
     (record,) = json.loads(hpc_det("e", "list", "--json").out)
-    assert record["trials"] == {"expected": 4, "created": 4, "running": 2, "completed": 0, "failed": 1}
+    assert record["trials"] == {"expected": 4, "created": 4, "running": 2, "completed": 0, "failed": 1, "invalid": 0}
     assert (record["batches"], record["total_batches"]) == (None, None)
     assert record["best"] == {"metric": "accuracy", "value": 0.91, "batches": 100, "trial": 1}
     assert 0 < record["progress"] < 1
@@ -78,6 +78,41 @@ def test_describe_shows_a_line_for_each_trial(hpc_det: Command, life: Life, sche
     assert [row[:2] for row in cells] == [["1", "PAUSED"], ["2", "RUNNING"], ["3", "RUNNING"]]
     assert cells[0][2:5] == ["100/400", "0.91", "0.91"]
     assert [row[6:] for row in cells] == [["-", "4711_0"], ["1", "4711_1"], ["0", "4711_0"]]
+
+
+def test_trials_with_invalid_hyperparameters_are_no_progress(
+    hpc_det: Command, root: Path, scheduler: FakeScheduler
+) -> None:
+    life = Life.submitted(root, **random_search(2))
+    life.begins()
+    for _ in range(3):
+        life.ends(Cause.FAILED, Action.GIVE_UP, why="for good", failure="too narrow", how=Exit.INVALID_HP)
+    life.reaches(0.8)
+    life.reaches(0.9)
+    assert "COMPLETED  2/2 trials, 100%" in hpc_det("e", "list").out
+    told = hpc_det("e", "describe", "1").out
+    assert "; 5 created, 0 running, 0 failed, 3 invalid; best" in told
+    assert [row.split()[1] for row in told.split("Trials:\n")[1].splitlines()[1:4]] == ["INVALID"] * 3
+    record = json.loads(hpc_det("e", "describe", "1", "--json").out)
+    assert record["trial_counts"] == {
+        "expected": 2, "created": 5, "running": 0, "completed": 2, "failed": 0, "invalid": 3,
+    }  # fmt: skip
+    summary = next(ManyTrials(ExperimentView(life.folder)).summary(ExperimentState.COMPLETED, 1.0))
+    assert summary == "Experiment 1: COMPLETED with 5 trials in 1 s, 3 invalid"
+
+
+def test_describe_says_why_the_first_trials_failed(hpc_det: Command, root: Path, scheduler: FakeScheduler) -> None:
+    life = Life.submitted(root, **random_search(8))
+    life.begins()
+    life.reaches(0.8)
+    for trial in range(2, 9):
+        life.ends(Cause.FAILED, Action.GIVE_UP, why="too often", failure=f"ValueError: {trial}")
+    told = hpc_det("e", "describe", "1").out
+    assert "State:      COMPLETED\n" in told
+    assert told.split("Failures:\n")[1].splitlines() == [
+        *(f"  trial {trial}: ValueError: {trial} (too often)" for trial in range(2, 7)),
+        "  and 2 more",
+    ]
 
 
 def test_describe_as_json_has_a_record_for_each_trial(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:

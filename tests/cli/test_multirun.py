@@ -29,8 +29,16 @@ def test_explain_lists_the_points(hpc_det: Command) -> None:
 
 
 def test_without_values_to_sweep_it_is_one_trial(hpc_det: Command) -> None:
-    out = hpc_det("run", "-m", "experiment=digits", "--dry-run").out
-    assert out.splitlines()[-1].startswith("# trial 1: ")
+    shown = hpc_det("run", "-m", "experiment=digits", "--dry-run")
+    assert shown.out.splitlines()[-1].startswith("# trial 1: ")
+    assert shown.err == "hpc-det: note: -m: no override has several values, such as KEY=A,B; there is one trial\n"
+
+
+def test_equal_points_are_worth_a_note(hpc_det: Command) -> None:
+    shown = hpc_det("run", "-m", "experiment=digits", "hyperparameters.learning_rate=0.1,0.2,0.10", "--dry-run")
+    assert shown.err == "hpc-det: note: -m: trials 1 and 3 are the same: hyperparameters.learning_rate=0.1\n"
+    different = hpc_det("run", "-m", "experiment=digits", "reproducibility.experiment_seed=1,2", "--dry-run")
+    assert (different.code, different.err) == (0, "")
 
 
 def test_a_test_is_one_of_each_point(hpc_det: Command) -> None:

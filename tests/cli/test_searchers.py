@@ -17,6 +17,8 @@ from tests.search.methods import POPULATION, ROUNDS
 DRY = ("--cluster", "slurm", "--dry-run")
 OPTUNA = ("--config", "searcher={name: optuna, metric: loss, max_length: 10, max_trials: 4}")
 
+needs_optuna = pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="needs the extra `optuna`")
+
 
 def custom(name: str) -> tuple[str, str]:
     searcher = f"{{name: custom, class: 'mine:{name}', metric: loss, max_length: 8, max_trials: 4}}"
@@ -45,6 +47,19 @@ def test_optuna_is_not_loaded_to_submit_and_its_choices_are_not_foretold(
     assert shown.out.startswith("optuna: 4 trials, 4 at a time\n  4 trials to 10 batches\n")
     assert "The hyperparameters of a trial are chosen when a worker takes it." in shown.out
     assert json.loads(hpc_det("preview-search", config, *OPTUNA, "--json").out)["first"] == []
+    assert ("optuna" in sys.modules) == loaded
+
+
+@needs_optuna
+@pytest.mark.parametrize("command", [["config", "check"], ["experiment", "create", "--dry-run"]])
+def test_a_sampler_that_optuna_does_not_have_is_told_before_anything_is_queued(
+    hpc_det: Command, config: Path, code: Path, command: list[str]
+) -> None:
+    loaded = "optuna" in sys.modules
+    result = hpc_det(*command, config, code, *OPTUNA, "--config", "searcher.sampler=TPESampeler")
+    said = "hpc-det: searcher.sampler: optuna.samplers has no 'TPESampeler'; did you mean 'TPESampler'?\n"
+    assert result == (2, "", said)
+    assert hpc_det(*command, config, code, *OPTUNA, "--config", "searcher.sampler=mine:Mine").code == 0
     assert ("optuna" in sys.modules) == loaded
 
 

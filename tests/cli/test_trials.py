@@ -118,7 +118,7 @@ def test_trials_are_counted_by_what_the_search_knows(tmp_path: Path) -> None:
     life.finishes(0)
     life.ends(Cause.FAILED, Action.GIVE_UP, worker=1)
     found = counted(ExperimentView(life.folder).search, is_running=True)
-    assert (found.expected, found.created, found.completed, found.failed) == (4, 4, 1, 1)
+    assert (found.expected, found.created, found.completed, found.failed, found.invalid) == (4, 4, 1, 1, 0)
     assert found.running == 2
 
 

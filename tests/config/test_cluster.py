@@ -134,7 +134,7 @@ def test_all_that_a_cluster_cannot_give_is_told_at_once(problems: Callable[..., 
         "or choose another pool",
         "resources.slots_per_trial: 3 does not fill whole nodes of 2 slots on cluster 'lab'; use 2 or 4",
         "environment.image: 'site/torch:2' needs a container runtime, and cluster 'lab' names none; set "
-        "containers.runtime in its profile, or leave out the image",
+        "containers.runtime in its profile, or leave it out: --config environment.image=",
     ]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.config.determineds_keys import NO_EFFECT, REMEDIES
+from hpc_det.config.determineds_keys import NO_EFFECT, REMEDIES, REMEDIES_OF_KINDS
 from hpc_det.config.effective import Effective
 from hpc_det.config.keys import keys_at
 from hpc_det.config.schema import Experiment
@@ -33,6 +33,13 @@ def test_a_key_that_only_determined_has_is_told_with_what_to_do(problems: Proble
     change = {**change, "searcher": {"metric": "a", "max_length": 1, **change.get("searcher", {})}}
     told = f"{path}: a key of Determined's that hpc_det does not have (from config); {REMEDIES[path]}"
     assert problems(**change) == [told]
+
+
+@pytest.mark.parametrize("name", REMEDIES_OF_KINDS["searcher.name"])
+def test_a_searcher_that_only_determined_has_is_told_with_what_to_do(problems: Problems, name: str) -> None:
+    remedy = REMEDIES_OF_KINDS["searcher.name"][name]
+    told = f"searcher.name: {name!r} is a kind of Determined's that hpc_det does not have (from config); {remedy}"
+    assert problems(searcher={"name": name, "metric": "a", "max_length": 1}) == [told]
 
 
 def test_every_row_names_a_key_that_is_none_or_one_of_ours() -> None:

@@ -85,13 +85,42 @@ def test_it_says_where() -> None:
     assert sorted(refused({"max_restarts": "5", "resources": {"slots": 1}})) == ["$.max_restarts", "$.resources"]
 
 
+LR = {"type": "log", "minval": -3, "maxval": -1}
+
+
+@pytest.mark.parametrize(
+    ("tree", "path", "said"),
+    [
+        ({"searcher": {"name": "random", "max_trails": 4}}, "$.searcher", "'max_trails' was unexpected"),
+        ({"searcher": {"name": "random", "max_trials": 0}}, "$.searcher.max_trials", "0 is not valid"),
+        ({"searcher": {"name": "pbt"}}, "$.searcher.name", "'pbt' is not one of ['single', 'random'"),
+        ({"searcher": {"max_trails": 4}}, "$.searcher", "'max_trails' was unexpected"),
+        ({"searcher": []}, "$.searcher", "[] is not of type 'object', 'null'"),
+        ({"checkpoint_storage": {"type": "s3", "buckit": "b"}}, "$.checkpoint_storage", "'buckit' was unexpected"),
+        ({"hyperparameters": {"lr": {**LR, "cuont": 2}}}, "$.hyperparameters.lr", "'cuont' was unexpected"),
+        ({"hyperparameters": {"a": {"lr": {**LR, "base": 0}}}}, "$.hyperparameters.a.lr.base", "0 is less than"),
+        ({"hyperparameters": {"lr": {"type": "float"}}}, "$.hyperparameters.lr.type", "'float' is not one of ['const'"),
+    ],
+)
+def test_of_several_kinds_it_says_what_is_wrong_with_the_named_one(tree: Any, path: str, said: str) -> None:
+    (error,) = Draft202012Validator(experiment_schema()).iter_errors(tree)
+    assert (error.json_path, said in error.message) == (path, True), error.message
+
+
+def test_constants_and_maps_without_a_type_are_free() -> None:
+    constants = {"a": 1, "b": [{"type": "x"}], "c": None, "d": {"e": {"f": "g"}}, "lr": LR}
+    assert refused({"hyperparameters": constants}) == []
+    assert refused({"hyperparameters": {"lr": {"minval": 1}}, "searcher": {"name": None}}) == []
+    assert refused({"hyperparameters": None, "searcher": None, "checkpoint_storage": None}) == []
+
+
 def test_every_key_says_what_it_means() -> None:
     schema = experiment_schema()
     sections = {"": schema, **schema["$defs"]}
     silent = [
         f"{name}.{key}"
         for name, section in sections.items()
-        for key, value in section["properties"].items()
+        for key, value in section.get("properties", {}).items()
         if not value.get("description")
     ]
     assert silent == []

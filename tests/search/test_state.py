@@ -11,11 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hpc_det.errors import HpcDetError
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.search.state import SearchState
 from hpc_det.store.files import write_json
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.shared_log import SharedLog
 from tests.search.experiments import experiment
 
 RANDOM = {"name": "random", "max_trials": 3, "max_length": {"batches": 100}}
@@ -375,3 +377,11 @@ def test_trials_under_way_go_on_though_no_others_come(tmp_path: Path) -> None:
     assert search.ask(2, "4713") == good
     assert search.report(2, good, 0.5) is None
     assert search.state().finished
+
+
+def test_a_search_of_other_rules_is_not_replayed(random_search: ExperimentFolder) -> None:
+    """After an update in its middle, say: other decisions would be taken on the same facts."""
+    submitted = {"event": "submitted", "first": 0, "count": 3, "stay": False, "rules": 0}
+    SharedLog(random_search.search).append(submitted)
+    with pytest.raises(HpcDetError, match=r"by rules 0 and this hpc_det by rules 1, .* `hpc-det experiment fork`"):
+        SearchJournal(random_search).state()

@@ -1,0 +1,56 @@
+"""Hydra apps on a real Slurm: a job array of gangs, preempted and back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_det.store.folders import ExperimentStore
+from hpc_det.store.journal import Journal
+from tests.e2e.test_slurm import use
+from tests.lab.slurm import SlurmLab
+from tests.sweep.conftest import until
+from tests.sweep.test_stops import COUNTS, HOOK
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def folder(slurm_lab: SlurmLab, state_folder: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """For an app, where all nodes see it."""
+    use(slurm_lab, monkeypatch)
+    return slurm_lab.folder()
+
+
+def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    launcher = ["hydra/launcher=hpc_slurm", "hydra.launcher.cluster=lab", "hydra.sweep.dir=out"]
+    command = [sys.executable, "app.py", "-m", *launcher, *overrides]
+    return subprocess.Popen(
+        command, cwd=folder, env=os.environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def test_points_are_elements_of_one_array_and_a_preempted_gang_goes_on_where_it_saved(
+    slurm_lab: SlurmLab, folder: Path
+) -> None:
+    (folder / "app.py").write_text(COUNTS.replace("{hook}", HOOK))
+    experiment = ExperimentStore(Path(os.environ["HPC_DET_ROOT"])).folder(1)
+    with start(folder, "+x=1,2", "hydra.launcher.slots=2") as sweep:
+        logs = [experiment.trial(number).rank_log(1, rank) for number in (1, 2) for rank in (0, 1)]
+        until(lambda: all(log.exists() and "begins" in log.read_text() for log in logs))
+        slurm_lab.preempt(3, seconds=2)
+        until(lambda: all(experiment.trial(number).rank_log(2, 0).exists() for number in (1, 2)))
+        (folder / "go").touch()
+        said, _ = sweep.communicate(timeout=120)
+    assert sweep.returncode == 0, said
+    for number in (1, 2):
+        assert [end.cause.value for end in Journal(experiment.trial(number).journal).history()] == [
+            "preempted",
+            "finished",
+        ]
+        assert (folder / "out" / str(number - 1) / "step-1").exists()
+    assert len(list(experiment.jobs.glob("*.json"))) == 1
