@@ -94,12 +94,12 @@ def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def parsed(manifest_text: bytes, folder: Path) -> Committed | None:
-    """The checkpoint that `folder` holds by its manifest; None where that is torn, or another one's."""
+    """The checkpoint in `folder`, which may be a copy under another name; None where its manifest is torn."""
     try:
         manifest = json.loads(manifest_text)
     except ValueError:
         return None
-    if not isinstance(manifest, dict) or manifest != sealed(manifest) or manifest["uuid"] != folder.name:
+    if not isinstance(manifest, dict) or manifest != sealed(manifest):
         return None
     files = {name: FileEntry(**entry) for name, entry in manifest["files"].items()}
     return Committed(path=folder, steps=manifest["steps_completed"], time=manifest["time"], files=files)

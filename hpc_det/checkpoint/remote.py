@@ -8,6 +8,7 @@ store (the extra `cloud`); it is imported by the first Remote.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -94,9 +95,11 @@ class Remote:
 
     def _manifest(self, path: Path) -> Committed | None:
         try:
-            return parsed(self._fs.cat_file(f"{self._root}/{path.name}/{MANIFEST}"), path)
+            text = self._fs.cat_file(f"{self._root}/{path.name}/{MANIFEST}")
         except FileNotFoundError:
             return None
+        found = parsed(text, path)
+        return found if found and json.loads(text)["uuid"] == path.name else None
 
 
 def options(storage: Mapping[str, Any]) -> dict[str, Any]:

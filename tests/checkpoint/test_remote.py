@@ -101,6 +101,13 @@ def test_a_name_that_leads_elsewhere_is_refused(
     assert list(other.iterdir()) == []
 
 
+def test_a_checkpoint_under_the_name_of_another_is_none(bucket: Remote, store: Path, mine: Path, other: Path) -> None:
+    uploaded = saved(mine, 5)
+    bucket.upload(uploaded)
+    (store / uploaded.uuid).rename(store / "renamed")
+    assert list(bucket.stored(other)) == []
+
+
 def test_a_removed_one_is_gone(bucket: Remote, store: Path, mine: Path, other: Path) -> None:
     uploaded = saved(mine, 5)
     bucket.upload(uploaded)
