@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,19 @@ import yaml
 from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.test_utils.launcher_common_tests import IntegrationTestSuite, LauncherTestSuite
+from hydra.version import VersionBase, __compat_version__
 
 from hydra_plugins.hpc_launcher.launchers import HpcSlurmConf
+
+
+@pytest.fixture(autouse=True)
+def version_base() -> Iterator[None]:
+    """Hydra's tests mean the one of an app that names none; somebody else in this process may have named one."""
+    held = VersionBase.instance()
+    before = held.version_base
+    held.setbase(__compat_version__)
+    yield
+    held.version_base = before
 
 
 @pytest.mark.parametrize("name", ["HpcSlurmLauncher", "HpcPbsLauncher", "HpcLocalLauncher"])

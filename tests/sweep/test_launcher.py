@@ -285,7 +285,7 @@ def test_points_that_failed_get_another_chance_and_the_others_stay(app: App) -> 
     app.write("app.py", source("import limits", "assert cfg.x < limits.most", "return cfg.x"))
     app.write("limits.py", "most = 2")
     app.fail("+x=1,2")
-    app.write("limits.py", "most = 3")
+    app.write("limits.py", "most = 3  # of another size: Python's cache goes by that and the second")
     assert app.hpc_det("experiment", "continue", "1")[0] == 0
     assert app.hpc_det("sweep", "wait", "out") == (0, "")
     assert [point["returned"] for point in app.points()] == [1, 2]
