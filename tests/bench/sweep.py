@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.bench.table import show
 from tests.lab.slurm import SlurmLab, available
 
-POINTS, ROUNDS = 1000, 7
+POINTS, ROUNDS = 1000, 3
 HPC_DET = str(Path(sys.executable).with_name("hpc-det"))
 PROFILE = "name: lab\nscheduler: slurm\nslots_per_node: 4\nslot_type: gpu\ngpu_flag: gres\nresource_pool: low\n"
 EXPERIMENT = """# @package _global_
