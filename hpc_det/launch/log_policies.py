@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpc_det.launch.last_words import LONGEST_LINE
+
 Policies = Sequence[Mapping[str, Any]]
 """As the effective configuration has them: name, pattern, action."""
 
@@ -15,6 +17,7 @@ class Match(NamedTuple):
     policy: str
     """Its name, or the pattern of one without a name."""
     line: str
+    """Its beginning, where it is long: the journal keeps it."""
     cancels_retries: bool
 
 
@@ -25,7 +28,7 @@ def matches(policies: Policies, logs: Mapping[Path, int]) -> list[Match]:
     for line in _lines(logs):
         for policy, pattern in [(policy, pattern) for policy, pattern in open_ones if pattern.search(line)]:
             name, action = policy["name"] or policy["pattern"], policy["action"]
-            found.append(Match(name, line.strip(), action == "cancel_retries"))
+            found.append(Match(name, line.strip()[:LONGEST_LINE], action == "cancel_retries"))
             open_ones.remove((policy, pattern))
     return found
 
