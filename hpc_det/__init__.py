@@ -6,12 +6,14 @@ One flow, one folder a step:
     config      1. what was asked for: Hydra or YAML -> template merge -> valid Experiment and Cluster
     search         which trials to run
     plan        2. what will happen: JobPlan, frozen, JSON, no I/O
-    submit      3. plan -> script -> job id: one scheduler a file, submitit as carrier
+    submit      3. plan -> script -> job id: submitit as carrier
+    schedulers     Slurm and the others: commands, what they answer, one table of states; a file each
     launch      4. once per node: the job, node agents, launchers, the way into a rank
     pytorch     5. once per rank: PyTorchTrial, its context, data, the loop
     core           what every rank needs: collectives, the agreement to stop, checkpoints, metrics
     checkpoint  6. what survives: stage, commit, verify, prune
     requeue     7. what happens next: causes and budgets -> decision
+    view           what the files of an experiment say, for every reader
     sweep          anyone's Hydra app: launchers for its sweeps, and what runs it on a node
     store          the run folder: every file name, the journal, the stop request
     compat         other names for hpc_det: `import determined`, for code that was written for Determined

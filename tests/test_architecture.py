@@ -12,7 +12,20 @@ import hpc_det
 
 PACKAGE = Path(hpc_det.__file__).parent
 HEAVY = ("torch", "numpy", "hydra", "deepspeed", "mpi4py")
-LOGIN_SIDE = ("cli", "config", "search", "plan", "submit", "store", "requeue", "errors", "resources", "process")
+LOGIN_SIDE = (
+    "cli",
+    "view",
+    "config",
+    "search",
+    "plan",
+    "submit",
+    "schedulers",
+    "store",
+    "requeue",
+    "errors",
+    "resources",
+    "process",
+)
 NODE_SIDE = ("launch", "checkpoint")
 THIRD_PARTY = ("torch", "numpy", "hydra", "omegaconf", "pydantic", "jinja2", "submitit", "click", "rich", "yaml")
 

@@ -10,13 +10,13 @@ import click
 from hpc_det.cli.create import say_notes, show, show_and_submit
 from hpc_det.cli.local import run_here
 from hpc_det.cli.parameters import Choices
-from hpc_det.cli.state import ExperimentView
-from hpc_det.cli.watch import state
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find
 from hpc_det.errors import UsageError
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.again import go_on, stored
+from hpc_det.view.state import ExperimentView
+from hpc_det.view.watch import state
 
 
 def continue_(experiment: ExperimentFolder, overrides: Sequence[str], *, follow: bool) -> None:

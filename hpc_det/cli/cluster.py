@@ -32,9 +32,9 @@ def detect(name: str | None, write: bool, output: Path | None, force: bool) -> N
     Example:
       hpc-det cluster detect --name atlas --write
     """
-    from hpc_det.submit.command import run_command
-    from hpc_det.submit.detect.ask import ask
-    from hpc_det.submit.detect.site import to_yaml
+    from hpc_det.schedulers.command import run_command
+    from hpc_det.schedulers.detect.ask import ask
+    from hpc_det.schedulers.detect.site import to_yaml
 
     if write and output:
         raise UsageError("--write: --output names another file; give one of them")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import getpass
 import time
 
-from hpc_det.cli.state import ExperimentState, ExperimentView
-from hpc_det.cli.watch import POLL_S, ask_every_s, state
 from hpc_det.errors import HpcDetError
+from hpc_det.schedulers import scheduler as schedulers
+from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.scheduler import JobState, Scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.stop import request_stop
-from hpc_det.submit import scheduler as schedulers
-from hpc_det.submit.command import run_command
-from hpc_det.submit.scheduler import JobState, Scheduler
+from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.watch import POLL_S, ask_every_s, state
 
 KILL_WAIT_S = 40.0
 """Slurm itself waits KillWait, 30 s by default, between TERM and KILL (slurm.conf(5))."""

@@ -156,7 +156,7 @@ def wait(experiment: ExperimentFolder, poll: float) -> None:
     Example:
       hpc-det experiment wait 12 && echo trained
     """
-    from hpc_det.cli.watch import Watch, insist_on_completion
+    from hpc_det.view.watch import Watch, insist_on_completion
 
     watch = Watch(experiment)
     insist_on_completion(watch.view, watch.wait(poll))

@@ -13,9 +13,9 @@ from rich.live import Live
 
 from hpc_det.cli.follow_many import ManyTrials
 from hpc_det.cli.follow_one import OneTrial
-from hpc_det.cli.state import ExperimentState
-from hpc_det.cli.watch import POLL_S, Watch, insist_on_completion
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.view.state import ExperimentState
+from hpc_det.view.watch import POLL_S, Watch, insist_on_completion
 
 
 class Training(Protocol):

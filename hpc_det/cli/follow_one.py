@@ -9,14 +9,14 @@ from rich.console import Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from hpc_det.cli import story
-from hpc_det.cli.state import ExperimentState, ExperimentView
-from hpc_det.cli.story import Metrics
 from hpc_det.cli.tail import Tail
 from hpc_det.cli.values import number, values_in_words
 from hpc_det.config.merge import Tree
 from hpc_det.store.files import parse_line
 from hpc_det.store.folders import TrialFolder
+from hpc_det.view import story
+from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.story import Metrics
 
 Record: TypeAlias = dict[str, Any]
 """A line of metrics.jsonl."""

@@ -9,15 +9,15 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from hpc_det.cli import story
-from hpc_det.cli.state import ExperimentState, ExperimentView
-from hpc_det.cli.story import Metrics
-from hpc_det.cli.trials import counted, length_unit
 from hpc_det.cli.values import columns, iso, number
-from hpc_det.cli.watch import states
 from hpc_det.errors import HpcDetError
 from hpc_det.search.best import best_trial
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.view import story
+from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.story import Metrics
+from hpc_det.view.trials import counted, length_unit
+from hpc_det.view.watch import states
 
 DAMAGED = "(files damaged)"
 HEADINGS = ("ID", "NAME", "STATE", "PROGRESS", "BEST", "SUBMITTED")

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from hpc_det.cli.state import ExperimentState, ExperimentView
 from hpc_det.cli.tail import Tail
-from hpc_det.cli.trials import TrialState, state_now
-from hpc_det.cli.watch import POLL_S, Watch, say
 from hpc_det.errors import UsageError
 from hpc_det.launch.log_lines import ATTEMPT_BEGINS, OF_WORKER
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
+from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.trials import TrialState, state_now
+from hpc_det.view.watch import POLL_S, Watch, say
 
 
 class Lines(Protocol):

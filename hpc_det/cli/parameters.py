@@ -56,7 +56,7 @@ class TrialId(click.ParamType):  # type: ignore[type-arg]
 
 def created_trial(experiment: ExperimentFolder, number: int) -> TrialFolder:
     """Raises UsageError for a trial that the search has not created."""
-    from hpc_det.cli.state import ExperimentView
+    from hpc_det.view.state import ExperimentView
 
     created = ExperimentView(experiment).search.trials
     if number in created:

@@ -40,10 +40,10 @@ from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe, shielded
 from hpc_det.plan.container import Container
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import adopt_orphans, end_descendants
+from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.store.files import write_atomic
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.stop import read_stop, request_stop
-from hpc_det.submit.scheduler import scheduler
 
 POLL_S = 1.0
 """How often the run folder is asked for a stop request that came by no signal to this node."""

@@ -22,12 +22,12 @@ from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import end_descendants
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide
+from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.scheduler import JobState, scheduler
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.stop import Reason, StopRequest, read_stop, request_stop, withdraw_stop
-from hpc_det.submit.command import run_command
-from hpc_det.submit.scheduler import JobState, scheduler
 
 HANDOVER_POLL_S = 0.5
 ASK_EVERY_S = 30.0

@@ -20,11 +20,11 @@ from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.launch.worker import GAVE_UP, WANTS_REQUEUE, Worker
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import adopt_orphans, children, ends_with_parent
+from hpc_det.schedulers.command import CommandError, run_command
+from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.journal import Journal
-from hpc_det.submit.command import CommandError, run_command
-from hpc_det.submit.scheduler import scheduler
 
 ORPHANS_POLL_S = 0.1
 

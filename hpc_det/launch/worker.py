@@ -22,14 +22,14 @@ from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import adopt_orphans, end_descendants
 from hpc_det.requeue import Action, Cause
+from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.scheduler import JobState, scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.stop import request_stop
-from hpc_det.submit.command import run_command
-from hpc_det.submit.scheduler import JobState, scheduler
 
 DONE, GAVE_UP, WANTS_REQUEUE = 0, 1, 75
 """Exit codes. The last is EX_TEMPFAIL of sysexits.h: try again later."""

@@ -1,1 +1,1 @@
-"""From a plan to a script to a job id: one scheduler a file, and submitit to carry the script there."""
+"""From a plan to a script to a job id, with submitit to carry the script there."""

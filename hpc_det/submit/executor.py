@@ -18,8 +18,8 @@ from typing import Any
 
 from submitit.core import core, utils
 
-from hpc_det.submit.command import CommandError, run_command
-from hpc_det.submit.scheduler import JobState, Scheduler, scheduler
+from hpc_det.schedulers.command import CommandError, run_command
+from hpc_det.schedulers.scheduler import JobState, Scheduler, scheduler
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.plan.placement import placement
 from hpc_det.plan.planner import plan_jobs
+from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.submit.command import run_command
 from hpc_det.submit.render import render
-from hpc_det.submit.scheduler import scheduler
 
 if TYPE_CHECKING:
     from hpc_det.config.effective import Effective

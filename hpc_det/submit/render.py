@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.resources import data_path
-from hpc_det.submit.scheduler import scheduler
+from hpc_det.schedulers.scheduler import scheduler
 
 
 def render(plan: JobPlan, array: JobArray, script: Path) -> str:

@@ -10,11 +10,11 @@ from pathlib import Path
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import CompactHydraException
 
-from hpc_det.cli.trials import TrialState
 from hpc_det.errors import HpcDetError
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.sweep.files import SweepFiles
 from hpc_det.sweep.status import points, why_not_completed
+from hpc_det.view.trials import TrialState
 
 
 class PointFailed(HpcDetError, CompactHydraException):

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_det.cli.trials import STATE_AFTER, TrialState
 from hpc_det.launch.failure import first_failure
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.state import SearchState
@@ -14,6 +13,7 @@ from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.sweep.files import SweepFiles
+from hpc_det.view.trials import STATE_AFTER, TrialState
 
 
 @dataclass(frozen=True, kw_only=True)

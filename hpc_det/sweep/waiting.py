@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from hpc_det.cli.watch import Watch
 from hpc_det.errors import INTERRUPTED
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.view.watch import Watch
 
 
 def wait(experiment: ExperimentFolder, poll_s: float) -> None:

@@ -104,5 +104,5 @@ def life(root: Path) -> Life:
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> FakeScheduler:
     """What every experiment's scheduler answers."""
     fake = FakeScheduler()
-    monkeypatch.setattr("hpc_det.submit.scheduler.scheduler", lambda name: fake)
+    monkeypatch.setattr("hpc_det.schedulers.scheduler.scheduler", lambda name: fake)
     return fake

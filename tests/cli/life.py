@@ -12,13 +12,13 @@ from hpc_det.checkpoint.committed import Committed, checksum
 from hpc_det.checkpoint.staging import new_staging
 from hpc_det.launch.worker import prepare_trial
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
+from hpc_det.schedulers.command import Run
+from hpc_det.schedulers.scheduler import JobState, JobStatus
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.store.files import append_line, write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore, TrialFolder
 from hpc_det.store.journal import Journal
-from hpc_det.submit.command import Run
-from hpc_det.submit.scheduler import JobState, JobStatus
 from tests.plan.plans import job_plan
 
 SINGLE = {"name": "single", "metric": "accuracy", "smaller_is_better": False, "max_length": {"batches": 400}}

@@ -7,12 +7,12 @@ from rich.console import Console
 
 from hpc_det.cli.follow import follow
 from hpc_det.cli.follow_one import MetricsReader, OneTrial
-from hpc_det.cli.state import ExperimentState, ExperimentView
-from hpc_det.cli.story import Validation
 from hpc_det.errors import HpcDetError
 from hpc_det.requeue import Action, Cause
+from hpc_det.schedulers.scheduler import JobState
 from hpc_det.store.files import write_atomic
-from hpc_det.submit.scheduler import JobState
+from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.story import Validation
 from tests.cli.life import SINGLE, FakeScheduler, Life
 from tests.cli.test_wait import after
 

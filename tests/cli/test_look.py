@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpc_det.requeue import Action, Cause
+from hpc_det.schedulers.scheduler import JobState
 from hpc_det.store.folders import ExperimentStore
-from hpc_det.submit.scheduler import JobState
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life
 

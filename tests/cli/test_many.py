@@ -12,12 +12,12 @@ from rich.console import Console
 
 from hpc_det.cli.follow import follow
 from hpc_det.cli.follow_many import ManyTrials
-from hpc_det.cli.state import ExperimentState, ExperimentView
 from hpc_det.errors import HpcDetError
 from hpc_det.requeue import Action, Cause
+from hpc_det.schedulers.scheduler import JobState
 from hpc_det.search.method import Exit
 from hpc_det.store.stop import read_stop
-from hpc_det.submit.scheduler import JobState
+from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life, halving, random_search
 from tests.cli.test_wait import WAIT, after

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from hpc_det.requeue import Action, Cause
+from hpc_det.schedulers.command import CommandError
+from hpc_det.schedulers.scheduler import JobState
 from hpc_det.store.stop import read_stop
-from hpc_det.submit.command import CommandError
-from hpc_det.submit.scheduler import JobState
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life
 

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from hpc_det.checkpoint.committed import newest_good
-from hpc_det.cli.state import ExperimentView
 from hpc_det.process import descendants
 from hpc_det.store.files import read_lines
 from hpc_det.store.folders import ExperimentStore, TrialFolder
 from hpc_det.store.journal import Journal
+from hpc_det.view.state import ExperimentView
 
 HERE = Path(__file__).parent
 COMMAND = Path(sys.executable).with_name("hpc-det")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.submit.command import CommandError
+from hpc_det.schedulers.command import CommandError
 from hpc_det.submit.executor import GangExecutor, RunScript
-from tests.submit.conftest import Stub
+from tests.stub import Stub
 
 SCRIPT = '#!/bin/bash\n#SBATCH "--job-name=größe \'x\'"\necho $SLURM_JOB_ID `true` \\\n  "100%"\n\n'
 

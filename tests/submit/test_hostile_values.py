@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from hpc_det.plan.job_plan import JobArray
+from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.render import render
-from hpc_det.submit.scheduler import scheduler
 from tests.lab.slurm import SlurmLab
 from tests.plan.plans import job_plan
-from tests.submit.conftest import Stub
+from tests.stub import Stub
 from tests.submit.hostile import ALL, VALUES, arguments, telltale_python
 
 ONE_JOB = JobArray(first=0, count=1)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpc_det.plan.job_plan import JobArray
+from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.submit.render import render, render_template
-from hpc_det.submit.scheduler import scheduler
 from tests.plan.plans import job_plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"

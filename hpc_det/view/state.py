@@ -10,17 +10,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hpc_det.cli import story
-from hpc_det.cli.trials import counted
 from hpc_det.config.merge import Tree
 from hpc_det.errors import HpcDetError
 from hpc_det.plan.job_plan import JobPlan
+from hpc_det.schedulers.scheduler import JobState, JobStatus
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
 from hpc_det.search.sample import Sample
 from hpc_det.search.state import Entry, SearchState
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.submit.scheduler import JobState, JobStatus
+from hpc_det.view import story
+from hpc_det.view.trials import counted
 
 
 class ExperimentState(str, enum.Enum):

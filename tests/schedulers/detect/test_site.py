@@ -9,10 +9,10 @@ import pytest
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.plain_yaml import parse_yaml
 from hpc_det.errors import UsageError
-from hpc_det.submit.command import Run
-from hpc_det.submit.detect.ask import ask
-from hpc_det.submit.detect.site import FoundPool, Site, to_yaml
-from tests.submit.detect.recorded import PBS, SLURM, replay
+from hpc_det.schedulers.command import Run
+from hpc_det.schedulers.detect.ask import ask
+from hpc_det.schedulers.detect.site import FoundPool, Site, to_yaml
+from tests.schedulers.detect.recorded import PBS, SLURM, replay
 
 
 def only(*commands: str) -> Callable[[str], str | None]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from hpc_det.launch.container import srun_flags
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
+from hpc_det.schedulers.command import CommandError, Run
+from hpc_det.schedulers.scheduler import JobState, JobStatus, agent_command, common_variables
 from hpc_det.store.folders import job_log
-from hpc_det.submit.command import CommandError, Run
-from hpc_det.submit.scheduler import JobState, JobStatus, agent_command, common_variables
 
 # squeue(1), JOB STATE CODES. A state that is not here is news from a newer Slurm: UNKNOWN, never a crash.
 STATES = {

@@ -6,12 +6,12 @@ import sys
 import time
 from collections.abc import Iterable
 
-from hpc_det.cli.state import ExperimentState, ExperimentView
 from hpc_det.errors import HpcDetError
+from hpc_det.schedulers import scheduler as schedulers
+from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.scheduler import JobState, JobStatus, Scheduler
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.submit import scheduler as schedulers
-from hpc_det.submit.command import run_command
-from hpc_det.submit.scheduler import JobState, JobStatus, Scheduler
+from hpc_det.view.state import ExperimentState, ExperimentView
 
 NO_NEWS = JobStatus(JobState.UNKNOWN)
 POLL_S = 0.2

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from hpc_det.submit.command import CommandError
-from hpc_det.submit.detect.pbs import detect, parse_scheduler, site_of
-from hpc_det.submit.detect.site import FoundPool, Site
-from tests.submit.detect.recorded import PBS, replay, said
+from hpc_det.schedulers.command import CommandError
+from hpc_det.schedulers.detect.pbs import detect, parse_scheduler, site_of
+from hpc_det.schedulers.detect.site import FoundPool, Site
+from tests.schedulers.detect.recorded import PBS, replay, said
 
 FOLDER = "pbs-23.06"
 

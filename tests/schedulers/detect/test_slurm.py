@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hpc_det.submit.command import CommandError
-from hpc_det.submit.detect.site import FoundPool, Site
-from hpc_det.submit.detect.slurm import detect, parse_config, parse_gres, parse_partitions, parse_sinfo, site_of
-from tests.submit.detect.recorded import SLURM, replay, said
+from hpc_det.schedulers.command import CommandError
+from hpc_det.schedulers.detect.site import FoundPool, Site
+from hpc_det.schedulers.detect.slurm import detect, parse_config, parse_gres, parse_partitions, parse_sinfo, site_of
+from tests.schedulers.detect.recorded import SLURM, replay, said
 
 
 def pools(site: Site) -> dict[str, FoundPool]:

@@ -17,7 +17,7 @@ from typing import Protocol
 from hpc_det.launch.container import HPC_DET
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
-from hpc_det.submit.command import Run
+from hpc_det.schedulers.command import Run
 
 
 class JobState(enum.Enum):
@@ -82,7 +82,7 @@ class Scheduler(Protocol):
         """Put the running job back. Once more is harmless."""
 
 
-_CLASSES = {"slurm": ("hpc_det.submit.slurm", "Slurm"), "local": ("hpc_det.submit.local", "Local")}
+_CLASSES = {"slurm": ("hpc_det.schedulers.slurm", "Slurm"), "local": ("hpc_det.schedulers.local", "Local")}
 
 
 def scheduler(name: str) -> Scheduler:

@@ -13,11 +13,11 @@ import pytest
 
 from hpc_det.plan.job_plan import JobArray
 from hpc_det.resources import data_path
-from hpc_det.submit.command import run_command
+from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.scheduler import Scheduler, agent_command, scheduler
 from hpc_det.submit.render import render
-from hpc_det.submit.scheduler import Scheduler, agent_command, scheduler
 from tests.plan.plans import job_plan
-from tests.submit.conftest import Stub
+from tests.stub import Stub
 
 NAMES = ["slurm", "local"]
 JOB_ENVIRONMENT = {"SLURM_JOB_ID": "4711", "SLURM_NODEID": "0"}
@@ -78,6 +78,6 @@ def test_status_answers_for_every_job_that_it_was_asked_for(chosen: Scheduler, s
 
 
 def test_its_module_is_imported_on_use_and_needs_no_heavy_library(name: str) -> None:
-    code = f"import sys; from hpc_det.submit.scheduler import scheduler; scheduler({name!r}); print(*sys.modules)"
+    code = f"import sys; from hpc_det.schedulers.scheduler import scheduler; scheduler({name!r}); print(*sys.modules)"
     loaded = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
     assert not loaded & {"jinja2", "pydantic", "submitit", "torch", "numpy", "yaml", "hydra"}

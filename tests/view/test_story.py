@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.cli import story
-from hpc_det.cli.story import AttemptStory, Metrics, Validation
 from hpc_det.requeue import Action, Cause
+from hpc_det.view import story
+from hpc_det.view.story import AttemptStory, Metrics, Validation
 from tests.cli.life import Life
 
 ACCURACY = {"metric": "accuracy", "smaller_is_better": False}

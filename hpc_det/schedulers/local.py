@@ -20,9 +20,9 @@ from pathlib import Path
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.process import is_running, start_ticks
 from hpc_det.requeue import Cause
+from hpc_det.schedulers.command import CommandError, Run
+from hpc_det.schedulers.scheduler import JobState, JobStatus, agent_command, common_variables
 from hpc_det.store.folders import job_log
-from hpc_det.submit.command import CommandError, Run
-from hpc_det.submit.scheduler import JobState, JobStatus, agent_command, common_variables
 
 
 class Local:
@@ -39,7 +39,7 @@ class Local:
 
     def submit_command(self, script: str, after: str | None) -> list[str]:
         # Not in the user's folder: `python -m` would import a module of theirs in the place of one it needs.
-        return ["env", f"--chdir={Path(script).parent}", sys.executable, "-m", "hpc_det.submit.local", script]
+        return ["env", f"--chdir={Path(script).parent}", sys.executable, "-m", "hpc_det.schedulers.local", script]
 
     def parse_submit(self, output: str) -> str:
         return str(_JobId.parse(output.strip()))

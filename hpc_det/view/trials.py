@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_det.cli import story
-from hpc_det.cli.story import AttemptStory
 from hpc_det.config.merge import Tree
 from hpc_det.requeue import Action, Cause
 from hpc_det.search.method import Exit
 from hpc_det.search.state import SearchState
 from hpc_det.store.folders import TrialFolder
+from hpc_det.view import story
+from hpc_det.view.story import AttemptStory
 
 
 class TrialState(str, enum.Enum):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.cli.state import ExperimentState, ExperimentView
 from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.requeue import Action, Cause
+from hpc_det.schedulers.scheduler import JobState, JobStatus
 from hpc_det.store.stop import request_stop
-from hpc_det.submit.scheduler import JobState, JobStatus
+from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.cli.life import Life, halving, random_search
 
 QUEUED, RUNNING = ExperimentState.QUEUED, ExperimentState.RUNNING

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_det.submit.command import CommandError, Run
-from hpc_det.submit.detect.site import FoundPool, Site
+from hpc_det.schedulers.command import CommandError, Run
+from hpc_det.schedulers.detect.site import FoundPool, Site
 
 # --exact: nodes that differ in anything stand on lines of their own, else sinfo shows the smallest of them.
 SINFO = ("sinfo", "--exact", "--noheader", "--format=%R|%D|%c|%G")

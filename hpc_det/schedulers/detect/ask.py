@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hpc_det.errors import UsageError
-from hpc_det.submit.command import Run
-from hpc_det.submit.detect import pbs, slurm
-from hpc_det.submit.detect.site import Site
+from hpc_det.schedulers.command import Run
+from hpc_det.schedulers.detect import pbs, slurm
+from hpc_det.schedulers.detect.site import Site
 
 Which = Callable[[str], str | None]
 """Where a command lies on PATH; None for nowhere."""

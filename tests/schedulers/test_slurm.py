@@ -11,12 +11,12 @@ import pytest
 
 from hpc_det.plan.job_plan import JobArray
 from hpc_det.requeue import Cause
-from hpc_det.submit.command import CommandError, run_command
-from hpc_det.submit.scheduler import JobState, JobStatus
-from hpc_det.submit.slurm import STATES, Slurm, directives, parse_scontrol, parse_squeue
+from hpc_det.schedulers.command import CommandError, run_command
+from hpc_det.schedulers.scheduler import JobState, JobStatus
+from hpc_det.schedulers.slurm import STATES, Slurm, directives, parse_scontrol, parse_squeue
 from tests.lab.slurm import SlurmLab
 from tests.plan.plans import job_plan
-from tests.submit.conftest import Stub
+from tests.stub import Stub
 
 # Slurm 22.05.8, `scontrol show job --oneliner`, with the times and the name left open
 SHOW_JOB = (

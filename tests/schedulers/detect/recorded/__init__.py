@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpc_det.submit.command import CommandError, Run
-from hpc_det.submit.detect import pbs, slurm
+from hpc_det.schedulers.command import CommandError, Run
+from hpc_det.schedulers.detect import pbs, slurm
 
 HERE = Path(__file__).parent
 SLURM = {slurm.CONFIG: "config.txt", slurm.SINFO: "sinfo.txt", slurm.PARTITIONS: "partitions.txt"}

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from hpc_det.submit.command import CommandError, Run
-from hpc_det.submit.detect.site import FoundPool, Site
+from hpc_det.schedulers.command import CommandError, Run
+from hpc_det.schedulers.detect.site import FoundPool, Site
 
 NODES = ("pbsnodes", "-av", "-F", "json")
 QUEUES = ("qstat", "-Q", "-f", "-F", "json")

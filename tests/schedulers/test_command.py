@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from hpc_det.submit import command
-from hpc_det.submit.command import CommandError, run_command
-from tests.submit.conftest import Stub
+from hpc_det.schedulers import command
+from hpc_det.schedulers.command import CommandError, run_command
+from tests.stub import Stub
 
 
 def test_the_answer_is_what_the_command_printed(stub: Stub) -> None:

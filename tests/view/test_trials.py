@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.cli.state import ExperimentView
-from hpc_det.cli.trials import counted, differing, state_now
 from hpc_det.requeue import Action, Cause
+from hpc_det.view.state import ExperimentView
+from hpc_det.view.trials import counted, differing, state_now
 from tests.cli.life import Life, halving, random_search
 
 
