@@ -1,7 +1,8 @@
 """What happens next: how attempts ended, and the budgets, decide. Pure functions over the journal's facts.
 
-Only failures count against `max_restarts` (upstream's rule: preemption and lost nodes are not charged). A run that
-comes back again and again without a newer checkpoint, whatever ended its attempts, is stopped: it would go on for ever.
+Only failures count against `max_restarts` (upstream's rule: preemption and lost nodes are not charged). Nor
+are hangs and unhealthy nodes. A run that comes back again and again without a newer checkpoint, whatever ended its
+attempts, is stopped: it would go on for ever.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ class Cause(str, enum.Enum):
     NODE_LOST = "node lost"
     CANCELLED = "cancelled"
     PAUSED = "paused"
+    """By its user, until `experiment activate`."""
+    WAITING = "waiting"
     """The searcher let go of the trial, which may go on later."""
+    HUNG = "hung"
+    """A rank made no step for too long."""
+    UNHEALTHY = "unhealthy node"
+    """A node failed its checks before the rendezvous: it is excluded, and nobody is charged."""
 
 
 class Action(str, enum.Enum):
@@ -31,6 +38,8 @@ class Action(str, enum.Enum):
     RESTART = "restart"
     """Start again at once on the nodes that the job holds."""
     REQUEUE = "requeue"
+    PAUSE = "pause"
+    """Leave the nodes and the queue, until the user wants it again."""
     GIVE_UP = "give up"
 
 
@@ -60,8 +69,8 @@ def decide(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:
     last = history[-1]
     if last.cause in (Cause.FINISHED, Cause.CANCELLED):
         return Decision(Action.DONE, last.cause.value)
-    if last.cause is Cause.PAUSED:
-        return Decision(Action.WAIT, last.cause.value)
+    if last.cause in (Cause.WAITING, Cause.PAUSED):
+        return Decision(Action.WAIT if last.cause is Cause.WAITING else Action.PAUSE, last.cause.value)
     if last.cause is Cause.FAILED:
         return _after_failure(history, max_restarts)
     stuck = _attempts_without_progress(history)
@@ -71,7 +80,7 @@ def decide(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:
             f"{stuck} attempts in a row ended ({last.cause.value}) without a newer checkpoint than {last.steps} "
             f"batches; set min_checkpoint_period, or ask for a longer grace or time limit",
         )
-    return Decision(Action.REQUEUE, last.cause.value)
+    return Decision(Action.RESTART if last.cause is Cause.HUNG else Action.REQUEUE, last.cause.value)
 
 
 def _after_failure(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:

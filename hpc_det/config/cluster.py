@@ -28,6 +28,12 @@ PreemptMode: TypeAlias = Annotated[
     Expected("what becomes of preempted jobs: off (there are none), requeue, cancel or suspend"),
 ]
 
+StartAgents: TypeAlias = Annotated[Literal["pbsdsh", "pbs_tmrsh", "mpiexec"], Expected("pbsdsh, pbs_tmrsh or mpiexec")]
+Resume: TypeAlias = Annotated[
+    Literal["auto", "requeue", "rerun", "successor", "resubmit", "chain"],
+    Expected("auto, requeue (rerun on PBS), successor, resubmit or chain"),
+]
+
 
 class Pool(Section):
     """A partition or queue. What it says comes before what the profile says of all pools."""
@@ -65,8 +71,8 @@ class Cluster(Section):
     """A site's profile."""
 
     name: Annotated[Text, Expected("the name of the cluster")] = Field(description="What messages call the cluster.")
-    scheduler: Annotated[Literal["slurm", "local", "pbs"], Expected("slurm or local")] = Field(
-        description="slurm, or local for this machine. pbs is read, and not submitted to yet."
+    scheduler: Annotated[Literal["slurm", "local", "pbs"], Expected("slurm, pbs or local")] = Field(
+        description="slurm, pbs, or local for this machine."
     )
     slots_per_node: Positive = Field(description="GPUs of a node, or ranks of a node without GPUs.")
     slot_type: SlotType = Field(description="gpu or cpu.")
@@ -115,6 +121,32 @@ class Cluster(Section):
     )
     environment_variables: Variables = Field(default=[], description="NAME=value, for the ranks.")
     srun_args: Texts = Field(default=[], description="More flags of srun, such as --mpi=none.")
+    start_agents_with: StartAgents = Field(
+        default="pbsdsh", description="How PBS starts a process on every node of a job: pbsdsh, pbs_tmrsh or mpiexec."
+    )
+    mpi_launcher: Annotated[list[Text], Field(min_length=1), Expected("a command and its flags")] = Field(
+        default=["mpirun"],
+        description="What hpc_det.launch.mpi starts ranks with: mpirun, mpiexec, or srun with its --mpi flag.",
+    )
+    dtrain_network_interface: OptionalText = Field(
+        default=None, description="The network interface of distributed training; null: one that leads to other nodes."
+    )
+    resume: Resume = Field(
+        default="auto",
+        description="How a trial whose job was preempted or timed out comes back: requeue (rerun on PBS) keeps the "
+        "job; successor queues the next job when one starts, resubmit when it ends, chain several at the submission; "
+        "auto takes the fastest that the site allows.",
+    )
+    chain_length: Positive = Field(default=3, description="How many jobs `resume: chain` queues behind the first.")
+    nodes_can_submit: Flag = Field(
+        default=True, description="Whether jobs may submit jobs: sbatch or qsub work on compute nodes."
+    )
+    health_checks: Flag = Field(
+        default=True, description="Whether nodes are checked before each attempt: devices, memory, folders, the clock."
+    )
+    exclude_nodes_for: TimeLimit = Field(
+        default="24:00:00", description="How long jobs keep away from a node that failed its checks."
+    )
 
     @property
     def has_queue(self) -> bool:
@@ -124,6 +156,11 @@ class Cluster(Section):
     def max_time_limit_min(self) -> int | None:
         """In minutes, rounded up."""
         return time_limit_min(self.max_time_limit) if self.max_time_limit else None
+
+    @property
+    def exclude_nodes_for_min(self) -> int:
+        """In minutes, rounded up; 0: not at all."""
+        return time_limit_min(self.exclude_nodes_for) if self.exclude_nodes_for else 0
 
     def in_pool(self, name: str | None) -> Cluster:
         """The profile as the pool `name` changes it; None stands for the default pool, and an unknown one for none."""

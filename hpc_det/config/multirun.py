@@ -32,6 +32,7 @@ OF_A_TRIAL = (
     "labels",
     "max_restarts",
     "min_checkpoint_period",
+    "checkpoint_interval",
     "min_validation_period",
     "optimizations",
     "perform_initial_validation",

@@ -124,6 +124,16 @@ class Experiment(Section):
     min_checkpoint_period: Period = Field(
         default=Length(0), description="A checkpoint is saved at least so often; 0 is only at its end."
     )
+    checkpoint_interval: Annotated[Literal["auto"] | None, Expected("auto, or null")] = Field(
+        default=None,
+        description="auto: besides min_checkpoint_period a checkpoint is saved as often as costs least, by how "
+        "long saves take and how often jobs end early (Young, Daly).",
+    )
+    hang_timeout_s: NotNegative | None = Field(
+        default=None,
+        description="A rank without a step for so many seconds hangs, and the attempt is ended; null: learned from its "
+        "steps; 0: nobody watches.",
+    )
     perform_initial_validation: Flag = Field(default=False, description="The trial is validated before it trains.")
     checkpoint_policy: Literal["best", "all", "none"] = Field(
         default="best", description="After which validations a checkpoint is saved."

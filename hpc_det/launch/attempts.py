@@ -151,6 +151,8 @@ class Attempts:
         stop = read_stop(self._trial.stop, number)
         if outcome and outcome["attempt"] == number:
             return _ENDS.get(outcome["kind"]) or self._stop_cause(stop)
+        if failure and (failure.unhealthy or failure.hung):
+            return Cause.UNHEALTHY if failure.unhealthy else Cause.HUNG
         if failure and (stop is None or failure.time < stop.time):
             return Cause.FAILED
         if code == 0 and not self._plan.runs_trial:
@@ -195,7 +197,7 @@ class Attempts:
         return max(newest_steps(self._trial.checkpoints), int(outcome.get("saves", 0)))
 
 
-_ENDS = {"finished": Cause.FINISHED, "paused": Cause.PAUSED}
+_ENDS = {"finished": Cause.FINISHED, "waiting": Cause.WAITING}
 """By what rank 0 wrote; otherwise it was stopped."""
 
 

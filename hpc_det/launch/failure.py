@@ -29,6 +29,10 @@ class Failure:
     """The trial says that its hyperparameters cannot work."""
     lost: bool = False
     """The process was gone without a word: killed from outside, or crashed."""
+    hung: bool = False
+    """The process made no step for too long."""
+    unhealthy: bool = False
+    """The node failed its checks, before any rank was started there."""
 
     def sentence(self) -> str:
         who = f"rank {self.rank}" if self.rank is not None else "the entrypoint"

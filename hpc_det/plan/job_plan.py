@@ -70,8 +70,25 @@ class JobPlan:
     """The site's dialect for GPUs: gpus-per-node or gres."""
     gpu_type: str | None
     mem_per_node: str | None
-    sbatch_args: tuple[str, ...]
+    submit_args: tuple[str, ...]
+    """The user's own flags of sbatch or qsub."""
     srun_args: tuple[str, ...]
+    start_agents_with: str
+    """What starts the agents on the nodes of a PBS job: pbsdsh, pbs_tmrsh or mpiexec."""
+    mpi_launcher: tuple[str, ...]
+    network_interface: str | None
+    """For the gang's traffic; None: found by itself."""
+    grace_time_s: int | None
+    """Between the notice of a preemption and the job's end, where the profile knows it."""
+    resume: str
+    """requeue, successor, resubmit or chain: how a job that was stopped comes back."""
+    chain_length: int
+    """With chain: how many jobs wait behind the first from the start."""
+    health_checks: bool
+    exclude_nodes_for_min: int
+    """How long jobs keep away from a node that failed its checks."""
+    hang_timeout_s: int | None
+    """Without a step for so long, a rank hangs; None: learned from its steps. 0: nobody watches."""
     modules: tuple[str, ...]
     setup: tuple[str, ...]
     """The site's own shell lines, the one place where a config holds shell text."""

@@ -50,13 +50,46 @@ def plan_jobs(
         gpu_flag=cluster.gpu_flag,
         gpu_type=cluster.gpu_type,
         mem_per_node=cluster.mem_per_node,
-        sbatch_args=tuple(experiment.slurm.sbatch_args),
+        submit_args=tuple(_submit_args(experiment, cluster)),
         srun_args=tuple(cluster.srun_args),
+        start_agents_with=cluster.start_agents_with,
+        mpi_launcher=tuple(cluster.mpi_launcher),
+        network_interface=cluster.dtrain_network_interface,
+        grace_time_s=cluster.grace_time_s,
+        resume=way_back(cluster, place),
+        chain_length=cluster.chain_length,
+        health_checks=cluster.health_checks,
+        exclude_nodes_for_min=cluster.exclude_nodes_for_min,
+        hang_timeout_s=experiment.hang_timeout_s,
         modules=tuple(cluster.modules),
         setup=tuple(cluster.setup),
         container=box,
         scratch=cluster.scratch,
     )
+
+
+def way_back(cluster: Cluster, place: Placement) -> str:
+    """How a job of this site comes back into the queue, where the profile leaves that open.
+
+    A successor starts 1 s after the job before it; Slurm holds a requeued job back for 2 min (measured), and PBS lets
+    nobody requeue a job of their own. One for each element of an array would fill the queue twice.
+    """
+    if cluster.resume != "auto":
+        return "requeue" if cluster.resume == "rerun" else cluster.resume
+    in_arrays = any(array.count > 1 for array in place.arrays)
+    match cluster.scheduler, cluster.nodes_can_submit, in_arrays:
+        case "slurm", True, False:
+            return "successor"
+        case "pbs", True, _:
+            return "resubmit" if in_arrays else "successor"
+        case "pbs", False, False:
+            return "chain"
+    return "requeue"
+
+
+def _submit_args(experiment: Experiment, cluster: Cluster) -> list[str]:
+    by_scheduler = {"slurm": experiment.slurm.sbatch_args, "pbs": experiment.pbs.pbsbatch_args}
+    return by_scheduler.get(cluster.scheduler, [])
 
 
 def _argv(entrypoint: str | list[str] | tuple[str, ...], python: str) -> tuple[str, ...]:

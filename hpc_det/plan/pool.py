@@ -55,8 +55,6 @@ def _pool_of(cluster: Cluster, pool: str | None) -> str:
 
 
 def _name_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
-    if cluster.scheduler == "pbs":
-        yield f"cluster: PBS is not supported yet; choose another cluster than {cluster.name!r}"
     pool = experiment.resources.resource_pool
     if pool is not None and cluster.pools and pool not in cluster.pools:
         known = ", ".join(sorted(cluster.pools))

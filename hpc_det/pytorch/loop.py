@@ -106,10 +106,10 @@ class Loop:
 
     @property
     def end(self) -> str:
-        """How `run` ended: "stopped" early because all ranks agreed to, "paused" by the search, or "finished"."""
+        """How `run` ended: "stopped" early because all ranks agreed to, "waiting" for the search, or "finished"."""
         if self._stop.stopped:
             return "stopped"
-        return "paused" if self._may_come_back else "finished"
+        return "waiting" if self._may_come_back else "finished"
 
     def _train_to_the_end(self, batches: Iterator[Any]) -> None:
         if not self._is_wanted():

@@ -21,8 +21,10 @@ from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.process import is_running, start_ticks
 from hpc_det.requeue import Cause
 from hpc_det.schedulers.command import CommandError, Run
-from hpc_det.schedulers.scheduler import JobState, JobStatus, agent_command, common_variables
+from hpc_det.schedulers.scheduler import JobState, JobStatus, Submission, agent_command, common_variables
 from hpc_det.store.folders import job_log
+
+MODULE = "hpc_det.schedulers.local"
 
 
 class Local:
@@ -37,9 +39,9 @@ class Local:
             "job_log": shlex.quote(str(job_log(script))),
         }
 
-    def submit_command(self, script: str, after: str | None) -> list[str]:
+    def submit_command(self, submission: Submission) -> list[str]:
         # Not in the user's folder: `python -m` would import a module of theirs in the place of one it needs.
-        return ["env", f"--chdir={Path(script).parent}", sys.executable, "-m", "hpc_det.schedulers.local", script]
+        return ["env", f"--chdir={Path(submission.script).parent}", sys.executable, "-m", MODULE, submission.script]
 
     def parse_submit(self, output: str) -> str:
         return str(_JobId.parse(output.strip()))
@@ -74,6 +76,9 @@ class Local:
 
     def node_rank(self, env: Mapping[str, str]) -> int:
         return 0
+
+    def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
+        return None
 
     def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
         return Cause.PREEMPTED

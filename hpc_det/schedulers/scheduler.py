@@ -40,6 +40,21 @@ class JobStatus:
     """The ids that `release` can let go."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """One call of sbatch or qsub."""
+
+    script: str
+    array: JobArray
+    """What the script was written for."""
+    index: int | None = None
+    """Only this element of the array; None: all of them."""
+    after: str | None = None
+    """A job that must have ended before."""
+    exclude: tuple[str, ...] = ()
+    """Hosts to keep away from."""
+
+
 class Scheduler(Protocol):
     """Stateless. `env` is the environment of the job, on its own nodes."""
 
@@ -51,8 +66,7 @@ class Scheduler(Protocol):
     def script_variables(self, plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
         """What the template is rendered with, all of it used there. `script`: where it will lie."""
 
-    def submit_command(self, script: str, after: str | None) -> list[str]:
-        """`after`: a job that must have ended before."""
+    def submit_command(self, submission: Submission) -> list[str]: ...
 
     def parse_submit(self, output: str) -> str:
         """The job id; ValueError where there is none."""
@@ -75,6 +89,9 @@ class Scheduler(Protocol):
 
     def node_rank(self, env: Mapping[str, str]) -> int: ...
 
+    def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
+        """When the job that `env` belongs to is out of time, in seconds since the epoch; None: never, or unknown."""
+
     def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
         """Why the job that `env` belongs to was signalled."""
 
@@ -82,7 +99,11 @@ class Scheduler(Protocol):
         """Put the running job back. Once more is harmless."""
 
 
-_CLASSES = {"slurm": ("hpc_det.schedulers.slurm", "Slurm"), "local": ("hpc_det.schedulers.local", "Local")}
+_CLASSES = {
+    "slurm": ("hpc_det.schedulers.slurm", "Slurm"),
+    "pbs": ("hpc_det.schedulers.pbs", "Pbs"),
+    "local": ("hpc_det.schedulers.local", "Local"),
+}
 
 
 def scheduler(name: str) -> Scheduler:

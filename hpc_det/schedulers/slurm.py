@@ -6,6 +6,7 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ from hpc_det.launch.container import srun_flags
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
 from hpc_det.schedulers.command import CommandError, Run
-from hpc_det.schedulers.scheduler import JobState, JobStatus, agent_command, common_variables
+from hpc_det.schedulers.scheduler import JobState, JobStatus, Submission, agent_command, common_variables
 from hpc_det.store.folders import job_log
 
 # squeue(1), JOB STATE CODES. A state that is not here is news from a newer Slurm: UNKNOWN, never a crash.
@@ -59,13 +60,20 @@ class Slurm:
     def script_variables(self, plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
         return {
             **common_variables(plan, array),
-            "directives": [*map(_quoted, directives(plan, array, script)), *_own_line(plan.sbatch_args)],
+            "directives": [*map(_quoted, directives(plan, array, script)), *_own_line(plan.submit_args)],
             "srun": shlex.join(_srun(plan, array)),
             "agent": agent_command(plan),
         }
 
-    def submit_command(self, script: str, after: str | None) -> list[str]:
-        return ["sbatch", "--parsable", *([f"--dependency=afterany:{after}"] if after else []), script]
+    def submit_command(self, submission: Submission) -> list[str]:
+        """Flags of the command line come before those of the script (sbatch(1))."""
+        flags = {
+            "dependency": submission.after and f"afterany:{submission.after}",
+            "array": submission.index if submission.array.count > 1 else None,
+            "exclude": ",".join(submission.exclude),
+        }
+        given = [f"--{name}={value}" for name, value in flags.items() if value not in (None, "")]
+        return ["sbatch", "--parsable", *given, submission.script]
 
     def parse_submit(self, output: str) -> str:
         # "ID" or "ID;CLUSTER" (sbatch(1), --parsable)
@@ -91,7 +99,7 @@ class Slurm:
 
     def release(self, job_id: str, run: Run) -> None:
         """Not before the requeue has settled: a job that starts in the same second fails with a revoked credential."""
-        requeued = _time(parse_scontrol(run(["scontrol", "show", "job", "--oneliner", job_id])).get("SubmitTime"))
+        requeued = _time(_shown(job_id, run).get("SubmitTime"))
         if requeued is not None:
             time.sleep(max(0.0, min(requeued + REQUEUE_SETTLES_S - time.time(), REQUEUE_SETTLES_S)))
         run(["scontrol", "update", f"JobId={job_id}", "StartTime=now"])
@@ -112,9 +120,16 @@ class Slurm:
     def node_rank(self, env: Mapping[str, str]) -> int:
         return int(env["SLURM_NODEID"])
 
+    def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
+        if plan.time_limit_min is None:  # the partition's own limit, if any, comes with the warning signal
+            return None
+        with suppress(CommandError):  # scontrol may be missing on compute nodes
+            return _time(_shown(self.job_id(env), run).get("EndTime"))
+        return None
+
     def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
         try:
-            job = parse_scontrol(run(["scontrol", "show", "job", "--oneliner", self.job_id(env)]))
+            job = _shown(self.job_id(env), run)
         except CommandError:
             return Cause.PREEMPTED  # scontrol may be missing on compute nodes; both causes are requeued alike
         if _time(job.get("PreemptTime")) is not None:
@@ -165,7 +180,7 @@ def directives(plan: JobPlan, array: JobArray, script: Path) -> list[str]:
     return [
         *flags,
         f"--signal=USR2@{plan.signal_lead_s}",
-        "--requeue",
+        "--requeue" if plan.resume == "requeue" else "--no-requeue",
         "--open-mode=append",
         f"--output={_output(script, array)}",
         f"--chdir={plan.folder}",
@@ -176,6 +191,10 @@ def _own_line(sbatch_args: Sequence[str]) -> list[str]:
     """The user's flags, on one line: a flag and its value may be two entries of the list, or one with a blank."""
     words = [word for entry in sbatch_args for word in (entry.split(None, 1) if _TWO_WORDS.match(entry) else [entry])]
     return [" ".join(map(_quoted, words))] if words else []
+
+
+def _shown(job_id: str, run: Run) -> dict[str, str]:
+    return parse_scontrol(run(["scontrol", "show", "job", "--oneliner", job_id]))
 
 
 def parse_squeue(output: str) -> dict[str, JobStatus]:

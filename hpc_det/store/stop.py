@@ -12,8 +12,9 @@ from typing import Literal
 
 from hpc_det.store.files import read_json, write_json
 
-# "signal" is what an agent knows: the scheduler's facts tell preemption and time limit apart afterwards.
-Reason = Literal["signal", "cancel", "kill"]
+# "signal" is what an agent knows: the scheduler's facts tell preemption and time limit apart afterwards. "time limit"
+# comes from the job's own clock; with "pause" and "cancel" the ranks save and leave, with "kill" they are ended.
+Reason = Literal["signal", "time limit", "pause", "cancel", "kill"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,8 @@ class StopRequest:
     source: str
     """Who asks: a host and a signal, or a command."""
     time: float
+    deadline: float | None = None
+    """When the ranks will be gone, saved or not; None: unknown. Seconds since the epoch, as `time`."""
 
     def concerns(self, attempt: int) -> bool:
         return self.attempt is None or self.attempt == attempt
@@ -36,12 +39,14 @@ def read_stop(path: Path, attempt: int) -> StopRequest | None:
     return request if request and request.concerns(attempt) else None
 
 
-def request_stop(path: Path, *, attempt: int | None, reason: Reason, source: str) -> StopRequest:
+def request_stop(
+    path: Path, *, attempt: int | None, reason: Reason, source: str, deadline: float | None = None
+) -> StopRequest:
     """Write a request; where one stands already, that one is kept, but `kill` overrules everything."""
     standing = read_stop(path, attempt) if attempt is not None else None
     if standing and reason != "kill":
         return standing
-    request = StopRequest(attempt=attempt, reason=reason, source=source, time=time.time())
+    request = StopRequest(attempt=attempt, reason=reason, source=source, time=time.time(), deadline=deadline)
     write_json(path, asdict(request))
     return request
 

@@ -12,14 +12,14 @@ import io
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from submitit.core import core, utils
 
 from hpc_det.schedulers.command import CommandError, run_command
-from hpc_det.schedulers.scheduler import JobState, Scheduler, scheduler
+from hpc_det.schedulers.scheduler import JobState, Scheduler, Submission, scheduler
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,9 @@ class _Watcher(core.InfoWatcher):
 class GangExecutor(core.PicklingExecutor):
     """Submits one rendered script, on any of our schedulers."""
 
-    def __init__(self, folder: Path, scheduler_name: str, script: Path, after: str | None = None) -> None:
-        """`after`: a job that must have ended before this one begins."""
+    def __init__(self, folder: Path, scheduler_name: str, submission: Submission) -> None:
         self._scheduler = scheduler(scheduler_name)
-        self._script = script
-        self._after = after
+        self._submission = submission
         self.job_class = type("GangJob", (core.Job,), {"watcher": _Watcher(self._scheduler)})
         super().__init__(folder)
 
@@ -60,7 +58,7 @@ class GangExecutor(core.PicklingExecutor):
         said = io.StringIO()
         try:
             with _outside_any_job(), contextlib.redirect_stderr(said):
-                job = self.submit(RunScript(str(self._script)))
+                job = self.submit(RunScript(self._submission.script))
         except FileNotFoundError as missing:
             raise CommandError(
                 f"{missing.filename}: not found on PATH; run this on a login node of the cluster, or choose "
@@ -78,10 +76,10 @@ class GangExecutor(core.PicklingExecutor):
         return 1
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return self._script.read_text(encoding="utf-8")
+        return Path(self._submission.script).read_text(encoding="utf-8")
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return self._scheduler.submit_command(str(submission_file_path), self._after)
+        return self._scheduler.submit_command(replace(self._submission, script=str(submission_file_path)))
 
     def _get_job_id_from_submission_command(self, string: bytes | str) -> str:  # type: ignore[override]
         return self._scheduler.parse_submit(string if isinstance(string, str) else string.decode())

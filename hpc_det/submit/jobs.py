@@ -15,7 +15,7 @@ from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.plan.placement import placement
 from hpc_det.plan.planner import plan_jobs
 from hpc_det.schedulers.command import run_command
-from hpc_det.schedulers.scheduler import scheduler
+from hpc_det.schedulers.scheduler import Submission, scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder
@@ -67,7 +67,8 @@ def queue_jobs(jobs: Jobs, folder: ExperimentFolder, search: SearchJournal) -> l
     with cancelled_on_failure(jobs.plan.scheduler, queued):
         for number, array in jobs.arrays.items():
             after = queued[-1] if queued and array.at_once else None
-            executor = GangExecutor(folder.submitit, jobs.plan.scheduler, folder.script(number), after)
+            submission = Submission(script=str(folder.script(number)), array=array, after=after)
+            executor = GangExecutor(folder.submitit, jobs.plan.scheduler, submission)
             queued.append(executor.submit_script())
             record = {"job_id": queued[-1], "scheduler": jobs.plan.scheduler, "submitted": time.time()}
             write_json(folder.job(number), {**record, "first": array.first, "workers": array.workers})

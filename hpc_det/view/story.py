@@ -123,7 +123,10 @@ _ENDS = {
     Cause.FAILED: "failed; newest checkpoint at batch {}",
     Cause.NODE_LOST: "lost its node; newest checkpoint at batch {}",
     Cause.CANCELLED: "cancelled; newest checkpoint at batch {}",
-    Cause.PAUSED: "paused by the searcher at batch {}",
+    Cause.WAITING: "waits for the searcher at batch {}",
+    Cause.PAUSED: "paused at batch {}",
+    Cause.HUNG: "hung; newest checkpoint at batch {}",
+    Cause.UNHEALTHY: "a node failed its checks; newest checkpoint at batch {}",
 }
 _NEXT = {Action.REQUEUE: "back into the queue", Action.RESTART: "started again", Action.GIVE_UP: "given up"}
 

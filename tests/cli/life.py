@@ -117,7 +117,7 @@ class Life:
         further = search.report(worker, work, value)
         if further and further.trial == work.trial:
             return
-        end = Cause.FINISHED if search.state().method.is_closed(work.trial) else Cause.PAUSED
+        end = Cause.FINISHED if search.state().method.is_closed(work.trial) else Cause.WAITING
         self._ends_attempt(work.trial, end, Action.DONE if end is Cause.FINISHED else Action.WAIT, work.until or 0)
         self._goes_on(worker, further)
 

@@ -124,14 +124,14 @@ def test_describe_as_json_has_a_record_for_each_trial(hpc_det: Command, life: Li
     assert paused["hyperparameters"]["width"] == 64
     assert paused["hyperparameters"]["lr"] != running["hyperparameters"]["lr"]
     assert paused["seed"] == life.search.sample(1).seed
-    assert [attempt["cause"] for attempt in paused["attempts"]] == ["paused"]
+    assert [attempt["cause"] for attempt in paused["attempts"]] == ["waiting"]
 
 
 def test_a_trial_is_described_by_itself(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
     told = hpc_det("t", "describe", "1/1").out
     assert told.startswith("Trial 1/1\n  State:      PAUSED\n  Progress:   100 of 400 batches\n")
     assert f"  Seed:       {life.search.sample(1).seed}\n" in told
-    assert "paused by the searcher at batch 100\n" in told
+    assert "waits for the searcher at batch 100\n" in told
     assert "best validation: accuracy 0.91 at batch 100\n" in told
     assert json.loads(hpc_det("trial", "describe", "1/1", "--json").out)["state"] == "PAUSED"
 

@@ -117,7 +117,7 @@ def test_a_problem_names_the_template_or_the_cluster_that_holds_it(problems: Pro
 
 def test_a_cluster_without_its_keys_is_told(problems: Problems) -> None:
     assert problems(cluster={"slot_type": None, "scheduler": None}) == [
-        "cluster.scheduler: required, but nobody set it; give slurm or local",
+        "cluster.scheduler: required, but nobody set it; give slurm, pbs or local",
         "cluster.slot_type: required, but nobody set it; give gpu or cpu",
     ]
 

@@ -51,6 +51,8 @@ def test_the_defaults_are_determineds() -> None:
         "scheduling_unit": 100,
         "min_validation_period": {"batches": 0},
         "min_checkpoint_period": {"batches": 0},
+        "checkpoint_interval": None,
+        "hang_timeout_s": None,
         "perform_initial_validation": False,
         "checkpoint_policy": "best",
         "reproducibility": {"experiment_seed": None},

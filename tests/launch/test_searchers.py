@@ -24,7 +24,7 @@ attempt = Attempt.from_env(os.environ)
 search = SearchJournal(attempt.trial.experiment())
 work = search.state().open[attempt.worker]
 search.report(attempt.worker, work, search.sample(work.trial).hparams["lr"])
-kind = "finished" if search.state().method.is_closed(work.trial) else "paused"
+kind = "finished" if search.state().method.is_closed(work.trial) else "waiting"
 write_json(attempt.trial.outcome, {"attempt": attempt.number, "kind": kind, "steps": work.until})
 """
 """A trial without torch: its learning rate is its loss."""

@@ -216,9 +216,9 @@ def test_a_trial_whose_former_gang_still_saves_begins_when_that_is_gone(gang: Ga
     job = gang.start_job()
     wait_for(lambda: gang.trial.job_log.exists() and "waits for worker 5" in gang.trial.job_log.read_text())
     assert not (gang.code / "started").exists()
-    gang.journal.ended(1, AttemptEnd(cause=Cause.PAUSED, steps=8), Decision(Action.WAIT, "paused"), None)
+    gang.journal.ended(1, AttemptEnd(cause=Cause.WAITING, steps=8), Decision(Action.WAIT, "waiting"), None)
     assert job.wait(timeout=30) == 0
-    assert gang.ends() == [("paused", "wait"), ("finished", "done")]
+    assert gang.ends() == [("waiting", "wait"), ("finished", "done")]
 
 
 def test_a_local_job_that_is_told_to_end_while_it_waits_cancels(gang: Gang, alive: str) -> None:
@@ -227,10 +227,10 @@ def test_a_local_job_that_is_told_to_end_while_it_waits_cancels(gang: Gang, aliv
     job = gang.start_job()
     wait_for(lambda: gang.trial.job_log.exists() and "waits for worker 5" in gang.trial.job_log.read_text())
     job.terminate()
-    gang.journal.ended(1, AttemptEnd(cause=Cause.PAUSED, steps=8), Decision(Action.WAIT, "paused"), None)
+    gang.journal.ended(1, AttemptEnd(cause=Cause.WAITING, steps=8), Decision(Action.WAIT, "waiting"), None)
     assert job.wait(timeout=30) == 0
     assert not (gang.code / "started").exists()
-    assert gang.ends() == [("paused", "wait"), ("cancelled", "done")]
+    assert gang.ends() == [("waiting", "wait"), ("cancelled", "done")]
 
 
 def test_a_former_gang_whose_job_has_ended_is_not_waited_for(gang: Gang) -> None:

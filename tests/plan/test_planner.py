@@ -84,7 +84,7 @@ def test_flags_modules_and_setup_keep_their_order() -> None:
     site = cluster(srun_args=["--mpi=none", "-v"], modules=["gcc/12", "cuda/12.4"], setup=["ulimit -n 4096", "umask 7"])
     found = plan(experiment(slurm={"sbatch_args": ["--exclusive", "--mail-type=END"]}), site)
     assert found.srun_args == ("--mpi=none", "-v")
-    assert found.sbatch_args == ("--exclusive", "--mail-type=END")
+    assert found.submit_args == ("--exclusive", "--mail-type=END")
     assert (found.modules, found.setup) == (("gcc/12", "cuda/12.4"), ("ulimit -n 4096", "umask 7"))
 
 

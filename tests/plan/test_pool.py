@@ -35,10 +35,6 @@ def test_a_time_limit_may_be_as_long_as_the_pools(limit: str, fits: bool) -> Non
     ]
 
 
-def test_pbs_is_told_where_a_job_would_go_there() -> None:
-    assert problems({"scheduler": "pbs"}) == ["cluster: PBS is not supported yet; choose another cluster than 'atlas'"]
-
-
 @pytest.mark.parametrize(
     ("runtime", "settings", "words"),
     [

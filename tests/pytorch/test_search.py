@@ -83,8 +83,8 @@ def test_a_trial_that_is_promoted_goes_on_in_the_same_process(undisturbed: Searc
 def test_a_trial_that_is_let_go_saves_and_comes_back_in_another_worker_bit_for_bit(
     undisturbed: Searched, tmp_path: Path
 ) -> None:
-    searched = Searched(tmp_path / "paused")
-    assert searched.life.attempt(worker=0).end == "paused"
+    searched = Searched(tmp_path / "waiting")
+    assert searched.life.attempt(worker=0).end == "waiting"
     assert searched.life.steps("validation") == [5, 6]
     assert searched.life.checkpoints[-1] == 6
     assert searched.search.state().open == {0: Work(2, 6)}
@@ -96,7 +96,7 @@ def test_a_trial_that_is_let_go_saves_and_comes_back_in_another_worker_bit_for_b
     assert searched.search.state().trials[1] == undisturbed.search.state().trials[1]
 
 
-@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("waiting", [False, True])
 def test_a_stop_anywhere_changes_nothing(undisturbed: Searched, tmp_path: Path, paused: bool) -> None:
     for tick in range(1, 17):
         searched = Searched(tmp_path / f"{tick}")
@@ -106,7 +106,7 @@ def test_a_stop_anywhere_changes_nothing(undisturbed: Searched, tmp_path: Path, 
         if ended == "stopped":
             ended = searched.life.attempt(worker=0).end
         if paused:
-            assert ended == "paused"
+            assert ended == "waiting"
             assert searched.search.report(0, Work(2, 6), WORST) == Work(1, 12)
             ended = searched.life.attempt(StopAt(tick), worker=0).end
             if ended == "stopped":
@@ -138,9 +138,9 @@ def test_a_trial_that_was_killed_after_its_report_goes_on_to_the_next_length(
 
 def test_a_gang_that_failed_after_its_report_is_not_trained_on_unasked(tmp_path: Path) -> None:
     searched = Searched(tmp_path)
-    assert searched.life.attempt(worker=0).end == "paused"
+    assert searched.life.attempt(worker=0).end == "waiting"
     series = searched.life.series
-    assert searched.life.attempt(worker=0).end == "paused"
+    assert searched.life.attempt(worker=0).end == "waiting"
     assert searched.life.series == series
     assert searched.search.report(0, Work(2, 6), 1e-9) == Work(2, 12)
     assert searched.search.report(0, Work(2, 12), 1e-9) is None
@@ -151,7 +151,7 @@ def test_a_gang_that_failed_after_its_report_is_not_trained_on_unasked(tmp_path:
 def test_a_gang_that_was_believed_lost_before_it_began_trains_nothing(tmp_path: Path) -> None:
     searched = Searched(tmp_path)
     searched.search.lose(0, "4711")
-    assert searched.life.attempt(worker=0).end == "paused"
+    assert searched.life.attempt(worker=0).end == "waiting"
     assert searched.life.series == []
 
 
@@ -178,7 +178,7 @@ def test_a_trial_that_asks_to_stop_has_completed_and_the_search_goes_on(tmp_path
 
 def test_a_metric_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
     searched = Searched(tmp_path, Hopeless)
-    assert searched.life.attempt(worker=0).end == "paused"
+    assert searched.life.attempt(worker=0).end == "waiting"
     assert searched.search.report(0, Work(2, 6), 1e9) == Work(2, 12)
     value = searched.search.state().trials[1].value
     assert value is not None
@@ -191,7 +191,7 @@ def on_a_rank(distributed: Distributed, life: Life, worker: int) -> str:
 
 def test_all_ranks_pause_and_finish_together(on_ranks: OnRanks, tmp_path: Path) -> None:
     searched = Searched(tmp_path)
-    assert on_ranks(2, on_a_rank, searched.life, 0) == ["paused"] * 2
+    assert on_ranks(2, on_a_rank, searched.life, 0) == ["waiting"] * 2
     assert searched.search.report(0, Work(2, 6), WORST) == Work(1, 12)
     assert on_ranks(2, on_a_rank, searched.life, 0) == ["finished"] * 2
     assert searched.search.state().finished

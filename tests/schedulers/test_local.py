@@ -18,6 +18,7 @@ from hpc_det.schedulers.command import CommandError, run_command
 from hpc_det.schedulers.local import Local, start_detached
 from hpc_det.schedulers.scheduler import JobState
 from tests.plan.plans import job_plan
+from tests.schedulers.one_job import submission
 
 HOST = socket.gethostname()
 
@@ -41,7 +42,7 @@ def started(tmp_path: Path) -> Iterator[Callable[[str], str]]:
     def start(text: str) -> str:
         script = tmp_path / "job.sh"
         script.write_text(text)
-        job_ids.append(Local().parse_submit(run_command(Local().submit_command(str(script), None))))
+        job_ids.append(Local().parse_submit(run_command(Local().submit_command(submission(script)))))
         return job_ids[-1]
 
     yield start

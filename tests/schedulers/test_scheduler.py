@@ -17,6 +17,7 @@ from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.scheduler import Scheduler, agent_command, scheduler
 from hpc_det.submit.render import render
 from tests.plan.plans import job_plan
+from tests.schedulers.one_job import submission
 from tests.stub import Stub
 
 NAMES = ["slurm", "local"]
@@ -49,7 +50,7 @@ def test_the_same_plan_gives_the_same_script(name: str) -> None:
 
 
 def test_the_script_is_submitted_as_it_is_called(chosen: Scheduler) -> None:
-    assert chosen.submit_command("/a b/job.sh", None)[-1] == "/a b/job.sh"
+    assert chosen.submit_command(submission("/a b/job.sh"))[-1] == "/a b/job.sh"
 
 
 def test_an_answer_that_holds_no_job_id_is_a_value_error(chosen: Scheduler) -> None:

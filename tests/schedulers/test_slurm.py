@@ -16,6 +16,7 @@ from hpc_det.schedulers.scheduler import JobState, JobStatus
 from hpc_det.schedulers.slurm import STATES, Slurm, directives, parse_scontrol, parse_squeue
 from tests.lab.slurm import SlurmLab
 from tests.plan.plans import job_plan
+from tests.schedulers.one_job import submission
 from tests.stub import Stub
 
 # Slurm 22.05.8, `scontrol show job --oneliner`, with the times and the name left open
@@ -326,8 +327,13 @@ def test_gangs_that_share_an_allocation_take_a_part_that_no_other_one_has() -> N
 
 
 def test_a_job_that_must_wait_for_another_says_so() -> None:
-    assert Slurm().submit_command("1.sh", "4711") == ["sbatch", "--parsable", "--dependency=afterany:4711", "1.sh"]
-    assert Slurm().submit_command("1.sh", None) == ["sbatch", "--parsable", "1.sh"]
+    assert Slurm().submit_command(submission("1.sh", "4711")) == [
+        "sbatch",
+        "--parsable",
+        "--dependency=afterany:4711",
+        "1.sh",
+    ]
+    assert Slurm().submit_command(submission("1.sh")) == ["sbatch", "--parsable", "1.sh"]
 
 
 def test_what_is_not_set_is_not_asked_for() -> None:
@@ -344,13 +350,13 @@ def test_what_is_not_set_is_not_asked_for() -> None:
     ],
 )
 def test_the_users_own_flags_come_last_on_a_line_of_their_own(args: tuple[str, ...], line: str) -> None:
-    rendered = Slurm().script_variables(job_plan(sbatch_args=args), ONE_JOB, SCRIPT)["directives"]
+    rendered = Slurm().script_variables(job_plan(submit_args=args), ONE_JOB, SCRIPT)["directives"]
     assert isinstance(rendered, list)
     assert rendered[-1] == line
 
 
 def test_without_flags_of_the_user_there_is_no_empty_line() -> None:
-    plan = job_plan(sbatch_args=())
+    plan = job_plan(submit_args=())
     rendered = Slurm().script_variables(plan, ONE_JOB, SCRIPT)["directives"]
     assert len(cast(list[str], rendered)) == len(directives(plan, ONE_JOB, SCRIPT))
 
@@ -366,7 +372,7 @@ def test_a_job_on_the_real_slurm_is_held_until_released_and_ends_when_cancelled(
     chosen, folder = Slurm(), slurm_lab.folder()
     script = folder / "job.sh"
     script.write_text("#!/bin/bash\n#SBATCH --begin=now+1hour --output=/dev/null\nexec sleep 60\n")
-    job_id = chosen.parse_submit(run_command(chosen.submit_command(str(script), None)))
+    job_id = chosen.parse_submit(run_command(chosen.submit_command(submission(script))))
 
     def wait_until(state: JobState) -> None:
         end = time.monotonic() + 20

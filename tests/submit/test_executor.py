@@ -13,6 +13,7 @@ import pytest
 
 from hpc_det.schedulers.command import CommandError
 from hpc_det.submit.executor import GangExecutor, RunScript
+from tests.schedulers.one_job import submission
 from tests.stub import Stub
 
 SCRIPT = '#!/bin/bash\n#SBATCH "--job-name=größe \'x\'"\necho $SLURM_JOB_ID `true` \\\n  "100%"\n\n'
@@ -35,7 +36,7 @@ def script(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def executor(tmp_path: Path, script: Path) -> GangExecutor:
-    return GangExecutor(tmp_path / "submitit", "slurm", script)
+    return GangExecutor(tmp_path / "submitit", "slurm", submission(script))
 
 
 @pytest.fixture
@@ -130,5 +131,5 @@ def test_files_are_the_owners_alone(executor: GangExecutor, sbatch: Path, tmp_pa
 
 def test_a_local_job_takes_the_same_way(tmp_path: Path, script: Path) -> None:
     script.write_text(f"touch {tmp_path}/ran")
-    job_id = GangExecutor(tmp_path / "submitit", "local", script).submit_script()
+    job_id = GangExecutor(tmp_path / "submitit", "local", submission(script)).submit_script()
     assert (tmp_path / "submitit" / f"{job_id}_submission.sh").read_text() == script.read_text()

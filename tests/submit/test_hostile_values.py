@@ -15,6 +15,7 @@ from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.render import render
 from tests.lab.slurm import SlurmLab
 from tests.plan.plans import job_plan
+from tests.schedulers.one_job import submission
 from tests.stub import Stub
 from tests.submit.hostile import ALL, VALUES, arguments, telltale_python
 
@@ -82,13 +83,13 @@ def test_slurm_takes_every_value_byte_for_byte_and_runs_nothing_else(slurm_lab: 
         job_nodes=1,
         job_slots_per_node=1,
         account=ALL,  # unknown: the lab takes the default one instead
-        sbatch_args=(f"--comment={ALL}", "--hold"),
+        submit_args=(f"--comment={ALL}", "--hold"),
         srun_args=(ALL,),
     )
     script = base / "job.sh"
     script.write_text(render(plan, ONE_JOB, experiment.script()))
     chosen = scheduler("slurm")
-    job_id = chosen.parse_submit(slurm_lab.run(*chosen.submit_command(str(script), None), cwd=base))
+    job_id = chosen.parse_submit(slurm_lab.run(*chosen.submit_command(submission(script)), cwd=base))
     shown = slurm_lab.run("scontrol", "show", "job", job_id)
     assert re.findall(r"^ *(?:JobId=\d+ JobName|Comment|WorkDir)=(.*?) ?$", shown, re.MULTILINE) == [
         ALL,

@@ -25,7 +25,7 @@ PLANS = {
         account="physics",
         qos="normal",
         mem_per_node="16G",
-        sbatch_args=("--exclusive", "--comment=two words"),
+        submit_args=("--exclusive", "--comment=two words"),
         srun_args=("--mpi=none",),
         modules=("gcc/12", "cuda/12.4"),
         setup=("ulimit -n 4096", "export NCCL_DEBUG=WARN"),

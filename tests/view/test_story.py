@@ -34,7 +34,7 @@ TEN = time.mktime((2026, 11, 20, 10, 2, 11, 0, 0, -1))
         ("time limit", "requeue", "time limit", None, "out of time at batch 120, back into the queue"),
         ("finished", "done", "finished", None, "finished at batch 120"),
         ("cancelled", "done", "cancelled", None, "cancelled; newest checkpoint at batch 120"),
-        ("paused", "wait", "paused", None, "paused by the searcher at batch 120"),
+        ("waiting", "wait", "waiting", None, "waits for the searcher at batch 120"),
         (
             "node lost",
             "requeue",
