@@ -59,7 +59,7 @@ class Slurm:
 
     def script_variables(self, plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
         return {
-            **common_variables(plan, array),
+            **common_variables(plan, script),
             "directives": [*map(_quoted, directives(plan, array, script)), *_own_line(plan.submit_args)],
             "srun": shlex.join(_srun(plan, array)),
             "agent": agent_command(plan),
@@ -97,6 +97,9 @@ class Slurm:
     def cancel(self, job_id: str, run: Run) -> None:
         run(["scancel", job_id])
 
+    def withdraw(self, job_id: str, run: Run) -> None:
+        run(["scancel", "--state=PENDING", job_id])
+
     def release(self, job_id: str, run: Run) -> None:
         """Not before the requeue has settled: a job that starts in the same second fails with a revoked credential."""
         requeued = _time(_shown(job_id, run).get("SubmitTime"))
@@ -119,6 +122,10 @@ class Slurm:
 
     def node_rank(self, env: Mapping[str, str]) -> int:
         return int(env["SLURM_NODEID"])
+
+    def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
+        if hosts:
+            run(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(hosts)}"])
 
     def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
         if plan.time_limit_min is None:  # the partition's own limit, if any, comes with the warning signal
