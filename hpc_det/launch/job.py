@@ -61,7 +61,7 @@ class Job:
         return GAVE_UP if any(codes) else 0
 
     def _has_nothing_to_do(self) -> bool:
-        """One of several jobs for the same workers, and another has done it all. Without this a successor would start."""
+        """Another job did it all for the same workers: a successor, or a start by hand, that came too late."""
         search = SearchJournal(self._experiment).state()
         return search.rests and not set(self._workers) & search.open.keys()
 
