@@ -58,6 +58,8 @@ class ExperimentView:
             self._journal = SearchJournal(folder)
             self.config: Tree = self._journal.config(1)
             self.jobs = _jobs(folder)
+        self.waits_for: str | None = None
+        """What the scheduler said when it was asked last, of jobs that wait in the queue."""
         self.told: list[Entry] = []
         """What trials told the search, reports and ends, oldest first."""
         self.search = self.look()
@@ -104,7 +106,10 @@ class ExperimentView:
         self.look()
         if settled := self.settled():
             return settled
-        found = {status.state for status in statuses}
+        known = list(statuses)
+        found = {status.state for status in known}
+        queued = (status.reason for status in known if status.state in (JobState.QUEUED, JobState.HELD))
+        self.waits_for = next(filter(None, queued), None)
         if JobState.RUNNING in found:
             return ExperimentState.RUNNING
         if found & {JobState.QUEUED, JobState.HELD}:
