@@ -62,6 +62,8 @@ class ExperimentView:
         """What the scheduler said when it was asked last, of jobs that wait in the queue."""
         self.told: list[Entry] = []
         """What trials told the search, reports and ends, oldest first."""
+        self.entries = 0
+        """Of the search's journal, so far."""
         self.search = self.look()
 
     @property
@@ -71,7 +73,9 @@ class ExperimentView:
     def look(self) -> SearchState:
         """Read on from where the last look ended."""
         with _readable(self.folder):
-            self.told += (entry for entry in self._journal.new() if entry["event"] in ("reported", "ended"))
+            for entry in self._journal.new():
+                self.entries += 1
+                self.told += [entry] if entry["event"] in ("reported", "ended") else []
             return self._journal.state()
 
     def plan(self) -> JobPlan:
