@@ -173,7 +173,7 @@ def test_after_the_end_no_rank_has_stopped_and_no_thread_waits(on_ranks: OnRanks
 
 def signalled_by_hand(distributed: Distributed, number: signal.Signals) -> bool:
     noticed = threading.Event()
-    Listener(SignalPipe(STOP_SIGNALS), None, noticed.set)
+    Listener(SignalPipe(STOP_SIGNALS), None, lambda _: noticed.set())
     os.kill(os.getpid(), number)
     return noticed.wait(DEADLINE_S)
 
@@ -187,7 +187,7 @@ def signalled_under_an_agent(distributed: Distributed) -> tuple[list[dict[str, s
     """What the agent heard, and whether notice was given before and after it rang."""
     noticed = threading.Event()
     bell, line = map(Line, socket.socketpair())
-    Listener(SignalPipe(STOP_SIGNALS), line, noticed.set)
+    Listener(SignalPipe(STOP_SIGNALS), line, lambda _: noticed.set())
     os.kill(os.getpid(), signal.SIGUSR2)
     heard, before = bell.receive(), noticed.is_set()
     bell.send({"something": "else"})
@@ -209,7 +209,7 @@ def orphaned(distributed: Distributed) -> tuple[int, str]:
         os.dup2(write, 2)
         sys.stderr = os.fdopen(2, "w")
         ours, theirs = socket.socketpair()
-        Listener(SignalPipe(STOP_SIGNALS), Line(theirs), lambda: None)
+        Listener(SignalPipe(STOP_SIGNALS), Line(theirs), lambda _: None)
         ours.close()
         threading.Event().wait(DEADLINE_S)
         os._exit(0)
