@@ -24,9 +24,6 @@ from hpc_det.core.distributed import Distributed
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 
-FIRST_LOOK = 16
-"""Batches of an attempt before its first look."""
-
 
 class SavePace:
     """Of one attempt. All methods but `trained` are collective, or called by all ranks at the same batch."""
@@ -118,10 +115,10 @@ class SavePace:
         if not self._auto and not grace_is_too_short(self._grace_s, self._times):
             return None
         self._say()
-        most = max(FIRST_LOOK, self._batches)
-        if not self._batches or not self._batches_s:
-            return steps + most
-        return steps + max(1, min(most, math.ceil(self._left_s() * self._batches / self._batches_s)))
+        if not self._batches_s:
+            return steps + 1
+        left = math.ceil(self._left_s() * self._batches / self._batches_s)
+        return steps + max(1, min(left, self._batches))
 
     def _interval_s(self) -> float:
         return best_interval_s(self._stall_s(), mean_time_s(self._events, self._clock()))

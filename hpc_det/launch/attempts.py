@@ -143,7 +143,8 @@ class Attempts:
         return process.returncode
 
     def _on_time_limit(self, number: int, deadline: float | None) -> None:
-        """Nothing new, where the scheduler's own warning came before."""
+        if read_stop(self._trial.stop, number):  # the scheduler's own warning came before
+            return
         say("the time limit is near: the ranks are told to save")
         request_stop(self._trial.stop, attempt=number, reason="time limit", source="the job's clock", deadline=deadline)
 

@@ -1,8 +1,8 @@
 """The line between a node agent and its ranks: a Unix socket in a private folder of the node.
 
 rank -> agent: {"hello": RANK, "pid": PID}, then {"heard": SIGNAL} when a signal reaches the rank itself, and before it
-leaves {"bye": CODE}; agent -> rank: {"stop": REASON, "deadline": WHEN OR NULL}. The end of the line says the rest at once: a rank that is gone
-without a bye was lost, and a rank whose agent is gone is an orphan.
+leaves {"bye": CODE}; agent -> rank: {"stop": REASON, "deadline": SECONDS SINCE THE EPOCH, OR NULL}. The end of the line
+says the rest at once: a rank that is gone without a bye was lost, and a rank whose agent is gone is an orphan.
 """
 
 from __future__ import annotations
