@@ -139,7 +139,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 def test_a_rank_that_succeeds_says_so(agent: Agent) -> None:
     assert agent.run("tests.pytorch.trials:Tiny") == 0, agent.log
     assert agent.events == []
-    assert read_json(agent.trial.outcome) == {"attempt": 1, "kind": "finished", "steps": 18}
+    assert read_json(agent.trial.outcome) == {"attempt": 1, "kind": "finished", "steps": 18, "saved": True}
     assert first_failure(agent.trial, 1) is None
     search = SearchJournal(agent.experiment).state()
     last = [record for record in read_lines(agent.trial.metrics) if record["kind"] == "validation"][-1]
