@@ -25,9 +25,16 @@ Finish = Callable[[Path], Mapping[str, FileEntry] | None]
 class CheckpointContext:
     """The checkpoints of one trial. All methods but `prune` are collective."""
 
-    def __init__(self, checkpoints: Path, distributed: Distributed, mirror: Mirror | None = None) -> None:
-        """`mirror`, on rank 0, where they are in an object store, too."""
+    def __init__(
+        self,
+        checkpoints: Path,
+        distributed: Distributed,
+        mirror: Mirror | None = None,
+        may_commit: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`mirror`, on rank 0, where they are in an object store, too. `may_commit` raises where it is others'."""
         self._checkpoints = checkpoints
+        self._may_commit = may_commit
         self._distributed = distributed
         self._mirror = mirror
         self.saved: Committed | None = None
@@ -52,6 +59,7 @@ class CheckpointContext:
             everyone = {name: FileEntry(**entry) for part in written for name, entry in part.items()}
             everyone.update(finish(staging.partial) or {})
             staging.add_others(everyone)
+            self._may_commit()
             self.saved = staging.commit(steps, everyone)
         self._distributed.barrier()
         return str(uuid)

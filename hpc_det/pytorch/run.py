@@ -36,6 +36,7 @@ from hpc_det.pytorch.trial import PyTorchTrial
 from hpc_det.pytorch.trial_context import parameters_of
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.journal import Journal
 
 Outcome = dict[str, Any]
 """The content of outcome.json: the attempt, how it ended (`Loop.end`), the batches trained, whether they are saved."""
@@ -125,7 +126,12 @@ class Run:
             context,
             schedule.for_test() if self.test else schedule,
             stop=self.stop,
-            checkpoints=CheckpointContext(self.folder.checkpoints, self.distributed, self.mirror),
+            checkpoints=CheckpointContext(
+                self.folder.checkpoints,
+                self.distributed,
+                self.mirror,
+                may_commit=lambda: Journal(self.folder.journal).insist_on_last(self.attempt),
+            ),
             pace=self.pace,
             log=self.log,
             portable=Portable(self.spec, type(trial), self.code, is_trainer=is_trainer),
