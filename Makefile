@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# One process more than there are cores: one of them mostly waits, for the Slurm of tests/lab.
+JOBS = $(shell expr $$(nproc) + 1)
 
 .PHONY: demo test test-long lint bench clean
 
@@ -10,7 +12,7 @@ demo: $(INSTALLED)
 	$(BIN)/hpc-det experiment create conf/experiment/digits.yaml docs/examples/digits --cluster local --follow
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup
 
 test-long: $(INSTALLED)
 	$(BIN)/python -m pytest -m long

@@ -8,12 +8,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.lab import slurm
 from tests.leaks import LeakCheck
 
 # A rank that is alone takes a thread for each core, and where others want the cores, too, its threads mostly spin.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# How long an example takes says more about who else wants the cores than about the code.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """There is one lab: of the processes that share the tests, one runs all of those that need it."""
+    for item in items:
+        if "slurm_lab" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("slurm"))
 
 
 @pytest.fixture(scope="session")
