@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# One process more than there are cores: one of them mostly waits, for the Slurm of tests/lab.
-JOBS = $(shell expr $$(nproc) + 1)
+# Processes that share the tests: one more than there are cores, since one mostly waits for the Slurm of tests/lab.
+JOBS = $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
 
 .PHONY: demo test test-long lint bench clean
 

@@ -21,12 +21,18 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 
+SHARED = ("slurm_lab", "gpu", "undisturbed", "undisturbed_alone", "errors", "copies")
+"""Fixtures and marks: there is one of it, or it takes long to make. Where processes share the tests (pytest-xdist),
+those that need the same stay together, by the first that they need.
+"""
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """There is one lab: of the processes that share the tests, one runs all of those that need it."""
     for item in items:
-        if "slurm_lab" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("slurm"))
+        needs = {*getattr(item, "fixturenames", ()), *(mark.name for mark in item.iter_markers())}
+        if shared := [name for name in SHARED if name in needs]:
+            item.add_marker(pytest.mark.xdist_group(shared[0]))
 
 
 @pytest.fixture(scope="session")
