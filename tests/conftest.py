@@ -20,19 +20,18 @@ os.environ["OMP_NUM_THREADS"] = "1"
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-
-SHARED = ("slurm_lab", "gpu", "undisturbed", "undisturbed_alone", "errors", "copies")
-"""Fixtures and marks: there is one of it, or it takes long to make. Where processes share the tests (pytest-xdist),
-those that need the same stay together, by the first that they need.
-"""
+MEMORY, ROOM = Path("/dev/shm"), 2**31
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        needs = {*getattr(item, "fixturenames", ()), *(mark.name for mark in item.iter_markers())}
-        if shared := [name for name in SHARED if name in needs]:
-            item.add_marker(pytest.mark.xdist_group(shared[0]))
+def pytest_configure() -> None:
+    """Temporary folders lie in memory, where there is room. Journals and checkpoints are synced: on a busy disk a test
+    would wait for that far longer than it computes. Those of the lab do, and write where all nodes see it.
+    """
+    if MEMORY.is_dir():
+        there = os.statvfs(MEMORY)
+        takes_programs = not there.f_flag & os.ST_NOEXEC  # tests write some
+        if takes_programs and there.f_bavail * there.f_frsize >= ROOM:
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +51,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that leaves a process, a thread or a changed environment variable behind fails."""
     lab: slurm.SlurmLab | None = None
     if "slurm_lab" in request.fixturenames:
+        assert request.node.get_closest_marker("slurm"), "without this mark, tests of other processes could use the lab"
         lab = request.getfixturevalue("slurm_lab")
     check = LeakCheck()
     yield

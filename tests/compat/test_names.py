@@ -10,16 +10,16 @@ from tests.compat.programs import Copies, printed
 
 
 @pytest.fixture(scope="module")
-def copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:
-    copies = Copies(tmp_path_factory.mktemp("copies"))
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:
+    copies = Copies(tmp_path_factory.mktemp("python"))
     yield copies
     copies.close()
 
 
-def test_every_name_of_determined_pytorch_is_hpc_dets_own(copies: Copies) -> None:
+def test_every_name_of_determined_pytorch_is_hpc_dets_own(python: Copies) -> None:
     code = "import determined.pytorch as theirs, hpc_det.pytorch as ours\n"
     code += "print([name for name in ours.__all__ if getattr(theirs, name) is not getattr(ours, name)])"
-    assert copies.printed(code) == "[]"
+    assert python.printed(code) == "[]"
 
 
 @pytest.mark.parametrize(
@@ -35,34 +35,34 @@ def test_every_name_of_determined_pytorch_is_hpc_dets_own(copies: Copies) -> Non
         ("from determined.pytorch import trial as t", "t.PyTorchTrial"),
     ],
 )
-def test_every_way_to_import_leads_to_the_same_class(copies: Copies, statement: str, name: str) -> None:
-    assert copies.printed(f"import hpc_det.pytorch as ours\n{statement}\nprint({name} is ours.PyTorchTrial)") == "True"
+def test_every_way_to_import_leads_to_the_same_class(python: Copies, statement: str, name: str) -> None:
+    assert python.printed(f"import hpc_det.pytorch as ours\n{statement}\nprint({name} is ours.PyTorchTrial)") == "True"
 
 
-def test_a_trial_of_determineds_is_a_trial_of_ours(copies: Copies) -> None:
+def test_a_trial_of_determineds_is_a_trial_of_ours(python: Copies) -> None:
     code = "import determined as det\nfrom hpc_det.pytorch import PyTorchTrial\n"
     code += "class T(det.pytorch.PyTorchTrial): ...\nprint(issubclass(T, PyTorchTrial))"
-    assert copies.printed(code) == "True"
+    assert python.printed(code) == "True"
 
 
-def test_no_module_is_executed_a_second_time_under_its_other_name(copies: Copies) -> None:
+def test_no_module_is_executed_a_second_time_under_its_other_name(python: Copies) -> None:
     code = "import sys, determined.pytorch.trial, determined.launch.torch_distributed\n"
     code += "print([n for n, m in sys.modules.items() if n.startswith('determined.') and 'annotations' in vars(m)])"
-    assert copies.printed(code) == "[]"
+    assert python.printed(code) == "[]"
 
 
-def test_the_samplers_are_a_module_below_pytorch(copies: Copies) -> None:
+def test_the_samplers_are_a_module_below_pytorch(python: Copies) -> None:
     code = "import determined.pytorch.samplers\nfrom determined.pytorch import samplers\n"
     code += "import hpc_det.pytorch.samplers as ours\n"
     code += "both, name = (samplers, determined.pytorch.samplers), 'ReproducibleShuffleSampler'\n"
     code += "print([getattr(theirs, name) is getattr(ours, name) for theirs in both])"
-    assert copies.printed(code) == "[True, True]"
+    assert python.printed(code) == "[True, True]"
 
 
-def test_determineds_own_names_are_there_too(copies: Copies) -> None:
+def test_determineds_own_names_are_there_too(python: Copies) -> None:
     code = "import determined as det, logging, hpc_det.errors\n"
     code += "logging.basicConfig(format=det.LOG_FORMAT)\nprint(det.InvalidHP is hpc_det.errors.InvalidHP)"
-    assert copies.printed(code) == "True"
+    assert python.printed(code) == "True"
 
 
 @pytest.mark.parametrize(
@@ -85,20 +85,20 @@ def test_determineds_own_names_are_there_too(copies: Copies) -> None:
         ),
     ],
 )
-def test_what_hpc_det_does_not_have_is_named(copies: Copies, code: str, kind: str, name: str) -> None:
-    assert copies.refusal(code) == (
+def test_what_hpc_det_does_not_have_is_named(python: Copies, code: str, kind: str, name: str) -> None:
+    assert python.refusal(code) == (
         f"{kind}: {name}: hpc_det has no counterpart; docs/porting.md says what it has, and what to do without the rest"
     )
 
 
-def test_a_probe_for_what_is_not_there_is_answered_as_python_answers_it(copies: Copies) -> None:
+def test_a_probe_for_what_is_not_there_is_answered_as_python_answers_it(python: Copies) -> None:
     code = "import determined as det\ntry:\n    from determined import keras\nexcept ImportError:\n    keras = None\n"
     code += "print(keras, hasattr(det, 'keras'), hasattr(det.pytorch, 'keras'))"
-    assert copies.printed(code) == "None False False"
+    assert python.printed(code) == "None False False"
 
 
-def test_a_names_list_shows_what_there_is(copies: Copies) -> None:
-    assert "PyTorchTrial" in copies.printed("import determined.pytorch; print(dir(determined.pytorch))")
+def test_a_names_list_shows_what_there_is(python: Copies) -> None:
+    assert "PyTorchTrial" in python.printed("import determined.pytorch; print(dir(determined.pytorch))")
 
 
 HEAVY = "{'torch', 'numpy', 'pydantic', 'yaml'} & set(sys.modules)"
