@@ -68,7 +68,7 @@ def ask(rank: int, tick: int, agreement: StopAgreement) -> bool:
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     size=st.integers(1, 5),
     notices=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 12)), min_size=1, max_size=3),
