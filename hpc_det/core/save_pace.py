@@ -42,7 +42,7 @@ class SavePace:
         What rank 0 is told counts. `clock`: seconds since the epoch.
         """
         self.next_look = math.inf
-        """Batches."""
+        """So many batches: there `is_due` is a collective."""
         self._trial = trial
         self._distributed = distributed
         self._grace_s = grace_s
