@@ -15,12 +15,14 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from hpc_det.launch.doorbell import Line
+from hpc_det.launch.heartbeat import Phase, Progress
 from hpc_det.launch.signals import SignalPipe
 
 _FOREVER = timedelta(days=365)
@@ -34,6 +36,8 @@ class StopAgreement:
         self._size = size
         self._store = PrefixStore(prefix, store)
         self._tick = 0
+        self._steps_without_tick = 0
+        self._phase: Phase = "between steps"
         self._stop_at: float = math.inf
         self._settled = False
         self._noticed = False
@@ -50,6 +54,23 @@ class StopAgreement:
         """Called at the same points by every rank; all get the same answer at the same call."""
         self._tick += 1
         return self._tick >= self._stop_at and self._verdict()
+
+    @contextmanager
+    def steps(self, phase: Phase) -> Iterator[None]:
+        """Within a loop over batches, where `should_stop` or `step` is called for each: who watches expects them."""
+        self._phase = phase
+        try:
+            yield
+        finally:
+            self._phase = "between steps"
+
+    def step(self) -> None:
+        """A sign of life where no stop is asked for."""
+        self._steps_without_tick += 1
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(self._phase, self._tick + self._steps_without_tick)
 
     @property
     def noticed(self) -> bool:

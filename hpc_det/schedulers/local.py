@@ -77,6 +77,9 @@ class Local:
     def node_rank(self, env: Mapping[str, str]) -> int:
         return 0
 
+    def hosts(self, env: Mapping[str, str]) -> list[str]:
+        return [socket.gethostname()]
+
     def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
         return None
 
@@ -85,6 +88,9 @@ class Local:
 
     def requeue(self, job_id: str, run: Run) -> None:
         raise NotImplementedError("there is no queue")
+
+    def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
+        """There is no other host."""
 
 
 def start_detached(script: str) -> str:

@@ -89,6 +89,9 @@ class Scheduler(Protocol):
 
     def node_rank(self, env: Mapping[str, str]) -> int: ...
 
+    def hosts(self, env: Mapping[str, str]) -> list[str]:
+        """The nodes of the gang that `env` belongs to, by node rank, in the names that `Submission.exclude` takes."""
+
     def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
         """When the job that `env` belongs to is out of time, in seconds since the epoch; None: never, or unknown."""
 
@@ -97,6 +100,9 @@ class Scheduler(Protocol):
 
     def requeue(self, job_id: str, run: Run) -> None:
         """Put the running job back. Once more is harmless."""
+
+    def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
+        """Keep a job that waits, such as one that was put back just now, away from these hosts and no others."""
 
 
 _CLASSES = {

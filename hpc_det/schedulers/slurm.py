@@ -120,6 +120,10 @@ class Slurm:
     def node_rank(self, env: Mapping[str, str]) -> int:
         return int(env["SLURM_NODEID"])
 
+    def hosts(self, env: Mapping[str, str]) -> list[str]:
+        """The step's, where an allocation is shared."""
+        return host_names(env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"])
+
     def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
         if plan.time_limit_min is None:  # the partition's own limit, if any, comes with the warning signal
             return None
@@ -150,6 +154,10 @@ class Slurm:
         except CommandError as error:
             if "pending" not in str(error):  # "Job is pending execution"
                 raise
+
+    def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
+        """scontrol(1), ExcNodeList: of a pending job only, which a requeued one is at once."""
+        run(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(hosts)}"])
 
 
 def _cause_of_sudden_end(job: Mapping[str, str], env: Mapping[str, str]) -> Cause:
@@ -195,6 +203,29 @@ def _own_line(sbatch_args: Sequence[str]) -> list[str]:
 
 def _shown(job_id: str, run: Run) -> dict[str, str]:
     return parse_scontrol(run(["scontrol", "show", "job", "--oneliner", job_id]))
+
+
+def host_names(node_list: str) -> list[str]:
+    """Slurm's short form, "gpu[1-3,07],login", in full (scontrol(1), show hostnames)."""
+    names = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", node_list)
+    return [host for name in names for host in _spelt_out(name)]
+
+
+def _spelt_out(name: str) -> list[str]:
+    before, bracket, rest = name.partition("[")
+    if not bracket:
+        return [name]
+    numbers, _, after = rest.partition("]")
+    return [f"{before}{number}{end}" for number in _numbers(numbers) for end in _spelt_out(after)]
+
+
+def _numbers(ranges: str) -> list[str]:
+    """ "08-10,15" is 08, 09, 10, 15."""
+    found = []
+    for item in ranges.split(","):
+        first, _, last = item.partition("-")
+        found += [f"{number:0{len(first)}}" for number in range(int(first), int(last or first) + 1)]
+    return found
 
 
 def parse_squeue(output: str) -> dict[str, JobStatus]:
