@@ -22,6 +22,11 @@ class JobArray:
     at_once: int | None = None
     """How many of its jobs may run at the same time; None: as many as the scheduler lets."""
 
+    @classmethod
+    def of(cls, experiment: ExperimentFolder, script: int) -> JobArray:
+        """As it was written down at the submission."""
+        return cls(**json.loads(experiment.array(script).read_text(encoding="utf-8")))
+
     @property
     def workers(self) -> int:
         return self.count * self.workers_each

@@ -59,7 +59,7 @@ class Slurm:
 
     def script_variables(self, plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
         return {
-            **common_variables(plan, array),
+            **common_variables(plan, script),
             "directives": [*map(_quoted, directives(plan, array, script)), *_own_line(plan.submit_args)],
             "srun": shlex.join(_srun(plan, array)),
             "agent": agent_command(plan),
@@ -97,6 +97,9 @@ class Slurm:
     def cancel(self, job_id: str, run: Run) -> None:
         run(["scancel", job_id])
 
+    def withdraw(self, job_id: str, run: Run) -> None:
+        run(["scancel", "--state=PENDING", job_id])
+
     def release(self, job_id: str, run: Run) -> None:
         """Not before the requeue has settled: a job that starts in the same second fails with a revoked credential."""
         requeued = _time(_shown(job_id, run).get("SubmitTime"))
@@ -123,6 +126,10 @@ class Slurm:
     def hosts(self, env: Mapping[str, str]) -> list[str]:
         """The step's, where an allocation is shared."""
         return host_names(env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"])
+
+    def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
+        if hosts:
+            run(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(hosts)}"])
 
     def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
         if plan.time_limit_min is None:  # the partition's own limit, if any, comes with the warning signal
@@ -154,10 +161,6 @@ class Slurm:
         except CommandError as error:
             if "pending" not in str(error):  # "Job is pending execution"
                 raise
-
-    def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
-        """scontrol(1), ExcNodeList: of a pending job only, which a requeued one is at once."""
-        run(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(hosts)}"])
 
 
 def _cause_of_sudden_end(job: Mapping[str, str], env: Mapping[str, str]) -> Cause:
