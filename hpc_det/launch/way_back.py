@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from hpc_det.launch.log_lines import say
 from hpc_det.plan.job_plan import JobArray, JobPlan
@@ -41,9 +42,7 @@ class WayBack:
     def take(self, exclude: Sequence[str] = ()) -> str:
         """The id of the job that goes on, away from the hosts `exclude`. Raises CommandError where none can."""
         if self._plan.resume == "requeue":
-            self._scheduler.avoid(self._job_id, exclude, run_command)
-            self._scheduler.requeue(self._job_id, run_command)
-            return self._job_id
+            return self._requeue(exclude)
         waiting = self._waiting()
         for job in waiting:
             self._scheduler.avoid(job, exclude, run_command)
@@ -60,6 +59,18 @@ class WayBack:
                 self._scheduler.cancel(job, run_command)
             except CommandError as error:
                 say(f"job {job} waits for nothing, and ends as soon as it begins: {error}")
+
+    def _requeue(self, exclude: Sequence[str]) -> str:
+        """Where the site allows that to none of its nodes, another job may still be allowed."""
+        try:
+            self._scheduler.avoid(self._job_id, exclude, run_command)
+            self._scheduler.requeue(self._job_id, run_command)
+            return self._job_id
+        except CommandError as refused:
+            say(f"could not requeue, so another job is submitted: {refused}")
+            with suppress(CommandError):
+                return self._submit(exclude)
+            raise refused
 
     def _waiting(self) -> list[str]:
         """The jobs behind this one, in their order."""

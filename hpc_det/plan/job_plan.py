@@ -72,7 +72,7 @@ class JobPlan:
     signal_lead_s: int
     """How long before the time limit the scheduler warns."""
     gpu_flag: str
-    """The site's dialect for GPUs: gpus-per-node or gres."""
+    """The site's dialect for GPUs: gpus-per-node, gres or tres-per-node."""
     gpu_type: str | None
     mem_per_node: str | None
     submit_args: tuple[str, ...]

@@ -49,6 +49,11 @@ _ORDER = (JobState.RUNNING, JobState.HELD, JobState.QUEUED, JobState.UNKNOWN, Jo
 REQUEUE_SETTLES_S = 3.0
 SIGNAL_EARLY_S = 60.0
 """`--signal` may come up to 60 s earlier than asked (sbatch(1))."""
+_GPU_FLAGS = {
+    "gpus-per-node": "--gpus-per-node={}",
+    "gres": "--gres=gpu:{}",
+    "tres-per-node": "--tres-per-node=gres/gpu:{}",
+}
 _TWO_WORDS = re.compile(r"(-\w|--[\w-]+)\s+\S")
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
@@ -289,7 +294,7 @@ def _gpus(plan: JobPlan, slots: int) -> list[str]:
     if plan.slot_type != "gpu":
         return []
     count = f"{plan.gpu_type}:{slots}" if plan.gpu_type else str(slots)
-    return [f"--gres=gpu:{count}" if plan.gpu_flag == "gres" else f"--gpus-per-node={count}"]
+    return [_GPU_FLAGS[plan.gpu_flag].format(count)]
 
 
 def _quoted(flag: str) -> str:

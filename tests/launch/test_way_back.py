@@ -101,6 +101,14 @@ def test_requeue_keeps_the_job(gang: Gang, slurm: Slurm) -> None:
     assert (slurm.calls("sbatch"), slurm.calls("scontrol")[-1]) == ([], "requeue 7")
 
 
+def test_where_nodes_lack_scontrol_another_job_is_submitted(gang: Gang, slurm: Slurm, stub: Stub) -> None:
+    stub("scontrol", "echo 'scontrol: no such thing' >&2; exit 127")
+    gang.plan_ranks(0, scheduler="slurm", resume="requeue")
+    assert preempt(gang, 7) == 0
+    assert len(slurm.calls("sbatch")) == 1
+    assert gang.search().present == {0: "8"}
+
+
 def test_a_chain_goes_on_until_it_is_used_up(gang: Gang, slurm: Slurm) -> None:
     gang.plan_ranks(0, scheduler="slurm", resume="chain", chain_length=1)
     write_json(gang.experiment.next_jobs(1, 0), {"jobs": ["7", "8"]})
