@@ -7,14 +7,15 @@ ROOT/experiments/12/excluded/HOST.json      a log policy of this experiment name
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from hpc_det.launch.failure import Failure
+from hpc_det.launch.failure import failures
+from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.files import make_private, read_json, write_json
-from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.folders import ExperimentFolder, TrialFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,32 +39,37 @@ def excluded_hosts(experiment: ExperimentFolder) -> tuple[str, ...]:
     return tuple(node.host for node in excluded_nodes(experiment))
 
 
-def exclude_ill_nodes(
-    experiment: ExperimentFolder, failures: Iterable[Failure], nodes: int, minutes: int
-) -> tuple[str, ...]:
-    """Keep all jobs away from the nodes that failed their checks in one attempt of a gang of `nodes`; their hosts.
+class Exclusions:
+    """What the end of an attempt excludes, for as long as the plan says."""
 
-    What more than half of a gang complains of is no matter of single nodes, and nobody is excluded for it.
-    """
-    ill = {failure.host: failure for failure in failures if failure.unhealthy}
-    if nodes > 1 and len(ill) > nodes / 2:
-        return ()
-    for host, failure in ill.items():
-        _exclude(_of_cluster(experiment), host, failure.message, minutes)
-    return tuple(ill) if minutes else ()
+    def __init__(self, trial: TrialFolder, plan: JobPlan) -> None:
+        self._trial = trial
+        self._experiment = trial.experiment()
+        self._plan = plan
 
+    def of_ill_nodes(self, attempt: int) -> None:
+        """For all jobs on the cluster: the nodes that failed their checks.
 
-def exclude_for_experiment(experiment: ExperimentFolder, host: str, why: str, minutes: int) -> None:
-    """Keep the jobs of this experiment away from `host`."""
-    _exclude(_of_experiment(experiment), host, why, minutes)
+        What more than half of a gang complains of is no matter of single nodes, and nobody is excluded for it.
+        """
+        ill = {failure.host: failure.message for failure in failures(self._trial, attempt) if failure.unhealthy}
+        if self._plan.nodes == 1 or len(ill) <= self._plan.nodes / 2:
+            for host, why in ill.items():
+                self._exclude(_of_cluster(self._experiment), host, why)
 
+    def of_node_with_log(self, attempt: int, log: Path, why: str) -> None:
+        """For this experiment: the node of the rank whose log this is. Other logs are of no single node."""
+        rank = log.stem.removeprefix("rank-")
+        hosts = read_json(self._trial.nodes(attempt)) or []
+        if rank.isdecimal() and int(rank) < len(hosts) * self._plan.ranks_per_node:
+            self._exclude(_of_experiment(self._experiment), hosts[int(rank) // self._plan.ranks_per_node], why)
 
-def _exclude(folder: Path, host: str, why: str, minutes: int) -> None:
-    if minutes:
-        make_private(folder)
-        now = time.time()
-        node = ExcludedNode(host=host, why=why, since=now, until=now + 60 * minutes)
-        write_json(folder / f"{quote(host, safe='')}.json", asdict(node))
+    def _exclude(self, folder: Path, host: str, why: str) -> None:
+        if self._plan.exclude_nodes_for_min:
+            make_private(folder)
+            now = time.time()
+            node = ExcludedNode(host=host, why=why, since=now, until=now + 60 * self._plan.exclude_nodes_for_min)
+            write_json(folder / f"{quote(host, safe='')}.json", asdict(node))
 
 
 def _folders(experiment: ExperimentFolder) -> tuple[Path, Path]:

@@ -15,6 +15,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from hpc_det.launch.excluded import excluded_hosts
 from hpc_det.launch.log_lines import say
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.launch.way_back import WayBack
@@ -109,7 +110,7 @@ class Job:
 
     def _come_back(self) -> int:
         try:
-            next_job = self._way_back.take()
+            next_job = self._way_back.take(excluded_hosts(self._experiment))
         except CommandError as error:
             say(f"could not go back into the queue: {error}")
             self._note(str(error))
