@@ -34,7 +34,7 @@ from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import failure_now, first_failure, note_failure
 from hpc_det.launch.last_words import last_line, size_of
 from hpc_det.launch.network import own_address
-from hpc_det.launch.node_folders import NodeFolders, node_folders
+from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe, shielded
 from hpc_det.launch.vigil import IllNode, vigil
 from hpc_det.plan.container import Container
@@ -211,6 +211,9 @@ def main(argv: list[str]) -> int:
         with node_folders(plan) as folders:
             return Agent(trial, plan, number, worker, folders).run()
     except IllNode:
+        return 1
+    except BadFolder as error:
+        note_failure(trial, number, failure_now(None, str(error), unhealthy=True))
         return 1
     except HpcDetError as error:
         note_failure(trial, number, failure_now(None, str(error), user_error=isinstance(error, UsageError)))

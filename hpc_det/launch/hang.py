@@ -1,14 +1,14 @@
 """When a gang hangs: pure arithmetic over what its ranks say of themselves. Node 0's agent asks it.
 
 Ranks that train together stand still together, so the question is when any of them moved last. How long they may stand
-still depends on what they do: in the loops over batches a limit, which the user sets or which is learned; the first
-step of a loop may compile for long, and what lies between the steps, such as saving, may take hours.
+still depends on what the last of them do, for whom the others wait: in the loops over batches a limit, which the user
+sets or which is learned; the first step of a loop may compile for long, and what lies between the steps, such as
+saving, may take hours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import groupby
 
 from hpc_det.launch.heartbeat import Progress
 
@@ -22,7 +22,6 @@ _PATIENCE_S: dict[str, float] = {
     "validation": 3600.0,
 }
 """By phase; for the loops over batches before their first step is done. Outside, nobody is waited for."""
-STEPS = ("training", "validation")
 _ROUNDS_PER_LIMIT = 20
 _ROUND_S = (0.25, 30.0)
 
@@ -33,8 +32,6 @@ class HangJudge:
         self._world_size = world_size
         self._fixed_s = limit_s
         self._ranks: dict[int, Progress] = {}
-        self._stepped: set[str] = set()
-        """The loops in which a rank has done a step."""
         self._still_s = 0.0
         self._longest_s = 0.0
         self._looked_at: float | None = None
@@ -63,10 +60,8 @@ class HangJudge:
         if progress == before:
             return
         self._ranks[rank] = progress
-        if before and before.phase == progress.phase and progress.phase in STEPS:
-            if progress.phase in self._stepped:
-                self._longest_s = max(self._longest_s, self._still_s)
-            self._stepped.add(progress.phase)
+        if before and before.warm:  # not what the first step or a save took
+            self._longest_s = max(self._longest_s, self._still_s)
         self._still_s = 0.0
 
     def is_hung(self, now: float) -> bool:
@@ -81,12 +76,13 @@ class HangJudge:
         return len(self._ranks) == self._world_size and self._still_s > self._patience_s()
 
     def _patience_s(self) -> float:
-        return max(self._patience_of(rank.phase) for rank in self._ranks.values())
+        last = min(rank.steps for rank in self._ranks.values())
+        return max(self._patience_of(rank) for rank in self._ranks.values() if rank.steps == last)
 
-    def _patience_of(self, phase: str) -> float:
-        if phase in self._stepped:
+    def _patience_of(self, rank: Progress) -> float:
+        if rank.warm:
             return self.limit_s
-        return max(self.limit_s, _PATIENCE_S[phase]) if phase in _PATIENCE_S else float("inf")
+        return max(self.limit_s, _PATIENCE_S[rank.phase]) if rank.phase in _PATIENCE_S else float("inf")
 
 
 Standing = tuple[Progress, str]
@@ -95,37 +91,32 @@ Standing = tuple[Progress, str]
 
 def last_first(ranks: Mapping[int, Standing]) -> list[tuple[Standing, list[int]]]:
     """Ranks that stand at the same place together, those furthest behind first, and of these the odd ones out."""
-    ordered = sorted(ranks, key=lambda rank: (_order(ranks[rank]), rank))
-    groups = [
-        (ranks[together[0]], together)
-        for together in (list(group) for _, group in groupby(ordered, lambda rank: _order(ranks[rank])))
-    ]
-    return sorted(groups, key=lambda group: (group[0][0].steps, len(group[1])))
-
-
-def _order(standing: Standing) -> tuple[int, str, str]:
-    progress, place = standing
-    return progress.steps, progress.phase, place
+    groups: dict[tuple[int, str, str], list[int]] = {}
+    for rank, (progress, place) in sorted(ranks.items()):
+        groups.setdefault((progress.steps, progress.phase, place), []).append(rank)
+    ordered = sorted(groups.items(), key=lambda group: (group[0][0], len(group[1])))
+    return [(ranks[together[0]], together) for _, together in ordered]
 
 
 def sentence(still_s: float, groups: Iterable[tuple[Standing, list[int]]]) -> str:
-    """What the failure says, without the rank that it names first."""
-    told = [
-        f"{_named(ranks)} in {standing[0].phase}, step {standing[0].steps}: {standing[1]}" for standing, ranks in groups
-    ]
+    """What the failure says."""
+    told = [f"{_named(ranks)}: {_where(progress)}, {place}" for (progress, place), ranks in groups]
     return f"no step for {still_s:.0f} s; " + "; ".join(told) + "; the stacks of all threads stand in the ranks' logs"
 
 
+def _where(progress: Progress) -> str:
+    return (
+        f"{progress.phase}, batch {progress.batch}" if progress.phase in ("training", "validation") else progress.phase
+    )
+
+
 def _named(ranks: list[int]) -> str:
-    """0-2, 7"""
+    """ "ranks 0-2, 7" """
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    return (
-        "rank " * (len(ranks) == 1)
-        + "ranks " * (len(ranks) > 1)
-        + ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    )
+    numbers = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"

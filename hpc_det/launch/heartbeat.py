@@ -1,6 +1,6 @@
 """A rank's signs of life: a thread that answers its agent, on a line of its own, whatever the main thread is doing.
 
-agent -> rank: {"ask": "progress"} or {"ask": "stacks"}; rank -> agent: {"heart": RANK, "phase": ..., "steps": ...}, for
+agent -> rank: {"ask": "progress"} or {"ask": "stacks"}; rank -> agent: {"heart": RANK, "phase": ..., ...} with its Progress, for
 stacks with "at", the place in the main thread, after all threads' stacks went to the rank's log. Nobody asks where
 nobody watches, and then the thread costs nothing. A process that cannot answer, because a C call keeps the
 interpreter's lock, still writes its stacks when it gets STACKS_SIGNAL.
@@ -29,7 +29,13 @@ Phase = Literal["outside", "meeting", "between steps", "training", "validation"]
 class Progress(NamedTuple):
     phase: Phase
     steps: int
-    """Rises with every one."""
+    """Rises with every one, and at the same places in all ranks."""
+    alone: int = 0
+    """Rises with those in between that not all ranks have."""
+    warm: bool = False
+    """Whether this loop has done a step before: the first may compile for long."""
+    batch: int = 0
+    """Of the loop that it is in, or was in last."""
 
 
 class Heart:

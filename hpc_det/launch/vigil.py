@@ -198,7 +198,7 @@ class VigilOfNode0(Vigil):
 
     def _take(self, said: Iterable[Message]) -> None:
         for message in said:
-            progress = Progress(message["phase"], message["steps"])
+            progress = Progress(*(message[name] for name in Progress._fields))
             self._judge.hears(message["heart"], progress)
             if "at" in message:
                 self._places[message["heart"]] = (progress, message["at"])

@@ -278,7 +278,7 @@ class Loop:
         )
         if progress.starts_epoch:
             self._callbacks.call("on_training_epoch_start", start.epoch)
-        with self._stop.steps("training"):
+        with self._stop.steps("training", first):
             trained = self._train(batches, first, count, start.epoch)
         progress.advance(self._data.after(start, trained), trained)
         if progress.epoch_ended:

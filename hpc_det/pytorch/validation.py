@@ -82,8 +82,8 @@ class Validation:
             for number, batch in enumerate(islice(batches, self._limit)):
                 if number < self._ticks and self._stop.should_stop():
                     return None
-                self._stop.step()
                 metrics = self._evaluate(batch, number)
+                self._stop.step()
                 window.add(metrics)
                 if self._keeps_outputs:
                     outputs.append(metrics)
