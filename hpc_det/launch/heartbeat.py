@@ -1,9 +1,9 @@
 """A rank's signs of life: a thread that answers its agent, on a line of its own, whatever the main thread is doing.
 
-agent -> rank: {"ask": "progress"} or {"ask": "stacks"}; rank -> agent: {"heart": RANK, "phase": ..., ...} with its Progress, for
-stacks with "at", the place in the main thread, after all threads' stacks went to the rank's log. Nobody asks where
-nobody watches, and then the thread costs nothing. A process that cannot answer, because a C call keeps the
-interpreter's lock, still writes its stacks when it gets STACKS_SIGNAL.
+agent -> rank: {"ask": "progress" | "stacks"}; rank -> agent: {"heart": RANK} with its Progress, and for stacks with
+"at", the place in the main thread, after the stacks of all threads went to the rank's log. Nobody asks where nobody
+watches, and then the thread costs nothing. A process that cannot answer, because a C call keeps the interpreter's lock,
+still writes its stacks when it gets STACKS_SIGNAL.
 """
 
 from __future__ import annotations

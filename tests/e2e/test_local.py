@@ -141,5 +141,6 @@ def test_a_rank_that_hangs_is_named_with_its_stack_and_the_gang_goes_on_uncharge
     assert "first failure: rank 1 on " in story.logged
     assert "; rank 1: training, batch 20, _hang (model_def.py:" in story.logged
     stacks = [story.trial.rank_log(1, rank).read_text() for rank in (0, 1)]
-    assert all("most recent call first" in stack and "in train_batch" in stack for stack in stacks)
+    assert ["in _hang\n" in stack for stack in stacks] == [False, True]
+    assert all("in _train_to_boundary\n" in stack for stack in stacks)
     assert story.same_as(undisturbed)
