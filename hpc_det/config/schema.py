@@ -82,8 +82,9 @@ class LogPolicy(Section):
         | None
     ) = Field(
         default=None,
-        description="What happens then, if the attempt fails: cancel_retries, the trial is given up; exclude_node "
-        "(not yet). Matches are noted in the trial's journal.",
+        description="What happens then, if the attempt fails: cancel_retries, the trial is given up; exclude_node, "
+        "jobs of the experiment keep away from the node of the rank whose log it is. Matches are noted in the trial's "
+        "journal.",
     )
 
 

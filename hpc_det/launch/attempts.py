@@ -15,6 +15,7 @@ from contextlib import closing
 
 from hpc_det.checkpoint.committed import newest_steps
 from hpc_det.launch.clock import JobClock, end_of_grace
+from hpc_det.launch.excluded import Exclusions
 from hpc_det.launch.failure import Failure, failure_now, first_failure, note_failure
 from hpc_det.launch.last_words import size_of
 from hpc_det.launch.log_lines import say, say_attempt_begins
@@ -44,6 +45,7 @@ class Attempts:
         self._worker = worker
         self._start_agents = start_agents
         self._plan = JobPlan.of(trial.experiment())
+        self._exclusions = Exclusions(trial, self._plan)
         self._journal = Journal(trial.journal)
         self._scheduler = scheduler(self._plan.scheduler)
         self._job_id = self._scheduler.job_id(os.environ)
@@ -184,9 +186,11 @@ class Attempts:
     def _end(self, number: int, cause: Cause, failure: Failure | None) -> Decision:
         user_error = failure is not None and failure.user_error
         policy = self._log_policy(number) if cause is Cause.FAILED else None
+        if cause is Cause.UNHEALTHY:
+            self._exclusions.of_ill_nodes(number)
         end = AttemptEnd(cause=cause, steps=self._progress(), user_error=user_error, log_policy=policy)
         decision = decide([*self._journal.history(), end], self._plan.max_restarts)
-        blamed = failure if cause is Cause.FAILED else None
+        blamed = failure if cause in (Cause.FAILED, Cause.HUNG, Cause.UNHEALTHY) else None
         say(f"attempt {number} ended: {cause.value}, {end.steps} batches in the newest checkpoint")
         if blamed:
             say("\n".join(filter(None, [f"first failure: {blamed.sentence()}", blamed.traceback.rstrip()])))
@@ -205,7 +209,9 @@ class Attempts:
             problem = f"log policy {match.policy!r}: {match.line}"
             say(problem)
             self._journal.problem(number, problem)
-        return next((match.policy for match in found if match.cancels_retries), None)
+            if match.action == "exclude_node":
+                self._exclusions.of_node_with_log(number, match.log, problem)
+        return next((match.policy for match in found if match.action == "cancel_retries"), None)
 
     def _progress(self) -> int:
         """Batches in the newest checkpoint. An app that saves by itself counts how often it did."""

@@ -2,7 +2,8 @@
 
 rank -> agent: {"hello": RANK, "pid": PID}, then {"heard": SIGNAL} when a signal reaches the rank itself, and before it
 leaves {"bye": CODE}; agent -> rank: {"stop": REASON, "deadline": SECONDS SINCE THE EPOCH, OR NULL}. The end of the line
-says the rest at once: a rank that is gone without a bye was lost, and a rank whose agent is gone is an orphan.
+says the rest at once: a rank that is gone without a bye was lost, and a rank whose agent is gone is an orphan. Hearts
+have lines of their own to the same socket (hpc_det.launch.heartbeat).
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+
+LONGEST_MESSAGE = 2**20
+"""In bytes: what is longer was sent by no agent and no rank."""
 
 
 class Line:
@@ -37,6 +41,8 @@ class Line:
         if not data:
             return None
         *lines, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) > LONGEST_MESSAGE:
+            return None
         return [json.loads(line) for line in lines]
 
     @classmethod
@@ -53,6 +59,7 @@ class Doorbell:
         self.on_lost: Callable[[int], None] = lambda rank: None
         self.on_failed: Callable[[], None] = lambda: None
         self.on_heard: Callable[[str], None] = lambda signal: None
+        self.on_heart: Callable[[Line, dict[str, Any]], None] = lambda line, message: None
         self.ranks: dict[int, int] = {}
         """Rank -> process id, of all that ever said hello."""
         self._rung: dict[str, Any] | None = None
@@ -97,6 +104,8 @@ class Doorbell:
             if "hello" in message:
                 self.ranks[message["hello"]] = message["pid"]
                 on_board.append(message["hello"])
+            elif "heart" in message:
+                self.on_heart(line, message)
             elif "heard" in message:
                 self.on_heard(message["heard"])
             elif "bye" in message:

@@ -285,7 +285,8 @@ class Loop:
         if progress.starts_epoch:
             self._callbacks.call("on_training_epoch_start", start.epoch)
         began = time.perf_counter()
-        trained = self._train(batches, first, count, start.epoch)
+        with self._stop.steps("training", first):
+            trained = self._train(batches, first, count, start.epoch)
         self._pace.trained(trained, time.perf_counter() - began)
         progress.advance(self._data.after(start, trained), trained)
         if progress.epoch_ended:

@@ -25,6 +25,7 @@ from hpc_det.core.save_pace import SavePace
 from hpc_det.core.searcher import SearcherContext
 from hpc_det.errors import UsageError
 from hpc_det.launch.doorbell import Line
+from hpc_det.launch.heartbeat import Progress
 from hpc_det.launch.rank import RankProcess
 from hpc_det.launch.signals import SignalPipe
 from hpc_det.pytorch.context import PyTorchTrialContext
@@ -65,8 +66,11 @@ class Run:
     @contextmanager
     def of_attempt(cls, process: RankProcess, env: Mapping[str, str]) -> Iterator[Run]:
         """A rank that a node agent's launcher has started."""
-        attempt, distributed = process.attempt, Distributed.from_env(env)
+        attempt, distributed, outside = process.attempt, Distributed.from_env(env), process.heart.progress
+        process.heart.progress = lambda: Progress("meeting", 0)
         with gang(distributed), _stops(distributed, attempt.secret, process.signals, process.line) as stop:
+            distributed.barrier()  # a network that joins ranks and carries nothing shows here
+            process.heart.progress = lambda: stop.progress
             if distributed.is_chief:
                 keep_code(attempt.trial.experiment().code)
             spec = json.loads(attempt.trial.trial.read_text(encoding="utf-8"))
@@ -83,6 +87,7 @@ class Run:
                 searcher=SearcherContext(attempt.trial, attempt.worker, distributed),
                 mirror=_mirror(attempt.trial, spec["config"]) if distributed.is_chief else None,
             )
+            process.heart.progress = outside
 
     @classmethod
     @contextmanager

@@ -106,6 +106,10 @@ class TrialFolder:
         """Where the ranks of an attempt meet, published by the agent of node 0."""
         return self.path / f"attempt-{attempt}" / "rendezvous.json"
 
+    def nodes(self, attempt: int) -> Path:
+        """The hosts of an attempt, as the scheduler calls them, by node rank; from the agent of node 0."""
+        return self.path / f"attempt-{attempt}" / "nodes.json"
+
     def failures(self, attempt: int) -> Path:
         """A file for each rank that failed, written by the rank, or by its agent when the rank could not."""
         return self.path / f"attempt-{attempt}" / "failures"

@@ -342,7 +342,8 @@ def slurm_job(gang: Gang, tmp_path: Path) -> dict[str, str]:
     scontrol = stubs / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n[ $1 = show ] && echo "{PREEMPTED}"\nexit 0\n')
     scontrol.chmod(0o755)
-    return {"PATH": f"{stubs}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": "4711", "SLURM_NODEID": "0"}
+    path = f"{stubs}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "SLURM_JOB_ID": "4711", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "node1"}
 
 
 def test_a_preempted_job_goes_back_into_the_queue_and_on_from_there(

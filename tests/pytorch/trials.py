@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from hpc_det.core.metrics import MetricsLog
 from hpc_det.core.rng import seed_everything
 from hpc_det.core.save_pace import SavePace
 from hpc_det.core.searcher import SearcherContext
+from hpc_det.launch.heartbeat import Phase
 from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
 from hpc_det.pytorch.loop import Loop
 from hpc_det.pytorch.portable import LOAD_DATA, METADATA, Portable
@@ -60,6 +62,12 @@ class StopAt:
         self._looks = 0
         self.stopped = self.ticks >= self._stop_at
         return self.stopped
+
+    def steps(self, phase: Phase, first: int = 0) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def step(self) -> None:
+        """Nobody watches."""
 
     @property
     def noticed(self) -> bool:
