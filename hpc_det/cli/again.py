@@ -14,10 +14,11 @@ from hpc_det.cli.parameters import Choices
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find
 from hpc_det.errors import UsageError
+from hpc_det.schedulers.shared_answers import ASK_S
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.again import go_on, stored, submit_again
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.watch import ASK_S, state
+from hpc_det.view.watch import state
 
 LEAVE_S = 60.0
 """How long `activate` waits for trials that still save."""

@@ -128,7 +128,7 @@ class Experiment(Section):
     checkpoint_interval: Annotated[Literal["auto"] | None, Expected("auto, or null")] = Field(
         default=None,
         description="auto: besides min_checkpoint_period a checkpoint is saved as often as costs least, by how "
-        "long saves take and how often jobs end early (Young, Daly).",
+        "long saves take and how often jobs end early (Young, Daly). On by itself where a grace time is too short.",
     )
     hang_timeout_s: NotNegative | None = Field(
         default=None,

@@ -42,6 +42,8 @@ class StopAgreement:
         self._stop_at: float = math.inf
         self._settled = False
         self._noticed = False
+        self.deadline: float | None = None
+        """When this process will be gone, as far as whoever has given notice knows; seconds since the epoch."""
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._agree, name="stop-agreement", daemon=True)
         self._thread.start()
@@ -145,7 +147,8 @@ def give_notice(store: Store, prefix: str) -> None:
 class Listener:
     """Waits, in a thread, for a signal to this rank or the bell of its agent, and gives notice."""
 
-    def __init__(self, signals: SignalPipe, line: Line | None, give_notice: Callable[[], None]) -> None:
+    def __init__(self, signals: SignalPipe, line: Line | None, give_notice: Callable[[float | None], None]) -> None:
+        """`give_notice` takes the deadline, where it is known."""
         self._signals = signals
         self._line = line
         self._give_notice = give_notice
@@ -177,12 +180,13 @@ class Listener:
             if self._line:
                 self._line.send({"heard": number.name})
             else:
-                self._give_notice()
+                self._give_notice(None)
 
     def _on_line(self, line: Line) -> None:
         messages = line.receive()
         if messages is None:
             print("hpc-det: the node agent is gone; this rank leaves", file=sys.stderr, flush=True)
             os._exit(1)
-        if any("stop" in message for message in messages):
-            self._give_notice()
+        for message in messages:
+            if "stop" in message:
+                self._give_notice(message.get("deadline"))

@@ -22,6 +22,7 @@ from pathlib import Path
 from hpc_det import compat
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.clock import end_of_grace
 from hpc_det.launch.container import (
     ENVIRONMENT_FILE,
     contained,
@@ -43,7 +44,7 @@ from hpc_det.process import adopt_orphans, end_descendants
 from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.store.files import write_atomic
 from hpc_det.store.folders import TrialFolder
-from hpc_det.store.stop import read_stop, request_stop
+from hpc_det.store.stop import StopRequest, read_stop, request_stop
 
 POLL_S = 1.0
 """How often the run folder is asked for a stop request that came by no signal to this node."""
@@ -162,10 +163,12 @@ class Agent:
                 self._on_stop_signal(number.name)
 
     def _on_stop_signal(self, name: str) -> None:
-        self._doorbell.ring("signal")
+        deadline = end_of_grace(self._plan, name)
+        self._doorbell.ring("signal", deadline)
         source = f"{name} on {socket.gethostname()}"
-        request = request_stop(self._trial.stop, attempt=self._number, reason="signal", source=source)
-        self._obey(request.reason)
+        self._obey(
+            request_stop(self._trial.stop, attempt=self._number, reason="signal", source=source, deadline=deadline)
+        )
 
     def _poll_run_folder(self) -> None:
         if time.monotonic() < self._next_poll:
@@ -173,15 +176,15 @@ class Agent:
         self._next_poll = time.monotonic() + POLL_S
         request = read_stop(self._trial.stop, self._number)
         if request:
-            self._obey(request.reason)
+            self._obey(request)
         if os.getppid() != self._parent:  # whoever started this agent is gone, and nobody waits for the ranks
             self._end()
 
-    def _obey(self, reason: str) -> None:
-        if reason == "kill":
+    def _obey(self, request: StopRequest) -> None:
+        if request.reason == "kill":
             self._end()
         else:
-            self._doorbell.ring(reason)
+            self._doorbell.ring(request.reason, request.deadline)
 
     def _on_lost(self, rank: int) -> None:
         """A rank's process is gone without a bye: no collective of its peers can end well."""

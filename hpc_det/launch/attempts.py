@@ -14,6 +14,7 @@ import time
 from contextlib import closing
 
 from hpc_det.checkpoint.committed import newest_steps
+from hpc_det.launch.clock import JobClock, end_of_grace
 from hpc_det.launch.excluded import Exclusions
 from hpc_det.launch.failure import Failure, failure_now, first_failure, note_failure
 from hpc_det.launch.last_words import size_of
@@ -133,17 +134,32 @@ class Attempts:
         # In a session of their own: Ctrl-C at a terminal means the job, and an agent would take it for a preemption.
         command = [*self._start_agents, str(self._trial.path), str(number), str(self._worker)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        clock = JobClock(self._scheduler.ends_at(self._plan, os.environ, run_command), self._plan, self._trial.saves)
         while process.poll() is None:
-            self._selector.select()
+            self._selector.select(timeout=clock.timeout_s())
             if any(received in STOP_SIGNALS for received in self._signals.received()):
                 self._on_stop_signal(number)
+            if clock.rings():
+                self._on_time_limit(number, clock.ends_at)
         end_descendants()
         return process.returncode
+
+    def _on_time_limit(self, number: int, deadline: float | None) -> None:
+        if read_stop(self._trial.stop, number):  # the scheduler's own warning came before
+            return
+        say("the time limit is near: the ranks are told to save")
+        request_stop(self._trial.stop, attempt=number, reason="time limit", source="the job's clock", deadline=deadline)
 
     def _on_stop_signal(self, number: int) -> None:
         """The agents read the request from the run folder, where no signal of their own has come before."""
         reason: Reason = "signal" if self._scheduler.has_queue else "cancel"
-        stop = request_stop(self._trial.stop, attempt=number, reason=reason, source="a signal to the job")
+        stop = request_stop(
+            self._trial.stop,
+            attempt=number,
+            reason=reason,
+            source="a signal to the job",
+            deadline=end_of_grace(self._plan),
+        )
         if stop.reason == "kill":
             end_descendants()
 

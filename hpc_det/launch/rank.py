@@ -6,6 +6,7 @@ signals, the note of a failure.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
@@ -59,8 +60,12 @@ def main(trial_name: str) -> int:
 
 def _run(trial_name: str, process: RankProcess) -> int:
     try:
+        # What an import makes stays: to look through it for garbage would be a fifth of the time until the first batch.
+        gc.disable()
         from hpc_det.pytorch.harness import run_trial
 
+        gc.freeze()
+        gc.enable()
         run_trial(trial_name, process, os.environ)
     except BaseException as error:
         if isinstance(error, HpcDetError):

@@ -24,6 +24,7 @@ from hpc_det.process import adopt_orphans, end_descendants
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.scheduler import JobState, scheduler
+from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.store.files import read_json, write_json
@@ -102,7 +103,9 @@ class Worker:
         return self._search.ask(self._number, self._job_id) if lost else None
 
     def _states(self, job_ids: list[str]) -> dict[str, JobState]:
-        return {job: status.state for job, status in self._scheduler.status(job_ids, run_command).items()}
+        """As somebody of this user's has heard just now: many workers may want to know at the same moment."""
+        answers = SharedAnswers(self._experiment.store().root, self._scheduler)
+        return {job: status.state for job, status in answers.status(job_ids, run_command).items()}
 
     def _train(self, work: Work) -> Action:
         trial = self._experiment.trial(work.trial)

@@ -21,6 +21,7 @@ from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricsLog
 from hpc_det.core.preempt import Listener, StopAgreement, give_notice
+from hpc_det.core.save_pace import SavePace
 from hpc_det.core.searcher import SearcherContext
 from hpc_det.errors import UsageError
 from hpc_det.launch.doorbell import Line
@@ -34,11 +35,12 @@ from hpc_det.pytorch.schedule import Schedule
 from hpc_det.pytorch.shown_log import ShownLog
 from hpc_det.pytorch.trial import PyTorchTrial
 from hpc_det.pytorch.trial_context import parameters_of
-from hpc_det.store.files import write_json
+from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.journal import Journal
 
 Outcome = dict[str, Any]
-"""The content of outcome.json: the attempt, how it ended (`Loop.end`), and the batches trained."""
+"""The content of outcome.json: the attempt, how it ended (`Loop.end`), the batches trained, whether they are saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,7 @@ class Run:
     attempt: int
     distributed: Distributed
     stop: StopAgreement
+    pace: SavePace
     log: MetricsLog
     code: Path | None
     """What checkpoints take along; None where nobody says what belongs to the trial."""
@@ -77,6 +80,7 @@ class Run:
                 attempt=attempt.number,
                 distributed=distributed,
                 stop=stop,
+                pace=_pace(attempt.trial, spec["config"], distributed),
                 log=MetricsLog(attempt.trial, attempt.number),
                 code=attempt.trial.experiment().code,
                 test=is_test(env),
@@ -99,6 +103,7 @@ class Run:
                 attempt=1,
                 distributed=distributed,
                 stop=stop,
+                pace=SavePace(folder, distributed),
                 log=ShownLog(folder, 1),
                 code=None,
                 test=test,
@@ -126,7 +131,13 @@ class Run:
             context,
             schedule.for_test() if self.test else schedule,
             stop=self.stop,
-            checkpoints=CheckpointContext(self.folder.checkpoints, self.distributed, self.mirror),
+            checkpoints=CheckpointContext(
+                self.folder.checkpoints,
+                self.distributed,
+                self.mirror,
+                may_commit=lambda: Journal(self.folder.journal).insist_on_last(self.attempt),
+            ),
+            pace=self.pace,
             log=self.log,
             portable=Portable(self.spec, type(trial), self.code, is_trainer=is_trainer),
             searcher=self.searcher,
@@ -134,7 +145,7 @@ class Run:
             weights=Path(weights) if (weights := self.spec.get("warm_start")) else None,
         )
         steps = loop.run().steps
-        outcome = {"attempt": self.attempt, "kind": loop.end, "steps": steps}
+        outcome = {"attempt": self.attempt, "kind": loop.end, "steps": steps, "saved": loop.is_saved}
         if self.distributed.is_chief:
             write_json(self.folder.outcome, outcome)
         return outcome
@@ -177,6 +188,12 @@ def _check_group(distributed: Distributed) -> None:
         )
 
 
+def _pace(trial: TrialFolder, config: dict[str, Any], distributed: Distributed) -> SavePace:
+    plan = read_json(trial.experiment().plan) if distributed.is_chief else None
+    auto = config.get("checkpoint_interval") == "auto"
+    return SavePace(trial, distributed, auto=auto, grace_s=plan and plan.get("grace_time_s"))
+
+
 def _mirror(trial: TrialFolder, config: dict[str, Any]) -> Mirror | None:
     url = trial.experiment().checkpoints_url()
     if url is None:
@@ -196,7 +213,12 @@ def _stops(distributed: Distributed, secret: str, signals: SignalPipe, line: Lin
     waiting = distributed.side_store()
     speaking = waiting if alone else distributed.side_store()
     stop = StopAgreement(distributed.rank, distributed.size, waiting, prefix)
-    listener = Listener(signals, line, lambda: give_notice(speaking, prefix))
+
+    def notice(deadline: float | None) -> None:
+        stop.deadline = deadline
+        give_notice(speaking, prefix)
+
+    listener = Listener(signals, line, notice)
     all_well = False
     try:
         yield stop

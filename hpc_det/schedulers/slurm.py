@@ -46,6 +46,12 @@ STATES = {
     "PREEMPTED": JobState.ENDED,
 }
 _ORDER = (JobState.RUNNING, JobState.HELD, JobState.QUEUED, JobState.UNKNOWN, JobState.ENDED)
+# squeue(1), JOB REASON CODES, as far as somebody has to act. slurm.conf(5), MaxBatchRequeue: 5 by default.
+_REASONS = {
+    "JobHeldAdmin": "JobHeldAdmin: held by the site, also after too many requeues; ask it for `scontrol release`",
+    "JobHeldUser": "JobHeldUser: let it go with `scontrol release`",
+    "launch failed requeued held": "launch failed requeued held: its node is ill; then `scontrol release`",
+}
 REQUEUE_SETTLES_S = 3.0
 SIGNAL_EARLY_S = 60.0
 """`--signal` may come up to 60 s earlier than asked (sbatch(1))."""
@@ -265,7 +271,7 @@ def _status(job_id: str, state: str, reason: str) -> JobStatus:
     # A requeued job waits for cred_expire + 1 = 121 s with this reason (slurmctld, batch_requeue_fini).
     if found is JobState.QUEUED and reason == "BeginTime":
         return JobStatus(JobState.HELD, reason, held=(job_id,))
-    return JobStatus(found, reason)
+    return JobStatus(found, _REASONS.get(reason, reason))
 
 
 def _array(array: JobArray) -> list[str]:

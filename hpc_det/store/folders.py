@@ -66,6 +66,11 @@ class TrialFolder:
         return self.path / "checkpoints"
 
     @property
+    def saves(self) -> Path:
+        """How long saves took: see hpc_det.checkpoint.saves. Written by rank 0."""
+        return self.path / "saves.json"
+
+    @property
     def tensorboard(self) -> Path:
         """Event files and profiler traces; those of rank R above 0 in rank-R."""
         return self.path / "tensorboard"

@@ -58,8 +58,12 @@ class ExperimentView:
             self._journal = SearchJournal(folder)
             self.config: Tree = self._journal.config(1)
             self.jobs = _jobs(folder)
+        self.waits_for: str | None = None
+        """What the scheduler said when it was asked last, of jobs that wait in the queue."""
         self.told: list[Entry] = []
         """What trials told the search, reports and ends, oldest first."""
+        self.entries = 0
+        """Of the search's journal, so far."""
         self.search = self.look()
 
     @property
@@ -69,7 +73,9 @@ class ExperimentView:
     def look(self) -> SearchState:
         """Read on from where the last look ended."""
         with _readable(self.folder):
-            self.told += (entry for entry in self._journal.new() if entry["event"] in ("reported", "ended"))
+            for entry in self._journal.new():
+                self.entries += 1
+                self.told += [entry] if entry["event"] in ("reported", "ended") else []
             return self._journal.state()
 
     def plan(self) -> JobPlan:
@@ -104,7 +110,10 @@ class ExperimentView:
         self.look()
         if settled := self.settled():
             return settled
-        found = {status.state for status in statuses}
+        known = list(statuses)
+        found = {status.state for status in known}
+        queued = (status.reason for status in known if status.state in (JobState.QUEUED, JobState.HELD))
+        self.waits_for = next(filter(None, queued), None)
         if JobState.RUNNING in found:
             return ExperimentState.RUNNING
         if found & {JobState.QUEUED, JobState.HELD}:

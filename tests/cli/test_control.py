@@ -46,7 +46,7 @@ def test_a_paused_experiment_is_paused_once_its_trial_has_left(
     life.search.lose(0, "4711")
     scheduler.states = [JobState.ENDED]
     told = hpc_det("e", "describe", "1").out
-    assert "PAUSED" in told
+    assert f"PAUSED: by {getpass.getuser()}\n" in told
     assert "paused at batch 120" in told
     assert life.search.state().method.next_work() == Work(1, 400), "the trial is to be gone on with"
     assert hpc_det("e", "pause", "1").out == f"Experiment 1 was paused before, by {getpass.getuser()}\n"
@@ -81,3 +81,9 @@ def test_jobs_that_wait_behind_others_are_withdrawn_too(hpc_det: Command, life: 
     write_json(life.folder.next_jobs(1, 0), {"jobs": ["4711", "4712"]})
     hpc_det("e", "pause", "1")
     assert scheduler.withdrawn == ["4711", "4712"]
+
+
+def test_a_job_that_waits_says_what_for(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    scheduler.states, scheduler.reason = [JobState.QUEUED], "JobHeldUser: let it go with `scontrol release`"
+    told = hpc_det("e", "describe", "1").out
+    assert "QUEUED: JobHeldUser: let it go with `scontrol release`\n" in told
