@@ -32,7 +32,7 @@ from hpc_det.launch.container import (
 )
 from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import failure_now, first_failure, note_failure
-from hpc_det.launch.last_words import last_line, size_of
+from hpc_det.launch.last_words import how_it_ended, size_of
 from hpc_det.launch.network import own_address
 from hpc_det.launch.node_folders import NodeFolders, node_folders
 from hpc_det.launch.rendezvous import await_rendezvous, publish
@@ -188,10 +188,7 @@ class Agent:
 
     def _note_entrypoint(self, code: int) -> None:
         if first_failure(self._trial, self._number) is None:
-            how = f"ended by signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            last_words = last_line(self._trial.job_log, self._log_began)
-            said = f" after {last_words!r}" if last_words else ""
-            message = f"{how}{said}; its output stands in {self._trial.job_log}"
+            message = how_it_ended(code, self._trial.job_log, self._log_began)
             user_error = code in (126, 127)  # sh(1): found no such command, or may not run it
             note_failure(self._trial, self._number, failure_now(None, message, user_error=user_error))
 
