@@ -33,7 +33,7 @@ from hpc_det.launch.container import (
 from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import failure_now, first_failure, note_failure
 from hpc_det.launch.last_words import how_it_ended, size_of
-from hpc_det.launch.network import own_address
+from hpc_det.launch.network import limit_look_ups, own_address, variables
 from hpc_det.launch.node_folders import NodeFolders, node_folders
 from hpc_det.launch.rendezvous import await_rendezvous, publish
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe, shielded
@@ -120,10 +120,9 @@ class Agent:
         if self._plan.container:  # runtimes show the home folder, and Python takes packages from it
             environment.setdefault("PYTHONNOUSERSITE", "1")
         environment.setdefault("OMP_NUM_THREADS", str(self._plan.cpus_per_rank))
-        # Every store connection looks its peer's name up; without an answer that costs 5 s each (pytorch #159007).
-        environment.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+        limit_look_ups(environment)
         if interface:
-            environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+            environment = {**variables(interface), **environment}
         return compat.for_children(environment) if compat.is_on(environment) else environment
 
     def _into_container(self, container: Container, environment: dict[str, str]) -> list[str]:
@@ -133,7 +132,7 @@ class Agent:
         return contained(self._plan, container, filter(None, self._folders))
 
     def _meet(self) -> tuple[Attempt, str | None]:
-        address, interface = own_address(self._plan.nodes)
+        address, interface = own_address(self._plan.nodes, self._plan.network_interface)
         path = self._trial.rendezvous(self._number)
         meeting = publish(path, address) if self._node_rank == 0 else await_rendezvous(path)
         attempt = Attempt(
@@ -198,6 +197,7 @@ def main(argv: list[str]) -> int:
     number, worker = int(argv[1]), int(argv[2])
     plan = JobPlan.of(trial.experiment())
     adopt_orphans()
+    limit_look_ups(os.environ)
     try:
         with node_folders(plan) as folders:
             return Agent(trial, plan, number, worker, folders).run()

@@ -137,11 +137,11 @@ class Ranks:
 
     def _fail(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         """The first that failed."""
+        self._send(signal.SIGKILL)
         code = process.returncode
         self._code = code if code > 0 else 128 - code
         message = f"process {process.pid}: {how_it_ended(code, self._log(rank), self._logs_began[rank])}"
         note_failure(self._attempt.trial, self._attempt.number, failure_now(rank, message, lost=code < 0))
-        self._send(signal.SIGKILL)
 
     def _on_agent(self) -> None:
         messages = self._agent.receive()
