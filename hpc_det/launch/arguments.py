@@ -19,23 +19,23 @@ from hpc_det.launch.failure import failure_now, note_failure
 class Launch:
     overrides: tuple[str, ...]
     """For the underlying launcher."""
-    target: tuple[str, ...]
-    """What is started: a Python file or `-m module` with arguments, or a command."""
+    command: tuple[str, ...]
+    """What each rank runs: a Python file or `-m module` with arguments, or any command."""
 
     @property
     def is_for_python(self) -> bool:
         """A file or a module; all else is a command, which is what upstream's launchers take."""
-        return self.target[0] == "-m" or self.target[0].endswith(".py")
+        return self.command[0] == "-m" or self.command[0].endswith(".py")
 
     @property
     def joins_by_itself(self) -> bool:
-        """Whether the target is hpc_det's own way into a rank, which tells the agent of itself and hears of stops."""
-        return self.target[0] == "-m" and self.target[1].startswith("hpc_det.")
+        """Whether it is hpc_det's own way into a rank, which tells the agent of itself and hears of stops."""
+        return self.command[0] == "-m" and self.command[1].startswith("hpc_det.")
 
     @property
     def rank_command(self) -> list[str]:
         """What each rank executes."""
-        return [sys.executable, *self.target] if self.is_for_python else [*self.target]
+        return [sys.executable, *self.command] if self.is_for_python else [*self.command]
 
 
 def parse(argv: Sequence[str], launcher: str, *, takes_overrides: bool = True) -> Launch:

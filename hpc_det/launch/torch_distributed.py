@@ -35,7 +35,7 @@ def torchrun_command(launch: Launch, attempt: Attempt) -> list[str]:
         "--signals-to-handle=SIGQUIT",
         *([] if launch.is_for_python else ["--no-python"]),
         *launch.overrides,
-        *launch.target,
+        *launch.command,
     ]
 
 
