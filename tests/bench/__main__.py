@@ -14,6 +14,7 @@ from tests.bench import (
     notice_to_checkpoint,
     sampler_start,
     search,
+    start,
     sweep,
 )
 
@@ -25,6 +26,7 @@ BENCHMARKS = {
     "memory": loop_memory.main,
     "sampler": sampler_start.main,
     "search": search.main,
+    "start": start.main,
     "journal": journal.main,
     "sweep": sweep.main,
     "gpu": gpu.main,

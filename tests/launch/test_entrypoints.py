@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from hpc_det.launch.failure import first_failure
@@ -35,9 +33,7 @@ SHOWS = "import os, sys; print(os.environ.get('RANK'), *sys.argv[1:])"
         ("python3 -m hpc_det.launch.direct python3 -m hpc_det.launch.wrap_rank RANK python3 train.py", "[rank=0] 0"),
     ],
 )
-def test_what_the_entrypoint_says_is_started(
-    gang: Gang, stub: Stub, entrypoint: str | Sequence[str], said: str
-) -> None:
+def test_what_the_entrypoint_says_is_started(gang: Gang, stub: Stub, entrypoint: str | list[str], said: str) -> None:
     for tool in ("dlprof", "numactl"):
         stub(tool, TOOL)
     (gang.code / "train.py").write_text(SHOWS)
