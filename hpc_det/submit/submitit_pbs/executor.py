@@ -19,7 +19,6 @@ from typing import Any
 
 from submitit.core import core, utils
 
-from hpc_det.submit.render import render_template
 from hpc_det.submit.submitit_pbs.environment import write_environment
 from hpc_det.submit.submitit_pbs.ids import from_pbs
 from hpc_det.submit.submitit_pbs.job import PbsJob
@@ -102,6 +101,8 @@ class PbsExecutor(core.PicklingExecutor):
         return self._asked.nodes * self._asked.tasks_per_node
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
+        from hpc_det.submit.render import render_template  # this module is loaded by every program with submitit
+
         environment = self._new_file(f".submission_environment_{uid}.sh")
         write_environment(environment, os.environ)
         return render_template(

@@ -79,14 +79,14 @@ class FirstProcess:
             for process in processes:
                 process.kill()
                 process.wait()
-            self._paths.node_script.unlink(missing_ok=True)
+            self._clear()
 
     def _on_term(self, signum: int, frame: object) -> None:
         self._terminated = True
 
     def _clear(self) -> None:
-        """What an earlier run left: half a file of submitit's would keep it from writing that file again."""
-        for path in (self._paths.ready, self._paths.stop, self._paths.requeue):
+        """What a run leaves that is killed, too: half a file of submitit's keeps it from writing that file again."""
+        for path in (self._paths.ready, self._paths.stop, self._paths.requeue, self._paths.node_script):
             path.unlink(missing_ok=True)
         for whole in (self._paths.submitted_pickle, self._paths.result_pickle):
             whole.with_name(f"{whole.name}.save_tmp").unlink(missing_ok=True)
@@ -158,9 +158,15 @@ class FirstProcess:
         if reason is Reason.PREEMPTED and not _deleted_by_scheduler(from_pbs(os.environ["PBS_JOBID"])):
             get_logger().info("PBS runs this job again, or somebody has deleted it.")
             return
-        script = str(self._paths.submission_file)
         own_id = f"SUBMITIT_PBS_JOB_ID={self._paths.job_id}"
-        new = from_pbs(subprocess.check_output(["qsub", "-v", own_id, "-o", self._asked.output, script], text=True))
+        command = ["qsub", "-v", own_id, "-o", self._asked.output, str(self._paths.submission_file)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            print(
+                f"The work is saved, and PBS refused the job to go on with it: {done.stderr.strip()}", file=sys.stderr
+            )
+            return
+        new = from_pbs(done.stdout)
         write_atomic(self._paths.next, new)
         get_logger().info(f"Job {new} of PBS goes on for {self._paths.job_id}.")
         if self._paths.cancelled.exists():  # meanwhile

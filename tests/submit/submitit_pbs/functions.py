@@ -1,0 +1,60 @@
+"""What the tests submit; tasks import it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import submitit
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def fail() -> None:
+    raise ValueError("this is on purpose")
+
+
+def who() -> tuple[Any, ...]:
+    """What a task knows of itself."""
+    env = submitit.JobEnvironment()
+    return env.global_rank, env.local_rank, env.node, env.num_tasks, env.num_nodes, tuple(env.hostnames)
+
+
+def environment(name: str) -> tuple[str | None, str]:
+    """A variable, and the folder it runs in."""
+    return os.environ.get(name), os.getcwd()
+
+
+def wait_for(path: str) -> str:
+    """Says that it runs, in a file beside `path`, and returns when there is such a file."""
+    job_id: str = submitit.JobEnvironment().job_id
+    Path(f"{path}.running").write_text(job_id)
+    while not Path(path).exists():
+        time.sleep(0.02)
+    return "came"
+
+
+class Counts(submitit.helpers.Checkpointable):
+    """Counts until there is `path`; a checkpoint keeps the count and how often it began."""
+
+    def __init__(self, path: str, lives: int = 0) -> None:
+        self.path = path
+        self.lives = lives
+        self.running = False
+
+    def __call__(self) -> int:
+        """The lives it had, which are over when somebody makes the file."""
+        self.lives += 1
+        self.running = True
+        Path(f"{self.path}.running").write_text(str(self.lives))
+        while not Path(self.path).exists():
+            time.sleep(0.02)
+        return self.lives
+
+    def checkpoint(self) -> submitit.helpers.DelayedSubmission:
+        Path(f"{self.path}.running").unlink()
+        return submitit.helpers.DelayedSubmission(Counts(self.path, self.lives))
