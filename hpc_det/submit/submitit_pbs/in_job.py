@@ -105,10 +105,9 @@ class FirstProcess:
         write_environment(self._paths.node_script, os.environ, ours)
         with self._paths.node_script.open("a") as script:
             script.write('cd "$1" && shift && exec "$@"\n')
-        start = ["/bin/bash", "-c", "trap '' TERM; exec pbs_tmrsh \"$@\"", "bash"]
         there = ["/bin/bash", str(self._paths.node_script), os.getcwd()]
         return [
-            subprocess.Popen([*start, host, *there, *self._on_node(node)], stdin=subprocess.DEVNULL)
+            subprocess.Popen(unharmed("pbs_tmrsh", host, *there, *self._on_node(node)), stdin=subprocess.DEVNULL)
             for node, host in enumerate(nodes)
             if node
         ]
@@ -160,7 +159,7 @@ class FirstProcess:
             return
         own_id = f"SUBMITIT_PBS_JOB_ID={self._paths.job_id}"
         command = ["qsub", "-v", own_id, "-o", self._asked.output, str(self._paths.submission_file)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(unharmed(*command), capture_output=True, text=True)
         if done.returncode:
             print(
                 f"The work is saved, and PBS refused the job to go on with it: {done.stderr.strip()}", file=sys.stderr
@@ -171,6 +170,11 @@ class FirstProcess:
         get_logger().info(f"Job {new} of PBS goes on for {self._paths.job_id}.")
         if self._paths.cancelled.exists():  # meanwhile
             subprocess.run(["qdel", to_pbs(new)], check=False)
+
+
+def unharmed(*command: str) -> list[str]:
+    """PBS' signal to end reaches every process of the first node, at any moment."""
+    return ["/bin/bash", "-c", "trap '' TERM; exec \"$@\"", "bash", *command]
 
 
 def _deleted_by_scheduler(job_id: str) -> bool:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,17 @@ SCRIPT = Path(__file__).parent / "script.sh"
 
 def test_the_whole_script(executor: PbsExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    mask = os.umask(0o022)
     executor.python = "apptainer exec image.sif python"
     executor.update_parameters(name="train", nodes=2, tasks_per_node=2, queue="low", setup=["module load cuda"])
     text = executor._make_submission_file_text(executor._submitit_command_str, "UID")
-    assert text.replace(str(tmp_path), "TMP").replace(_python(), "PYTHON") == SCRIPT.read_text()
+    os.umask(mask)
+    assert text.replace(str(tmp_path), "TMP").replace(sys.executable, "PYTHON") == SCRIPT.read_text()
 
 
 def test_a_folder_may_be_named_after_the_job(site: StubSite, tmp_path: Path) -> None:
     text = PbsExecutor(tmp_path / "%A" / "%j")._make_submission_file_text("true", "UID")
-    assert f"exec >>{tmp_path}/\"${{job_id%_*}}\"/\"$job_id\"/\"$job_id\"_0_log.out" in text
+    assert f'exec >>{tmp_path}/"${{job_id%_*}}"/"$job_id"/"$job_id"_0_log.out' in text
     assert f". {tmp_path}/.submission_environment_UID.sh" in text
 
 
@@ -123,10 +126,3 @@ def test_the_mask_of_new_files_is_that_of_the_program(executor: PbsExecutor) -> 
         assert os.umask(0o027) == 0o027
     finally:
         os.umask(before)
-
-
-def _python() -> str:
-    import shlex
-    import sys
-
-    return shlex.quote(sys.executable)

@@ -7,7 +7,13 @@ from hpc_det.submit.submitit_pbs.ids import array_of, from_pbs, to_pbs
 
 @pytest.mark.parametrize(
     ("pbs_id", "job_id"),
-    [("12.pbshead", "12"), ("12[3].pbs.example.org", "12_3"), ("12[].pbshead\n", "12"), ("12", "12"), ("12[3]", "12_3")],
+    [
+        ("12.pbshead", "12"),
+        ("12[3].pbs.example.org", "12_3"),
+        ("12[].pbshead\n", "12"),
+        ("12", "12"),
+        ("12[3]", "12_3"),
+    ],
 )
 def test_the_server_is_left_out_and_an_index_stands_behind_a_line(pbs_id: str, job_id: str) -> None:
     assert from_pbs(pbs_id) == job_id

@@ -174,7 +174,7 @@ def test_a_site_that_takes_no_jobs_from_a_node_says_so(executor: PbsExecutor, si
     running.term()
     running.end()
     site.answer({}, GONE, 153)
-    with pytest.raises(UncompletedJobError, match="PBS refused the job to go on with it: .*not from here"):
+    with pytest.raises(UncompletedJobError, match=r"PBS refused the job to go on with it: .*not from here"):
         job.result()
 
 
