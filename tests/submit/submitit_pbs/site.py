@@ -22,7 +22,10 @@ class StubSite:
         folder.mkdir()
         noted = f"printf '%s\\n' \"$(basename $0) $*\" >>'{folder}/told'"
         version = '[ "$1" = --version ] && echo "pbs_version = 23.06.06" && exit'
-        stub("qsub", f"{version}\n{noted}\ncat '{folder}/id' || {{ echo 'qsub: not from here' >&2; exit 1; }}")
+        stub(
+            "qsub",
+            f"{version}\n{noted}\ncat '{folder}/id' 2>/dev/null || {{ echo 'qsub: not from here' >&2; exit 1; }}",
+        )
         stub("qdel", f"{noted}\nexit $(cat '{folder}/qdel' || echo 0) 2>/dev/null")
         stub("qstat", f"{noted}\ncat '{folder}/qstat'; cat '{folder}/qstat.err' >&2; exit $(cat '{folder}/qstat.rc')")
         own = 'PBS_JOBID="$PBS_JOBID" PBS_NODEFILE="$PBS_NODEFILE" HPC_DET_TEST_ID="$HPC_DET_TEST_ID"'

@@ -1,4 +1,4 @@
-"""Scripts run as PBS runs them, with stand-ins for its commands."""
+"""Scripts run as PBS runs them, with stubs for its commands; test_on_pbs.py has the rest."""
 
 from __future__ import annotations
 
@@ -20,26 +20,6 @@ RUNS = {"12.pbshead": {"job_state": "R", "comment": "Job run at Fri on (n1:ncpus
 GONE = "qstat: Unknown Job Id 12.pbshead"
 
 
-def test_a_result(executor: PbsExecutor, site: StubSite) -> None:
-    job = executor.submit(functions.add, 1, 2)
-    assert site.start(job.paths.submission_file, "12.pbshead").end() == 0
-    assert job.result() == 3
-
-
-def test_an_exception_arrives_with_its_trace(executor: PbsExecutor, site: StubSite) -> None:
-    job = executor.submit(functions.fail)
-    assert site.start(job.paths.submission_file, "12.pbshead").end() == 1
-    with pytest.raises(FailedJobError, match="this is on purpose"):
-        job.result()
-
-
-def test_tasks_on_two_nodes_know_who_they_are(executor: PbsExecutor, site: StubSite) -> None:
-    executor.update_parameters(nodes=2, tasks_per_node=2)
-    job = executor.submit(functions.who)
-    assert site.start(job.paths.submission_file, "12.pbshead", nodes="n1 n1 n2 n2").end() == 0
-    assert job.results() == [(2 * node + local, local, node, 4, 2, ("n1", "n2")) for node in (0, 1) for local in (0, 1)]
-
-
 def test_the_environment_of_the_program_is_that_of_its_tasks(
     executor: PbsExecutor, site: StubSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,14 +28,6 @@ def test_the_environment_of_the_program_is_that_of_its_tasks(
     job = executor.submit(functions.environment, "ODD")
     site.start(job.paths.submission_file, "12.pbshead", nodes="n1 n2").end()
     assert job.results() == [("it's\n$HOME, and more set up", os.getcwd())] * 2
-
-
-def test_an_element_of_an_array_finds_its_own_work(executor: PbsExecutor, site: StubSite) -> None:
-    site.next_id("54[].pbshead")
-    jobs = executor.map_array(functions.add, [1, 2], [3, 4])
-    site.start(jobs[1].paths.submission_file, "54[1].pbshead").end()
-    assert jobs[1].result() == 6
-    assert not jobs[0].paths.result_pickle.exists()
 
 
 def test_other_nodes_than_asked_for_are_refused(executor: PbsExecutor, site: StubSite) -> None:
@@ -69,40 +41,6 @@ def test_a_task_that_fails_on_another_node_is_the_jobs_failure(executor: PbsExec
     job = executor.submit(functions.fail)
     assert site.start(job.paths.submission_file, "12.pbshead", nodes="n1 n2").end() == 1
     assert all("on purpose" in str(job.task(rank).exception()) for rank in (0, 1))
-
-
-def test_a_job_that_the_scheduler_deletes_goes_on_in_another(
-    executor: PbsExecutor, site: StubSite, tmp_path: Path
-) -> None:
-    job = executor.submit(functions.Counts(str(tmp_path / "enough")))
-    script = job.paths.submission_file
-    first = site.start(script, "12.pbshead")
-    until((tmp_path / "enough.running").exists)
-    site.next_id("13.pbshead")
-    site.answer(PREEMPTED)
-    first.term()
-    first.end()
-    assert site.told("qsub")[-1].startswith("-v SUBMITIT_PBS_JOB_ID=12 -o ")
-    assert site.told("qsub")[-1].endswith(str(script))
-    site.answer({"13.pbshead": {"job_state": "Q"}})
-    assert not job.done(force_check=True)
-    (tmp_path / "enough").touch()
-    site.start(script, "13.pbshead", goes_on_for="12").end()
-    assert job.result() == 2
-    assert job.job_id == "12"
-
-
-def test_a_job_that_pbs_runs_again_goes_on_by_itself(executor: PbsExecutor, site: StubSite, tmp_path: Path) -> None:
-    job = executor.submit(functions.Counts(str(tmp_path / "enough")))
-    first = site.start(job.paths.submission_file, "12.pbshead")
-    until((tmp_path / "enough.running").exists)
-    site.answer(RUNS)
-    first.term()
-    first.end()
-    (tmp_path / "enough").touch()
-    site.start(job.paths.submission_file, "12.pbshead").end()
-    assert job.result() == 2
-    assert len(site.told("qsub")) == 1
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
@@ -121,16 +59,6 @@ def test_what_the_user_ends_does_not_come_back(
     site.answer({}, GONE, 153)
     with pytest.raises(UncompletedJobError, match="state: FAILED"):
         job.result()
-
-
-def test_a_job_saves_before_its_time_is_over(executor: PbsExecutor, site: StubSite, tmp_path: Path) -> None:
-    executor.update_parameters(timeout_min=0.03)
-    job = executor.submit(functions.Counts(str(tmp_path / "enough")))
-    site.next_id("13.pbshead")
-    site.start(job.paths.submission_file, "12.pbshead").end()
-    (tmp_path / "enough").touch()
-    site.start(job.paths.submission_file, "13.pbshead", goes_on_for="12").end()
-    assert job.result() == 2
 
 
 def test_a_plain_function_whose_time_is_over_says_so(executor: PbsExecutor, site: StubSite, tmp_path: Path) -> None:
@@ -196,7 +124,7 @@ def test_nothing_of_ours_is_left_but_the_environment(executor: PbsExecutor, site
 
 def test_a_suspended_jobs_clock_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(in_job.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     clock = in_job.Clock(used_s=2)
     now[0] += 1
     assert clock.look() == 3

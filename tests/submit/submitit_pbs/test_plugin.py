@@ -17,7 +17,7 @@ from tests.submit.submitit_pbs.site import StubSite
 
 def test_submitits_own_tests_of_plugins_pass(tmp_path: Path) -> None:
     pytest_alone = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--import-mode=importlib"]
-    chosen = ["--rootdir", tmp_path, "--pyargs", "submitit.core.test_plugins", "-k", "test_env or test_executors"]
+    chosen = ["--rootdir", str(tmp_path), "--pyargs", "submitit.core.test_plugins", "-k", "test_env or test_executors"]
     done = subprocess.run([*pytest_alone, *chosen], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
     assert "test_executors[PbsExecutor] PASSED" in done.stdout

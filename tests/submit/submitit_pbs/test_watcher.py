@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from submitit.core.utils import FailedJobError
 
-from hpc_det.submit.submitit_pbs import watcher
 from hpc_det.submit.submitit_pbs.job import PbsJob
+from hpc_det.submit.submitit_pbs.qstat import ask
 from tests.submit.submitit_pbs.site import StubSite
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -56,7 +56,7 @@ def test_the_state_of_other_jobs(job: dict[str, Any], state: str, site: StubSite
 
 def test_one_question_for_all_jobs(site: StubSite, tmp_path: Path) -> None:
     site.answer(recorded("array-later-some-expired") | recorded("finished-ok"))
-    jobs = [PbsJob(tmp_path, number) for number in ("54_0", "54_2", "54_7", "48")]
+    jobs: list[PbsJob[Any]] = [PbsJob(tmp_path, number) for number in ("54_0", "54_2", "54_7", "48")]
     jobs[0].get_info()
     assert [job.get_info("cache")["State"] for job in jobs] == ["COMPLETED", "RUNNING", "PENDING", "COMPLETED"]
     assert site.told("qstat") == ["-t -f -F json 48 54[]"]
@@ -64,7 +64,7 @@ def test_one_question_for_all_jobs(site: StubSite, tmp_path: Path) -> None:
 
 def test_a_job_that_is_done_is_not_asked_about_again(site: StubSite, tmp_path: Path) -> None:
     site.answer(recorded("finished-ok"))
-    job = PbsJob(tmp_path, "48")
+    job: PbsJob[Any] = PbsJob(tmp_path, "48")
     assert job.done(force_check=True)
     assert job.done(force_check=True)
     assert len(site.told("qstat")) == 1
@@ -82,7 +82,7 @@ def test_a_question_without_an_answer_is_no_news(
     text: str, said: str, code: int, site: StubSite, tmp_path: Path
 ) -> None:
     site.answer({"12.pbshead": {"job_state": "R"}})
-    job = PbsJob(tmp_path, "12")
+    job: PbsJob[Any] = PbsJob(tmp_path, "12")
     assert not job.done(force_check=True)
     site.answer_text(text, said, code)
     assert not job.done(force_check=True)
@@ -92,7 +92,8 @@ def test_a_question_without_an_answer_is_no_news(
 def test_one_unknown_job_among_others(site: StubSite, tmp_path: Path) -> None:
     others = recorded("several-ids-one-unknown")
     site.answer(others, "qstat: Unknown Job Id 999999.pbshead", 153)
-    known, unknown = PbsJob(tmp_path, "47"), PbsJob(tmp_path, "999999")
+    known: PbsJob[Any] = PbsJob(tmp_path, "47")
+    unknown: PbsJob[Any] = PbsJob(tmp_path, "999999")
     assert unknown.done(force_check=True)
     assert (known.state, unknown.state) == ("RUNNING", "FAILED")
 
@@ -102,7 +103,7 @@ def test_a_job_that_pbs_has_forgotten_ended_as_its_result_says(
     word: str, state: str, site: StubSite, tmp_path: Path
 ) -> None:
     site.answer({}, "qstat: Unknown Job Id 12[].pbshead", 153)
-    job = PbsJob(tmp_path, "12_3")
+    job: PbsJob[Any] = PbsJob(tmp_path, "12_3")
     job.paths.result_pickle.write_bytes(pickle.dumps((word, "something"), pickle.HIGHEST_PROTOCOL))
     assert job.state == state
 
@@ -123,16 +124,15 @@ def test_the_job_that_goes_on_for_another_is_asked_about_in_its_place(site: Stub
 def test_the_next_job_may_be_written_down_while_pbs_answers(
     site: StubSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = watcher.ask
 
     def answered_late(job_ids: Any) -> Any:
-        answer = asked(job_ids)
+        answer = ask(job_ids)
         (tmp_path / "12_next").write_text("13")
         return answer
 
-    monkeypatch.setattr(watcher, "ask", answered_late)
+    monkeypatch.setattr("hpc_det.submit.submitit_pbs.watcher.ask", answered_late)
     site.answer({"12.pbshead": {"job_state": "F", "Exit_status": 255}})
-    job = PbsJob(tmp_path, "12")
+    job: PbsJob[Any] = PbsJob(tmp_path, "12")
     assert not job.done(force_check=True)
     assert job.state == "REQUEUED"
 
