@@ -57,6 +57,7 @@ class FirstProcess:
     def __init__(self, asked: argparse.Namespace) -> None:
         self._asked = asked
         self._paths = PbsJobPaths(asked.folder, job_id=os.environ["SUBMITIT_PBS_JOB_ID"])
+        self._own_id = from_pbs(os.environ["PBS_JOBID"])
         self._clock = Clock(asked.used_s)
         self._terminated = False
         self._reason: Reason | None = None
@@ -68,6 +69,9 @@ class FirstProcess:
         if len(nodes) != self._asked.nodes:
             print(f"asked for {self._asked.nodes} nodes, and PBS gave {nodes}; was select changed?", file=sys.stderr)
             return 1
+        if self._own_id in self._paths.chain()[:-1]:
+            get_logger().info(f"Job {self._paths.chain()[-1]} of PBS goes on for this one already.")
+            return 0
         signal.signal(signal.SIGTERM, self._on_term)
         self._clear()
         processes = self._start_tasks() + self._start_nodes(nodes)
@@ -126,6 +130,8 @@ class FirstProcess:
             return any(process.poll() is None for process in processes)
         if self._paths.cancelled.exists():
             return False
+        if not self._told and processes[0].poll() is not None:  # nobody else is told
+            return any(process.poll() is None for process in processes)
         return self._stops(processes[0], self._reason)
 
     def _why_stop(self) -> Reason | None:
@@ -146,19 +152,20 @@ class FirstProcess:
 
     def _tell(self, first: Process) -> None:
         """Once, and not before task 0 can take it: it would die."""
-        if self._told or first.poll() is not None or not self._paths.ready.exists():
+        if self._told or not self._paths.ready.exists():
             return
         self._told = True
         signum = JobEnvironment._usr_sig()
         if signum != signal.SIGTERM or not self._terminated:  # which it has had from PBS
-            os.kill(int(self._paths.ready.read_text()), signum)
+            with suppress(ProcessLookupError):
+                os.kill(int(self._paths.ready.read_text()), signum)
 
     def _come_back(self, reason: Reason) -> None:
-        if reason is Reason.PREEMPTED and not _deleted_by_scheduler(from_pbs(os.environ["PBS_JOBID"])):
+        if reason is Reason.PREEMPTED and not _deleted_by_scheduler(self._own_id):
             get_logger().info("PBS runs this job again, or somebody has deleted it.")
             return
-        own_id = f"SUBMITIT_PBS_JOB_ID={self._paths.job_id}"
-        command = ["qsub", "-v", own_id, "-o", self._asked.output, str(self._paths.submission_file)]
+        goes_on_for = f"SUBMITIT_PBS_JOB_ID={self._paths.job_id}"  # digits, which -v does not break
+        command = ["qsub", "-v", goes_on_for, "-o", self._asked.output, str(self._paths.submission_file)]
         done = subprocess.run(unharmed(*command), capture_output=True, text=True)
         if done.returncode:
             print(
@@ -166,7 +173,7 @@ class FirstProcess:
             )
             return
         new = from_pbs(done.stdout)
-        write_atomic(self._paths.next, new)
+        write_atomic(self._paths.next, "".join(f"{job_id}\n" for job_id in [*self._paths.chain()[1:], new]))
         get_logger().info(f"Job {new} of PBS goes on for {self._paths.job_id}.")
         if self._paths.cancelled.exists():  # meanwhile
             subprocess.run(["qdel", to_pbs(new)], check=False)

@@ -9,7 +9,7 @@ from submitit.core import core, utils
 
 from hpc_det.submit.submitit_pbs.ids import to_pbs
 from hpc_det.submit.submitit_pbs.paths import PbsJobPaths
-from hpc_det.submit.submitit_pbs.watcher import PbsInfoWatcher, latest
+from hpc_det.submit.submitit_pbs.watcher import PbsInfoWatcher
 
 R = TypeVar("R", covariant=True)
 _HAS_ENDED = (35, 153)
@@ -27,7 +27,7 @@ class PbsJob(core.Job[R]):
         paths = self._pbs_paths
         paths.cancelled.touch()
         deleted = ""
-        while deleted != (target := latest(paths)):  # the next may just have been submitted
+        while deleted != (target := paths.chain()[-1]):  # the next may just have been submitted
             done = subprocess.run(["qdel", to_pbs(target)], capture_output=True, text=True)
             if check and done.returncode not in (0, *_HAS_ENDED):
                 raise utils.FailedJobError(f"qdel {to_pbs(target)}: {done.stderr.strip()}")

@@ -21,8 +21,13 @@ class PbsJobPaths(JobPaths):
 
     @property
     def next(self) -> Path:
-        """The job of PBS that goes on for this one: submitit's form of its id. Absent for the first."""
+        """The jobs of PBS that went on for this one: submitit's form of their ids, a line each."""
         return self._of_job("next")
+
+    def chain(self) -> list[str]:
+        """All that ran for this one, in order; the last does now."""
+        later = self.next.read_text().split() if self.next.exists() else []
+        return [str(self.job_id), *later]
 
     @property
     def cancelled(self) -> Path:

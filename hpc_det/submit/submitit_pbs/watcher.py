@@ -40,7 +40,7 @@ class PbsInfoWatcher(core.InfoWatcher):
         self._finished |= {job_id for job_id in waiting if self.is_done(job_id, mode="cache")}
 
     def _latest(self, job_id: str) -> str:
-        return latest(self._paths[job_id]) if job_id in self._paths else job_id
+        return self._paths[job_id].chain()[-1] if job_id in self._paths else job_id
 
     def _state(self, job_id: str, asked: str, state: str) -> str:
         """A job that ended is followed by the next, which was written down before: so it is looked up after."""
@@ -50,14 +50,6 @@ class PbsInfoWatcher(core.InfoWatcher):
             own = outcome(self._paths[job_id].result_pickle) if job_id in self._paths else None
             return own or ("FAILED" if state == "ENDED" else state)
         return state
-
-
-def latest(paths: PbsJobPaths) -> str:
-    """The job of PBS that runs for this one now."""
-    try:
-        return paths.next.read_text().strip()
-    except FileNotFoundError:
-        return str(paths.job_id)
 
 
 def outcome(result: Path) -> str | None:

@@ -38,6 +38,10 @@ def wait_for(path: str) -> str:
     return "came"
 
 
+def second_waits_for(path: str) -> str:
+    return wait_for(path) if submitit.JobEnvironment().global_rank else "first"
+
+
 class Counts(submitit.helpers.Checkpointable):
     """Counts until there is `path`; a checkpoint keeps the count and how often it began."""
 

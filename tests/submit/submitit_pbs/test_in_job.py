@@ -70,6 +70,20 @@ def test_a_plain_function_whose_time_is_over_says_so(executor: PbsExecutor, site
     assert len(site.told("qsub")) == 1
 
 
+def test_a_task_that_works_on_after_the_first_is_done_has_all_of_its_time(
+    executor: PbsExecutor, site: StubSite, tmp_path: Path
+) -> None:
+    executor.update_parameters(timeout_min=0.05, tasks_per_node=2)
+    job = executor.submit(functions.second_waits_for, str(tmp_path / "enough"))
+    running = site.start(job.paths.submission_file, "12.pbshead")
+    until(job.task(0).paths.result_pickle.exists)
+    running.term()
+    until((executor.folder / "12_stop").exists)
+    (tmp_path / "enough").touch()
+    running.end()
+    assert job.results() == ["first", "came"]
+
+
 def test_time_limits_are_counted(site: StubSite, tmp_path: Path) -> None:
     executor = PbsExecutor(tmp_path / "jobs", max_num_timeout=0)
     executor.update_parameters(timeout_min=0.03)
@@ -104,6 +118,16 @@ def test_a_site_that_takes_no_jobs_from_a_node_says_so(executor: PbsExecutor, si
     site.answer({}, GONE, 153)
     with pytest.raises(UncompletedJobError, match=r"PBS refused the job to go on with it: .*not from here"):
         job.result()
+
+
+def test_a_job_that_another_goes_on_for_does_not_run_again(executor: PbsExecutor, site: StubSite) -> None:
+    job = executor.submit(functions.add, 1, 2)
+    (job.paths.folder / "12_next").write_text("13\n14\n")
+    assert site.start(job.paths.submission_file, "12.pbshead").end() == 0
+    assert site.start(job.paths.submission_file, "13.pbshead", goes_on_for="12").end() == 0
+    assert not job.paths.result_pickle.exists()
+    site.start(job.paths.submission_file, "15.pbshead", goes_on_for="12").end()  # not written down yet
+    assert job.result() == 3
 
 
 def test_half_a_file_of_a_killed_run_does_not_stop_the_next(executor: PbsExecutor, site: StubSite) -> None:
