@@ -43,22 +43,20 @@ def second_waits_for(path: str) -> str:
 
 
 class Counts(submitit.helpers.Checkpointable):
-    """Counts until there is `path`; a checkpoint keeps the count and how often it began."""
+    """Counts its lives until there is `path`. Task 0 says that it runs, and that it has saved, in files beside it."""
 
     def __init__(self, path: str, lives: int = 0) -> None:
         self.path = path
         self.lives = lives
-        self.running = False
 
     def __call__(self) -> int:
-        """The lives it had, which are over when somebody makes the file."""
         self.lives += 1
-        self.running = True
-        Path(f"{self.path}.running").write_text(str(self.lives))
+        if submitit.JobEnvironment().global_rank == 0:
+            Path(f"{self.path}.running").touch()
         while not Path(self.path).exists():
             time.sleep(0.02)
         return self.lives
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        Path(f"{self.path}.running").unlink()
+        Path(f"{self.path}.running").rename(f"{self.path}.saved")
         return submitit.helpers.DelayedSubmission(Counts(self.path, self.lives))

@@ -85,7 +85,7 @@ def test_a_preempted_job_comes_back_with_its_work(
     job = executor.submit(functions.Counts(str(tmp_path / "enough")))
     until((tmp_path / "enough.running").exists)
     pbs_lab.preempt()
-    until(lambda: not (tmp_path / "enough.running").exists())
+    until((tmp_path / "enough.saved").exists)
     (tmp_path / "enough").touch()
     assert job.task(0).result() == 2
     assert job.paths.folder.joinpath(f"{job.job_id}_next").exists() == (way == "D")
