@@ -1,7 +1,4 @@
-"""The stand-in PBS of three nodes as an object: `submit`, `preempt`, `fail_node`, `wait_for`.
-
-Where HPC_DET_REAL_PBS=1 is set, the same object speaks to the PBS on PATH, as far as that can be asked.
-"""
+"""The stand-in PBS of three nodes as an object: `submit`, `wait_for`, `preempt`, `fail_node`."""
 
 from __future__ import annotations
 

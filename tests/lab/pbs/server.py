@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.lab.pbs import dependencies, job_life, mom, requests, scheduler
+from tests.lab.pbs import dependencies, job_life, mom, mom_requests, requests, scheduler
 from tests.lab.pbs.resources import Refused
 from tests.lab.pbs.site import Site
 from tests.lab.pbs.state import Node, Pbs
@@ -46,7 +46,7 @@ class Server:
         self.selector = selectors.DefaultSelector()
         self.stopping = False
         self.listener: socket.socket | None = None
-        self._listen(site.mom_socket, requests.OF_MOM)
+        self._listen(site.mom_socket, mom_requests.OF_MOM)
 
     def run(self) -> None:
         self._watch_signals()
