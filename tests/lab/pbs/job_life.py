@@ -76,7 +76,7 @@ def terminate(pbs: Pbs, job: Job, why: str, by: str = "") -> None:
     job.substate = RERUNNING if why == "requeue" else job.substate
     if by.startswith("Scheduler"):
         job.comment = f"{job.comment} and terminated by {by}"
-    _signal(job, job.sessions(first_node_only=True), signal.SIGTERM)
+    mom.signal_sessions(job.sessions(first_node_only=True), signal.SIGTERM)
     if job.state == "S":
         resume(job)
 
@@ -85,14 +85,7 @@ def kill(job: Job, by: str) -> None:
     """`qdel -W force`: no grace."""
     job.ending, job.ended_by = "delete", by
     job.kill_at = time.time()
-    _signal(job, job.sessions(), signal.SIGKILL)
-
-
-def _signal(job: Job, sessions: list[int], number: int) -> None:
-    """The login shell first, so that it is dead before it hears how its script ended: as a rule it is with PBS, too."""
-    if job.submission.argv is None and not job.top.lost and job.top.status is None:
-        mom.signal_processes([job.top.pid], number)
-    mom.signal_sessions(sessions, number)
+    mom.signal_sessions(job.sessions(), signal.SIGKILL)
 
 
 def suspend(job: Job, substate: int = SUSPENDED) -> None:

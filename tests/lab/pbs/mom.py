@@ -112,8 +112,23 @@ def _state_parent_session(pid: int) -> tuple[str, int, int] | None:
 
 
 def signal_sessions(sessions: Collection[int], number: int) -> None:
-    if sessions:
-        signal_processes(members(sessions), number)
+    """To all at the same moment, as far as they did not make process groups of their own; to those, children first.
+
+    One after the other, a script could see its child die, and end, before it gets its own signal: a real PBS is fast
+    enough that this was never recorded, a machine that is busy with tests is not.
+    """
+    found = members(sessions) if sessions else []
+    groups = {pid: _group(pid) for pid in found}
+    for group in set(groups.values()) & set(sessions):
+        signal_processes([-group], number)
+    signal_processes([pid for pid in found if groups[pid] not in sessions], number)
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 def signal_processes(pids: Iterable[int], number: int) -> None:
