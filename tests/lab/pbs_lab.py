@@ -1,13 +1,9 @@
-"""The stand-in PBS of three nodes as an object: `submit`, `preempt`, `fail_node`, `wait_for`.
-
-Where HPC_DET_REAL_PBS=1 is set, the same object speaks to the PBS on PATH, as far as that can be asked.
-"""
+"""The stand-in PBS of three nodes as an object: `submit`, `wait_for`, `preempt`, `fail_node`."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -46,8 +42,9 @@ class PbsLab:
 
     def stop(self) -> list[str]:
         """Ends every process of the site; says which of them had left the session of their job."""
-        strays = self.strays()
-        self._server.send_signal(signal.SIGTERM)
+        died = self._server.poll()
+        strays = self.strays() if died is None else [f"its server died with exit code {died}"]
+        self._server.terminate()
         self._server.wait(10)
         shutil.rmtree(self.site.home)
         return strays

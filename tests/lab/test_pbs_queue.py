@@ -48,13 +48,14 @@ def test_dependents_run_or_are_removed(pbs_lab: PbsLab) -> None:
 
 @pytest.mark.parametrize(
     ("depend", "runs"),
-    [("afterok:0", True), ("afternotok:0", False), ("afterok:1", False), ("afterany:999999", False)],
+    [("afterok:GOOD", True), ("afternotok:GOOD", False), ("afterok:BAD", False), ("afterany:999999", False)],
 )
-def test_parents_that_have_ended_or_are_unknown(pbs_lab: PbsLab, depend: str, runs: bool) -> None:
-    good, bad = (pbs_lab.submit("--", "/bin/sh", "-c", f"exit {code}") for code in (0, 3))
+def test_parents_that_have_ended_or_are_unknown(any_pbs: PbsLab, depend: str, runs: bool) -> None:
+    good, bad = (any_pbs.submit("--", "/bin/sh", "-c", f"exit {code}") for code in (0, 3))
     for parent in (good, bad):
-        pbs_lab.wait_for(parent, "F")
-    child = pbs_lab.wait_for(pbs_lab.submit("-W", f"depend={depend}", "--", "/bin/true"), "F")
+        any_pbs.wait_for(parent, "F")
+    depend = depend.replace("GOOD", good).replace("BAD", bad)
+    child = any_pbs.wait_for(any_pbs.submit("-W", f"depend={depend}", "--", "/bin/true"), "F")
     assert ("Exit_status" in child) == runs
 
 
@@ -78,22 +79,22 @@ def test_subjobs_are_deleted_one_by_one(pbs_lab: PbsLab) -> None:
     assert seen["comment"].endswith(" and terminated")
 
 
-def test_an_array_fails_with_its_subjobs_and_queued_ones_are_removed(pbs_lab: PbsLab) -> None:
-    failing = pbs_lab.submit("-J", "0-2:2", *ONE, "--", "/bin/sh", "-c", "exit $PBS_ARRAY_INDEX")
-    seen = pbs_lab.wait_for(failing, "F")
+def test_an_array_fails_with_its_subjobs_and_queued_ones_are_removed(any_pbs: PbsLab) -> None:
+    failing = any_pbs.submit("-J", "0-2:2", *ONE, "--", "/bin/sh", "-c", "exit $PBS_ARRAY_INDEX")
+    seen = any_pbs.wait_for(failing, "F")
     assert (seen["substate"], seen["Exit_status"]) == (93, 1)
     assert seen["comment"].endswith(" and failed")
-    exits = [pbs_lab.job(failing.replace("[]", f"[{index}]"))["Exit_status"] for index in (0, 2)]
+    exits = [any_pbs.job(failing.replace("[]", f"[{index}]"))["Exit_status"] for index in (0, 2)]
     assert exits == [0, 2]
-    waiting = pbs_lab.submit("-J", "0-3%2", *ONE, "--", "/bin/sleep", "60")
+    waiting = any_pbs.submit("-J", "0-3%2", *ONE, "--", "/bin/sleep", "60")
     last = waiting.replace("[]", "[3]")
-    pbs_lab.wait_for(waiting, "B")
-    pbs_lab.run("qdel", waiting)
-    pbs_lab.wait_for(waiting, "F")
-    removed = pbs_lab.job(last)
+    any_pbs.wait_for(waiting, "B")
+    any_pbs.run("qdel", waiting)
+    any_pbs.wait_for(waiting, "F")
+    removed = any_pbs.job(last)
     assert (removed["substate"], removed["Exit_status"], removed["comment"]) == (91, 1, "Subjob finished")
-    done = pbs_lab.ended("qdel", waiting.split("[")[0])
-    assert (done.returncode, done.stderr) == (153, f"qdel: Unknown Job Id {waiting.split('[')[0]}.pbshead\n")
+    done = any_pbs.ended("qdel", waiting.split("[")[0])
+    assert (done.returncode, done.stderr) == (153, f"qdel: Unknown Job Id {waiting.replace('[]', '')}\n")
 
 
 def test_what_the_owner_may_change(pbs_lab: PbsLab) -> None:

@@ -171,6 +171,11 @@ class Job:
         return self.state in DONE
 
     @property
+    def vnodes(self) -> str | None:
+        """`exec_vnode`."""
+        return "+".join(slot.vnode for slot in self.slots) or None
+
+    @property
     def nodes(self) -> list[str]:
         """Each once, in the order of the chunks."""
         return list(dict.fromkeys(slot.node for slot in self.slots))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,12 +107,32 @@ def _state_parent_session(pid: int) -> tuple[str, int, int] | None:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    state, parent, _, session = text.rpartition(")")[2].split()[:4]
+    state, parent, _, session = (text.rpartition(")")[2].split() or ["X", "0", "0", "0"])[:4]
     return state, int(parent), int(session)
 
 
 def signal_sessions(sessions: Collection[int], number: int) -> None:
-    for pid in members(sessions) if sessions else ():
+    """To all at the same moment, as far as they did not make process groups of their own; to those, children first.
+
+    One after the other, a script could see its child die, and end, before it gets its own signal: a real PBS is fast
+    enough that this was never recorded, a machine that is busy with tests is not.
+    """
+    found = members(sessions) if sessions else []
+    groups = {pid: _group(pid) for pid in found}
+    for group in set(groups.values()) & set(sessions):
+        signal_processes([-group], number)
+    signal_processes([pid for pid in found if groups[pid] not in sessions], number)
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+def signal_processes(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
         try:
             os.kill(pid, number)
         except ProcessLookupError:

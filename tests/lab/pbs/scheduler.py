@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tests.lab.pbs import job_life
+from tests.lab.pbs import job_life, job_start
 from tests.lab.pbs.job import HELD_BY_USER, QUEUED, SUSPENDED_BY_SCHEDULER, Job
 from tests.lab.pbs.placement import Rooms, fits_again, place, rooms, take, why_not
 from tests.lab.pbs.state import Pbs
@@ -68,7 +68,7 @@ def _run(pbs: Pbs, job: Job, free: Rooms) -> bool:
         take(free, job, job.slots)
         return True
     if job.state == "Q" and (slots := place(job, free)):
-        job_life.start(pbs, job, slots)
+        job_start.start(pbs, job, slots)
         take(free, job, slots)
         return True
     if not job.parent:

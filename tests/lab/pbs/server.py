@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.lab.pbs import dependencies, job_life, mom, requests, scheduler
+from tests.lab.pbs import dependencies, job_life, mom, mom_requests, requests, scheduler
 from tests.lab.pbs.resources import Refused
 from tests.lab.pbs.site import Site
 from tests.lab.pbs.state import Node, Pbs
@@ -46,16 +46,18 @@ class Server:
         self.selector = selectors.DefaultSelector()
         self.stopping = False
         self.listener: socket.socket | None = None
-        self._listen(site.mom_socket, requests.OF_MOM)
+        self._listen(site.mom_socket, mom_requests.OF_MOM)
 
     def run(self) -> None:
         self._watch_signals()
         self._keep_listening()
-        while not self.stopping:
-            for key, _ in self.selector.select(TICK_S if self._is_busy() else None):
-                key.data(key.fileobj)
-            self._tick()
-        self._end_all()
+        try:
+            while not self.stopping:
+                for key, _ in self.selector.select(TICK_S if self._is_busy() else None):
+                    key.data(key.fileobj)
+                self._tick()
+        finally:
+            self._end_all()
 
     def _is_busy(self) -> bool:
         return any(not job.is_done for job in self.pbs.jobs.values())
@@ -96,7 +98,10 @@ class Server:
         self.selector.register(peer.socket, selectors.EVENT_READ, lambda _: self._read(peer))
 
     def _read(self, peer: Peer) -> None:
-        data = peer.socket.recv(1 << 16)
+        try:
+            data = peer.socket.recv(1 << 16)
+        except ConnectionResetError:  # it was killed before it read its answer
+            data = b""
         if not data:
             self.selector.unregister(peer.socket)
             peer.socket.close()
@@ -142,8 +147,7 @@ class Server:
         """Every process of every job, and what left its session, too."""
         end = time.monotonic() + 5
         while (left := mom.descendants(os.getpid())) and time.monotonic() < end:
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
+            mom.signal_processes(left, signal.SIGKILL)
             self._reap()
             time.sleep(0.005)
 

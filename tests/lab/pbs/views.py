@@ -80,7 +80,7 @@ def _of_job(job: Job, jobdir: str) -> Attributes:
         "depend": dependencies.shown(job),
         "Error_Path": err,
         "exec_host": "+".join(slot.host for slot in job.slots) or None,
-        "exec_vnode": "+".join(slot.vnode for slot in job.slots) or None,
+        "exec_vnode": job.vnodes,
         "Execution_Time": date(job.execution_time) if job.state == "W" else None,
         "Hold_Types": ("".join(sorted(job.holds, reverse=True)) or "n") if own else None,
         "Join_Path": job.submission.join,
