@@ -17,7 +17,7 @@ from typing import Protocol
 from hpc_det.launch.container import HPC_DET
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
-from hpc_det.schedulers.command import Run
+from hpc_det.schedulers.command import Run, run_command
 
 
 class JobState(enum.Enum):
@@ -66,7 +66,8 @@ class Scheduler(Protocol):
     def script_variables(self, plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
         """What the template is rendered with, all of it used there. `script`: where it will lie."""
 
-    def submit_command(self, submission: Submission) -> list[str]: ...
+    def submit_command(self, submission: Submission, run: Run = run_command) -> list[str]:
+        """Raises CommandError where these are another scheduler's commands, or too few nodes are left to run on."""
 
     def parse_submit(self, output: str) -> str:
         """The job id; ValueError where there is none."""
