@@ -30,7 +30,7 @@ def directives(plan: JobPlan, script: Path) -> list[str]:
     return [
         f"-N {_name(plan.name)}",
         f"-l select={plan.job_nodes}:{_chunk(plan)}",
-        "-l place=scatter",
+        *([] if any("place=" in word for word in plan.submit_args) else ["-l place=scatter"]),
         *[f"{flag} {_quoted(value)}" for flag, value in optional.items() if value is not None],
         "-r y",
         "-S /bin/bash",

@@ -7,6 +7,7 @@ library: node agents use it too.
 from __future__ import annotations
 
 import enum
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -112,6 +113,11 @@ def scheduler(name: str) -> Scheduler:
     module, class_name = _CLASSES[name]
     instance: Scheduler = getattr(import_module(module), class_name)()
     return instance
+
+
+def array_of(job_id: str) -> str:
+    """The id of the whole array, for that of an element: `12` for Slurm's `12_3`, `12[].server` for `12[3].server`."""
+    return re.sub(r"\[\d+\]", "[]", job_id.partition("_")[0])
 
 
 def agent_command(plan: JobPlan) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hpc_det.config.merge import Tree
 from hpc_det.errors import HpcDetError
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.schedulers.scheduler import JobState, JobStatus
+from hpc_det.schedulers.scheduler import JobState, JobStatus, array_of
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
 from hpc_det.search.sample import Sample
@@ -86,7 +86,7 @@ class ExperimentView:
     def job_ids(self) -> list[str]:
         """Of its jobs and arrays, and of jobs that somebody started with a script by hand and that have not left."""
         submitted = [job.job_id for job in self.jobs]
-        by_hand = (job for job in self.search.present.values() if job.partition("_")[0] not in submitted)
+        by_hand = (job for job in self.search.present.values() if array_of(job) not in submitted)
         return list(dict.fromkeys([*submitted, *by_hand]))
 
     def settled(self) -> ExperimentState | None:
