@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import slurm
+from tests.lab.pbs_fixture import pbs_lab as pbs_lab
 from tests.leaks import LeakCheck
 
 # A rank that is alone takes a thread for each core, and where others want the cores, too, its threads mostly spin.
