@@ -301,8 +301,14 @@ def test_what_only_one_submission_wants_stands_on_its_command_line(changes: dict
 def test_torque_and_the_commands_that_slurm_brings_are_refused(answer: str) -> None:
     with pytest.raises(CommandError, match="neither PBS Pro nor OpenPBS"):
         submit(lambda command: answer)
-    with pytest.raises(CommandError, match="neither PBS Pro nor OpenPBS"):
+
+
+def test_a_qstat_that_knows_no_version_is_refused_and_an_absent_one_is_said_to_be_absent(stub: Stub) -> None:
+    with pytest.raises(CommandError, match="not found on PATH"):
         submit(refused)
+    stub("qstat", "echo 'Unknown option: version' >&2; exit 2")
+    with pytest.raises(CommandError, match="neither PBS Pro nor OpenPBS"):
+        submit(run_command)
 
 
 # --- nodes that are excluded
