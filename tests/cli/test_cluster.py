@@ -77,4 +77,4 @@ def test_without_a_scheduler_there_is_nothing_to_detect(
 
 
 def test_an_unknown_profile_is_told_with_the_known_ones(hpc_det: Command) -> None:
-    assert "known: local, slurm" in hpc_det("cluster", "show", "atlas").err
+    assert "known: local, pbs, slurm" in hpc_det("cluster", "show", "atlas").err
