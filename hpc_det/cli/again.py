@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 
 import click
@@ -13,10 +14,14 @@ from hpc_det.cli.parameters import Choices
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find
 from hpc_det.errors import UsageError
+from hpc_det.schedulers.shared_answers import ASK_S
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.submit.again import go_on, stored
-from hpc_det.view.state import ExperimentView
+from hpc_det.submit.again import go_on, stored, submit_again
+from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.watch import state
+
+LEAVE_S = 60.0
+"""How long `activate` waits for trials that still save."""
 
 
 def continue_(experiment: ExperimentFolder, overrides: Sequence[str], *, follow: bool) -> None:
@@ -31,6 +36,20 @@ def continue_(experiment: ExperimentFolder, overrides: Sequence[str], *, follow:
     click.echo(f"Continued experiment {experiment.id}: {trials} trial{'s' * (trials > 1)}")
     if follow:
         show(experiment)
+
+
+def activate(experiment: ExperimentFolder) -> None:
+    """Raises UsageError for an experiment that is not paused, or whose trials have not left within a minute."""
+    view = ExperimentView(experiment)
+    if not view.search.paused:
+        raise UsageError(f"experiment {experiment.id} is {state(view).value}; only a paused one can be activated")
+    end = time.monotonic() + LEAVE_S
+    while (found := state(view)) is not ExperimentState.PAUSED:
+        if time.monotonic() > end:
+            raise UsageError(f"experiment {experiment.id} is still {found.value}: its trials save; try again later")
+        time.sleep(ASK_S)
+    trials = submit_again(experiment)
+    click.echo(f"Activated experiment {experiment.id}: {trials} trial{'s' * (trials > 1)}")
 
 
 def fork(experiment: ExperimentFolder, overrides: Sequence[str], cluster: str | None, choices: Choices) -> None:

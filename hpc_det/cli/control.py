@@ -11,7 +11,7 @@ from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.scheduler import JobState, Scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.stop import request_stop
+from hpc_det.store.stop import Reason, request_stop
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.watch import POLL_S, ask_every_s, state
 
@@ -19,17 +19,40 @@ KILL_WAIT_S = 40.0
 """Slurm itself waits KillWait, 30 s by default, between TERM and KILL (slurm.conf(5))."""
 
 
+def pause(experiment: ExperimentFolder) -> str:
+    """Have the trials of an experiment save and leave their nodes, until `activate`; what was done, in a sentence.
+
+    Raises HpcDetError where it has ended already.
+    """
+    view, search = _still_there(experiment)
+    if view.search.paused:
+        return f"Experiment {experiment.id} was paused before, by {view.search.paused}"
+    search.pause(getpass.getuser())
+    _stop_trials(experiment, search, "pause")
+    _withdraw_jobs(view)
+    return f"Paused experiment {experiment.id}; go on with `hpc-det experiment activate {experiment.id}`"
+
+
+def cancel(experiment: ExperimentFolder) -> str:
+    """Have the trials of an experiment save and end; what was done, in a sentence.
+
+    Raises HpcDetError where it has ended already.
+    """
+    view, search = _still_there(experiment)
+    search.cancel(getpass.getuser())
+    _stop_trials(experiment, search, "cancel")
+    _withdraw_jobs(view)
+    return f"Canceled experiment {experiment.id}: its trials save and end"
+
+
 def kill(experiment: ExperimentFolder) -> str:
     """End all trials and jobs of the experiment without saving; what came of it, in a sentence.
 
     Raises HpcDetError where it has ended already, or does not end.
     """
-    view = ExperimentView(experiment)
-    found = state(view)
-    if found.is_final:
-        raise HpcDetError(f"experiment {experiment.id} has ended already: {found.value}")
-    search = SearchJournal(experiment)
-    _request(experiment, search, getpass.getuser())
+    view, search = _still_there(experiment)
+    search.cancel(getpass.getuser())
+    _stop_trials(experiment, search, "kill")
     _cancel_jobs(view)
     for worker, job in tuple(search.state().present.items()):
         search.lose(worker, job)
@@ -39,13 +62,28 @@ def kill(experiment: ExperimentFolder) -> str:
     return f"Experiment {experiment.id} ended by itself just now: {found.value}"
 
 
-def _request(experiment: ExperimentFolder, search: SearchJournal, source: str) -> None:
-    """Nobody gets work any more, and who has some is to stop."""
-    search.cancel(source)
+def _still_there(experiment: ExperimentFolder) -> tuple[ExperimentView, SearchJournal]:
+    """Raises HpcDetError where the experiment has ended."""
+    view = ExperimentView(experiment)
+    if (found := state(view)).is_final:
+        raise HpcDetError(f"experiment {experiment.id} has ended already: {found.value}")
+    return view, SearchJournal(experiment)
+
+
+def _stop_trials(experiment: ExperimentFolder, search: SearchJournal, reason: Reason) -> None:
+    """Those that somebody has. Nobody gets another one: the search was told before."""
     for work in search.state().open.values():
         trial = experiment.trial(work.trial)
         trial.create()  # its worker may be about to
-        request_stop(trial.stop, attempt=None, reason="kill", source=source)
+        request_stop(trial.stop, attempt=None, reason=reason, source=getpass.getuser())
+
+
+def _withdraw_jobs(view: ExperimentView) -> None:
+    """What waits in the queue has nothing to do any more. What runs leaves by itself."""
+    view.look()
+    for job in view.jobs[:1]:
+        for job_id in view.job_ids():
+            schedulers.scheduler(job.scheduler).withdraw(job_id, run_command)
 
 
 def _cancel_jobs(view: ExperimentView) -> None:

@@ -39,7 +39,7 @@ def _record(view: ExperimentView, state: ExperimentState) -> Record:
         "id": view.id,
         "name": plan.name,
         "state": state.value,
-        "why": view.why_not_completed(state) if state in _UNWANTED else None,
+        "why": _why(view, state),
         "folder": str(view.folder.path),
         "entrypoint": view.config["entrypoint"],
         "searcher": view.config["searcher"],
@@ -53,6 +53,14 @@ def _record(view: ExperimentView, state: ExperimentState) -> Record:
         "trial_counts": known.pop("trials"),
         **known,
     }
+
+
+def _why(view: ExperimentView, state: ExperimentState) -> str | None:
+    if state is ExperimentState.QUEUED:
+        return view.waits_for
+    if state is ExperimentState.PAUSED:
+        return f"by {view.search.paused}"
+    return view.why_not_completed(state) if state in _UNWANTED else None
 
 
 _UNWANTED = (ExperimentState.ERROR, ExperimentState.CANCELED)

@@ -202,6 +202,48 @@ def fork(experiment: ExperimentFolder, overrides: tuple[str, ...], cluster: str 
 
 @experiment.command()
 @experiment_argument
+def pause(experiment: ExperimentFolder) -> None:
+    """Have the trials of an experiment save, and free their nodes until `activate`.
+
+    \b
+    Example:
+      hpc-det experiment pause 12
+    """
+    from hpc_det.cli import control
+
+    click.echo(control.pause(experiment))
+
+
+@experiment.command()
+@experiment_argument
+def activate(experiment: ExperimentFolder) -> None:
+    """Go on with an experiment that was paused.
+
+    \b
+    Example:
+      hpc-det experiment activate 12
+    """
+    from hpc_det.cli import again
+
+    again.activate(experiment)
+
+
+@experiment.command()
+@experiment_argument
+def cancel(experiment: ExperimentFolder) -> None:
+    """End an experiment after another checkpoint of each of its trials.
+
+    \b
+    Example:
+      hpc-det experiment cancel 12
+    """
+    from hpc_det.cli import control
+
+    click.echo(control.cancel(experiment))
+
+
+@experiment.command()
+@experiment_argument
 def kill(experiment: ExperimentFolder) -> None:
     """End an experiment now, with all its trials and jobs, without another checkpoint.
 

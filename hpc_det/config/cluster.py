@@ -28,6 +28,9 @@ PreemptMode: TypeAlias = Annotated[
     Expected("what becomes of preempted jobs: off (there are none), requeue, cancel or suspend"),
 ]
 
+GpuFlag: TypeAlias = Annotated[
+    Literal["gpus-per-node", "gres", "tres-per-node"], Expected("gpus-per-node, gres or tres-per-node")
+]
 StartAgents: TypeAlias = Annotated[Literal["pbsdsh", "pbs_tmrsh", "mpiexec"], Expected("pbsdsh, pbs_tmrsh or mpiexec")]
 Resume: TypeAlias = Annotated[
     Literal["auto", "requeue", "rerun", "successor", "resubmit", "chain"],
@@ -78,8 +81,10 @@ class Cluster(Section):
     slot_type: SlotType = Field(description="gpu or cpu.")
     max_nodes: MaxNodes | None = Field(default=None, description="How many nodes a job can have.")
     resource_pool: OptionalText = Field(default=None, description="The pool where an experiment names none.")
-    gpu_flag: Annotated[Literal["gpus-per-node", "gres"], Expected("gpus-per-node or gres")] = Field(
-        default="gpus-per-node", description="How sbatch is asked for GPUs: gpus-per-node or gres."
+    gpu_flag: Annotated[
+        Literal["gpus-per-node", "gres", "tres-per-node"], Expected("gpus-per-node, gres or tres-per-node")
+    ] = Field(
+        default="gpus-per-node", description="How sbatch is asked for GPUs: gpus-per-node, gres or tres-per-node."
     )
     gpu_type: GpuType | None = Field(default=None, description="Such as a100, where the site has several.")
     cpus_per_slot: Positive = Field(default=1, description="CPUs that a job asks for with each slot.")

@@ -111,7 +111,7 @@ class Attempts:
         if attempt is None:
             return
         stop = read_stop(self._trial.stop, attempt)
-        cause = Cause.NODE_LOST if stop is None else Cause.CANCELLED if stop.reason != "signal" else Cause.PREEMPTED
+        cause = Cause.NODE_LOST if stop is None else _CAUSES.get(stop.reason, Cause.PREEMPTED)
         self._end(attempt, cause, None)
 
     def _attempt(self, number: int) -> Decision:
@@ -161,8 +161,8 @@ class Attempts:
 
     def _stop_cause(self, stop: StopRequest | None) -> Cause:
         """`stop` None: the ranks heard of it, and the shared folder does not show it here yet."""
-        if stop and stop.reason != "signal":
-            return Cause.CANCELLED
+        if stop and stop.reason in _CAUSES:
+            return _CAUSES[stop.reason]
         return self._scheduler.stop_cause(self._plan, os.environ, stop.time if stop else time.time(), run_command)
 
     def _end(self, number: int, cause: Cause, failure: Failure | None) -> Decision:
@@ -199,6 +199,14 @@ class Attempts:
 
 _ENDS = {"finished": Cause.FINISHED, "waiting": Cause.WAITING}
 """By what rank 0 wrote; otherwise it was stopped."""
+
+_CAUSES = {
+    "time limit": Cause.TIME_LIMIT,
+    "pause": Cause.PAUSED,
+    "cancel": Cause.CANCELLED,
+    "kill": Cause.CANCELLED,
+}
+"""By the reason of a stop request. What a signal means, only the scheduler knows."""
 
 
 def _unexplained(code: int) -> str:

@@ -1,8 +1,8 @@
 """The job: the batch script's process on the first node. It is one worker, or several that share the allocation.
 
-    python3 -m hpc_det.launch.job EXPERIMENT_FOLDER FIRST WORKERS -- COMMAND THAT STARTS ONE AGENT PER NODE
+    python3 -m hpc_det.launch.job EXPERIMENT_FOLDER SCRIPT -- COMMAND THAT STARTS ONE AGENT PER NODE
 
-FIRST is the number of the first worker of its array; each element of the array has WORKERS of them.
+SCRIPT is the number of its script. Which workers its jobs are stands beside it (`plan.job_plan.JobArray`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from pathlib import Path
 
 from hpc_det.launch.log_lines import say
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.launch.way_back import WayBack
 from hpc_det.launch.worker import GAVE_UP, WANTS_REQUEUE, Worker
-from hpc_det.plan.job_plan import JobPlan
+from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.process import adopt_orphans, children, ends_with_parent
-from hpc_det.schedulers.command import CommandError, run_command
+from hpc_det.schedulers.command import CommandError
 from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.folders import ExperimentFolder
@@ -30,12 +31,14 @@ ORPHANS_POLL_S = 0.1
 
 
 class Job:
-    def __init__(self, experiment: ExperimentFolder, first: int, workers: int, start_agents: list[str]) -> None:
+    def __init__(self, experiment: ExperimentFolder, script: int, start_agents: list[str]) -> None:
         self._experiment = experiment
         self._plan = JobPlan.of(experiment)
         self._scheduler = scheduler(self._plan.scheduler)
-        start = first + self._scheduler.array_index(os.environ) * workers
-        self._workers = range(start, start + workers)
+        self._way_back = WayBack(experiment, script)
+        array = JobArray.of(experiment, script)
+        start = array.first + self._scheduler.array_index(os.environ) * array.workers_each
+        self._workers = range(start, start + array.workers_each)
         self._start_agents = start_agents
         self._told: set[int] = set()
         """Processes without their worker that were told to end."""
@@ -44,13 +47,23 @@ class Job:
 
     def run(self) -> int:
         """0 when nothing is left to do or the job is back in the queue, 1 after a trial that was given up."""
+        if self._has_nothing_to_do():
+            self._way_back.leave()
+            return 0
+        self._way_back.begin()
         if len(self._workers) == 1:
             codes = [Worker(self._experiment, self._workers[0], self._start_agents).run()]
         else:
             codes = self._run_side_by_side()
         if WANTS_REQUEUE in codes:
-            return self._requeue()
+            return self._come_back()
+        self._way_back.leave()
         return GAVE_UP if any(codes) else 0
+
+    def _has_nothing_to_do(self) -> bool:
+        """Another job did it all for the same workers: a successor, or a start by hand, that came too late."""
+        search = SearchJournal(self._experiment).state()
+        return search.rests and not set(self._workers) & search.open.keys()
 
     def _run_side_by_side(self) -> list[int]:
         """A process for each worker. What signals this process hears, they hear."""
@@ -94,13 +107,16 @@ class Job:
             process.send_signal(heard)
         return process
 
-    def _requeue(self) -> int:
+    def _come_back(self) -> int:
         try:
-            self._scheduler.requeue(self._scheduler.job_id(os.environ), run_command)
+            next_job = self._way_back.take()
         except CommandError as error:
             say(f"could not go back into the queue: {error}")
             self._note(str(error))
             return GAVE_UP
+        search = SearchJournal(self._experiment)
+        for number in set(self._workers) & search.state().open.keys():
+            search.move(number, next_job)
         return 0
 
     def _note(self, problem: str) -> None:
@@ -118,10 +134,10 @@ def _begins() -> None:
 
 
 def main(argv: list[str]) -> int:
-    folder, first, workers, separator, *start_agents = argv
+    folder, script, separator, *start_agents = argv
     assert separator == "--"
     adopt_orphans()
-    return Job(ExperimentFolder(Path(folder)), int(first), int(workers), start_agents).run()
+    return Job(ExperimentFolder(Path(folder)), int(script), start_agents).run()
 
 
 if __name__ == "__main__":

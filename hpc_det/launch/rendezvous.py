@@ -10,7 +10,7 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ from hpc_det.store.files import read_json, write_json
 
 WAIT_S = 300.0
 """Nodes of one job may start minutes apart: prologs, cold file systems."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0
+"""Between two looks at the shared folder; thousands of nodes may wait for one that is late."""
 _LOWEST_PORT = 15000
 
 
@@ -41,14 +43,24 @@ def publish(path: Path, host: str) -> Rendezvous:
 def await_rendezvous(path: Path, deadline_s: float = WAIT_S) -> Rendezvous:
     """The other nodes: read what node 0 published. Raises HpcDetError after `deadline_s`."""
     end = time.monotonic() + deadline_s
-    while time.monotonic() < end:
+    for pause in pauses():
         with suppress(FileNotFoundError):
             os.listdir(path.parent)  # NFS believes for up to a minute that a name is not there; a listing refreshes it
         data = read_json(path)
         if data is not None:
             return Rendezvous(**data)
-        time.sleep(0.05)
+        if time.monotonic() + pause > end:
+            break
+        time.sleep(pause)
     raise HpcDetError(f"{path}: node 0 published no rendezvous in {deadline_s:.0f} s; do all nodes see this folder?")
+
+
+def pauses() -> Iterator[float]:
+    """Between the looks of one node; those of all nodes do not come at the same moment."""
+    longest = FIRST_PAUSE_S
+    while True:
+        yield random.uniform(longest / 2, longest)
+        longest = min(1.5 * longest, LONGEST_PAUSE_S)
 
 
 def free_port() -> int:

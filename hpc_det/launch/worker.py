@@ -24,12 +24,13 @@ from hpc_det.process import adopt_orphans, end_descendants
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.scheduler import JobState, scheduler
+from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
-from hpc_det.store.stop import request_stop
+from hpc_det.store.stop import Reason, request_stop
 
 DONE, GAVE_UP, WANTS_REQUEUE = 0, 1, 75
 """Exit codes. The last is EX_TEMPFAIL of sysexits.h: try again later."""
@@ -74,6 +75,8 @@ class Worker:
             action = self._train(work)
             if action is Action.REQUEUE:
                 return WANTS_REQUEUE
+            if action is Action.PAUSE:
+                self._search.lose(self._number, self._job_id)
             work = self._after(work.trial, action) or self._left_by_others()
         self._search.leave(self._number)
         self._say("nothing is left to do here")
@@ -90,7 +93,7 @@ class Worker:
         others = {
             number: job for number, job in search.present.items() if number in search.open.keys() - {self._number}
         }
-        if not others or search.cancelled or self._is_cancelled:
+        if not others or search.rests or self._is_cancelled:
             return None
         states = self._states(sorted(set(others.values())))
         lost = {number: job for number, job in others.items() if states[job] is JobState.ENDED}
@@ -100,14 +103,18 @@ class Worker:
         return self._search.ask(self._number, self._job_id) if lost else None
 
     def _states(self, job_ids: list[str]) -> dict[str, JobState]:
-        return {job: status.state for job, status in self._scheduler.status(job_ids, run_command).items()}
+        """As somebody of this user's has heard just now: many workers may want to know at the same moment."""
+        answers = SharedAnswers(self._experiment.store().root, self._scheduler)
+        return {job: status.state for job, status in answers.status(job_ids, run_command).items()}
 
     def _train(self, work: Work) -> Action:
         trial = self._experiment.trial(work.trial)
         self._say(f"trial {work.trial}" + (f" until {work.until}" if work.until is not None else ""))
         refusal = _refusal(trial, self._search)
-        if self._search.state().cancelled:  # by somebody who may not have seen this trial
-            request_stop(trial.stop, attempt=None, reason="kill", source="the experiment was cancelled")
+        search = self._search.state()
+        if search.cancelled or search.paused:  # by somebody who may not have seen this trial
+            reason: Reason = "kill" if search.cancelled else "pause"
+            request_stop(trial.stop, attempt=None, reason=reason, source=search.cancelled or search.paused or "")
         with _printed_to(trial.job_log):
             attempts = Attempts(trial, self._number, self._start_agents, self._signals)
             return attempts.refuse(refusal) if refusal else attempts.run()

@@ -22,6 +22,11 @@ class JobArray:
     at_once: int | None = None
     """How many of its jobs may run at the same time; None: as many as the scheduler lets."""
 
+    @classmethod
+    def of(cls, experiment: ExperimentFolder, script: int) -> JobArray:
+        """As it was written down at the submission."""
+        return cls(**json.loads(experiment.array(script).read_text(encoding="utf-8")))
+
     @property
     def workers(self) -> int:
         return self.count * self.workers_each
@@ -67,7 +72,7 @@ class JobPlan:
     signal_lead_s: int
     """How long before the time limit the scheduler warns."""
     gpu_flag: str
-    """The site's dialect for GPUs: gpus-per-node or gres."""
+    """The site's dialect for GPUs: gpus-per-node, gres or tres-per-node."""
     gpu_type: str | None
     mem_per_node: str | None
     submit_args: tuple[str, ...]

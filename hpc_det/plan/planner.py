@@ -56,7 +56,7 @@ def plan_jobs(
         mpi_launcher=tuple(cluster.mpi_launcher),
         network_interface=cluster.dtrain_network_interface,
         grace_time_s=cluster.grace_time_s,
-        resume=way_back(cluster, place),
+        resume=way_back(cluster, place) if cluster.has_queue else "requeue",
         chain_length=cluster.chain_length,
         health_checks=cluster.health_checks,
         exclude_nodes_for_min=cluster.exclude_nodes_for_min,
@@ -74,9 +74,11 @@ def way_back(cluster: Cluster, place: Placement) -> str:
     A successor starts 1 s after the job before it; Slurm holds a requeued job back for 2 min (measured), and PBS lets
     nobody requeue a job of their own. One for each element of an array would fill the queue twice.
     """
-    if cluster.resume != "auto":
-        return "requeue" if cluster.resume == "rerun" else cluster.resume
     in_arrays = any(array.count > 1 for array in place.arrays)
+    if cluster.resume == "rerun" or (cluster.resume == "chain" and in_arrays):
+        return "requeue"
+    if cluster.resume != "auto":
+        return cluster.resume
     match cluster.scheduler, cluster.nodes_can_submit, in_arrays:
         case "slurm", True, False:
             return "successor"

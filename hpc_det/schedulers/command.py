@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hpc_det.errors import HpcDetError
 
@@ -22,10 +23,12 @@ class CommandError(HpcDetError):
         """What a command that failed has printed before: qstat answers for some jobs and fails for others."""
 
 
-def run_command(command: Sequence[str]) -> str:
-    """The stdout of `command`."""
+def run_command(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+    """The stdout of `command`, run in `env`; None: in that of this process."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL, env=env
+        )
     except FileNotFoundError:
         raise CommandError(
             f"{command[0]}: not found on PATH; run this on a login node of the cluster, or choose --cluster local"
@@ -36,3 +39,15 @@ def run_command(command: Sequence[str]) -> str:
         said = (done.stderr.strip() or done.stdout.strip() or "without a word").replace("\n", "; ")
         raise CommandError(f"{command[0]}: refused with exit code {done.returncode}: {said}", done.stdout)
     return done.stdout
+
+
+def outside_any_job(env: Mapping[str, str], python: str | None = None) -> dict[str, str]:
+    """`env` for a submission. Variables of a job that we run in would reach sbatch as options (sbatch(1), INPUT
+    ENVIRONMENT VARIABLES), and the folder of `python`, which each job puts before the PATH, would be there once more
+    for each job after the other.
+    """
+    of_site = ("SLURM_CONF", "PBS_CONF_FILE", "PBS_EXEC", "PBS_HOME", "PBS_SERVER", "PBS_DEFAULT")
+    outside = {n: value for n, value in env.items() if n in of_site or not n.startswith(("SLURM_", "PBS_"))}
+    if python and "PATH" in outside:
+        outside["PATH"] = outside["PATH"].removeprefix(f"{os.path.dirname(python)}:")
+    return outside

@@ -33,7 +33,7 @@ class Local:
 
     def script_variables(self, plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
         return {
-            **common_variables(plan, array),
+            **common_variables(plan, script),
             "agent": agent_command(plan),
             "folder": shlex.quote(plan.folder),
             "job_log": shlex.quote(str(job_log(script))),
@@ -58,6 +58,9 @@ class Local:
             with suppress(ProcessLookupError):  # it may end just now
                 os.kill(job.pid, signal.SIGTERM)
 
+    def withdraw(self, job_id: str, run: Run) -> None:
+        """There is no queue."""
+
     def release(self, job_id: str, run: Run) -> None:
         """Nothing is ever held back here."""
 
@@ -76,6 +79,9 @@ class Local:
 
     def node_rank(self, env: Mapping[str, str]) -> int:
         return 0
+
+    def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
+        """There is no other host."""
 
     def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
         return None

@@ -78,6 +78,9 @@ class Scheduler(Protocol):
 
     def cancel(self, job_id: str, run: Run) -> None: ...
 
+    def withdraw(self, job_id: str, run: Run) -> None:
+        """Take a job, or the elements of an array, out of the queue; what runs already goes on."""
+
     def release(self, job_id: str, run: Run) -> None:
         """Let a requeued job start now."""
 
@@ -90,6 +93,9 @@ class Scheduler(Protocol):
         """The environment of the worker at this place among those that share an allocation, from 0."""
 
     def node_rank(self, env: Mapping[str, str]) -> int: ...
+
+    def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
+        """Keep a job that waits in the queue, or is requeued, away from these hosts."""
 
     def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
         """When the job that `env` belongs to is out of time, in seconds since the epoch; None: never, or unknown."""
@@ -127,17 +133,16 @@ def agent_command(plan: JobPlan) -> str:
     return shlex.join([*python, "-m", "hpc_det.launch.agent"])
 
 
-def common_variables(plan: JobPlan, array: JobArray) -> dict[str, object]:
+def common_variables(plan: JobPlan, script: Path) -> dict[str, object]:
     """What every template shows."""
     return {
         "title": f"experiment {plan.experiment_id}: {plan.name}",
         "modules": [f"module load {shlex.quote(module)} || exit" for module in plan.modules],
         "setup": list(plan.setup),
         "python_folder": shlex.quote(plan.python.rpartition("/")[0]),
-        "job": _job_command(plan, array),
+        "job": _job_command(plan, script),
     }
 
 
-def _job_command(plan: JobPlan, array: JobArray) -> str:
-    workers = [str(array.first), str(array.workers_each)]
-    return shlex.join([plan.python, "-m", "hpc_det.launch.job", plan.folder, *workers])
+def _job_command(plan: JobPlan, script: Path) -> str:
+    return shlex.join([plan.python, "-m", "hpc_det.launch.job", plan.folder, script.stem])

@@ -46,9 +46,20 @@ STATES = {
     "PREEMPTED": JobState.ENDED,
 }
 _ORDER = (JobState.RUNNING, JobState.HELD, JobState.QUEUED, JobState.UNKNOWN, JobState.ENDED)
+# squeue(1), JOB REASON CODES, as far as somebody has to act. slurm.conf(5), MaxBatchRequeue: 5 by default.
+_REASONS = {
+    "JobHeldAdmin": "JobHeldAdmin: held by the site, also after too many requeues; ask it for `scontrol release`",
+    "JobHeldUser": "JobHeldUser: let it go with `scontrol release`",
+    "launch failed requeued held": "launch failed requeued held: its node is ill; then `scontrol release`",
+}
 REQUEUE_SETTLES_S = 3.0
 SIGNAL_EARLY_S = 60.0
 """`--signal` may come up to 60 s earlier than asked (sbatch(1))."""
+_GPU_FLAGS = {
+    "gpus-per-node": "--gpus-per-node={}",
+    "gres": "--gres=gpu:{}",
+    "tres-per-node": "--tres-per-node=gres/gpu:{}",
+}
 _TWO_WORDS = re.compile(r"(-\w|--[\w-]+)\s+\S")
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
@@ -59,7 +70,7 @@ class Slurm:
 
     def script_variables(self, plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
         return {
-            **common_variables(plan, array),
+            **common_variables(plan, script),
             "directives": [*map(_quoted, directives(plan, array, script)), *_own_line(plan.submit_args)],
             "srun": shlex.join(_srun(plan, array)),
             "agent": agent_command(plan),
@@ -97,6 +108,9 @@ class Slurm:
     def cancel(self, job_id: str, run: Run) -> None:
         run(["scancel", job_id])
 
+    def withdraw(self, job_id: str, run: Run) -> None:
+        run(["scancel", "--state=PENDING", job_id])
+
     def release(self, job_id: str, run: Run) -> None:
         """Not before the requeue has settled: a job that starts in the same second fails with a revoked credential."""
         requeued = _time(_shown(job_id, run).get("SubmitTime"))
@@ -119,6 +133,10 @@ class Slurm:
 
     def node_rank(self, env: Mapping[str, str]) -> int:
         return int(env["SLURM_NODEID"])
+
+    def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
+        if hosts:
+            run(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(hosts)}"])
 
     def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
         if plan.time_limit_min is None:  # the partition's own limit, if any, comes with the warning signal
@@ -226,7 +244,7 @@ def _status(job_id: str, state: str, reason: str) -> JobStatus:
     # A requeued job waits for cred_expire + 1 = 121 s with this reason (slurmctld, batch_requeue_fini).
     if found is JobState.QUEUED and reason == "BeginTime":
         return JobStatus(JobState.HELD, reason, held=(job_id,))
-    return JobStatus(found, reason)
+    return JobStatus(found, _REASONS.get(reason, reason))
 
 
 def _array(array: JobArray) -> list[str]:
@@ -255,7 +273,7 @@ def _gpus(plan: JobPlan, slots: int) -> list[str]:
     if plan.slot_type != "gpu":
         return []
     count = f"{plan.gpu_type}:{slots}" if plan.gpu_type else str(slots)
-    return [f"--gres=gpu:{count}" if plan.gpu_flag == "gres" else f"--gpus-per-node={count}"]
+    return [_GPU_FLAGS[plan.gpu_flag].format(count)]
 
 
 def _quoted(flag: str) -> str:

@@ -117,6 +117,18 @@ class SearchJournal:
         """This job is gone. Nothing changes where the worker is another one meanwhile."""
         self._write("lost", worker=worker, job=job)
 
+    def move(self, worker: int, job: str) -> None:
+        """Another job, which may wait in the queue yet, goes on with what the worker has."""
+        self._write("moved", worker=worker, job=job)
+
+    def pause(self, source: str) -> None:
+        """Nobody gets work until `activate`. `source`: who wants that."""
+        self._write("paused", source=source)
+
+    def activate(self) -> None:
+        """There is work again."""
+        self._write("activated")
+
     def cancel(self, source: str) -> None:
         """Nobody gets work any more. `source`: who wants that."""
         self._write("cancelled", source=source)

@@ -11,6 +11,9 @@ to stay alive, and a decision cannot be lost or taken twice.
 {"event": "lost", "worker": 5, "job": "4711_5"}                  this job is gone, its work is to be done again
 {"event": "sampled", "trial": 8, "sample": {...}}                a trial's hyperparameters, where others choose them
 {"event": "left", "worker": 3}                                   a worker has ended, and wrote all that it had to
+{"event": "moved", "worker": 3, "job": "4713"}                   another job goes on with what the worker has
+{"event": "paused", "source": "ada"}                             no work until somebody wants that again
+{"event": "activated"}                                           somebody does
 {"event": "cancelled", "source": "ada"}                          no work any more
 {"event": "continued", "trials": [7]}                            work again, and trials that failed get another chance
 """
@@ -61,6 +64,9 @@ class SearchState:
     cancelled: str | None = None
     """By whom."""
 
+    paused: str | None = None
+    """By whom."""
+
     workers: int = 0
     """How many were ever submitted; their numbers begin with 0."""
 
@@ -100,10 +106,16 @@ class SearchState:
                 self.samples.setdefault(trial, sample)
             case {"event": "left", "worker": worker}:
                 self.present.pop(worker, None)
+            case {"event": "moved", "worker": worker, "job": job} if worker in self.open:
+                self.present[worker] = job
+            case {"event": "paused", "source": source} if not self.finished:
+                self.paused = source
+            case {"event": "activated"}:
+                self.paused = None
             case {"event": "cancelled", "source": source}:
                 self.cancelled = source if self.cancelled is None and not self.finished else self.cancelled
             case {"event": "continued", "trials": trials}:
-                self.cancelled = None
+                self.cancelled = self.paused = None
                 for trial in trials:
                     self._reopen(trial)
 
@@ -113,6 +125,11 @@ class SearchState:
         if self.cancelled is not None:
             return True
         return not self.open and (self.method.finished or (self.given_up is not None and self._next_work() is None))
+
+    @property
+    def rests(self) -> bool:
+        """Nobody gets work: all is done, or somebody wants a pause."""
+        return self.finished or self.paused is not None
 
     @property
     def given_up(self) -> str | None:
@@ -199,7 +216,7 @@ class SearchState:
             self._relied_on = max(self._relied_on - 1, 0)
 
     def _give(self, worker: int, work: Work | None) -> None:
-        if work is None or self.cancelled:
+        if work is None or self.cancelled or self.paused:
             return
         self.method.start(work)
         self.open[worker] = work

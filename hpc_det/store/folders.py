@@ -11,6 +11,8 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
                code/             what the jobs import           "
                submitit/         submitit's own files           "
                jobs/1.sh, 1.json a script, and the job's id     "
+               jobs/1.array.json which workers its jobs are     "
+               jobs/1-0.next.json the jobs that wait for its end the job
                jobs/1.log        what its jobs print            the jobs
                search/           the search's journal           all workers
                sweep/            of a Hydra app: see hpc_det.sweep.files
@@ -195,6 +197,17 @@ class ExperimentFolder:
     def script(self, number: int = 1) -> Path:
         """What the scheduler was given, `number` from 1: one script for each call."""
         return self.jobs / f"{number}.sh"
+
+    def array(self, number: int = 1) -> Path:
+        """Which workers the jobs of script `number` are: a `plan.job_plan.JobArray`."""
+        return self.jobs / f"{number}.array.json"
+
+    def next_jobs(self, number: int, index: int) -> Path:
+        """{"jobs": [ids]}: element `index` of script `number`, and what waits for its end, one for the other."""
+        return self.jobs / f"{number}-{index}.next.json"
+
+    def all_next_jobs(self) -> list[Path]:
+        return sorted(self.jobs.glob("*.next.json"))
 
     def job(self, number: int = 1) -> Path:
         """The scheduler's id of it, written right after the submission."""

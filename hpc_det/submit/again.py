@@ -66,6 +66,19 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
     return left.count
 
 
+def submit_again(experiment: ExperimentFolder) -> int:
+    """Submit jobs for what a paused experiment has not done; for how many trials. Nothing of it may run any more."""
+    found = stored(experiment, [])
+    left = _Left.of(experiment)
+    jobs = prepare_jobs(found, experiment, left.count, worker=left.next_worker, script=left.next_script)
+    write_jobs(jobs, experiment)
+    left.search.activate()
+    for trial in experiment.trials():
+        trial.stop.unlink(missing_ok=True)
+    queue_jobs(jobs, experiment, left.search)
+    return left.count
+
+
 @dataclass(frozen=True)
 class _Left:
     """What the search of an experiment has not done."""
@@ -93,7 +106,15 @@ class _Left:
         closed = sum(state.method.is_closed(number) for number in state.trials if number not in again)
         count = max(state.method.trials_expected + state.replaced - closed, 1)
         # A script that was refused is no job; the next one takes its number.
-        return cls(search, again, count, state.workers, len(list(experiment.jobs.glob("*.json"))) + 1)
+        return cls(search, again, count, state.workers, _submitted(experiment) + 1)
+
+
+def _submitted(experiment: ExperimentFolder) -> int:
+    """How many scripts became jobs."""
+    number = 0
+    while experiment.job(number + 1).exists():
+        number += 1
+    return number
 
 
 def _reopen(experiment: ExperimentFolder, left: _Left) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from submitit.core import core, utils
 
-from hpc_det.schedulers.command import CommandError, run_command
+from hpc_det.schedulers.command import CommandError, outside_any_job, run_command
 from hpc_det.schedulers.scheduler import JobState, Scheduler, Submission, scheduler
 
 
@@ -87,13 +87,11 @@ class GangExecutor(core.PicklingExecutor):
 
 @contextlib.contextmanager
 def _outside_any_job() -> Iterator[None]:
-    """Variables of a job that we run in would reach sbatch as options (sbatch(1), INPUT ENVIRONMENT VARIABLES)."""
-    inherited = {
-        name: value for name, value in os.environ.items() if name.startswith("SLURM_") and name != "SLURM_CONF"
-    }
-    for name in inherited:
+    """submitit runs sbatch in the environment of this process."""
+    before = dict(os.environ)
+    for name in before.keys() - outside_any_job(before).keys():
         del os.environ[name]
     try:
         yield
     finally:
-        os.environ.update(inherited)
+        os.environ.update(before)

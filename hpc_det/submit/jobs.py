@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpc_det.errors import UsageError
@@ -54,25 +54,38 @@ def write_jobs(jobs: Jobs, folder: ExperimentFolder) -> None:
     write_atomic(folder.plan, jobs.plan.to_json())
     for number, script in jobs.scripts.items():
         write_atomic(folder.script(number), script)
+        write_json(folder.array(number), asdict(jobs.arrays[number]))
 
 
 def queue_jobs(jobs: Jobs, folder: ExperimentFolder, search: SearchJournal) -> list[str]:
     """One call of the scheduler for each array; the ids. Where the number of jobs at once is limited, one array waits
     for the other. Where one is refused, none is left in the queue, and HpcDetError says why.
     """
-    from hpc_det.submit.executor import GangExecutor  # submitit loads for a real submission only
-
     arrays, queued = list(jobs.arrays.values()), list[str]()
     search.submitted(arrays[0].first, sum(array.workers for array in arrays), stay=arrays[0].is_shared)
     with cancelled_on_failure(jobs.plan.scheduler, queued):
         for number, array in jobs.arrays.items():
             after = queued[-1] if queued and array.at_once else None
             submission = Submission(script=str(folder.script(number)), array=array, after=after)
-            executor = GangExecutor(folder.submitit, jobs.plan.scheduler, submission)
-            queued.append(executor.submit_script())
+            queued.append(_queue(jobs.plan, folder, submission))
             record = {"job_id": queued[-1], "scheduler": jobs.plan.scheduler, "submitted": time.time()}
             write_json(folder.job(number), {**record, "first": array.first, "workers": array.workers})
+            if jobs.plan.resume == "chain":
+                _queue_chain(jobs.plan, folder, submission, queued)
+                write_json(folder.next_jobs(number, 0), {"jobs": queued})
     return queued
+
+
+def _queue(plan: JobPlan, folder: ExperimentFolder, submission: Submission) -> str:
+    from hpc_det.submit.executor import GangExecutor  # submitit loads for a real submission only
+
+    return GangExecutor(folder.submitit, plan.scheduler, submission).submit_script()
+
+
+def _queue_chain(plan: JobPlan, folder: ExperimentFolder, first: Submission, queued: list[str]) -> None:
+    """Jobs of the same script, each of which begins after the end of the one before."""
+    for _ in range(plan.chain_length):
+        queued.append(_queue(plan, folder, replace(first, after=queued[-1])))
 
 
 @contextmanager

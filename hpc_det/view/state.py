@@ -26,13 +26,14 @@ from hpc_det.view.trials import counted
 class ExperimentState(str, enum.Enum):
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
     COMPLETED = "COMPLETED"
     ERROR = "ERROR"
     CANCELED = "CANCELED"
 
     @property
     def is_final(self) -> bool:
-        return self not in (ExperimentState.QUEUED, ExperimentState.RUNNING)
+        return self not in (ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.PAUSED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +58,12 @@ class ExperimentView:
             self._journal = SearchJournal(folder)
             self.config: Tree = self._journal.config(1)
             self.jobs = _jobs(folder)
+        self.waits_for: str | None = None
+        """What the scheduler said when it was asked last, of jobs that wait in the queue."""
         self.told: list[Entry] = []
         """What trials told the search, reports and ends, oldest first."""
+        self.entries = 0
+        """Of the search's journal, so far."""
         self.search = self.look()
 
     @property
@@ -68,7 +73,9 @@ class ExperimentView:
     def look(self) -> SearchState:
         """Read on from where the last look ended."""
         with _readable(self.folder):
-            self.told += (entry for entry in self._journal.new() if entry["event"] in ("reported", "ended"))
+            for entry in self._journal.new():
+                self.entries += 1
+                self.told += [entry] if entry["event"] in ("reported", "ended") else []
             return self._journal.state()
 
     def plan(self) -> JobPlan:
@@ -84,13 +91,18 @@ class ExperimentView:
         return max(self.search.method.trials_expected, len(self.search.trials)) > 1
 
     def job_ids(self) -> list[str]:
-        """Of its jobs and arrays, and of jobs that somebody started with a script by hand and that have not left."""
+        """Of its jobs and arrays, of the jobs that wait for their end, and of those that somebody started with a script
+        by hand and that have not left.
+        """
         submitted = [job.job_id for job in self.jobs]
+        waiting = (job for path in self.folder.all_next_jobs() for job in (story.read_tolerantly(path) or {})["jobs"])
         by_hand = (job for job in self.search.present.values() if array_of(job) not in submitted)
-        return list(dict.fromkeys([*submitted, *by_hand]))
+        return list(dict.fromkeys([*submitted, *waiting, *by_hand]))
 
     def settled(self) -> ExperimentState | None:
-        """The final state; None as long as the scheduler has to be asked."""
+        """The final state, or PAUSED; None as long as the scheduler has to be asked."""
+        if self.search.paused and not self.search.present:
+            return ExperimentState.PAUSED
         return _final(self.search) if self.search.finished and not self.search.present else None
 
     def state(self, statuses: Iterable[JobStatus]) -> ExperimentState:
@@ -98,7 +110,10 @@ class ExperimentView:
         self.look()
         if settled := self.settled():
             return settled
-        found = {status.state for status in statuses}
+        known = list(statuses)
+        found = {status.state for status in known}
+        queued = (status.reason for status in known if status.state in (JobState.QUEUED, JobState.HELD))
+        self.waits_for = next(filter(None, queued), None)
         if JobState.RUNNING in found:
             return ExperimentState.RUNNING
         if found & {JobState.QUEUED, JobState.HELD}:
@@ -116,8 +131,8 @@ class ExperimentView:
         return any(not attempts or not attempts[0].is_requeued for attempts in last)
 
     def _after_all_jobs(self) -> ExperimentState:
-        if self.search.finished:  # workers that had no time to leave
-            return _final(self.search)
+        if self.search.rests:  # workers that had no time to leave
+            return _final(self.search) if self.search.finished else ExperimentState.PAUSED
         return ExperimentState.CANCELED if self._cancellation() else ExperimentState.ERROR
 
     def _cancellation(self) -> str | None:

@@ -21,7 +21,7 @@ class TrialState(str, enum.Enum):
     """Created, and nobody has it: its job waits, or went back into the queue."""
     RUNNING = "RUNNING"
     PAUSED = "PAUSED"
-    """The searcher may want more of it."""
+    """By its user, or by the searcher, which may want more of it."""
     COMPLETED = "COMPLETED"
     ERROR = "ERROR"
     INVALID = "INVALID"
@@ -55,7 +55,8 @@ def trial_state(
         return TrialState.ERROR if is_wanted and not search.cancelled else TrialState.CANCELED
     if is_wanted:
         return TrialState.QUEUED if last and last.is_requeued else TrialState.RUNNING
-    return TrialState.PAUSED if last and last.action == Action.WAIT else TrialState.QUEUED
+    is_paused = search.paused or (last and last.action in (Action.WAIT, Action.PAUSE))
+    return TrialState.PAUSED if is_paused else TrialState.QUEUED
 
 
 def state_now(search: SearchState, trial: TrialFolder, *, is_over: bool) -> TrialState:

@@ -10,17 +10,19 @@ from hpc_det.errors import HpcDetError
 from hpc_det.schedulers import scheduler as schedulers
 from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.scheduler import JobState, JobStatus, Scheduler
+from hpc_det.schedulers.shared_answers import ASK_S, SharedAnswers
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentState, ExperimentView
 
 NO_NEWS = JobStatus(JobState.UNKNOWN)
 POLL_S = 0.2
 """How often the files are looked at."""
-ASK_S = 2.0
-"""How often, at most, a scheduler with a queue is asked: its one controller answers everybody."""
+LONGEST_PAUSE_S = 30.0
+"""Between two questions to the scheduler, as long as nothing changes."""
 
 
 def ask_every_s(scheduler: Scheduler) -> float:
+    """How often, at most, it is asked."""
     return ASK_S if scheduler.has_queue else 0.0
 
 
@@ -56,6 +58,9 @@ class Watch:
     def __init__(self, experiment: ExperimentFolder) -> None:
         self.view = ExperimentView(experiment)
         self._scheduler = schedulers.scheduler(self.view.jobs[0].scheduler) if self.view.jobs else None
+        self._entries = 0
+        """Of the search's journal, at the last question."""
+        self._pause_s = 0.0
         self._next_ask = 0.0
         self._heard: dict[str, JobStatus] = {}
         self._believed: list[JobStatus] = []
@@ -64,7 +69,8 @@ class Watch:
         """The state now, as far as a question to the scheduler is due."""
         self.view.look()
         found = self.view.settled()
-        if found is None and self._scheduler and time.monotonic() >= self._next_ask:
+        is_due = time.monotonic() >= self._next_ask or self.view.entries != self._entries
+        if found is None and self._scheduler and is_due:
             self._ask(self._scheduler)
         return found or self.view.state(self._believed)
 
@@ -75,14 +81,27 @@ class Watch:
         return found
 
     def _ask(self, scheduler: Scheduler) -> None:
-        self._next_ask = time.monotonic() + ask_every_s(scheduler)
-        statuses = scheduler.status(self.view.job_ids(), run_command)
+        if (statuses := self._news(scheduler)) is None:
+            return
         self._believed = [self._believable(job_id, status) for job_id, status in statuses.items()]
         former, self._heard = self._heard, statuses
+        self._wait_longer(ask_every_s(scheduler), is_quiet=statuses == former)
         if held := sorted(_held(statuses) - _held(former)):
             self._lift_holds(scheduler, held)
         if (reason := _no_news(statuses)) is not None and _no_news(former) is None:
             say(f"the scheduler gives no news of experiment {self.view.id}, its files count: {reason}")
+
+    def _news(self, scheduler: Scheduler) -> dict[str, JobStatus] | None:
+        """None as long as it may not be asked: other processes of the user ask it, too."""
+        answers = SharedAnswers(self.view.folder.store().root, scheduler)
+        return answers.news(self.view.job_ids(), run_command, max_age_s=ASK_S)
+
+    def _wait_longer(self, shortest_s: float, *, is_quiet: bool) -> None:
+        """The next question is asked ever later, as long as neither the answers nor the files change."""
+        grown = self.view.entries != self._entries or not is_quiet
+        self._entries = self.view.entries
+        self._pause_s = shortest_s if grown else min(max(2 * self._pause_s, shortest_s), LONGEST_PAUSE_S)
+        self._next_ask = time.monotonic() + self._pause_s
 
     def _believable(self, job_id: str, status: JobStatus) -> JobStatus:
         """A job on its way back into the queue, or files that NFS shows late, look like an end without a word for a

@@ -12,6 +12,7 @@ from tests.bench import (
     loop_memory,
     loop_overhead,
     notice_to_checkpoint,
+    rendezvous,
     sampler_start,
     search,
     sweep,
@@ -28,6 +29,7 @@ BENCHMARKS = {
     "journal": journal.main,
     "sweep": sweep.main,
     "gpu": gpu.main,
+    "rendezvous": rendezvous.main,
 }
 
 if __name__ == "__main__":

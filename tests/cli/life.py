@@ -200,6 +200,7 @@ class FakeScheduler:
     asked: list[list[str]] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
+    withdrawn: list[str] = field(default_factory=list)
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
         self.asked.append(list(job_ids))
@@ -214,3 +215,6 @@ class FakeScheduler:
 
     def release(self, job_id: str, run: Run) -> None:
         self.released.append(job_id)
+
+    def withdraw(self, job_id: str, run: Run) -> None:
+        self.withdrawn.append(job_id)

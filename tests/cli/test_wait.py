@@ -96,22 +96,23 @@ def test_without_news_from_the_scheduler_files_count(hpc_det: Command, life: Lif
     assert "the scheduler gives no news of experiment 1, its files count: squeue: no answer\n" in result.err
 
 
-def test_a_scheduler_with_a_queue_is_asked_every_two_seconds_at_most(
+def test_a_scheduler_with_a_queue_is_asked_every_two_seconds_at_most_and_less_often_while_nothing_happens(
     hpc_det: Command, life: Life, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.time", lambda: now[0])
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
-        if now[0] >= 105.0 and not life.trial.journal.exists():
+        if now[0] >= 129.0 and not life.trial.journal.exists():
             life.begins()
             life.finishes()
 
     monkeypatch.setattr("time.sleep", sleep)
     scheduler.has_queue = True
     assert hpc_det(*WAIT).code == 0
-    assert len(scheduler.asked) == 3
+    assert len(scheduler.asked) == 4, "after 0, 2, 6 and 14 s"
 
 
 # --- logs

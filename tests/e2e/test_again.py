@@ -62,6 +62,27 @@ def test_a_killed_experiment_goes_on_from_its_newest_checkpoint(finished: Story)
     assert killed.same_as(finished)
 
 
+def test_a_paused_experiment_goes_on_as_if_nothing_had_happened(finished: Story) -> None:
+    paused = Story.begin(*SHORT, "hyperparameters.batch_s=0.3")
+    paused.until_batch(4)
+    hpc_det("experiment", "pause", paused.number)
+    paused.until(lambda: paused.causes == ["paused"])
+    hpc_det("experiment", "activate", paused.number)
+    paused.wait()
+    assert paused.causes == ["paused", "finished"]
+    assert paused.same_as(finished)
+
+
+def test_a_cancelled_trial_saves_before_it_ends() -> None:
+    story = Story.begin(*SHORT, "hyperparameters.batch_s=0.3")
+    story.until_batch(4)
+    hpc_det("experiment", "cancel", story.number)
+    assert story.wait(check=False).returncode == 1
+    assert story.causes == ["cancelled"]
+    assert story.describe()["state"] == "CANCELED"
+    assert 4 <= story.describe()["attempts"][0]["batches"] < 20
+
+
 def test_a_failed_trial_gets_another_chance() -> None:
     story = Story.begin("resources.slots_per_trial=2", "hyperparameters.raise_at=12", "max_restarts=0")
     assert story.wait(check=False).returncode == 1

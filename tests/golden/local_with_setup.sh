@@ -9,5 +9,5 @@ ulimit -n 4096
 export PATH=/opt/venv/bin:"$PATH"
 
 # one node agent, for each attempt
-exec /opt/venv/bin/python -m hpc_det.launch.job '/home/a b/experiments/12' 0 1 -- \
+exec /opt/venv/bin/python -m hpc_det.launch.job '/home/a b/experiments/12' 1 -- \
   /opt/venv/bin/python -m hpc_det.launch.agent

@@ -16,6 +16,6 @@ exec >>/home/ada/hpc_det/experiments/12/jobs/1-"${HPC_DET_INDEX:-$PBS_ARRAY_INDE
 export PATH=/opt/venv/bin:"$PATH"
 
 # one node agent per node, for each attempt
-exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12 1000 1 -- \
+exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12 1 -- \
   /opt/venv/bin/python -m hpc_det.launch.on_nodes pbsdsh /home/ada/hpc_det/experiments/12/jobs \
   /opt/venv/bin/python -m hpc_det.launch.agent

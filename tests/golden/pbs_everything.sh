@@ -22,6 +22,6 @@ export NCCL_DEBUG=WARN
 export PATH=/opt/venv/bin:"$PATH"
 
 # one node agent per node, for each attempt
-exec /opt/venv/bin/python -m hpc_det.launch.job '/home/a b/experiments/12' 0 1 -- \
+exec /opt/venv/bin/python -m hpc_det.launch.job '/home/a b/experiments/12' 1 -- \
   /opt/venv/bin/python -m hpc_det.launch.on_nodes pbs_tmrsh '/home/a b/experiments/12/jobs' \
   /opt/venv/bin/python -m hpc_det.launch.agent

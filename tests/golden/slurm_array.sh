@@ -17,6 +17,6 @@
 export PATH=/opt/venv/bin:"$PATH"
 
 # one node agent per node, for each attempt
-exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12 1000 1 -- \
+exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12 1 -- \
   srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=12 --kill-on-bad-exit=1 --wait=60 --export=ALL \
   /opt/venv/bin/python -m hpc_det.launch.agent

@@ -7,5 +7,5 @@ cd /home/ada/hpc_det/experiments/12 || exit
 export PATH=/opt/venv/bin:"$PATH"
 
 # one node agent, for each attempt
-exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12 0 1 -- \
+exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12 1 -- \
   /opt/venv/bin/python -m hpc_det.launch.agent

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -138,15 +139,19 @@ class Gang:
 
     def start_job(self, workers: int = 1, /, **env: str) -> subprocess.Popen[bytes]:
         agent = [sys.executable, "-m", "hpc_det.launch.agent"]
-        job = [sys.executable, "-m", "hpc_det.launch.job", str(self.experiment.path), "0", str(workers)]
+        job = [sys.executable, "-m", "hpc_det.launch.job", str(self.experiment.path), "1"]
+        write_json(self.experiment.array(), asdict(JobArray(first=0, count=1, workers_each=workers)))
         return self._start([*job, "--", *agent], env)
+
+    def write_script(self) -> Path:
+        script, array = self.experiment.script(), JobArray(first=0, count=1)
+        write_atomic(script, render(JobPlan.of(self.experiment), array, script))
+        write_json(self.experiment.array(), asdict(array))
+        return script
 
     def start_script(self) -> subprocess.Popen[bytes]:
         """What `bash jobs/1.sh` by hand does."""
-        plan = JobPlan.of(self.experiment)
-        script = self.experiment.script()
-        write_atomic(script, render(plan, JobArray(first=0, count=1), script))
-        return self._start(["bash", str(script)], {})
+        return self._start(["bash", str(self.write_script())], {})
 
     def run_job(self, **env: str) -> tuple[int, str]:
         """Exit code of a job that ends by itself, and what it wrote into the trial's log."""

@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 
 from hpc_det.launch.failure import failure_now, note_failure
-from hpc_det.plan.job_plan import JobArray
 from hpc_det.process import start_ticks
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
 from hpc_det.store.files import write_json
 from hpc_det.store.stop import read_stop, request_stop
-from hpc_det.submit.render import render
 from tests.lab.slurm import SlurmLab
 from tests.launch.gang import EFFECTIVE, Gang, children, is_there, wait_for
 
@@ -400,10 +398,8 @@ def test_the_local_script_runs_a_trial_and_logs_into_its_folder(gang: Gang) -> N
 @pytest.mark.slurm
 def test_the_slurm_script_starts_an_agent_on_every_node(slurm_lab: SlurmLab) -> None:
     gang = Gang(slurm_lab.folder(), Path("/tmp"))
-    plan = gang.plan("echo rank group $HPC_DET_NODE_RANK trained on $(hostname)", scheduler="slurm", nodes=3)
-    script = gang.experiment.script()
-    script.write_text(render(plan, JobArray(first=0, count=1), script))
-    job_id = slurm_lab.run("sbatch", "--parsable", script).strip()
+    gang.plan("echo rank group $HPC_DET_NODE_RANK trained on $(hostname)", scheduler="slurm", nodes=3)
+    job_id = slurm_lab.run("sbatch", "--parsable", gang.write_script()).strip()
     slurm_lab.wait_for_state(job_id, "COMPLETED", deadline_s=60)
     assert gang.ends() == [("finished", "done")]
     told = [line for line in gang.trial.job_log.read_text().splitlines() if line.startswith("rank group")]

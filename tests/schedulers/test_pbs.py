@@ -15,7 +15,8 @@ from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobArray
 from hpc_det.requeue import Cause
 from hpc_det.schedulers.command import CommandError, Run, run_command
-from hpc_det.schedulers.pbs import IDS_AT_ONCE, Pbs
+from hpc_det.schedulers.pbs import Pbs
+from hpc_det.schedulers.pbs_answers import IDS_AT_ONCE
 from hpc_det.schedulers.pbs_flags import directives
 from hpc_det.schedulers.pbs_hosts import named_hosts
 from hpc_det.schedulers.scheduler import JobState, Submission, array_of
@@ -184,6 +185,47 @@ def test_a_refused_qdel_is_an_error(stub: Stub) -> None:
     stub("qdel", 'echo "Couldn\'t connect to cluster: pbshead" >&2; exit 162')
     with pytest.raises(CommandError, match="162"):
         Pbs().cancel("0.pbshead", run_command)
+
+
+class Recorder:
+    """Answers each command as told, and keeps what was run after that."""
+
+    def __init__(self, **answers: str) -> None:
+        self._answers = answers
+        self.ran: list[list[str]] = []
+
+    def __call__(self, command: Sequence[str]) -> str:
+        if command[0] not in self._answers:
+            self.ran.append(list(command))
+        return self._answers.get(command[0], "")
+
+
+def test_only_what_waits_is_withdrawn_from_the_queue() -> None:
+    run = Recorder(qstat=said("array-later-some-expired"))
+    Pbs().withdraw("54[].pbshead", run)
+    assert run.ran == [["qdel", *(f"54[{index}].pbshead" for index in (4, 5, 6, 7))]]
+    run = Recorder(qstat=said("held-depend-afterok"))
+    Pbs().withdraw("53.pbshead", run)
+    assert run.ran == [["qdel", "53.pbshead"]]
+    run = Recorder(qstat=said("running"))
+    Pbs().withdraw("47.pbshead", run)
+    assert run.ran == []
+
+
+def test_what_is_gone_needs_no_withdrawing() -> None:
+    Pbs().withdraw("999999.pbshead", answers("unknown", 153))
+    with pytest.raises(CommandError, match="not found on PATH"):
+        Pbs().withdraw("47.pbshead", refused)
+
+
+def test_a_job_that_waits_is_moved_away_from_a_node() -> None:
+    select = {"Resource_List": {"select": "1:ncpus=2:host=pbsn2+1:ncpus=2:host=pbsn3"}}
+    qstat = changed("queued-insufficient", **select)([])
+    run = Recorder(qstat=qstat, pbsnodes=said("pbsnodes-one-down"))
+    Pbs().avoid("48.pbshead", ["pbsn3"], run)
+    named = "1:ncpus=2:host=pbsn2+1:ncpus=2:host=pbsn1"
+    assert run.ran == [["qalter", "-l", f"select={named}", "48.pbshead"]]
+    Pbs().avoid("48.pbshead", [], refused)
 
 
 def test_nobody_can_requeue_a_job_of_their_own() -> None:

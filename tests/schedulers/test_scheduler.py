@@ -45,7 +45,7 @@ def test_its_script_starts_the_job_with_the_command_for_agents(name: str) -> Non
     plan = job_plan(scheduler=name)
     command = render(plan, ONE_JOB, SCRIPT).rpartition("exec ")[2].replace("\\\n", "")
     job, start_agents = command.split(" -- ")
-    assert shlex.split(job) == [plan.python, "-m", "hpc_det.launch.job", plan.folder, "0", "1"]
+    assert shlex.split(job) == [plan.python, "-m", "hpc_det.launch.job", plan.folder, "1"]
     assert start_agents.strip().endswith(agent_command(plan))
 
 

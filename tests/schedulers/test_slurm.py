@@ -288,11 +288,14 @@ def flags(**changes: object) -> dict[str, str]:
         ({"gpu_type": "a100"}, {"gpus-per-node": "a100:4"}),
         ({"gpu_flag": "gres"}, {"gres": "gpu:4"}),
         ({"gpu_flag": "gres", "gpu_type": "a100"}, {"gres": "gpu:a100:4"}),
+        ({"gpu_flag": "tres-per-node", "gpu_type": "a100"}, {"tres-per-node": "gres/gpu:a100:4"}),
         ({"slot_type": "cpu"}, {}),
     ],
 )
 def test_gpus_are_asked_for_in_the_sites_dialect(changes: dict[str, str], expected: dict[str, str]) -> None:
-    assert {name: value for name, value in flags(**changes).items() if name in ("gres", "gpus-per-node")} == expected
+    assert {
+        name: value for name, value in flags(**changes).items() if name in ("gres", "gpus-per-node", "tres-per-node")
+    } == expected
 
 
 def test_a_node_has_one_task_with_the_cpus_of_all_its_ranks() -> None:

@@ -52,7 +52,7 @@ def test_a_local_job_gets_every_value_byte_for_byte_and_runs_nothing_else(
     subprocess.run(["bash", script], cwd=nowhere, check=True)
 
     agent = [str(python), "-m", "hpc_det.launch.agent"]
-    assert arguments(told) == ["-m", "hpc_det.launch.job", str(experiment.path), "0", "1", "--", *agent]
+    assert arguments(told) == ["-m", "hpc_det.launch.job", str(experiment.path), "1", "--", *agent]
     assert (tmp_path / "modules").read_bytes().decode().split("\0")[:-1] == ["load", value, "load", "gcc"]
     assert (told / "path").read_text() == f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     assert (experiment.jobs / "1.log").read_text() == ""
@@ -100,7 +100,7 @@ def test_slurm_takes_every_value_byte_for_byte_and_runs_nothing_else(slurm_lab: 
     slurm_lab.run("scontrol", "release", job_id)
     slurm_lab.wait_for_state(job_id, "COMPLETED", deadline_s=20)
     words = arguments(told)
-    assert words[: words.index("srun")] == ["-m", "hpc_det.launch.job", str(experiment.path), "0", "1", "--"]
+    assert words[: words.index("srun")] == ["-m", "hpc_det.launch.job", str(experiment.path), "1", "--"]
     assert words[-4:] == [ALL, str(python), "-m", "hpc_det.launch.agent"]
     assert (told / "cwd").read_text() == f"{experiment.path}\n"
     assert (experiment.jobs / "1.log").read_text() == ""

@@ -1,0 +1,89 @@
+"""What changes the fate of an experiment while it lives: pause, activate, cancel. `kill` stands in test_wait."""
+
+from __future__ import annotations
+
+import getpass
+
+import pytest
+
+from hpc_det.requeue import Action, Cause
+from hpc_det.schedulers.scheduler import JobState
+from hpc_det.search.method import Work
+from hpc_det.store.files import write_json
+from hpc_det.store.stop import read_stop
+from tests.cli.conftest import Command
+from tests.cli.life import FakeScheduler, Life
+
+
+def reason(life: Life, trial: int = 1) -> str | None:
+    request = read_stop(life.folder.trial(trial).stop, attempt=1)
+    return request.reason if request else None
+
+
+@pytest.mark.parametrize("command", ["pause", "cancel"])
+def test_trials_are_asked_to_save_and_nobody_gets_another(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler, command: str
+) -> None:
+    life.begins()
+    assert hpc_det("e", command, "1").code == 0
+    assert reason(life) == command
+    assert scheduler.withdrawn == ["4711"], "what waits in the queue has nothing to do any more"
+    assert scheduler.cancelled == [], "what runs leaves by itself"
+    assert life.search.ask(1, "4712") is None
+
+
+def test_a_paused_experiment_is_paused_once_its_trial_has_left(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler
+) -> None:
+    life.begins()
+    assert hpc_det("e", "pause", "1") == (
+        0,
+        "Paused experiment 1; go on with `hpc-det experiment activate 1`\n",
+        "",
+    )
+    assert "RUNNING" in hpc_det("e", "list").out, "it still saves"
+    life.ends(Cause.PAUSED, Action.PAUSE, steps=120)
+    life.search.lose(0, "4711")
+    scheduler.states = [JobState.ENDED]
+    told = hpc_det("e", "describe", "1").out
+    assert f"PAUSED: by {getpass.getuser()}\n" in told
+    assert "paused at batch 120" in told
+    assert life.search.state().method.next_work() == Work(1, 400), "the trial is to be gone on with"
+    assert hpc_det("e", "pause", "1").out == f"Experiment 1 was paused before, by {getpass.getuser()}\n"
+
+
+def test_only_a_paused_experiment_is_activated(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    life.begins()
+    assert hpc_det("e", "activate", "1") == (
+        2,
+        "",
+        "hpc-det: experiment 1 is RUNNING; only a paused one can be activated\n",
+    )
+
+
+def test_a_cancelled_experiment_says_by_whom(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    life.begins()
+    assert hpc_det("e", "cancel", "1").out == "Canceled experiment 1: its trials save and end\n"
+    life.ends(Cause.CANCELLED, Action.DONE, steps=120)
+    assert hpc_det("e", "wait", "1").code == 1
+    assert "CANCELED" in hpc_det("e", "list").out
+
+
+@pytest.mark.parametrize("command", ["pause", "cancel"])
+def test_what_has_ended_is_left_alone(hpc_det: Command, life: Life, scheduler: FakeScheduler, command: str) -> None:
+    life.begins()
+    life.finishes()
+    assert hpc_det("e", command, "1") == (1, "", "hpc-det: experiment 1 has ended already: COMPLETED\n")
+
+
+def test_jobs_that_wait_behind_others_are_withdrawn_too(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    life.begins()
+    write_json(life.folder.next_jobs(1, 0), {"jobs": ["4711", "4712"]})
+    hpc_det("e", "pause", "1")
+    assert scheduler.withdrawn == ["4711", "4712"]
+
+
+def test_a_job_that_waits_says_what_for(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    scheduler.states, scheduler.reason = [JobState.QUEUED], "JobHeldUser: let it go with `scontrol release`"
+    told = hpc_det("e", "describe", "1").out
+    assert "QUEUED: JobHeldUser: let it go with `scontrol release`\n" in told

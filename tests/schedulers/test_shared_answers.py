@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from hpc_det.schedulers import shared_answers
+from hpc_det.schedulers.command import Run, run_command
+from hpc_det.schedulers.scheduler import JobState, JobStatus
+from hpc_det.schedulers.shared_answers import SharedAnswers
+from hpc_det.schedulers.slurm import Slurm
+
+RUNS = JobStatus(JobState.RUNNING, "", ("7_1",))
+
+
+class Site(Slurm):
+    """Every job runs. Who asked for what is noted."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
+        self.asked.append(sorted(job_ids))
+        return dict.fromkeys(job_ids, RUNS)
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+@pytest.fixture
+def answers(tmp_path: Path, site: Site) -> SharedAnswers:
+    return SharedAnswers(tmp_path, site)
+
+
+def test_many_processes_ask_once(tmp_path: Path, site: Site) -> None:
+    found = [SharedAnswers(tmp_path, site).status(["7"], run_command) for _ in range(5)]
+    assert found == [{"7": RUNS}] * 5
+    assert site.asked == [["7"]]
+
+
+def test_threads_that_ask_at_the_same_moment_ask_once(tmp_path: Path, site: Site) -> None:
+    threads = [
+        threading.Thread(target=SharedAnswers(tmp_path, site).status, args=(["7"], run_command)) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert site.asked == [["7"]]
+
+
+def test_a_job_that_nobody_asked_about_waits_its_turn_and_takes_the_others_along(
+    answers: SharedAnswers, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers.status(["7"], run_command)
+    assert answers.news(["8"], run_command, max_age_s=2) is None
+    monkeypatch.setattr(shared_answers, "ASK_S", 0)
+    assert answers.news(["8"], run_command, max_age_s=2) == {"8": RUNS}
+    assert site.asked == [["7"], ["7", "8"]]
+
+
+def test_jobs_that_nobody_wants_any_more_are_dropped(
+    answers: SharedAnswers, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_answers, "ASK_S", 0)
+    monkeypatch.setattr(shared_answers, "WANTED_S", 0)
+    for job in ("7", "8"):
+        answers.news([job], run_command, max_age_s=0)
+    assert site.asked == [["7"], ["8"]]
+
+
+def test_who_dies_while_asking_holds_nobody_up_for_ever(answers: SharedAnswers, site: Site, tmp_path: Path) -> None:
+    mark = tmp_path / ".scheduler" / "site.asking"
+    mark.parent.mkdir()
+    mark.touch()
+    assert answers.news(["7"], run_command, max_age_s=2) is None
+    long_ago = time.time() - 1000
+    os.utime(mark, (long_ago, long_ago))
+    assert answers.news(["7"], run_command, max_age_s=2) == {"7": RUNS}
+    assert not mark.exists()
+
+
+def test_the_answers_are_the_owners_alone(answers: SharedAnswers, tmp_path: Path) -> None:
+    answers.status(["7"], run_command)
+    folder = tmp_path / ".scheduler"
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())]
+    assert modes == [0o700, 0o600]
