@@ -25,7 +25,6 @@ slot_type: gpu
 resource_pool: low
 setup: ["export PYTHONPATH={repository}"]
 start_agents_with: {starter}
-resume: requeue
 """
 
 
@@ -68,10 +67,6 @@ def test_a_gang_that_pbs_requeues_goes_on_bit_for_bit(undisturbed: Story, pbs_la
     assert story.same_as(undisturbed)
 
 
-def deleted(lab: PbsLab, job_id: str) -> None:
-    lab.run("qdel", job_id)
-
-
 def deleted_by_the_scheduler(lab: PbsLab, job_id: str) -> None:
     lab.set_preempt_order("D")
     lab.preempt(3)
@@ -82,19 +77,29 @@ def out_of_time(lab: PbsLab, job_id: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("end", "cause"),
-    [(deleted, "cancelled"), (deleted_by_the_scheduler, "preempted"), (out_of_time, "time limit")],
-)
-def test_a_job_that_pbs_ends_has_saved_and_knows_why_it_was_ended(
-    pbs_lab: PbsLab, end: Callable[[PbsLab, str], None], cause: str
+@pytest.mark.parametrize(("end", "cause"), [(deleted_by_the_scheduler, "preempted"), (out_of_time, "time limit")])
+def test_a_job_that_pbs_ends_for_good_has_a_successor_that_goes_on_bit_for_bit(
+    undisturbed: Story, pbs_lab: PbsLab, end: Callable[[PbsLab, str], None], cause: str
 ) -> None:
     story = Story.begin(TWO_SLOTS, PACED, cluster="lab")
     story.until_batch(3)
     end(pbs_lab, story.job_id)
-    pbs_lab.wait_for(story.job_id, "F", 60)
-    assert story.causes == [cause]
+    story.wait()
+    assert story.causes == [cause, "finished"]
+    assert pbs_lab.job(story.job_id)["job_state"] == "F"
+    assert story.same_as(undisturbed)
+
+
+@pytest.mark.long
+def test_a_job_that_its_user_deletes_has_saved_and_does_not_come_back(pbs_lab: PbsLab) -> None:
+    story = Story.begin(TWO_SLOTS, PACED, cluster="lab")
+    story.until_batch(3)
+    pbs_lab.run("qdel", story.job_id)
+    story.wait(check=False)
+    assert story.causes == ["cancelled"]
     assert newest_steps(story.trial.checkpoints) >= 3  # min_checkpoint_period is 8
+    assert story.describe()["state"] == "CANCELED"
+    assert pbs_lab.run("qselect") == ""
 
 
 @pytest.mark.long
