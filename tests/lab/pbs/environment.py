@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import secrets
 from collections.abc import Mapping
 
 from tests.lab.pbs.job import Job
@@ -50,7 +49,7 @@ def of_task(site: Site, job: Job, node: int, task: str) -> dict[str, str]:
         "OMP_NUM_THREADS": threads,
         "PATH": PATH,
         "PBS_ENVIRONMENT": "PBS_BATCH",
-        "PBS_JOBCOOKIE": secrets.token_hex(16).upper(),
+        "PBS_JOBCOOKIE": os.urandom(16).hex().upper(),
         "PBS_JOBDIR": home,
         "PBS_JOBID": job.id,
         "PBS_JOBNAME": job.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import time
@@ -103,15 +104,13 @@ def ended(pbs: Pbs, pid: int, status: int) -> None:
 
 
 def _leader_died(pbs: Pbs, job: Job, task: Task) -> None:
-    """The rest of its session is killed at once, but not where TERM was sent: there it has its grace."""
+    """The rest of its session is killed at once, but not where TERM was sent: there it has its grace, until `poll`."""
     if task.watcher:
         task.watcher.send(task=task.number, exit=task.status)
     if not job.ending:
         mom.signal_sessions([task.pid], signal.SIGKILL)
         if task is job.top:
             _gone(job)
-    elif _is_empty(job):
-        _gone(job)
 
 
 def _is_empty(job: Job) -> bool:
@@ -137,10 +136,13 @@ def terminate(pbs: Pbs, job: Job, why: str, by: str = "") -> None:
     if not job.ending:
         now = time.time()
         job.kill_at = now + pbs.queue(job.queue).kill_delay_s + pbs.settings.kill_late_s
+        job.next_look = now + pbs.settings.session_poll_s
     job.ending, job.ended_by = why, by
     job.substate = RERUNNING if why == "requeue" else job.substate
     if by:  # by any qdel: recorded of the scheduler's own, in whose name PBS runs the same request
         job.comment = f"{job.comment} and terminated by {by}"
+    if job.submission.argv is None and not job.top.lost and job.top.status is None:
+        os.kill(job.top.pid, signal.SIGTERM)  # as a rule it is dead before its script can tell it an exit code
     mom.signal_sessions(job.sessions(first_node_only=True), signal.SIGTERM)
     if job.state == "S":
         resume(job)

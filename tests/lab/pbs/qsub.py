@@ -49,7 +49,8 @@ def _submit(site: Site, arguments: list[str]) -> int:
         return 0
     options, rest, is_program = _read(arguments)
     if any(name == "-I" for name, _ in options) and not sys.stdin.isatty():
-        raise Refused(1, "\tstandard input and output must be a terminal for\ninteractive job submission")
+        print("qsub:\tstandard input and output must be a terminal for\n\tinteractive job submission", file=sys.stderr)
+        raise Refused(1, "")
     script, path = (None, "") if is_program else _script(rest)
     if script is not None:
         options = _directives(script, options) + options

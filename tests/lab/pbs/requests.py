@@ -57,8 +57,8 @@ def _first_state(pbs: Pbs, job: Job, sent: Submission) -> None:
         job.state, job.substate = "W", WAITING
     if sent.depend:
         dependencies.hold(pbs, job, sent.depend)
-    if job.state == "Q":
-        job.etime = job.ctime
+    for one in (job, *job.subjobs):
+        one.etime = one.ctime if job.state == "Q" else None
 
 
 def wait(pbs: Pbs, peer: Any, request: Answer) -> Answer | None:

@@ -61,7 +61,9 @@ class Settings:
     kill_late_s: float = 0.2
     """How much later than kill_delay KILL comes; 4 to 14 s on the recorded site."""
     session_poll_s: float = 0.2
-    """How often a session that lost its leader is looked at; 10 s on the recorded site."""
+    """How often a session that was sent TERM is looked at: once it is empty, ranks that are left are killed.
+
+    10 s on the recorded site, so that ranks may have as much or nothing after their launcher is gone."""
     walltime_poll_s: float = 0.2
     exiting_s: float = 0.05
     """How long an ended job is in state E; 1 to 2 s on the recorded site."""

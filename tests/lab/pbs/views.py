@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import re
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
-from xml.sax.saxutils import escape
 
 from tests.lab.pbs import arrays, dependencies, output
 from tests.lab.pbs.job import EXITING, RUNNING, Job
@@ -146,7 +146,7 @@ def _backslashed(value: str) -> str:
 def _program(job: Job) -> Attributes:
     if job.submission.argv is None:
         return {}
-    words = [escape(word, {'"': "&quot;", "'": "&apos;"}) for word in job.submission.argv]
+    words = [html.escape(word).replace("&#x27;", "&apos;") for word in job.submission.argv]
     arguments = "".join(f"<jsdl-hpcpa:Argument>{word}</jsdl-hpcpa:Argument>" for word in words[1:])
     return {
         "executable": f"<jsdl-hpcpa:Executable>{words[0]}</jsdl-hpcpa:Executable>",
