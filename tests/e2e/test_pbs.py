@@ -57,6 +57,7 @@ def test_a_gang_on_two_nodes_trains_to_its_end(
     assert not list(story.trial.experiment().jobs.glob(".nodes-*"))
 
 
+@pytest.mark.long
 def test_a_gang_that_pbs_requeues_goes_on_bit_for_bit(undisturbed: Story, pbs_lab: PbsLab) -> None:
     story = Story.begin(TWO_SLOTS, PACED, cluster="lab")
     story.until_batch(13)
