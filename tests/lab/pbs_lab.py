@@ -5,10 +5,8 @@ Where HPC_DET_REAL_PBS=1 is set, the same object speaks to the PBS on PATH, as f
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.lab.pbs import client
 from tests.lab.pbs.commands import MANAGER
+from tests.lab.pbs.qstat import typed_job
 from tests.lab.pbs.site import REPOSITORY, Settings, Site
 
 Job = dict[str, Any]
@@ -45,8 +45,9 @@ class PbsLab:
 
     def stop(self) -> list[str]:
         """Ends every process of the site; says which of them had left the session of their job."""
-        strays = self.strays()
-        self._server.send_signal(signal.SIGTERM)
+        died = self._server.poll()
+        strays = self.strays() if died is None else [f"its server died with exit code {died}"]
+        self._server.terminate()
         self._server.wait(10)
         shutil.rmtree(self.site.home)
         return strays
@@ -93,9 +94,11 @@ class PbsLab:
         return self.run("qsub", *arguments, cwd=cwd).strip()
 
     def job(self, job_id: str) -> Job:
-        """Its attributes, ended or not."""
-        answer: dict[str, Job] = json.loads(self.run("qstat", "-x", "-f", "-F", "json", job_id))["Jobs"]
-        return answer[job_id]
+        """Its attributes, ended or not: what `qstat -x -f -F json` has, without the time that takes."""
+        answer = client.ask(self.site.server_socket, do="status", ids=[job_id], history=True, subjobs=False)
+        if job_id not in answer["jobs"]:
+            raise LookupError(answer["errors"][0][1])
+        return typed_job(answer["jobs"][job_id])
 
     def wait_for(self, job_id: str, states: str | Collection[str], deadline_s: float = 10) -> Job:
         """Its attributes as soon as it is in one of these states, such as "R" or "F"."""

@@ -30,6 +30,11 @@ def recorded_job(name: str) -> dict[str, Any]:
     return next(iter(recorded_jobs(name).values()))
 
 
+def recorded_names(text: str) -> str:
+    """Where nodes have addresses for names, as the recorded site called them."""
+    return text.replace("127.0.1.", "pbsn")
+
+
 @dataclass
 class Step:
     """One command of a transcript."""
@@ -72,7 +77,9 @@ def story(log: str) -> Story:
 
 def _event(words: list[str]) -> str:
     """Without pids, and without what only the job's own shell decides."""
-    text = " ".join(word for word in words if not re.match(r"(pid|ppid|sid|task|top-shell)=", word))
-    kinds = r"start|got SIG\w+|exit \d+ after grace|rank checkpoint done|checkpoint done|all ranks done|child ended|.* gone"
+    text = " ".join(word for word in words if not re.match(r"(pid|ppid|sid|task|top-shell)=|\d+$", word))
+    kinds = (
+        r"start|got SIG\w+|exit \d+ after grace|rank checkpoint done|checkpoint done|all ranks done|child ended|.* gone"
+    )
     match = re.match(kinds, text)
     return match[0] if match else ""

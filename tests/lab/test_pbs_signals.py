@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.pbs_lab import Job, PbsLab, wait_for
-from tests.lab.pbs_recorded import RECORDED, Story, recorded, story
+from tests.lab.pbs_recorded import RECORDED, Story, recorded, recorded_names, story
 
 ONE_NODE = [
     "direct__qdel__exit-after-3s",
@@ -83,12 +83,11 @@ class Scene:
 
     @property
     def then(self) -> Story:
-        """Up to the first ADMIN line that follows the end of a run: some recordings go on with another."""
         return story(recorded(f"signals/{self.recording}.txt"))
 
     @property
     def now(self) -> Story:
-        return story(self.log.read_text())
+        return story(recorded_names(self.log.read_text()))
 
     def has_started(self) -> bool:
         wanted = sum(events.count("start") for events in self.then.values())
@@ -108,10 +107,12 @@ class Scene:
 
 
 def copy_jobs(lab: PbsLab) -> None:
-    """Into the home folder of the site, as the recorded jobs lay, with a Python that is there."""
+    """Into the home folder of the site, as the recorded jobs lay, with a Python and host names that are there."""
     (folder := lab.home / "w").mkdir()
     for path in (RECORDED / "jobs").iterdir():
         text = re.sub(r"(/usr/bin/)?python3 ", f"{sys.executable} ", path.read_text())
+        text = text.replace("$(hostname)", "$HOSTNAME")
+        text = text.replace("socket.gethostname()", 'os.environ.get("HOSTNAME", socket.gethostname())')
         (folder / path.name).write_text(text.replace("sleep 5;", f"sleep {GRACE_S};"))
 
 

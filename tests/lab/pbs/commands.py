@@ -86,9 +86,9 @@ def _changes(options: list[tuple[str, str]]) -> Asked:
         "-a": ("execution_time", qsub.parse_date),
         "-r": ("rerunnable", lambda text: text == "y"),
         "-W": ("depend", _dependencies),
-        "-l": ("asked", lambda text: parse_resources([text])),
     }
-    return {parsers[name][0]: parsers[name][1](value) for name, value in options if name in parsers}
+    changes = {parsers[name][0]: parsers[name][1](value) for name, value in options if name in parsers}
+    return changes | {"asked": parse_resources([value for name, value in options if name == "-l"])}
 
 
 def _dependencies(text: str) -> list[tuple[str, list[str]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,12 +107,17 @@ def _state_parent_session(pid: int) -> tuple[str, int, int] | None:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    state, parent, _, session = text.rpartition(")")[2].split()[:4]
+    state, parent, _, session = (text.rpartition(")")[2].split() or ["X", "0", "0", "0"])[:4]
     return state, int(parent), int(session)
 
 
 def signal_sessions(sessions: Collection[int], number: int) -> None:
-    for pid in members(sessions) if sessions else ():
+    if sessions:
+        signal_processes(members(sessions), number)
+
+
+def signal_processes(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
         try:
             os.kill(pid, number)
         except ProcessLookupError:

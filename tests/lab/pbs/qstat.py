@@ -38,7 +38,7 @@ def _qstat(site: Site, given: dict[str, str], form: str, ids: list[str]) -> int:
     answer = client.ask(site.server_socket, do="status", ids=ids, history=history, subjobs="-t" in given)
     jobs = answer["jobs"]
     if form == "json":
-        print_json({"Jobs": {name: _typed_job(job) for name, job in jobs.items()}} if jobs else {})
+        print_json({"Jobs": {name: typed_job(job) for name, job in jobs.items()}} if jobs else {})
     elif "-f" in given:
         for name, job in jobs.items():
             print(_dsv(name, job) if form == "dsv" else long_text(f"Job Id: {name}", job))
@@ -54,7 +54,8 @@ def print_json(content: dict[str, Any]) -> None:
     print(json.dumps(head | content, indent="\t", separators=(",", ":\t"), ensure_ascii=False))
 
 
-def _typed_job(job: dict[str, Any]) -> dict[str, Any]:
+def typed_job(job: dict[str, Any]) -> dict[str, Any]:
+    """Attributes as its JSON has them."""
     return job | {"Variable_List": {name: typed(value) for name, value in job["Variable_List"].items()}}
 
 

@@ -51,11 +51,13 @@ class Server:
     def run(self) -> None:
         self._watch_signals()
         self._keep_listening()
-        while not self.stopping:
-            for key, _ in self.selector.select(TICK_S if self._is_busy() else None):
-                key.data(key.fileobj)
-            self._tick()
-        self._end_all()
+        try:
+            while not self.stopping:
+                for key, _ in self.selector.select(TICK_S if self._is_busy() else None):
+                    key.data(key.fileobj)
+                self._tick()
+        finally:
+            self._end_all()
 
     def _is_busy(self) -> bool:
         return any(not job.is_done for job in self.pbs.jobs.values())
@@ -96,7 +98,10 @@ class Server:
         self.selector.register(peer.socket, selectors.EVENT_READ, lambda _: self._read(peer))
 
     def _read(self, peer: Peer) -> None:
-        data = peer.socket.recv(1 << 16)
+        try:
+            data = peer.socket.recv(1 << 16)
+        except ConnectionResetError:  # it was killed before it read its answer
+            data = b""
         if not data:
             self.selector.unregister(peer.socket)
             peer.socket.close()
@@ -142,8 +147,7 @@ class Server:
         """Every process of every job, and what left its session, too."""
         end = time.monotonic() + 5
         while (left := mom.descendants(os.getpid())) and time.monotonic() < end:
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
+            mom.signal_processes(left, signal.SIGKILL)
             self._reap()
             time.sleep(0.005)
 
