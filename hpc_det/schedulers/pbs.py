@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,8 @@ from hpc_det.schedulers.scheduler import JobState, JobStatus, Submission, agent_
 
 BEING_REQUEUED = 60
 """The substate of a job that is ended, to be queued again."""
+ELEMENT_LEAVES_S = 30.0
+"""An element that asks for the next one has nothing left to do; PBS takes a few seconds to see its end."""
 CLOCKS_DIFFER_S = 2.0
 """PBS kills at the limit or later, never before; the clocks of its hosts may differ a little."""
 
@@ -58,8 +61,7 @@ class Pbs:
         flags = array_flags(submission.array) if is_array else []
         if submission.array.count > 1 and submission.index is not None:
             flags += ["-v", f"{INDEX}={submission.index}"]
-        if submission.after:
-            flags += ["-W", f"depend=afterany:{submission.after}"]
+        flags += _after(submission.after) if submission.after else []
         if submission.exclude and not is_array:
             flags += ["-l", f"select={named_hosts(wanted(submission.script), submission.exclude, run)}"]
         return ["qsub", *flags, submission.script]
@@ -152,6 +154,13 @@ class Pbs:
         raise CommandError(
             "PBS lets no user requeue a job; set `resume` in the cluster profile to successor, resubmit or chain"
         )
+
+
+def _after(job_id: str) -> list[str]:
+    """PBS knows no dependency on an element of an array, so what follows one waits until that has surely left."""
+    if re.search(r"\[\d+\]", job_id):
+        return ["-a", time.strftime("%Y%m%d%H%M.%S", time.localtime(time.time() + ELEMENT_LEAVES_S))]
+    return ["-W", f"depend=afterany:{job_id}"]
 
 
 def _listed(first: int, count: int) -> str:
