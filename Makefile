@@ -3,14 +3,23 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Tests of what a machine has one of run one after the other. The rest is shared by as many processes as there are cores.
+ONE_BY_ONE := slurm or gpu
+JOBS = $(shell nproc)
 
-.PHONY: demo test test-long lint bench clean
+.PHONY: demo test test-one-by-one test-the-rest test-long lint bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/hpc-det experiment create conf/experiment/digits.yaml docs/examples/digits --cluster local --follow
 
 test: lint
-	$(BIN)/python -m pytest
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-one-by-one test-the-rest
+
+test-one-by-one: $(INSTALLED)
+	$(BIN)/python -m pytest -m "not long and ($(ONE_BY_ONE))"
+
+test-the-rest: $(INSTALLED)
+	$(BIN)/python -m pytest -m "not long and not ($(ONE_BY_ONE))" --numprocesses $(JOBS) --dist worksteal
 
 test-long: $(INSTALLED)
 	$(BIN)/python -m pytest -m long

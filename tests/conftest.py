@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.lab import slurm
 from tests.lab.pbs_fixture import pbs_lab as pbs_lab
@@ -15,6 +16,23 @@ from tests.leaks import LeakCheck
 
 # A rank that is alone takes a thread for each core, and where others want the cores, too, its threads mostly spin.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# How long an example takes says more about who else wants the cores than about the code.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
+
+MEMORY, ROOM = Path("/dev/shm"), 2**31
+
+
+def pytest_configure() -> None:
+    """Temporary folders lie in memory, where there is room. Journals and checkpoints are synced: on a busy disk a test
+    would wait for that far longer than it computes. Those of the lab do, and write where all nodes see it.
+    """
+    if MEMORY.is_dir():
+        there = os.statvfs(MEMORY)
+        takes_programs = not there.f_flag & os.ST_NOEXEC  # tests write some
+        if takes_programs and there.f_bavail * there.f_frsize >= ROOM:
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +52,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that leaves a process, a thread or a changed environment variable behind fails."""
     lab: slurm.SlurmLab | None = None
     if "slurm_lab" in request.fixturenames:
+        assert request.node.get_closest_marker("slurm"), "without this mark, tests of other processes could use the lab"
         lab = request.getfixturevalue("slurm_lab")
     check = LeakCheck()
     yield

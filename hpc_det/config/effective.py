@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +76,7 @@ def effective(request: Request) -> Effective:
         cluster=cluster,
         tree=tree,
         origins={path: _origin(path, written) for path, _value in leaves(tree)},
-        notes=[*notes(by_hand, cluster.scheduler), *_policy_notes(experiment), *pool_notes(experiment, cluster)],
+        notes=[*notes(by_hand, cluster.scheduler), *pool_notes(experiment, cluster)],
         context_dir=request.context_dir,
     )
 
@@ -90,12 +90,6 @@ def _merged(layers: Sequence[tuple[str, Tree]], request: Request) -> Merged:
     if speaks_determined(entrypoint, request.context_dir) and not _says_compat(merged):
         lowest.append(("entrypoint", {"environment": {"environment_variables": [_COMPAT]}}))
     return merge_layers([*lowest, *layers])
-
-
-def _policy_notes(experiment: Experiment) -> Iterator[str]:
-    for i, policy in enumerate(experiment.log_policies):
-        if policy.action == "exclude_node":
-            yield f"log_policies[{i}].action: exclude_node has no effect yet; the match is noted in the trial's journal"
 
 
 def _says_compat(merged: Merged) -> bool:

@@ -82,8 +82,9 @@ class LogPolicy(Section):
         | None
     ) = Field(
         default=None,
-        description="What happens then, if the attempt fails: cancel_retries, the trial is given up; exclude_node "
-        "(not yet). Matches are noted in the trial's journal.",
+        description="What happens then, if the attempt fails: cancel_retries, the trial is given up; exclude_node, "
+        "jobs of the experiment keep away from the node of the rank whose log it is. Matches are noted in the trial's "
+        "journal.",
     )
 
 
@@ -127,7 +128,7 @@ class Experiment(Section):
     checkpoint_interval: Annotated[Literal["auto"] | None, Expected("auto, or null")] = Field(
         default=None,
         description="auto: besides min_checkpoint_period a checkpoint is saved as often as costs least, by how "
-        "long saves take and how often jobs end early (Young, Daly).",
+        "long saves take and how often jobs end early (Young, Daly). On by itself where a grace time is too short.",
     )
     hang_timeout_s: NotNegative | None = Field(
         default=None,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpc_det.checkpoint.committed import FileEntry, committed, delete, newest_good
+from hpc_det.checkpoint.committed import Committed, FileEntry, committed, delete, newest_good
 from hpc_det.checkpoint.mirror import Mirror
 from hpc_det.checkpoint.prune import superfluous
 from hpc_det.checkpoint.staging import Staging, new_staging
@@ -25,11 +25,20 @@ Finish = Callable[[Path], Mapping[str, FileEntry] | None]
 class CheckpointContext:
     """The checkpoints of one trial. All methods but `prune` are collective."""
 
-    def __init__(self, checkpoints: Path, distributed: Distributed, mirror: Mirror | None = None) -> None:
-        """`mirror`, on rank 0, where they are in an object store, too."""
+    def __init__(
+        self,
+        checkpoints: Path,
+        distributed: Distributed,
+        mirror: Mirror | None = None,
+        may_commit: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`mirror`, on rank 0, where they are in an object store, too. `may_commit` raises where it is others'."""
         self._checkpoints = checkpoints
+        self._may_commit = may_commit
         self._distributed = distributed
         self._mirror = mirror
+        self.saved: Committed | None = None
+        """On rank 0: the last one that was saved here."""
 
     def save(self, steps: int, files: Mapping[str, Any], finish: Finish) -> str:
         """Write this rank's `files` (name -> what torch.save takes), and commit those of all ranks; the uuid.
@@ -50,7 +59,8 @@ class CheckpointContext:
             everyone = {name: FileEntry(**entry) for part in written for name, entry in part.items()}
             everyone.update(finish(staging.partial) or {})
             staging.add_others(everyone)
-            staging.commit(steps, everyone)
+            self._may_commit()
+            self.saved = staging.commit(steps, everyone)
         self._distributed.barrier()
         return str(uuid)
 

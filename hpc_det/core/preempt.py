@@ -15,12 +15,14 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from hpc_det.launch.doorbell import Line
+from hpc_det.launch.heartbeat import Phase, Progress
 from hpc_det.launch.signals import SignalPipe
 
 _FOREVER = timedelta(days=365)
@@ -34,9 +36,14 @@ class StopAgreement:
         self._size = size
         self._store = PrefixStore(prefix, store)
         self._tick = 0
+        self._phase: Phase = "between steps"
+        self._borders = self._began = self._alone = self._first = 0
+        self._warm: set[Phase] = set()
         self._stop_at: float = math.inf
         self._settled = False
         self._noticed = False
+        self.deadline: float | None = None
+        """When this process will be gone, as far as whoever has given notice knows; seconds since the epoch."""
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._agree, name="stop-agreement", daemon=True)
         self._thread.start()
@@ -50,6 +57,38 @@ class StopAgreement:
         """Called at the same points by every rank; all get the same answer at the same call."""
         self._tick += 1
         return self._tick >= self._stop_at and self._verdict()
+
+    @contextmanager
+    def steps(self, phase: Phase, first: int = 0) -> Iterator[None]:
+        """Around a loop over batches from number `first` on, of all ranks, in which `should_stop` or `step` tells of
+        each.
+        """
+        self._border()
+        self._first = first
+        self._phase = phase
+        try:
+            yield
+        finally:
+            self._phase = "between steps"
+            self._border()
+        self._warm.add(phase)
+
+    def step(self) -> None:
+        """Done, in a loop in which not every rank has as many."""
+        self._alone += 1
+
+    def _border(self) -> None:
+        """Whoever is before a loop, in it and behind it can be told apart."""
+        self._borders += 1
+        self._began, self._alone = self._tick + self._borders, 0
+
+    @property
+    def progress(self) -> Progress:
+        """Read by another thread. The first tick of a loop may come before its first step."""
+        steps = self._tick + self._borders
+        warm = self._phase in self._warm or self._alone > 0 or steps > self._began + 1
+        batch = self._first + (self._alone or steps - self._began)
+        return Progress(self._phase, steps, self._alone, warm and self._phase != "between steps", batch)
 
     @property
     def noticed(self) -> bool:
@@ -108,7 +147,8 @@ def give_notice(store: Store, prefix: str) -> None:
 class Listener:
     """Waits, in a thread, for a signal to this rank or the bell of its agent, and gives notice."""
 
-    def __init__(self, signals: SignalPipe, line: Line | None, give_notice: Callable[[], None]) -> None:
+    def __init__(self, signals: SignalPipe, line: Line | None, give_notice: Callable[[float | None], None]) -> None:
+        """`give_notice` takes the deadline, where it is known."""
         self._signals = signals
         self._line = line
         self._give_notice = give_notice
@@ -140,12 +180,13 @@ class Listener:
             if self._line:
                 self._line.send({"heard": number.name})
             else:
-                self._give_notice()
+                self._give_notice(None)
 
     def _on_line(self, line: Line) -> None:
         messages = line.receive()
         if messages is None:
             print("hpc-det: the node agent is gone; this rank leaves", file=sys.stderr, flush=True)
             os._exit(1)
-        if any("stop" in message for message in messages):
-            self._give_notice()
+        for message in messages:
+            if "stop" in message:
+                self._give_notice(message.get("deadline"))

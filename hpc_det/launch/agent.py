@@ -22,6 +22,7 @@ from pathlib import Path
 from hpc_det import compat
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.clock import end_of_grace
 from hpc_det.launch.container import (
     ENVIRONMENT_FILE,
     contained,
@@ -34,16 +35,16 @@ from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import failure_now, first_failure, note_failure
 from hpc_det.launch.last_words import last_line, size_of
 from hpc_det.launch.network import own_address
-from hpc_det.launch.node_folders import NodeFolders, node_folders
-from hpc_det.launch.rendezvous import await_rendezvous, publish
+from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe, shielded
+from hpc_det.launch.vigil import IllNode, vigil
 from hpc_det.plan.container import Container
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import adopt_orphans, end_descendants
 from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.store.files import write_atomic
 from hpc_det.store.folders import TrialFolder
-from hpc_det.store.stop import read_stop, request_stop
+from hpc_det.store.stop import StopRequest, read_stop, request_stop
 
 POLL_S = 1.0
 """How often the run folder is asked for a stop request that came by no signal to this node."""
@@ -57,7 +58,8 @@ class Agent:
         self._folders = folders
         self._number = number
         self._worker = worker
-        self._node_rank = scheduler(plan.scheduler).node_rank(os.environ)
+        own_scheduler = scheduler(plan.scheduler)
+        self._node_rank = own_scheduler.node_rank(os.environ)
         self._socket = f"{folders.private}/agent"
         self._selector = selectors.DefaultSelector()
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
@@ -66,6 +68,8 @@ class Agent:
         self._doorbell.on_lost = self._on_lost
         self._doorbell.on_failed = self._end
         self._doorbell.on_heard = self._on_stop_signal
+        hosts = own_scheduler.hosts(os.environ)
+        self._vigil = vigil(trial, plan, number, self._node_rank, hosts, self._selector, self._doorbell, end=self._end)
         self._parent = os.getppid()
         self._ended = False
         self._next_poll = 0.0
@@ -74,15 +78,19 @@ class Agent:
     def run(self) -> int:
         """The entrypoint's exit code; 1 where a rank was lost or the attempt was killed."""
         entrypoint = self._start()
-        while not self._ended and entrypoint.poll() is None:
+        while not self._ended and (
+            entrypoint.poll() is None or (not entrypoint.returncode and self._vigil.awaits_nodes)
+        ):
             for key, _ in self._selector.select(timeout=POLL_S):
                 key.data()
             self._poll_run_folder()
+            self._vigil.poll()
         self._hear_last_words()
         code = 1 if self._ended else entrypoint.returncode
         if code and not self._ended:
             self._note_entrypoint(code)
         end_descendants()
+        self._vigil.close()
         self._doorbell.close()
         return 1 if code else 0
 
@@ -134,8 +142,7 @@ class Agent:
 
     def _meet(self) -> tuple[Attempt, str | None]:
         address, interface = own_address(self._plan.nodes)
-        path = self._trial.rendezvous(self._number)
-        meeting = publish(path, address) if self._node_rank == 0 else await_rendezvous(path)
+        meeting = self._vigil.meet(address, self._folders)
         attempt = Attempt(
             folder=str(self._trial.path),
             worker=self._worker,
@@ -156,10 +163,12 @@ class Agent:
                 self._on_stop_signal(number.name)
 
     def _on_stop_signal(self, name: str) -> None:
-        self._doorbell.ring("signal")
+        deadline = end_of_grace(self._plan, name)
+        self._doorbell.ring("signal", deadline)
         source = f"{name} on {socket.gethostname()}"
-        request = request_stop(self._trial.stop, attempt=self._number, reason="signal", source=source)
-        self._obey(request.reason)
+        self._obey(
+            request_stop(self._trial.stop, attempt=self._number, reason="signal", source=source, deadline=deadline)
+        )
 
     def _poll_run_folder(self) -> None:
         if time.monotonic() < self._next_poll:
@@ -167,15 +176,15 @@ class Agent:
         self._next_poll = time.monotonic() + POLL_S
         request = read_stop(self._trial.stop, self._number)
         if request:
-            self._obey(request.reason)
+            self._obey(request)
         if os.getppid() != self._parent:  # whoever started this agent is gone, and nobody waits for the ranks
             self._end()
 
-    def _obey(self, reason: str) -> None:
-        if reason == "kill":
+    def _obey(self, request: StopRequest) -> None:
+        if request.reason == "kill":
             self._end()
         else:
-            self._doorbell.ring(reason)
+            self._doorbell.ring(request.reason, request.deadline)
 
     def _on_lost(self, rank: int) -> None:
         """A rank's process is gone without a bye: no collective of its peers can end well."""
@@ -204,6 +213,11 @@ def main(argv: list[str]) -> int:
     try:
         with node_folders(plan) as folders:
             return Agent(trial, plan, number, worker, folders).run()
+    except IllNode:
+        return 1
+    except BadFolder as error:
+        note_failure(trial, number, failure_now(None, str(error), unhealthy=True))
+        return 1
     except HpcDetError as error:
         note_failure(trial, number, failure_now(None, str(error), user_error=isinstance(error, UsageError)))
         print(f"hpc-det: {error}", file=sys.stderr, flush=True)

@@ -14,6 +14,8 @@ import time
 from contextlib import closing
 
 from hpc_det.checkpoint.committed import newest_steps
+from hpc_det.launch.clock import JobClock, end_of_grace
+from hpc_det.launch.excluded import Exclusions
 from hpc_det.launch.failure import Failure, failure_now, first_failure, note_failure
 from hpc_det.launch.last_words import size_of
 from hpc_det.launch.log_lines import say, say_attempt_begins
@@ -43,6 +45,7 @@ class Attempts:
         self._worker = worker
         self._start_agents = start_agents
         self._plan = JobPlan.of(trial.experiment())
+        self._exclusions = Exclusions(trial, self._plan)
         self._journal = Journal(trial.journal)
         self._scheduler = scheduler(self._plan.scheduler)
         self._job_id = self._scheduler.job_id(os.environ)
@@ -131,17 +134,32 @@ class Attempts:
         # In a session of their own: Ctrl-C at a terminal means the job, and an agent would take it for a preemption.
         command = [*self._start_agents, str(self._trial.path), str(number), str(self._worker)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        clock = JobClock(self._scheduler.ends_at(self._plan, os.environ, run_command), self._plan, self._trial.saves)
         while process.poll() is None:
-            self._selector.select()
+            self._selector.select(timeout=clock.timeout_s())
             if any(received in STOP_SIGNALS for received in self._signals.received()):
                 self._on_stop_signal(number)
+            if clock.rings():
+                self._on_time_limit(number, clock.ends_at)
         end_descendants()
         return process.returncode
+
+    def _on_time_limit(self, number: int, deadline: float | None) -> None:
+        if read_stop(self._trial.stop, number):  # the scheduler's own warning came before
+            return
+        say("the time limit is near: the ranks are told to save")
+        request_stop(self._trial.stop, attempt=number, reason="time limit", source="the job's clock", deadline=deadline)
 
     def _on_stop_signal(self, number: int) -> None:
         """The agents read the request from the run folder, where no signal of their own has come before."""
         reason: Reason = "signal" if self._scheduler.has_queue else "cancel"
-        stop = request_stop(self._trial.stop, attempt=number, reason=reason, source="a signal to the job")
+        stop = request_stop(
+            self._trial.stop,
+            attempt=number,
+            reason=reason,
+            source="a signal to the job",
+            deadline=end_of_grace(self._plan),
+        )
         if stop.reason == "kill":
             end_descendants()
 
@@ -168,9 +186,11 @@ class Attempts:
     def _end(self, number: int, cause: Cause, failure: Failure | None) -> Decision:
         user_error = failure is not None and failure.user_error
         policy = self._log_policy(number) if cause is Cause.FAILED else None
+        if cause is Cause.UNHEALTHY:
+            self._exclusions.of_ill_nodes(number)
         end = AttemptEnd(cause=cause, steps=self._progress(), user_error=user_error, log_policy=policy)
         decision = decide([*self._journal.history(), end], self._plan.max_restarts)
-        blamed = failure if cause is Cause.FAILED else None
+        blamed = failure if cause in (Cause.FAILED, Cause.HUNG, Cause.UNHEALTHY) else None
         say(f"attempt {number} ended: {cause.value}, {end.steps} batches in the newest checkpoint")
         if blamed:
             say("\n".join(filter(None, [f"first failure: {blamed.sentence()}", blamed.traceback.rstrip()])))
@@ -189,7 +209,9 @@ class Attempts:
             problem = f"log policy {match.policy!r}: {match.line}"
             say(problem)
             self._journal.problem(number, problem)
-        return next((match.policy for match in found if match.cancels_retries), None)
+            if match.action == "exclude_node":
+                self._exclusions.of_node_with_log(number, match.log, problem)
+        return next((match.policy for match in found if match.action == "cancel_retries"), None)
 
     def _progress(self) -> int:
         """Batches in the newest checkpoint. An app that saves by itself counts how often it did."""

@@ -1,8 +1,9 @@
 """The line between a node agent and its ranks: a Unix socket in a private folder of the node.
 
 rank -> agent: {"hello": RANK, "pid": PID}, then {"heard": SIGNAL} when a signal reaches the rank itself, and before it
-leaves {"bye": CODE}; agent -> rank: {"stop": REASON}. The end of the line says the rest at once: a rank that is gone
-without a bye was lost, and a rank whose agent is gone is an orphan.
+leaves {"bye": CODE}; agent -> rank: {"stop": REASON, "deadline": SECONDS SINCE THE EPOCH, OR NULL}. The end of the line
+says the rest at once: a rank that is gone without a bye was lost, and a rank whose agent is gone is an orphan. Hearts
+have lines of their own to the same socket (hpc_det.launch.heartbeat).
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+
+LONGEST_MESSAGE = 2**20
+"""In bytes: what is longer was sent by no agent and no rank."""
 
 
 class Line:
@@ -37,6 +41,8 @@ class Line:
         if not data:
             return None
         *lines, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) > LONGEST_MESSAGE:
+            return None
         return [json.loads(line) for line in lines]
 
     @classmethod
@@ -53,9 +59,10 @@ class Doorbell:
         self.on_lost: Callable[[int], None] = lambda rank: None
         self.on_failed: Callable[[], None] = lambda: None
         self.on_heard: Callable[[str], None] = lambda signal: None
+        self.on_heart: Callable[[Line, dict[str, Any]], None] = lambda line, message: None
         self.ranks: dict[int, int] = {}
         """Rank -> process id, of all that ever said hello."""
-        self._rung: str | None = None
+        self._rung: dict[str, Any] | None = None
         self._lines: list[Line] = []
         self._selector = selector
         self._server = socket.socket(socket.AF_UNIX)
@@ -64,12 +71,12 @@ class Doorbell:
         self._server.listen(1024)
         selector.register(self._server, selectors.EVENT_READ, self._accept)
 
-    def ring(self, reason: str) -> None:
-        """Tell every rank to stop, also those that are still starting."""
+    def ring(self, reason: str, deadline: float | None = None) -> None:
+        """Tell every rank to stop, also those that are still starting. `deadline`: when they will be gone."""
         if self._rung is None:
-            self._rung = reason
+            self._rung = {"stop": reason, "deadline": deadline}
             for line in self._lines:
-                line.send({"stop": reason})
+                line.send(self._rung)
 
     def close(self) -> None:
         for line in list(self._lines):
@@ -83,7 +90,7 @@ class Doorbell:
         on_board: list[int] = []
         self._selector.register(line.connection, selectors.EVENT_READ, lambda: self._listen(line, on_board))
         if self._rung is not None:
-            line.send({"stop": self._rung})
+            line.send(self._rung)
 
     def _listen(self, line: Line, on_board: list[int]) -> None:
         """`on_board` holds the rank at the other end from its hello to its bye."""
@@ -97,6 +104,8 @@ class Doorbell:
             if "hello" in message:
                 self.ranks[message["hello"]] = message["pid"]
                 on_board.append(message["hello"])
+            elif "heart" in message:
+                self.on_heart(line, message)
             elif "heard" in message:
                 self.on_heard(message["heard"])
             elif "bye" in message:

@@ -6,7 +6,6 @@ import os
 import socket
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import TrialFolder
@@ -18,8 +17,9 @@ COLLATERAL_S = 2.0
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     rank: int | None
-    """None: the entrypoint itself, before any rank said hello."""
+    """None: the entrypoint itself, before any rank said hello, or the node."""
     host: str
+    """Of an unhealthy node: as the scheduler calls it."""
     time: float
     message: str
     traceback: str = ""
@@ -35,18 +35,25 @@ class Failure:
     """The node failed its checks, before any rank was started there."""
 
     def sentence(self) -> str:
+        if self.unhealthy:
+            return f"node {self.host}: {self.message}"
         who = f"rank {self.rank}" if self.rank is not None else "the entrypoint"
         return f"{who} on {self.host}: {self.message}"
 
 
 def note_failure(trial: TrialFolder, attempt: int, failure: Failure) -> None:
-    """Keep the first failure of each rank."""
+    """Keep the first failure of each rank, and of each node."""
     folder = trial.failures(attempt)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    name = f"rank-{failure.rank}" if failure.rank is not None else f"entrypoint-{failure.host}-{os.getpid()}"
-    path = folder / f"{name}.json"
+    path = folder / f"{_name(failure)}.json"
     if not path.exists():
         write_json(path, asdict(failure))
+
+
+def _name(failure: Failure) -> str:
+    if failure.unhealthy:
+        return f"node-{failure.host}"
+    return f"rank-{failure.rank}" if failure.rank is not None else f"entrypoint-{failure.host}-{os.getpid()}"
 
 
 def failure_now(rank: int | None, message: str, **details: object) -> Failure:
@@ -54,17 +61,19 @@ def failure_now(rank: int | None, message: str, **details: object) -> Failure:
 
 
 def first_failure(trial: TrialFolder, attempt: int) -> Failure | None:
-    """The root cause: the earliest, but a rank lost without a word goes before the peers that complain of it."""
-    failures = sorted(_failures(trial.failures(attempt)), key=lambda failure: failure.time)
-    if not failures:
+    """The root cause: the earliest, but a rank lost without a word goes before the peers that complain of it.
+
+    A verdict on a node, or on ranks that hang, ends the gang, and goes before all that comes of it.
+    """
+    found = failures(trial, attempt)
+    if not found:
         return None
-    together = [failure for failure in failures if failure.time <= failures[0].time + COLLATERAL_S]
-    return next((failure for failure in together if failure.lost), failures[0])
+    together = [failure for failure in found if failure.time <= found[0].time + COLLATERAL_S]
+    verdict = next((failure for failure in found if failure.unhealthy or failure.hung), None)
+    return verdict or next((failure for failure in together if failure.lost), found[0])
 
 
-def _failures(folder: Path) -> list[Failure]:
-    try:
-        paths = sorted(folder.glob("*.json"))
-    except FileNotFoundError:
-        return []
-    return [Failure(**data) for data in map(read_json, paths) if data]
+def failures(trial: TrialFolder, attempt: int) -> list[Failure]:
+    """All of an attempt, the earliest first."""
+    paths = trial.failures(attempt).glob("*.json")
+    return sorted((Failure(**data) for data in map(read_json, paths) if data), key=lambda failure: failure.time)

@@ -15,6 +15,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from hpc_det.launch.excluded import excluded_hosts
 from hpc_det.launch.log_lines import say
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.launch.way_back import WayBack
@@ -50,7 +51,7 @@ class Job:
         if self._has_nothing_to_do():
             self._way_back.leave()
             return 0
-        self._way_back.begin()
+        self._way_back.begin(excluded_hosts(self._experiment))
         if len(self._workers) == 1:
             codes = [Worker(self._experiment, self._workers[0], self._start_agents).run()]
         else:
@@ -109,7 +110,7 @@ class Job:
 
     def _come_back(self) -> int:
         try:
-            next_job = self._way_back.take()
+            next_job = self._way_back.take(excluded_hosts(self._experiment))
         except CommandError as error:
             say(f"could not go back into the queue: {error}")
             self._note(str(error))

@@ -9,11 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from hpc_det.errors import UsageError
+from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.plan.job_plan import JobPlan
 
 LONGEST_SOCKET_FOLDER = 80
 """A Unix socket's path has 108 bytes (unix(7)); a `$TMPDIR` may be longer."""
+
+
+class BadFolder(HpcDetError):
+    """Full, or read-only, or worse: the node is to blame."""
 
 
 class NodeFolders(NamedTuple):
@@ -25,14 +29,21 @@ class NodeFolders(NamedTuple):
 
 @contextmanager
 def node_folders(plan: JobPlan) -> Iterator[NodeFolders]:
-    """Raises UsageError where the node lacks the cluster's scratch folder."""
+    """Raises UsageError where the node lacks the cluster's scratch folder, BadFolder where one takes nothing."""
     short = None if len(tempfile.gettempdir()) <= LONGEST_SOCKET_FOLDER else "/tmp"
-    with tempfile.TemporaryDirectory(prefix="hpc-det-", dir=short) as private:
+    with _temporary(short) as private:
         if plan.scratch is None:
             yield NodeFolders(private, None)
             return
-        with tempfile.TemporaryDirectory(prefix="hpc-det-", dir=_base(plan.scratch)) as scratch:
+        with _temporary(_base(plan.scratch)) as scratch:
             yield NodeFolders(private, scratch)
+
+
+def _temporary(base: str | None) -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="hpc-det-", dir=base)
+    except OSError as error:
+        raise BadFolder(f"{base or tempfile.gettempdir()}: {error.strerror}") from None
 
 
 def _base(scratch: str) -> str:

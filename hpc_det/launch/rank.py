@@ -6,6 +6,7 @@ signals, the note of a failure.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
@@ -17,6 +18,7 @@ from hpc_det.errors import HpcDetError, InvalidHP
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.doorbell import Line
 from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.launch.heartbeat import Heart
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 
 
@@ -27,6 +29,7 @@ class RankProcess:
     attempt: Attempt
     signals: SignalPipe
     line: Line
+    heart: Heart
 
     def say_goodbye(self, code: int) -> None:
         """The last word to the agent: a line that ends without it means that the rank was lost."""
@@ -37,8 +40,13 @@ def join_gang(env: Mapping[str, str]) -> RankProcess:
     """Say hello to the agent. From now on what this process prints goes to its log, and signals wait to be read."""
     attempt, rank = Attempt.from_env(env), int(env["RANK"])
     _log_to(attempt.trial.rank_log(attempt.number, rank))
-    process = RankProcess(attempt=attempt, signals=SignalPipe(STOP_SIGNALS), line=Line.connect(attempt.socket))
-    os.register_at_fork(after_in_child=lambda: _let_go(process.signals, process.line))
+    process = RankProcess(
+        attempt=attempt,
+        signals=SignalPipe(STOP_SIGNALS),
+        line=Line.connect(attempt.socket),
+        heart=Heart(attempt.socket, rank),
+    )
+    os.register_at_fork(after_in_child=lambda: _let_go(process.signals, process.line, process.heart.line))
     process.line.send({"hello": rank, "pid": os.getpid()})
     return process
 
@@ -52,8 +60,12 @@ def main(trial_name: str) -> int:
 
 def _run(trial_name: str, process: RankProcess) -> int:
     try:
+        # What an import makes stays: to look through it for garbage would be a fifth of the time until the first batch.
+        gc.disable()
         from hpc_det.pytorch.harness import run_trial
 
+        gc.freeze()
+        gc.enable()
         run_trial(trial_name, process, os.environ)
     except BaseException as error:
         if isinstance(error, HpcDetError):
@@ -75,10 +87,11 @@ def note_error(attempt: Attempt, rank: int | None, error: BaseException) -> None
     note_failure(attempt.trial, attempt.number, failure)
 
 
-def _let_go(signals: SignalPipe, line: Line) -> None:
+def _let_go(signals: SignalPipe, *lines: Line) -> None:
     """A forked child, a DataLoader's worker, is no rank: its end of the line would hide that the rank is gone."""
     signals.let_go()
-    line.connection.close()
+    for line in lines:
+        line.connection.close()
 
 
 def _log_to(path: Path) -> None:

@@ -30,11 +30,13 @@ class Rendezvous:
     host: str
     port: int
     secret: str
+    agents_port: int = 0
+    """Where node 0's agent waits for the others (hpc_det.launch.peers); 0: it is alone."""
 
 
-def publish(path: Path, host: str) -> Rendezvous:
+def publish(path: Path, host: str, agents_port: int = 0) -> Rendezvous:
     """Node 0: choose and publish."""
-    meeting = Rendezvous(host=host, port=free_port(), secret=secrets.token_hex(16))
+    meeting = Rendezvous(host=host, port=free_port(), secret=secrets.token_hex(16), agents_port=agents_port)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_json(path, asdict(meeting))
     return meeting

@@ -33,10 +33,10 @@ class WayBack:
         self._job_id = self._scheduler.job_id(os.environ)
         self._begun: threading.Thread | None = None
 
-    def begin(self) -> None:
-        """Submit the successor, beside what the job does: it costs the start no time."""
+    def begin(self, exclude: Sequence[str] = ()) -> None:
+        """Submit the successor, away from the hosts `exclude`, beside what the job does: it costs the start no time."""
         if self._plan.resume == "successor" and not self._waiting():  # a job that was requeued may have one
-            self._begun = threading.Thread(target=self._submit_or_say)
+            self._begun = threading.Thread(target=self._submit_or_say, args=(exclude,))
             self._begun.start()
 
     def take(self, exclude: Sequence[str] = ()) -> str:
@@ -79,9 +79,9 @@ class WayBack:
         queued: list[str] = (read_json(self._file) or {"jobs": []})["jobs"]
         return queued[queued.index(self._job_id) + 1 :] if self._job_id in queued else []
 
-    def _submit_or_say(self) -> None:
+    def _submit_or_say(self, exclude: Sequence[str]) -> None:
         try:
-            self._submit(())
+            self._submit(exclude)
         except CommandError as error:
             say(f"could not queue the next job: {error}")
 

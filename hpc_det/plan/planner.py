@@ -9,6 +9,7 @@ from hpc_det.errors import UsageError
 from hpc_det.plan.in_container import container, unmountable
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.plan.placement import Placement
+from hpc_det.plan.pool import grace_of_preemption_s
 from hpc_det.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def plan_jobs(
         start_agents_with=cluster.start_agents_with,
         mpi_launcher=tuple(cluster.mpi_launcher),
         network_interface=cluster.dtrain_network_interface,
-        grace_time_s=cluster.grace_time_s,
+        grace_time_s=grace_of_preemption_s(cluster),
         resume=way_back(cluster, place) if cluster.has_queue else "requeue",
         chain_length=cluster.chain_length,
         health_checks=cluster.health_checks,

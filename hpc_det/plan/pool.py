@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from hpc_det.checkpoint.interval import grace_is_too_short
 from hpc_det.errors import UsageError
 from hpc_det.plan.gang import gang
 from hpc_det.plan.in_container import container_notes, container_problems
 
 if TYPE_CHECKING:
+    from hpc_det.checkpoint.saves import SaveTimes
     from hpc_det.config.cluster import Cluster
     from hpc_det.config.schema import Experiment
 
@@ -42,12 +44,33 @@ def pool_notes(experiment: Experiment, cluster: Cluster) -> list[str]:
 
 def cluster_notes(cluster: Cluster, pool: str | None) -> list[str]:
     """What a user should know of the pool, None for the default one."""
-    there = cluster.in_pool(pool)
-    if there.preempt_mode not in ("requeue", "cancel") or there.grace_time_s != 0:
+    if grace_of_preemption_s(cluster.in_pool(pool)) != 0:
         return []
     return [
         f"{_pool_of(cluster, pool)} preempts without a grace time: a job may end before it has saved, and goes on from "
-        "a checkpoint of min_checkpoint_period"
+        "a checkpoint of min_checkpoint_period, or of checkpoint_interval: auto, which is on there by itself"
+    ]
+
+
+def grace_of_preemption_s(cluster: Cluster) -> int | None:
+    """What a preempted job has for its save, `cluster` being the profile in a pool; None: nobody knows, or it never is.
+
+    Profiles made from what a scheduler tells have a grace time for pools that preempt nobody, too.
+    """
+    return cluster.grace_time_s if cluster.preempt_mode in ("requeue", "cancel") else None
+
+
+def save_notes(experiment: Experiment, cluster: Cluster, former: int, times: SaveTimes | None) -> list[str]:
+    """What is known before the submission from saves of experiment `former`, whose longest are in `times`.
+
+    `cluster` is the profile in the experiment's pool.
+    """
+    grace_s = grace_of_preemption_s(cluster)
+    if not times or not grace_is_too_short(grace_s, times) or experiment.checkpoint_interval == "auto":
+        return []
+    return [
+        f"preempted jobs of {_pool_of(cluster, experiment.resources.resource_pool)} have {grace_s} s, and a save of "
+        f"experiment {former} took {times.longest_s:.3g} s: set checkpoint_interval: auto, or a min_checkpoint_period"
     ]
 
 

@@ -13,6 +13,7 @@ does after its resume exactly what it would have done without the stop.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +26,7 @@ from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricsLog, scalar
 from hpc_det.core.preempt import StopAgreement
 from hpc_det.core.rng import restore_rng, seed_everything, unchanged_generators
+from hpc_det.core.save_pace import SavePace
 from hpc_det.core.searcher import SearcherContext
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
@@ -61,6 +63,7 @@ class Loop:
         *,
         stop: StopAgreement,
         checkpoints: CheckpointContext,
+        pace: SavePace,
         log: MetricsLog,
         portable: Portable,
         searcher: SearcherContext | None = None,
@@ -77,6 +80,7 @@ class Loop:
         self._distributed: Distributed = context.distributed
         self._stop = stop
         self._checkpoints = checkpoints
+        self._pace = pace
         self._log = log
         self._portable = portable
         self._searcher = searcher
@@ -98,7 +102,7 @@ class Loop:
             stack.callback(self._callbacks.call, "on_trial_shutdown")
             batches = self._begin(stack)
             self._train_to_the_end(batches)
-            if not self._is_saved():
+            if not self.is_saved and self._has_time():
                 self._save()
         if self.end == "finished" and self._distributed.is_chief:
             self._prune(latest=self._schedule.save_latest)
@@ -132,7 +136,7 @@ class Loop:
         """Whether the search wants more of this trial, which is trained as long as was asked."""
         if self._searcher is None:
             return False
-        if not self._is_saved():  # a report that stands, of a batch that is gone, would not be made again
+        if not self.is_saved:  # a report that stands, of a batch that is gone, would not be made again
             self._save()
         if self._progress.stop_requested:
             self._searcher.end()
@@ -160,6 +164,7 @@ class Loop:
             self._load_weights(self._weights)
         self._continue_log()
         self._check_savable()
+        self._pace.begin(self._progress.steps)
         self._callbacks.call("on_training_start")
         self._context.profiler.start()
         stack.callback(self._context.profiler.stop)
@@ -268,7 +273,8 @@ class Loop:
         What is the same for all of them is done once: at a batch it would cost microseconds.
         """
         progress, first, start = self._progress, self._progress.steps, self._progress.position
-        count = int(min(self._schedule.next_boundary(first) - first, max(self._data.whole_batches(start), 1)))
+        until = min(self._schedule.next_boundary(first), self._pace.next_look)
+        count = int(min(until - first, max(self._data.whole_batches(start), 1)))
         ends_epoch = self._data.after(start, count).epoch > start.epoch
         self._context.batch = first
         self._context.begin_epoch(
@@ -278,7 +284,10 @@ class Loop:
         )
         if progress.starts_epoch:
             self._callbacks.call("on_training_epoch_start", start.epoch)
-        trained = self._train(batches, first, count, start.epoch)
+        began = time.perf_counter()
+        with self._stop.steps("training", first):
+            trained = self._train(batches, first, count, start.epoch)
+        self._pace.trained(trained, time.perf_counter() - began)
         progress.advance(self._data.after(start, trained), trained)
         if progress.epoch_ended:
             self._callbacks.call("on_training_epoch_end", start.epoch)
@@ -338,7 +347,8 @@ class Loop:
         """Validate and save if that is due here; False when a stop is on its way and the validation was abandoned."""
         if self._schedule.validation_is_due(self._progress) and not self._validate():
             return False
-        if self._schedule.checkpoint_is_due(self._progress, improved=self._improved) and not self._is_saved():
+        is_due = self._pace.is_due(self._progress.steps)
+        if (is_due or self._schedule.checkpoint_is_due(self._progress, improved=self._improved)) and not self.is_saved:
             self._save()
         return True
 
@@ -366,14 +376,21 @@ class Loop:
 
     # --- saving
 
-    def _is_saved(self) -> bool:
+    @property
+    def is_saved(self) -> bool:
+        """Whether the newest checkpoint has all that was trained."""
         return self._saved == self._reached() or self._progress.steps == 0
 
     def _reached(self) -> tuple[int, int]:
         """A validation changes what is saved: callbacks, and schedulers that they step."""
         return self._progress.steps, self._progress.validated
 
+    def _has_time(self) -> bool:
+        """Whether a stop leaves time for a save."""
+        return not self._stop.stopped or self._pace.has_time(self._stop.deadline)
+
     def _save(self) -> None:
+        self._pace.save_begins()
         with unchanged_generators():
             files = {rank_file(self._distributed.rank): rank_state(self._context, self._open_report.window)}
             if self._distributed.is_chief:
@@ -383,10 +400,12 @@ class Loop:
                 files[PROGRESS] = progress_state(self._progress, self._distributed.size)
                 self._log.flush()
             uuid = self._checkpoints.save(self._progress.steps, files, self._finish_checkpoint)
+            self._pace.save_committed()
             self._saved = self._reached()
             if self._distributed.is_chief:
                 self._prune(latest=max(RESUME_DEPTH, self._schedule.save_latest))
             self._callbacks.call("on_checkpoint_upload_end", uuid)
+        self._pace.save_ends(self._progress.steps, self._checkpoints.saved)
 
     def _finish_checkpoint(self, folder: Path) -> dict[str, FileEntry]:
         entries = self._portable.write(folder, self._progress.steps)

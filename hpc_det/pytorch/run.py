@@ -21,9 +21,11 @@ from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricsLog
 from hpc_det.core.preempt import Listener, StopAgreement, give_notice
+from hpc_det.core.save_pace import SavePace
 from hpc_det.core.searcher import SearcherContext
 from hpc_det.errors import UsageError
 from hpc_det.launch.doorbell import Line
+from hpc_det.launch.heartbeat import Progress
 from hpc_det.launch.rank import RankProcess
 from hpc_det.launch.signals import SignalPipe
 from hpc_det.pytorch.context import PyTorchTrialContext
@@ -33,11 +35,12 @@ from hpc_det.pytorch.schedule import Schedule
 from hpc_det.pytorch.shown_log import ShownLog
 from hpc_det.pytorch.trial import PyTorchTrial
 from hpc_det.pytorch.trial_context import parameters_of
-from hpc_det.store.files import write_json
+from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.journal import Journal
 
 Outcome = dict[str, Any]
-"""The content of outcome.json: the attempt, how it ended (`Loop.end`), and the batches trained."""
+"""The content of outcome.json: the attempt, how it ended (`Loop.end`), the batches trained, whether they are saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,7 @@ class Run:
     attempt: int
     distributed: Distributed
     stop: StopAgreement
+    pace: SavePace
     log: MetricsLog
     code: Path | None
     """What checkpoints take along; None where nobody says what belongs to the trial."""
@@ -62,8 +66,11 @@ class Run:
     @contextmanager
     def of_attempt(cls, process: RankProcess, env: Mapping[str, str]) -> Iterator[Run]:
         """A rank that a node agent's launcher has started."""
-        attempt, distributed = process.attempt, Distributed.from_env(env)
+        attempt, distributed, outside = process.attempt, Distributed.from_env(env), process.heart.progress
+        process.heart.progress = lambda: Progress("meeting", 0)
         with gang(distributed), _stops(distributed, attempt.secret, process.signals, process.line) as stop:
+            distributed.barrier()  # a network that joins ranks and carries nothing shows here
+            process.heart.progress = lambda: stop.progress
             if distributed.is_chief:
                 keep_code(attempt.trial.experiment().code)
             spec = json.loads(attempt.trial.trial.read_text(encoding="utf-8"))
@@ -73,12 +80,14 @@ class Run:
                 attempt=attempt.number,
                 distributed=distributed,
                 stop=stop,
+                pace=_pace(attempt.trial, spec["config"], distributed),
                 log=MetricsLog(attempt.trial, attempt.number),
                 code=attempt.trial.experiment().code,
                 test=is_test(env),
                 searcher=SearcherContext(attempt.trial, attempt.worker, distributed),
                 mirror=_mirror(attempt.trial, spec["config"]) if distributed.is_chief else None,
             )
+            process.heart.progress = outside
 
     @classmethod
     @contextmanager
@@ -94,6 +103,7 @@ class Run:
                 attempt=1,
                 distributed=distributed,
                 stop=stop,
+                pace=SavePace(folder, distributed),
                 log=ShownLog(folder, 1),
                 code=None,
                 test=test,
@@ -121,7 +131,13 @@ class Run:
             context,
             schedule.for_test() if self.test else schedule,
             stop=self.stop,
-            checkpoints=CheckpointContext(self.folder.checkpoints, self.distributed, self.mirror),
+            checkpoints=CheckpointContext(
+                self.folder.checkpoints,
+                self.distributed,
+                self.mirror,
+                may_commit=lambda: Journal(self.folder.journal).insist_on_last(self.attempt),
+            ),
+            pace=self.pace,
             log=self.log,
             portable=Portable(self.spec, type(trial), self.code, is_trainer=is_trainer),
             searcher=self.searcher,
@@ -129,7 +145,7 @@ class Run:
             weights=Path(weights) if (weights := self.spec.get("warm_start")) else None,
         )
         steps = loop.run().steps
-        outcome = {"attempt": self.attempt, "kind": loop.end, "steps": steps}
+        outcome = {"attempt": self.attempt, "kind": loop.end, "steps": steps, "saved": loop.is_saved}
         if self.distributed.is_chief:
             write_json(self.folder.outcome, outcome)
         return outcome
@@ -172,6 +188,12 @@ def _check_group(distributed: Distributed) -> None:
         )
 
 
+def _pace(trial: TrialFolder, config: dict[str, Any], distributed: Distributed) -> SavePace:
+    plan = read_json(trial.experiment().plan) if distributed.is_chief else None
+    auto = config.get("checkpoint_interval") == "auto"
+    return SavePace(trial, distributed, auto=auto, grace_s=plan and plan.get("grace_time_s"))
+
+
 def _mirror(trial: TrialFolder, config: dict[str, Any]) -> Mirror | None:
     url = trial.experiment().checkpoints_url()
     if url is None:
@@ -191,7 +213,12 @@ def _stops(distributed: Distributed, secret: str, signals: SignalPipe, line: Lin
     waiting = distributed.side_store()
     speaking = waiting if alone else distributed.side_store()
     stop = StopAgreement(distributed.rank, distributed.size, waiting, prefix)
-    listener = Listener(signals, line, lambda: give_notice(speaking, prefix))
+
+    def notice(deadline: float | None) -> None:
+        stop.deadline = deadline
+        give_notice(speaking, prefix)
+
+    listener = Listener(signals, line, notice)
     all_well = False
     try:
         yield stop

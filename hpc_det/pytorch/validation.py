@@ -78,13 +78,15 @@ class Validation:
         window = MetricWindow(self._trial.evaluation_reducer(), numbers_only=True)
         outputs: list[Any] = []
         batches = self._context.on_device(self._data.batches(), loaded_in_workers=self._data.loads_in_workers)
-        for number, batch in enumerate(islice(batches, self._limit)):
-            if number < self._ticks and self._stop.should_stop():
-                return None
-            metrics = self._evaluate(batch, number)
-            window.add(metrics)
-            if self._keeps_outputs:
-                outputs.append(metrics)
+        with self._stop.steps("validation"):
+            for number, batch in enumerate(islice(batches, self._limit)):
+                if number < self._ticks and self._stop.should_stop():
+                    return None
+                metrics = self._evaluate(batch, number)
+                self._stop.step()
+                window.add(metrics)
+                if self._keeps_outputs:
+                    outputs.append(metrics)
         self._callbacks.call("on_validation_epoch_end", outputs)
         return self._reduced(window)
 

@@ -80,6 +80,9 @@ class Local:
     def node_rank(self, env: Mapping[str, str]) -> int:
         return 0
 
+    def hosts(self, env: Mapping[str, str]) -> list[str]:
+        return [socket.gethostname()]
+
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
         """There is no other host."""
 

@@ -94,6 +94,9 @@ class Scheduler(Protocol):
 
     def node_rank(self, env: Mapping[str, str]) -> int: ...
 
+    def hosts(self, env: Mapping[str, str]) -> list[str]:
+        """The nodes of the gang that `env` belongs to, by node rank, in the names that `Submission.exclude` takes."""
+
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
         """Keep a job that waits in the queue, or is requeued, away from these hosts."""
 

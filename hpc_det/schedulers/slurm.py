@@ -134,6 +134,10 @@ class Slurm:
     def node_rank(self, env: Mapping[str, str]) -> int:
         return int(env["SLURM_NODEID"])
 
+    def hosts(self, env: Mapping[str, str]) -> list[str]:
+        """The step's, where an allocation is shared."""
+        return host_names(env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"])
+
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
         if hosts:
             run(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(hosts)}"])
@@ -213,6 +217,29 @@ def _own_line(sbatch_args: Sequence[str]) -> list[str]:
 
 def _shown(job_id: str, run: Run) -> dict[str, str]:
     return parse_scontrol(run(["scontrol", "show", "job", "--oneliner", job_id]))
+
+
+def host_names(node_list: str) -> list[str]:
+    """Slurm's short form, "gpu[1-3,07],login", in full (scontrol(1), show hostnames)."""
+    names = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", node_list)
+    return [host for name in names for host in _spelt_out(name)]
+
+
+def _spelt_out(name: str) -> list[str]:
+    before, bracket, rest = name.partition("[")
+    if not bracket:
+        return [name]
+    numbers, _, after = rest.partition("]")
+    return [f"{before}{number}{end}" for number in _numbers(numbers) for end in _spelt_out(after)]
+
+
+def _numbers(ranges: str) -> list[str]:
+    """ "08-10,15" is 08, 09, 10, 15."""
+    found = []
+    for item in ranges.split(","):
+        first, _, last = item.partition("-")
+        found += [f"{number:0{len(first)}}" for number in range(int(first), int(last or first) + 1)]
+    return found
 
 
 def parse_squeue(output: str) -> dict[str, JobStatus]:

@@ -66,6 +66,11 @@ class TrialFolder:
         return self.path / "checkpoints"
 
     @property
+    def saves(self) -> Path:
+        """How long saves took: see hpc_det.checkpoint.saves. Written by rank 0."""
+        return self.path / "saves.json"
+
+    @property
     def tensorboard(self) -> Path:
         """Event files and profiler traces; those of rank R above 0 in rank-R."""
         return self.path / "tensorboard"
@@ -100,6 +105,10 @@ class TrialFolder:
     def rendezvous(self, attempt: int) -> Path:
         """Where the ranks of an attempt meet, published by the agent of node 0."""
         return self.path / f"attempt-{attempt}" / "rendezvous.json"
+
+    def nodes(self, attempt: int) -> Path:
+        """The hosts of an attempt, as the scheduler calls them, by node rank; from the agent of node 0."""
+        return self.path / f"attempt-{attempt}" / "nodes.json"
 
     def failures(self, attempt: int) -> Path:
         """A file for each rank that failed, written by the rank, or by its agent when the rank could not."""

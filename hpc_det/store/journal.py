@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpc_det.errors import HpcDetError
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.store.files import append_line, read_lines
 
@@ -51,6 +52,13 @@ class Journal:
     def last_attempt(self) -> int:
         """0 before the first one."""
         return max((event["attempt"] for event in self.events()), default=0)
+
+    def insist_on_last(self, attempt: int) -> None:
+        """Raises HpcDetError where a later attempt has begun: two jobs may be alive at once, when one was believed gone
+        with its node, and only the later one may write.
+        """
+        if (last := self.last_attempt()) > attempt:
+            raise HpcDetError(f"attempt {last} of this trial has begun; this one, {attempt}, writes no more")
 
     def open_job(self) -> tuple[int, str] | None:
         """Worker and job of the attempt that has started and not ended."""

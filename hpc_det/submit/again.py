@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hpc_det.checkpoint.saves import SaveTimes, read_saves
 from hpc_det.config.merge import leaves
 from hpc_det.errors import UsageError
+from hpc_det.plan.pool import save_notes
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
@@ -39,7 +41,14 @@ def stored(experiment: ExperimentFolder, overrides: Sequence[str], cluster: dict
         for path, value in leaves(found.tree)
     }
     # What has no effect was said when the experiment was created.
-    return replace(found, points=read_json(experiment.points) or [], origins=now, notes=[])
+    notes = save_notes(found.experiment, found.cluster, experiment.id, _longest_save(experiment))
+    return replace(found, points=read_json(experiment.points) or [], origins=now, notes=notes)
+
+
+def _longest_save(experiment: ExperimentFolder) -> SaveTimes | None:
+    """The times of the trial with the longest one."""
+    measured = [times for trial in experiment.trials() if (times := read_saves(trial.saves))]
+    return max(measured, key=lambda times: times.longest_s, default=None)
 
 
 def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:

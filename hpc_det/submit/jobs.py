@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpc_det.errors import UsageError
+from hpc_det.launch.excluded import excluded_hosts
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.plan.placement import placement
 from hpc_det.plan.planner import plan_jobs
@@ -61,12 +62,12 @@ def queue_jobs(jobs: Jobs, folder: ExperimentFolder, search: SearchJournal) -> l
     """One call of the scheduler for each array; the ids. Where the number of jobs at once is limited, one array waits
     for the other. Where one is refused, none is left in the queue, and HpcDetError says why.
     """
-    arrays, queued = list(jobs.arrays.values()), list[str]()
+    arrays, queued, exclude = list(jobs.arrays.values()), list[str](), excluded_hosts(folder)
     search.submitted(arrays[0].first, sum(array.workers for array in arrays), stay=arrays[0].is_shared)
     with cancelled_on_failure(jobs.plan.scheduler, queued):
         for number, array in jobs.arrays.items():
             after = queued[-1] if queued and array.at_once else None
-            submission = Submission(script=str(folder.script(number)), array=array, after=after)
+            submission = Submission(script=str(folder.script(number)), array=array, after=after, exclude=exclude)
             queued.append(_queue(jobs.plan, folder, submission))
             record = {"job_id": queued[-1], "scheduler": jobs.plan.scheduler, "submitted": time.time()}
             write_json(folder.job(number), {**record, "first": array.first, "workers": array.workers})

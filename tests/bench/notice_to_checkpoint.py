@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.store.files import read_lines
+from hpc_det.store.journal import Journal
 from tests.e2e.story import COMMAND, Story
 
 ROUNDS = 5
@@ -20,17 +21,23 @@ CONFIG = Path(__file__).parents[2] / "conf" / "experiment" / "digits.yaml"
 OPTIONS = ("scheduling_unit=1", "min_checkpoint_period={batches: 0}", "checkpoint_policy=none")
 
 
+SPANS = (
+    "signal to committed checkpoint",
+    "signal to the next attempt's first batch",
+    "start of that attempt to its first batch",
+)
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         os.environ["HPC_DET_ROOT"] = root
         rounds = [_one_preemption(number) for number in range(1, ROUNDS + 1)]
     print(f"digits, 2 ranks on this machine, {ROUNDS} preemptions        min     median  max [s]")
-    for name, taken in (("signal to committed checkpoint", 0), ("signal to the next attempt's first batch", 1)):
-        values = [one[taken] for one in rounds]
+    for name, values in zip(SPANS, zip(*rounds, strict=True), strict=True):
         print(f"{name:48} {min(values):7.3f} {statistics.median(values):7.3f} {max(values):7.3f}")
 
 
-def _one_preemption(number: int) -> tuple[float, float]:
+def _one_preemption(number: int) -> tuple[float, float, float]:
     options = [word for option in OPTIONS for word in ("--config", option)]
     create = [str(COMMAND), "experiment", "create", str(CONFIG), str(EXAMPLE), "--cluster", "local", *options]
     subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
@@ -43,7 +50,8 @@ def _one_preemption(number: int) -> tuple[float, float]:
     saved = committed(story.trial.checkpoints)[0].time
     story.wait()
     first = next(record for record in read_lines(story.trial.metrics) if record["attempt"] == 2)
-    return saved - signalled, first["time"] - signalled
+    started = next(event for event in Journal(story.trial.journal).events() if event["attempt"] == 2)
+    return saved - signalled, first["time"] - signalled, first["time"] - started["time"]
 
 
 if __name__ == "__main__":

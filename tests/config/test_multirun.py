@@ -151,7 +151,7 @@ keys = st.sampled_from(
 axes = st.dictionaries(keys, st.lists(values, min_size=1, max_size=2), min_size=1, max_size=3)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(axes)
 def test_any_sweep_is_what_hydra_composes_point_by_point(env: dict[str, str], axes: dict[str, list[str]]) -> None:
     combinations = itertools.product(*([f"{key}={value}" for value in found] for key, found in axes.items()))
@@ -203,11 +203,11 @@ def test_a_link_to_a_folder_of_the_project_is_no_link_between_keys(
 
 
 def test_a_thousand_points_take_a_fraction_of_a_second(multirun: Callable[..., Multirun]) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     found = multirun(f"{RATE}=range(0.01,1.01,0.01)", "reproducibility.experiment_seed=range(0,10)")
     trees = effective_multirun(found).points
     assert len(trees) == 1000
-    assert time.perf_counter() - began < 1.5, "about 0.2 s on a machine with nothing else to do"
+    assert time.process_time() - began < 1.5, "of which it needs about 0.2"
 
 
 # --- what makes no sweep

@@ -322,15 +322,6 @@ def test_who_wrote_the_length_of_0_38_wrote_the_length(build: Build) -> None:
     assert found.origins["searcher.max_length.epochs"] == "config"
 
 
-def test_a_policy_that_is_not_acted_upon_yet_is_said(build: Build) -> None:
-    found = build(
-        log_policies=[{"pattern": "x", "action": "cancel_retries"}, {"pattern": "y", "action": "exclude_node"}]
-    )
-    assert found.notes == [
-        "log_policies[1].action: exclude_node has no effect yet; the match is noted in the trial's journal"
-    ]
-
-
 def test_two_log_policies_are_always_there_and_a_name_alone_switches_one_off(build: Build) -> None:
     found = build(log_policies=[{"name": "CUDA OOM"}])
     assert [(policy["name"], policy["pattern"] is None) for policy in found.tree["log_policies"]] == [

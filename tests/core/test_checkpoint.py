@@ -16,6 +16,7 @@ from hpc_det.checkpoint.committed import FileEntry, committed
 from hpc_det.core.checkpoint import CheckpointContext, load
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import HpcDetError
+from hpc_det.store.journal import Journal
 from tests.core.ranks import OnRanks
 
 
@@ -37,6 +38,17 @@ def save_together(distributed: Distributed, folder: Path) -> tuple[str, tuple[Pa
     uuid = checkpoints.save(40, files, note)
     path = folder / uuid
     return uuid, checkpoints.newest(), [load(path / f"rank-{rank}.pth") for rank in range(distributed.size)]
+
+
+def test_a_job_that_was_believed_gone_commits_nothing_once_the_next_attempt_has_begun(folder: Path) -> None:
+    journal = Journal(folder.parent / "journal.jsonl")
+    context = CheckpointContext(folder, Distributed(), may_commit=lambda: journal.insist_on_last(1))
+    journal.started(1, "7")
+    context.save(10, {"a.pth": 1}, lambda at: None)
+    journal.started(2, "8")
+    with pytest.raises(HpcDetError, match="attempt 2 of this trial has begun; this one, 1, writes no more"):
+        context.save(20, {"a.pth": 2}, lambda at: None)
+    assert [found.steps for found in committed(folder)] == [10]
 
 
 def test_two_ranks_commit_one_folder_with_the_files_of_both(on_ranks: OnRanks, folder: Path) -> None:

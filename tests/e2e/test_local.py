@@ -132,3 +132,15 @@ def test_a_trial_that_cannot_be_imported_is_one_clear_sentence_and_no_restart(tm
     assert "model_def.py, line 7)" in ended.stderr
     assert "Traceback" not in story.logged
     assert story.causes == ["failed"]
+
+
+def test_a_rank_that_hangs_is_named_with_its_stack_and_the_gang_goes_on_uncharged(undisturbed: Story) -> None:
+    story = Story.begin(TWO_SLOTS, "max_restarts=0", "hang_timeout_s=2", "hyperparameters.hang_at=20")
+    story.wait()
+    assert story.causes == ["hung", "finished"]
+    assert "first failure: rank 1 on " in story.logged
+    assert "; rank 1: training, batch 20, _hang (model_def.py:" in story.logged
+    stacks = [story.trial.rank_log(1, rank).read_text() for rank in (0, 1)]
+    assert ["in _hang\n" in stack for stack in stacks] == [False, True]
+    assert all("in _train_to_boundary\n" in stack for stack in stacks)
+    assert story.same_as(undisturbed)

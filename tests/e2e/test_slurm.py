@@ -101,8 +101,8 @@ def test_the_script_given_to_sbatch_by_hand_does_the_same_job(undisturbed: Story
     slurm_lab.run("scancel", held.job_id)
     script = held.trial.experiment().script()
     script.write_text(script.read_text().replace("#SBATCH --hold\n", ""))
-    by_hand = slurm_lab.run("sbatch", "--parsable", "--wait", str(script)).split()[0]
-    assert slurm_lab.job(by_hand)["JobState"] == "COMPLETED"
+    by_hand = slurm_lab.run("sbatch", "--parsable", str(script)).strip()
+    slurm_lab.wait_for_state(by_hand, "COMPLETED", 120)  # sbatch --wait would look after 2, 10 and 42 s
     assert held.same_as(undisturbed)
 
 

@@ -57,9 +57,11 @@ IN_S3 = f"checkpoint_storage={{type: s3, bucket: mine, secret_key: {SECRET}}}"
 
 
 @pytest.fixture
-def other_file_system() -> Iterator[Path]:
+def other_file_system(state_folder: Path) -> Iterator[Path]:
     """Not the one of the state folder, on most machines."""
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+    places = (place for place in ("/dev/shm", tempfile.gettempdir()) if os.access(place, os.W_OK))
+    here = state_folder.stat().st_dev
+    folder = Path(tempfile.mkdtemp(dir=next((place for place in places if os.stat(place).st_dev != here), None)))
     yield folder
     shutil.rmtree(folder)
 

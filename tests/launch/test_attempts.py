@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -290,6 +291,7 @@ def test_an_attempt_that_nobody_ended_lost_its_node_and_the_next_one_begins(gang
     ("reason", "ends"),
     [
         ("signal", [("preempted", "requeue"), ("finished", "done")]),
+        ("time limit", [("time limit", "requeue"), ("finished", "done")]),
         ("cancel", [("cancelled", "done")]),
         ("kill", [("cancelled", "done")]),
     ],
@@ -340,7 +342,8 @@ def slurm_job(gang: Gang, tmp_path: Path) -> dict[str, str]:
     scontrol = stubs / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n[ $1 = show ] && echo "{PREEMPTED}"\nexit 0\n')
     scontrol.chmod(0o755)
-    return {"PATH": f"{stubs}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": "4711", "SLURM_NODEID": "0"}
+    path = f"{stubs}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "SLURM_JOB_ID": "4711", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "node1"}
 
 
 def test_a_preempted_job_goes_back_into_the_queue_and_on_from_there(
@@ -358,6 +361,24 @@ def test_a_preempted_job_goes_back_into_the_queue_and_on_from_there(
     gang.plan("true", scheduler="slurm")
     assert gang.run_job(**slurm_job)[0] == 0
     assert gang.ends() == [("preempted", "requeue"), ("finished", "done")]
+
+
+def test_a_job_that_is_out_of_time_soon_has_its_ranks_save_without_any_signal(
+    gang: Gang, slurm_job: dict[str, str], tmp_path: Path
+) -> None:
+    ends_at = datetime.now() + timedelta(seconds=60)
+    shows = f"JobId=4711 JobState=RUNNING EndTime={ends_at:%Y-%m-%dT%H:%M:%S}"
+    scontrol = Path(slurm_job["PATH"].split(os.pathsep)[0]) / "scontrol"
+    scontrol.write_text(scontrol.read_text().replace(PREEMPTED, shows))
+    gang.plan_ranks(0, 1, scheduler="slurm", time_limit_min=60)
+    job = gang.start_job(**slurm_job)
+    assert job.wait(timeout=30) == 0
+    assert gang.saved() == {"0": "time limit", "1": "time limit"}
+    assert gang.ends() == [("time limit", "requeue")]
+    stop = read_stop(gang.trial.stop, 1)
+    assert stop is not None
+    assert stop.deadline == int(ends_at.timestamp())
+    assert (tmp_path / "asked").read_text().splitlines()[-1] == "requeue 4711"
 
 
 def test_a_failure_on_slurm_starts_again_on_the_same_nodes(

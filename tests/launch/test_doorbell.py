@@ -108,10 +108,10 @@ def test_a_connection_that_never_said_hello_is_no_rank(agent: Agent) -> None:
 
 def test_the_bell_reaches_every_rank_once(agent: Agent) -> None:
     lines = [agent.rank_says_hello(rank) for rank in range(3)]
-    agent.doorbell.ring("signal")
+    agent.doorbell.ring("signal", 12.5)
     agent.doorbell.ring("cancel")
     for line in lines:
-        assert line.receive() == [{"stop": "signal"}]
+        assert line.receive() == [{"stop": "signal", "deadline": 12.5}]
     agent.close()
     assert [line.receive() for line in lines] == [None, None, None]
     for line in lines:
@@ -119,9 +119,9 @@ def test_the_bell_reaches_every_rank_once(agent: Agent) -> None:
 
 
 def test_a_rank_that_comes_late_hears_the_bell_too(agent: Agent) -> None:
-    agent.doorbell.ring("signal")
+    agent.doorbell.ring("signal", 12.5)
     line = agent.rank_says_hello(0)
-    assert line.receive() == [{"stop": "signal"}]
+    assert line.receive() == [{"stop": "signal", "deadline": 12.5}]
     line.connection.close()
 
 
@@ -136,8 +136,8 @@ def test_a_rank_learns_that_its_agent_is_gone(agent: Agent) -> None:
 def test_ringing_for_a_rank_that_has_just_died_harms_nobody(agent: Agent) -> None:
     dead, alive = agent.rank_says_hello(0), agent.rank_says_hello(1)
     dead.connection.close()
-    agent.doorbell.ring("signal")
-    assert alive.receive() == [{"stop": "signal"}]
+    agent.doorbell.ring("signal", 12.5)
+    assert alive.receive() == [{"stop": "signal", "deadline": 12.5}]
     agent.until(lambda: agent.told == [("lost", 0)])
     alive.connection.close()
 

@@ -15,8 +15,8 @@ def test_each_policy_tells_its_first_line_and_one_that_is_switched_off_none(tmp_
     (tmp_path / "rank-1.log").write_bytes(b"\xff not UTF-8\nout of memory: 2\nslow disk\n")
     logs = {tmp_path / "rank-0.log": 0, tmp_path / "rank-1.log": 0}
     assert matches([OOM, OFF, NAMELESS], logs) == [
-        Match("OOM", "out of memory: 1", cancels_retries=True),
-        Match("^slow", "slow disk", cancels_retries=False),
+        Match("OOM", "out of memory: 1", "cancel_retries", tmp_path / "rank-0.log"),
+        Match("^slow", "slow disk", "exclude_node", tmp_path / "rank-1.log"),
     ]
 
 

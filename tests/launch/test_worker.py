@@ -266,7 +266,8 @@ def slurm(tmp_path: Path) -> dict[str, str]:
         (stubs / name).chmod(0o755)
     (tmp_path / "scontrol").write_text("JobState=RUNNING EndTime=2026-11-20T12:00:00 PreemptTime=2026-11-20T11:59:30\n")
     (tmp_path / "squeue").write_text("4711_0|RUNNING|None\n")
-    return {"PATH": f"{stubs}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": "4711", "SLURM_NODEID": "0"}
+    path = f"{stubs}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "SLURM_JOB_ID": "4711", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "node1"}
 
 
 def asked(tmp_path: Path, command: str) -> list[str]:

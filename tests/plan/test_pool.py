@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from hpc_det.plan.pool import cluster_notes, pool_notes, pool_problems
+from hpc_det.checkpoint.saves import SaveTimes, after_save
+from hpc_det.plan.pool import cluster_notes, grace_of_preemption_s, pool_notes, pool_problems, save_notes
 from tests.plan.sites import cluster, experiment
 
 POOLS = {"low": {"max_time_limit": "01:00:00"}, "high": {"slot_type": "cpu"}}
@@ -76,6 +77,41 @@ def test_a_mount_that_every_rank_sees_anyway_needs_no_container() -> None:
 def test_a_preemption_without_grace_is_noted(mode: str, grace: int | None, noted: bool) -> None:
     site = cluster(preempt_mode=mode, grace_time_s=grace)
     assert bool(cluster_notes(site, None)) is noted
+
+
+def save_of(seconds: float) -> SaveTimes:
+    return after_save(None, committed_s=seconds, stall_s=seconds, size_bytes=1, batch_s=None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "grace", "took_s", "noted"),
+    [
+        ("requeue", 30, 31, True),
+        ("cancel", 30, 31, True),
+        ("requeue", 30, 29, False),
+        ("off", 30, 31, False),
+        ("requeue", None, 31, False),
+        ("requeue", 30, None, False),
+    ],
+)
+def test_a_grace_time_shorter_than_a_save_of_the_former_experiment_is_noted(
+    mode: str, grace: int | None, took_s: float | None, noted: bool
+) -> None:
+    site, times = cluster(preempt_mode=mode, grace_time_s=grace), save_of(took_s) if took_s else None
+    assert (
+        save_notes(experiment(), site, 12, times)
+        == [
+            "preempted jobs of cluster 'atlas' have 30 s, and a save of experiment 12 took 31 s: set "
+            "checkpoint_interval: auto, or a min_checkpoint_period"
+        ]
+        * noted
+    )
+    assert save_notes(experiment(checkpoint_interval="auto"), site, 12, times) == []
+
+
+@pytest.mark.parametrize(("mode", "known"), [("requeue", 0), ("cancel", 0), ("off", None), ("suspend", None)])
+def test_only_a_pool_that_preempts_has_a_grace_time(mode: str, known: int | None) -> None:
+    assert grace_of_preemption_s(cluster(preempt_mode=mode, grace_time_s=0)) == known
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_all_ranks_leave_at_the_same_batch_and_a_group_of_the_scripts_own_stays(
     assert first == second
     batches, group_stays, left_over = first
     (folder,) = (tmp_path / "local").iterdir()
-    assert read_json(TrialFolder(folder).outcome) == {"attempt": 1, "kind": "stopped", "steps": batches}
+    assert read_json(TrialFolder(folder).outcome) == {"attempt": 1, "kind": "stopped", "steps": batches, "saved": True}
     assert group_stays
     assert not left_over
 

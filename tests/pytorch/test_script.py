@@ -57,7 +57,7 @@ def steps(agent: Agent, kind: str) -> list[int]:
 def test_length_hyperparameters_and_reports_are_the_experiments(agent: Agent) -> None:
     assert run(agent) == 0, agent.log
     assert agent.events == []
-    assert read_json(agent.trial.outcome) == {"attempt": 1, "kind": "finished", "steps": 18}
+    assert read_json(agent.trial.outcome) == {"attempt": 1, "kind": "finished", "steps": 18, "saved": True}
     assert steps(agent, "training") == [4, 8, 12, 16, 18], "the scheduling unit is 4"
     assert agent.log.splitlines() == ["batch size 4 aggregation 1", "the script went on"]
     assert first_failure(agent.trial, 1) is None
@@ -69,7 +69,7 @@ def test_arguments_of_the_script_come_before_the_experiment(agent: Agent) -> Non
     assert run(agent, fit, after=done_already, aggregation=2) == 0, agent.log
     assert steps(agent, "training") == [2, 4, 5]
     assert agent.log.splitlines()[0] == "batch size 4 aggregation 2"
-    assert read_json(agent.trial.outcome) == {"attempt": 1, "kind": "finished", "steps": 5}
+    assert read_json(agent.trial.outcome) == {"attempt": 1, "kind": "finished", "steps": 5, "saved": True}
 
 
 def test_checkpoints_stay_as_the_experiment_says(agent: Agent) -> None:
@@ -85,7 +85,7 @@ def test_the_variable_of_a_test_shortens_what_a_script_says(agent: Agent) -> Non
 
 def test_a_script_that_is_the_entrypoint_itself_is_the_rank_of_its_node(agent: Agent) -> None:
     assert run(agent, variables={}) == 0, agent.log
-    assert read_json(agent.trial.outcome) == {"attempt": 1, "kind": "finished", "steps": 18}
+    assert read_json(agent.trial.outcome) == {"attempt": 1, "kind": "finished", "steps": 18, "saved": True}
 
 
 def test_more_slots_need_a_launcher(agent: Agent, capfd: pytest.CaptureFixture[str]) -> None:

@@ -83,7 +83,7 @@ def test_a_trial_that_is_promoted_goes_on_in_the_same_process(undisturbed: Searc
 def test_a_trial_that_is_let_go_saves_and_comes_back_in_another_worker_bit_for_bit(
     undisturbed: Searched, tmp_path: Path
 ) -> None:
-    searched = Searched(tmp_path / "waiting")
+    searched = Searched(tmp_path / "paused")
     assert searched.life.attempt(worker=0).end == "waiting"
     assert searched.life.steps("validation") == [5, 6]
     assert searched.life.checkpoints[-1] == 6
@@ -96,7 +96,7 @@ def test_a_trial_that_is_let_go_saves_and_comes_back_in_another_worker_bit_for_b
     assert searched.search.state().trials[1] == undisturbed.search.state().trials[1]
 
 
-@pytest.mark.parametrize("waiting", [False, True])
+@pytest.mark.parametrize("paused", [False, True])
 def test_a_stop_anywhere_changes_nothing(undisturbed: Searched, tmp_path: Path, paused: bool) -> None:
     for tick in range(1, 17):
         searched = Searched(tmp_path / f"{tick}")

@@ -68,7 +68,7 @@ def checkpoints(folder: TrialFolder) -> list[int]:
 def test_a_trial_is_trained_validated_and_saved_at_the_end(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = trained(root, max_length=Epoch(2))
     assert (steps(folder, "training"), steps(folder, "validation"), checkpoints(folder)) == ([12], [12], [12])
-    assert read_json(folder.outcome) == {"attempt": 1, "kind": "finished", "steps": 12}
+    assert read_json(folder.outcome) == {"attempt": 1, "kind": "finished", "steps": 12, "saved": True}
     shown = capfd.readouterr().out
     assert f"hpc-det: checkpoints and metrics are in {folder.path}\n" in shown
     assert re.search(r"hpc-det: training at batch 12 of 12: loss [\d.]+, noise [\d.]+, rate [\d.]+\n", shown)
@@ -141,7 +141,7 @@ def test_nothing_is_trained_beyond_the_length(root: Path) -> None:
     (end,) = committed(trained(root, max_length=Batch(5)).checkpoints)
     torch.manual_seed(4321)
     folder = trained(root, max_length=Batch(5), latest_checkpoint=end.path)
-    assert read_json(folder.outcome) == {"attempt": 1, "kind": "finished", "steps": 5}
+    assert read_json(folder.outcome) == {"attempt": 1, "kind": "finished", "steps": 5, "saved": True}
     assert steps(folder, "training") == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from hpc_det.core.checkpoint import CheckpointContext, load
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricsLog
 from hpc_det.core.rng import seed_everything
+from hpc_det.core.save_pace import SavePace
 from hpc_det.core.searcher import SearcherContext
+from hpc_det.launch.heartbeat import Phase
 from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
 from hpc_det.pytorch.loop import Loop
 from hpc_det.pytorch.portable import LOAD_DATA, METADATA, Portable
@@ -48,6 +51,7 @@ class StopAt:
 
     def __init__(self, tick: float = math.inf, look: int = 1) -> None:
         self.ticks = 0
+        self.deadline: float | None = None
         self.stopped = False
         self._stop_at = tick
         self._look = look
@@ -58,6 +62,12 @@ class StopAt:
         self._looks = 0
         self.stopped = self.ticks >= self._stop_at
         return self.stopped
+
+    def steps(self, phase: Phase, first: int = 0) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def step(self) -> None:
+        """Nobody watches."""
 
     @property
     def noticed(self) -> bool:
@@ -155,6 +165,8 @@ class Life:
     hparams: Mapping[str, Any] = field(default_factory=dict)
     attempts: int = 0
     tensorboard: bool = False
+    pace: Mapping[str, Any] = field(default_factory=dict)
+    """How the attempts' SavePace is made."""
     weights: Path | None = None
     """The checkpoint whose weights it begins with."""
 
@@ -181,6 +193,7 @@ class Life:
             Schedule.from_config(self.config, self.hparams["global_batch_size"]),
             stop=stop,
             checkpoints=CheckpointContext(self.folder.checkpoints, context.distributed),
+            pace=SavePace(self.folder, context.distributed, **self.pace),
             log=MetricsLog(self.folder, self.attempts),
             portable=Portable(spec, self.trial_class, None, is_trainer=False),
             weights=self.weights,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_det.search.by_name import search_method
@@ -116,7 +116,6 @@ class Search:
 
 
 @pytest.mark.parametrize("name", SEARCHERS)
-@settings(deadline=None)
 @given(STORIES)
 def test_whatever_happens_no_work_is_given_twice_and_the_search_ends(name: str, story: list[Any]) -> None:
     search = Search(method_of(name))
@@ -129,7 +128,6 @@ def test_whatever_happens_no_work_is_given_twice_and_the_search_ends(name: str, 
 
 
 @pytest.mark.parametrize("name", SEARCHERS)
-@settings(deadline=None)
 @given(STORIES)
 def test_the_same_calls_have_the_same_answers(name: str, story: list[Any]) -> None:
     one, other = Search(method_of(name)), Search(method_of(name))
@@ -140,7 +138,6 @@ def test_the_same_calls_have_the_same_answers(name: str, story: list[Any]) -> No
 
 
 @pytest.mark.parametrize("name", [name for name in SEARCHERS if "halving" in name])
-@settings(deadline=None)
 @given(STORIES)
 def test_nobody_skips_a_rung(name: str, story: list[Any]) -> None:
     search = Search(method_of(name))
@@ -150,7 +147,6 @@ def test_nobody_skips_a_rung(name: str, story: list[Any]) -> None:
     assert all(reached == lengths[: len(reached)] for reached in search.reached.values())
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), VALUES, st.integers(0, 99)), max_size=150), st.booleans())
 def test_every_promotion_is_of_one_of_the_best(story: list[tuple[bool, float, int]], smaller_is_better: bool) -> None:
     """Counted anew at each promotion, from all values that were reported at the rung below."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_det.search.numpy_random import NumpyRandom
@@ -16,7 +16,6 @@ WIDTHS = st.one_of(
 INTEGERS = st.tuples(st.integers(-(2**63), 2**63 - 1), WIDTHS).filter(lambda ends: sum(ends) <= 2**63)
 
 
-@settings(deadline=None)
 @given(SEEDS, st.lists(INTEGERS, max_size=20))
 def test_whole_numbers_are_numpys_and_leave_its_stream_where_numpy_does(
     seed: int, ranges: list[tuple[int, int]]
@@ -27,7 +26,6 @@ def test_whole_numbers_are_numpys_and_leave_its_stream_where_numpy_does(
     assert ours.random() == theirs.random_sample()
 
 
-@settings(deadline=None)
 @given(SEEDS, st.floats(-1e300, 1e300), st.floats(-1e300, 1e300))
 def test_numbers_of_a_range_are_numpys(seed: int, low: float, high: float) -> None:
     ours, theirs = NumpyRandom(seed), np.random.RandomState(seed)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_det.search.rung import Rung
@@ -12,7 +12,6 @@ EVENTS = st.sampled_from(["settle", "pause", "pause", "unpause", "promote", "for
 VALUES = st.one_of(st.sampled_from([0.0, 1.0]), st.floats())
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(EVENTS, VALUES, st.integers(0, 99)), max_size=80), st.floats(1.1, 4))
 def test_a_rung_ranks_as_a_plain_list_does(story: list[tuple[str, float, int]], divisor: float) -> None:
     """The model: [value, trial] in order of arrival, sorted anew at each question; Python's sort keeps that order."""

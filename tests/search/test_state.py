@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_det.errors import HpcDetError
@@ -273,7 +273,7 @@ def happens(search: SearchJournal, event: str, worker: int, value: float) -> Non
         search.end(worker, work.trial, Exit.FAILED if event == "fail" else Exit.INVALID_HP)
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(searcher=SEARCHERS, events=EVENTS, waiting=st.integers(0, 5), stay=st.booleans())
 def test_any_order_of_events_ends_well_and_every_replay_agrees(
     tmp_path_factory: pytest.TempPathFactory,

@@ -41,7 +41,7 @@ def test_points_are_elements_of_one_array_and_a_preempted_gang_goes_on_where_it_
     experiment = ExperimentStore(Path(os.environ["HPC_DET_ROOT"])).folder(1)
     with start(folder, "+x=1,2", "hydra.launcher.slots=2") as sweep:
         logs = [experiment.trial(number).rank_log(1, rank) for number in (1, 2) for rank in (0, 1)]
-        until(lambda: all(log.exists() and "begins" in log.read_text() for log in logs))
+        until(lambda: all(log.exists() and "has begun" in log.read_text() for log in logs))
         slurm_lab.preempt(3, seconds=2)
         until(lambda: all(experiment.trial(number).rank_log(2, 0).exists() for number in (1, 2)))
         (folder / "go").touch()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -31,9 +30,10 @@ def saved():
 def app(cfg):
     global step
     begin = step = int(saved().read_text()) if saved().exists() else 0
-    print("begins", flush=True)
     while step < 3 or not Path("go").exists():
         step += 1
+        if step == begin + 1:
+            print("has begun", flush=True)
         time.sleep(0.01)
     return begin
 
@@ -47,10 +47,9 @@ def checkpoint():
 
 
 def preempt(trial: TrialFolder, attempt: int, ranks: int = 1) -> None:
-    """As a scheduler tells the agent, once the app of every rank runs."""
+    """As a scheduler tells the agent, once the app of every rank has something to save."""
     logs = [trial.rank_log(attempt, rank) for rank in range(ranks)]
-    until(lambda: all(log.exists() and "begins" in log.read_text() for log in logs))
-    time.sleep(0.1)  # some steps, so that there is something to save
+    until(lambda: all(log.exists() and "has begun" in log.read_text() for log in logs))
     os.kill(agent_of(trial), signal.SIGTERM)
 
 
@@ -105,13 +104,14 @@ def app(cfg):
     global begun, done
     {group}
     begin = begun = done = int(saved().read_text()) if saved().exists() else 0
-    print("begins", flush=True)
     while done < 3 or not (begin or cfg.at_once):
         may_stop()
         begun += 1
         time.sleep(0.02 * (os.environ["RANK"] == "0"))
         {collective}
         done += 1
+        if done == begin + 1:
+            print("has begun", flush=True)
     return begin
 
 if __name__ == "__main__":

@@ -62,3 +62,10 @@ class StoryTrial(PyTorchTrial):
             raise RuntimeError("the sky has fallen")
         if self.context.get_hparam("die_at") == batch_idx and self.context.distributed.get_rank() == 1:
             os.abort()
+        if self.context.get_hparam("hang_at") == batch_idx and self.context.distributed.get_rank() == 1:
+            self._hang()
+
+    def _hang(self) -> None:
+        """Once, so that the next attempt goes on."""
+        if os.environ["HPC_DET_NUMBER"] == "1":
+            time.sleep(3600)

@@ -203,7 +203,7 @@ def test_its_generator_is_for_that() -> None:
     skip=st.integers(0, 3),
     shuffle=st.booleans(),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_without_repeat_ranks_take_batches_in_turn(
     length: int, batch_size: int, ranks: int, skip: int, shuffle: bool
 ) -> None:
@@ -224,7 +224,7 @@ def test_without_repeat_ranks_take_batches_in_turn(
     rank=st.integers(0, 2),
     sampler=st.booleans(),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_with_repeat_it_is_the_training_after_the_skipped_global_batches(
     batch_size: int, ranks: int, skip: int, rank: int, sampler: bool
 ) -> None:

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_det.pytorch.data import index_batches
@@ -20,7 +20,6 @@ BLOCKS = st.sampled_from([1, 7, 8192])
 
 
 @given(cut=shares(), done=st.integers(0, 12), block=BLOCKS, shuffled=st.booleans())
-@settings(deadline=None)
 def test_ranks_get_their_parts_of_the_global_batches(cut: Share, done: int, block: int, shuffled: bool) -> None:
     items: Items = Records(cut.items.nominal_length, 5 if shuffled else None)
     cut = Share(items, per_slot=cut.per_slot, size=cut.size, rest=cut.rest)
@@ -49,7 +48,6 @@ def test_ranks_get_their_parts_of_the_global_batches(cut: Share, done: int, bloc
     block=BLOCKS,
     shuffled=st.booleans(),
 )
-@settings(deadline=None)
 def test_one_pass_shares_out_batches_in_turn(
     length: int, per_slot: int, size: int, skip: int, drop_last: bool, block: int, shuffled: bool
 ) -> None:
@@ -67,7 +65,6 @@ def test_one_pass_shares_out_batches_in_turn(
 
 
 @given(length=LENGTHS, size=SIZES)
-@settings(deadline=None)
 def test_one_pass_can_be_taken_again_and_again(length: int, size: int) -> None:
     part = OnePass(Records(length, 3), per_slot=2, rank=0, size=size)
     assert list(part) == list(part)

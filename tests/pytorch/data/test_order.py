@@ -12,7 +12,7 @@ from itertools import pairwise, permutations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_det.pytorch.data.order import SORTED_UP_TO, FeistelOrder, Numbers, Order, epoch_order
@@ -43,13 +43,11 @@ def is_like_chance(counts: Numbers, expected: float) -> bool:
 
 
 @given(seed=SEEDS, epoch=EPOCHS, length=st.integers(0, 100))
-@settings(deadline=None)
 def test_an_order_is_a_permutation(seed: int, epoch: int, length: int) -> None:
     assert sorted(whole(epoch_order(seed, epoch, length), length)) == list(range(length))
 
 
 @given(start=SEEDS, length=st.integers(2, 400))
-@settings(deadline=None)
 def test_the_cipher_is_one_of_any_length(start: int, length: int) -> None:
     assert sorted(whole(FeistelOrder(np.uint64(start), length), length)) == list(range(length))
 
@@ -82,7 +80,6 @@ def test_records_have_the_shape_of_the_positions(length: int) -> None:
 
 
 @given(seed=SEEDS, epoch=EPOCHS, length=st.sampled_from([50, LONG]))
-@settings(deadline=None)
 def test_it_neither_reads_nor_moves_a_global_generator(seed: int, epoch: int, length: int) -> None:
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     before = whole(epoch_order(seed, epoch, length), length)
@@ -176,9 +173,9 @@ def test_a_hundred_million_records_start_at_once_and_take_no_memory() -> None:
     positions = np.arange(57_000_000, 57_008_192)
     tracemalloc.start()
     try:
-        begin = time.perf_counter()
+        begin = time.process_time()
         epoch_order(3, 5, 10**8)[positions]
-        took_s = time.perf_counter() - begin
+        took_s = time.process_time() - begin
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hpc_det.errors import UsageError
@@ -69,7 +69,6 @@ def stream(life: list[tuple[Share, int]]) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("rest", [Rest.SHORT, Rest.FILLED])
 @given(data=st.data())
-@settings(deadline=None)
 def test_on_changing_slots_nothing_comes_twice_and_nothing_is_left_out(rest: Rest, data: st.DataObject) -> None:
     life = data.draw(lives(rest))
     length = life[0][0].items.nominal_length
@@ -78,7 +77,6 @@ def test_on_changing_slots_nothing_comes_twice_and_nothing_is_left_out(rest: Res
 
 
 @given(life=lives(Rest.DROPPED))
-@settings(deadline=None)
 def test_with_drop_last_nothing_comes_twice_and_less_than_a_batch_is_left_out(life: list[tuple[Share, int]]) -> None:
     found = stream(life)
     assert found == sorted(set(found))
@@ -89,7 +87,6 @@ def test_with_drop_last_nothing_comes_twice_and_less_than_a_batch_is_left_out(li
 
 
 @given(life=lives())
-@settings(deadline=None)
 def test_an_epoch_ends_with_the_batch_of_its_last_items_and_no_batch_ends_two(life: list[tuple[Share, int]]) -> None:
     for cut, before, stretches, after in trained(life):
         assert {epoch for epoch, _, _ in stretches} <= {before.epoch, before.epoch + 1}
@@ -101,7 +98,6 @@ def test_an_epoch_ends_with_the_batch_of_its_last_items_and_no_batch_ends_two(li
 
 
 @given(life=lives())
-@settings(deadline=None)
 def test_no_batch_is_too_small_for_the_ranks_or_far_too_large(life: list[tuple[Share, int]]) -> None:
     for cut, _, stretches, _ in trained(life):
         assert cut.size <= len(items(stretches)) < cut.whole + cut.size
@@ -110,7 +106,6 @@ def test_no_batch_is_too_small_for_the_ranks_or_far_too_large(life: list[tuple[S
 
 
 @given(cut=shares(), epoch=st.integers(0, 3))
-@settings(deadline=None)
 def test_batches_per_epoch_counts_the_batches_of_an_epoch(cut: Share, epoch: int) -> None:
     if cut.rest is Rest.FILLED:  # later epochs begin inside a batch
         epoch = 0
@@ -121,7 +116,6 @@ def test_batches_per_epoch_counts_the_batches_of_an_epoch(cut: Share, epoch: int
 
 
 @given(cut=shares(), epoch=st.integers(0, 3), data=st.data())
-@settings(deadline=None)
 def test_whole_batches_can_be_taken_at_once(cut: Share, epoch: int, data: st.DataObject) -> None:
     position = Position(epoch, data.draw(st.integers(0, cut.items.nominal_length - 1)))
     count = cut.whole_batches(position)
@@ -137,7 +131,6 @@ def test_whole_batches_can_be_taken_at_once(cut: Share, epoch: int, data: st.Dat
 
 
 @given(life=lives())
-@settings(deadline=None)
 def test_ranks_get_contiguous_parts_that_differ_by_one_at_most(life: list[tuple[Share, int]]) -> None:
     for cut, _, stretches, _ in trained(life):
         parts = [items(cut.part(rank, stretches)) for rank in range(cut.size)]
@@ -149,7 +142,6 @@ def test_ranks_get_contiguous_parts_that_differ_by_one_at_most(life: list[tuple[
 
 
 @given(lengths=st.lists(st.integers(8, 30), min_size=2, max_size=4), size=SIZES, rest=st.sampled_from(Rest))
-@settings(deadline=None)
 def test_epochs_may_differ_in_length(lengths: list[int], size: int, rest: Rest) -> None:
     cut = share(*lengths, size=size, rest=rest)
     found = stream([(cut, 40)])

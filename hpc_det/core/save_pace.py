@@ -1,0 +1,163 @@
+"""When to save: measured saves and batches, `checkpoint_interval: auto`, the deadline of a stop.
+
+Rank 0 knows the times and decides. The others hear of it at looks: batches that all of them know beforehand, so that no
+step has a collective. A look comes when the save is due by the time that batches take, and never after more than twice
+as many batches as were measured so far: where the first ones were slow, the later looks know better.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from hpc_det.checkpoint.committed import Committed
+from hpc_det.checkpoint.interval import (
+    UNMEASURED_STALL_S,
+    best_interval_s,
+    grace_is_too_short,
+    has_lost_work,
+    mean_time_s,
+)
+from hpc_det.checkpoint.saves import after_save, read_saves, write_saves
+from hpc_det.core.distributed import Distributed
+from hpc_det.store.folders import TrialFolder
+from hpc_det.store.journal import Journal
+
+
+class SavePace:
+    """Of one attempt. All methods but `trained` are collective, or called by all ranks at the same batch."""
+
+    def __init__(
+        self,
+        trial: TrialFolder,
+        distributed: Distributed,
+        *,
+        auto: bool = False,
+        grace_s: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`auto`: whether `checkpoint_interval` says so. `grace_s`: what a preemption gives, where it is known.
+
+        What rank 0 is told counts. `clock`: seconds since the epoch.
+        """
+        self.next_look = math.inf
+        """So many batches: there `is_due` is a collective."""
+        self._trial = trial
+        self._distributed = distributed
+        self._grace_s = grace_s
+        self._clock = clock
+        chief = distributed.is_chief
+        self._times = read_saves(trial.saves) if chief else None
+        self._events = Journal(trial.journal).events() if chief else []
+        self._auto = auto or (chief and has_lost_work(self._events))
+        self._batches, self._batches_s = 0, 0.0
+        self._newest: int | None = None
+        """Batches in the newest checkpoint."""
+        self._since = self._began = self._committed = clock()
+        """When the work began that the newest checkpoint lacks; when the save at hand did, and was committed."""
+        self._said_s = 0.0
+
+    def begin(self, steps: int) -> None:
+        """Training begins after `steps` batches, which are saved."""
+        self._since, self._newest = self._clock(), steps or None
+        self._plan_look(steps)
+
+    def trained(self, batches: int, seconds: float) -> None:
+        self._batches += batches
+        self._batches_s += seconds
+
+    def is_due(self, steps: int) -> bool:
+        """Whether to save for `checkpoint_interval: auto`; at batches that are no look, never."""
+        if steps < self.next_look:
+            return False
+        due: bool = self._distributed.broadcast_json(self._distributed.is_chief and self._left_s() <= 0)
+        self._plan_look(steps)
+        return due
+
+    def has_time(self, deadline: float | None) -> bool:
+        """Whether to begin a save, `deadline` being when all ranks will be gone.
+
+        Not where it would be torn, and the newest checkpoint is as new as a periodic one; anything else is worth a try.
+        """
+        return bool(self._distributed.broadcast_json(self._distributed.is_chief and self._is_worth_it(deadline)))
+
+    # --- around a save
+
+    def save_begins(self) -> None:
+        self._began = self._clock()
+
+    def save_committed(self) -> None:
+        self._committed = self._clock()
+
+    def save_ends(self, steps: int, checkpoint: Committed | None) -> None:
+        """Training goes on. `checkpoint`: what rank 0 has committed."""
+        self._since, self._newest = self._clock(), steps
+        if checkpoint:
+            self._times = after_save(
+                self._times,
+                committed_s=self._committed - self._began,
+                stall_s=self._since - self._began,
+                size_bytes=sum(entry.size for entry in checkpoint.files.values()),
+                batch_s=self._batches_s / self._batches if self._batches else None,
+            )
+            write_saves(self._trial.saves, self._times)
+        self._plan_look(steps)
+
+    # --- rank 0
+
+    def _plan_look(self, steps: int) -> None:
+        look = self._distributed.broadcast_json(self._look(steps) if self._distributed.is_chief else None)
+        self.next_look = math.inf if look is None else look
+
+    def _look(self, steps: int) -> int | None:
+        """None: never, `checkpoint_interval` is not `auto`."""
+        if not self._auto and not grace_is_too_short(self._grace_s, self._times):
+            return None
+        self._say()
+        if not self._batches_s:
+            return steps + 1
+        left = math.ceil(self._left_s() * self._batches / self._batches_s)
+        return steps + max(1, min(left, self._batches))
+
+    def _interval_s(self) -> float:
+        return best_interval_s(self._stall_s(), mean_time_s(self._events, self._clock()))
+
+    def _stall_s(self) -> float:
+        return self._times.stall_s if self._times else UNMEASURED_STALL_S
+
+    def _left_s(self) -> float:
+        """Until a save is due; the end of the last batch is on time, too, so that there is always an end."""
+        return self._since + self._interval_s() - self._clock()
+
+    def _is_worth_it(self, deadline: float | None) -> bool:
+        if deadline is None or self._times is None or self._newest is None:
+            return True
+        left_s, lost_s = deadline - self._clock(), self._clock() - self._since
+        if self._times.mean_s <= left_s or lost_s > self._interval_s():
+            return True
+        print(
+            f"hpc-det: leaves without a save: it takes {self._times.mean_s:.3g} s, and the job ends in {left_s:.3g} s; "
+            f"the checkpoint at {self._newest} batches is {lost_s:.3g} s old",
+            flush=True,
+        )
+        return False
+
+    def _say(self) -> None:
+        """When the interval is news: for the first time, or half as long again as was said, or less."""
+        interval_s = self._interval_s()
+        if self._said_s / 1.5 < interval_s < self._said_s * 1.5:
+            return
+        self._said_s = interval_s
+        measured = "measured" if self._times else "a guess"
+        print(
+            f"hpc-det: checkpoint_interval auto{self._why()}: a save every {interval_s:.3g} s costs least, where one "
+            f"stalls training for {self._stall_s():.2g} s ({measured}) and an interruption comes every "
+            f"{mean_time_s(self._events, self._clock()):.3g} s",
+            flush=True,
+        )
+
+    def _why(self) -> str:
+        if self._grace_s is not None and grace_is_too_short(self._grace_s, self._times):
+            return f", since the grace time of {self._grace_s:g} s is too short for a save"
+        return ", since an attempt ended without a save" if has_lost_work(self._events) else ""

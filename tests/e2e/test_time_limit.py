@@ -1,0 +1,58 @@
+"""A job with a time limit that nobody warns of but its own clock: real ranks, stand-ins for Slurm's commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from hpc_det.checkpoint.committed import committed
+from hpc_det.store.files import read_json
+from hpc_det.store.stop import read_stop
+from tests.e2e.story import Story
+from tests.stub import Stub, stub
+
+__all__ = ["stub"]
+
+PROFILE = "{name: here, scheduler: slurm, slots_per_node: 2, slot_type: cpu, cpus_per_slot: 1, time_limit: 60}"
+SRUN = 'while [[ $1 == --* ]]; do shift; done; exec "$@"'
+SHOWS_THE_END = """
+until [ -e {} ]; do sleep 0.02; done
+echo JobState=RUNNING EndTime=$(date -d '+{} seconds' +%Y-%m-%dT%H:%M:%S)
+"""
+
+
+def test_a_job_saves_before_its_time_limit_and_the_run_goes_on_bit_for_bit(
+    undisturbed: Story, stub: Stub, state_folder: Path
+) -> None:
+    profiles = state_folder / "conf" / "cluster"
+    profiles.mkdir(parents=True)
+    (profiles / "here.yaml").write_text(PROFILE)
+    stub("sbatch", "echo 7")
+    stub("srun", SRUN)
+    story = Story.begin("resources.slots_per_trial=2", "hyperparameters.batch_s=0.15", cluster="here")
+    # The job learns of its end when it trains already, and that there is just time for a save.
+    stub("scontrol", SHOWS_THE_END.format(story.trial.metrics, 40))
+    run(story)
+    assert story.causes == ["time limit"]
+    outcome = read_json(story.trial.outcome)
+    assert outcome is not None
+    assert (outcome["kind"], outcome["saved"]) == ("stopped", True)
+    saved = committed(story.trial.checkpoints)[0]
+    assert 0 < saved.steps == outcome["steps"] < 40
+    stop = read_stop(story.trial.stop, 1)
+    assert stop is not None
+    assert stop.deadline is not None
+    assert stop.time < saved.time < stop.deadline
+
+    stub("scontrol", SHOWS_THE_END.format(story.trial.metrics, 3600))
+    run(story)
+    assert story.causes == ["time limit", "finished"]
+    assert story.same_as(undisturbed)
+    assert (read_json(story.trial.saves) or {})["count"] > 1
+
+
+def run(story: Story) -> None:
+    """What Slurm does with the script."""
+    env = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_NODEID": "0"}
+    subprocess.run(["bash", story.trial.experiment().script()], check=True, timeout=120, env=env)
