@@ -125,3 +125,18 @@ def test_the_trials_of_a_search_are_elements_of_an_array(pbs_lab: PbsLab) -> Non
     assert [len(trial.journal.read_text()) > 0 for trial in folder.trials()] == [True, True]
     assert {path.name for path in folder.jobs.glob("1*.log")} >= {"1-0.log", "1-1.log"}
     assert "COMPLETED" in hpc_det("experiment", "list").stdout
+
+
+@pytest.mark.long
+def test_gangs_share_the_nodes_of_one_job(pbs_lab: PbsLab) -> None:
+    story = Story.begin(
+        "resources.packed_slots=2",
+        "searcher.name=random",
+        "searcher.max_trials=2",
+        "searcher.max_length={batches: 2}",
+        cluster="lab",
+    )
+    story.wait()
+    assert pbs_lab.job(story.job_id)["Resource_List"]["nodect"] == 2
+    trials = story.trial.experiment().trials()
+    assert [Story(story.number, trial).causes for trial in trials] == [["finished"]] * 2
