@@ -27,6 +27,7 @@ from hpc_det.errors import UsageError
 from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe, shielded
 from hpc_det.process import adopt_orphans, end_descendants
+from hpc_det.schedulers.pbs import Pbs
 from hpc_det.store.files import write_atomic
 from hpc_det.store.folders import TrialFolder
 
@@ -108,13 +109,6 @@ def _started(command: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=shielded())
 
 
-def gang_hosts(lines: Sequence[str], env: Mapping[str, str]) -> list[str]:
-    """Of the `lines` of $PBS_NODEFILE each host once, or those of this gang where several share the job."""
-    hosts = list(dict.fromkeys(lines))
-    places = env.get("HPC_DET_HOSTS")
-    return [hosts[int(place)] for place in places.split(",")] if places else hosts
-
-
 def start_commands(
     starter: str, lines: Sequence[str], hosts: Sequence[str], script: str
 ) -> Iterator[tuple[range, list[str]]]:
@@ -153,7 +147,7 @@ def main(argv: list[str]) -> int:
     trial, attempt = TrialFolder(Path(command[-3])), int(command[-2])
     adopt_orphans()
     lines = Path(os.environ["PBS_NODEFILE"]).read_text().split()
-    hosts = gang_hosts(lines, os.environ)
+    hosts = Pbs().hosts(os.environ)
     with tempfile.TemporaryDirectory(prefix=".nodes-", dir=parent) as folder:
         script = Path(folder, "start")
         write_atomic(script, start_script(command, Path(folder), os.environ, _own_log()))

@@ -117,6 +117,12 @@ class Pbs:
     def node_rank(self, env: Mapping[str, str]) -> int:
         return int(env["HPC_DET_NODE_RANK"])
 
+    def hosts(self, env: Mapping[str, str]) -> list[str]:
+        """Each once, and of a shared job those of this gang. Every node of a job has the file."""
+        hosts = list(dict.fromkeys(Path(env["PBS_NODEFILE"]).read_text(encoding="utf-8").split()))
+        places = env.get("HPC_DET_HOSTS")
+        return [hosts[int(place)] for place in places.split(",")] if places else hosts
+
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
         """Raises CommandError for a job that has not left its nodes yet: PBS changes the nodes of waiting ones only."""
         if not hosts:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.launch.failure import first_failure
-from hpc_det.launch.on_nodes import gang_hosts, start_commands, start_script
+from hpc_det.launch.on_nodes import start_commands, start_script
 from hpc_det.launch.pbs_node import node_environment
 from hpc_det.store.folders import ExperimentFolder
 from tests.stub import Stub
@@ -131,9 +131,7 @@ def test_mpiexec_starts_all_agents_and_gives_them_their_ranks(tmp_path: Path, st
     assert gang.said() == ["0", "1", "2"]
 
 
-def test_a_gang_that_shares_the_job_has_hosts_of_its_own() -> None:
-    assert gang_hosts(LINES, {}) == ["n1", "n2", "n3"]
-    assert gang_hosts(LINES, {"HPC_DET_HOSTS": "1,2"}) == ["n2", "n3"]
+def test_mpiexec_is_told_of_the_hosts_where_others_share_the_job() -> None:
     ((ranks, command),) = start_commands("mpiexec", LINES, ["n2", "n3"], "/start")
     assert (ranks, command) == (range(2), ["mpiexec", "-n", "2", "-host", "n2,n3", "/bin/sh", "/start"])
 

@@ -409,6 +409,13 @@ def test_gangs_of_a_node_get_gpus_of_their_own() -> None:
     ]
 
 
+def test_a_gang_has_each_host_once_and_in_a_shared_job_its_own_ones(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.write_text("n1\nn1\nn2\nn3\n")
+    assert Pbs().hosts({"PBS_NODEFILE": str(nodes)}) == ["n1", "n2", "n3"]
+    assert Pbs().hosts({"PBS_NODEFILE": str(nodes), "HPC_DET_HOSTS": "1,2"}) == ["n2", "n3"]
+
+
 def test_gangs_of_several_nodes_get_nodes_of_their_own() -> None:
     plan = job_plan(nodes=2, ranks_per_node=4, job_nodes=4, job_slots_per_node=4, slot_type="cpu")
     assert [Pbs().share(plan, place) for place in range(2)] == [{"HPC_DET_HOSTS": "0,1"}, {"HPC_DET_HOSTS": "2,3"}]
