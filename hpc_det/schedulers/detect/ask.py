@@ -13,6 +13,9 @@ from hpc_det.schedulers.detect.site import Site
 Which = Callable[[str], str | None]
 """Where a command lies on PATH; None for nowhere."""
 
+STARTERS = ("pbsdsh", "pbs_tmrsh", "mpiexec")
+"""What can start a process on every node of a PBS job, the best first."""
+
 
 def ask(run: Run, which: Which) -> Site:
     """Raises UsageError where there is no scheduler, and CommandError where it does not answer.
@@ -22,7 +25,7 @@ def ask(run: Run, which: Which) -> Site:
     if which("sinfo"):
         site = slurm.detect(run)
     elif which("pbsnodes"):
-        site = pbs.detect(run)
+        site = replace(pbs.detect(run), start_agents_with=next(filter(which, STARTERS), None))
     else:
         raise UsageError(
             "cluster detect: neither Slurm (sinfo) nor PBS (pbsnodes) is on PATH; run it on a login node of the "

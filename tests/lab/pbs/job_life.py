@@ -74,7 +74,7 @@ def terminate(pbs: Pbs, job: Job, why: str, by: str = "") -> None:
         job.next_look = now + pbs.settings.session_poll_s
     job.ending, job.ended_by = why, by
     job.substate = RERUNNING if why == "requeue" else job.substate
-    if by.startswith("Scheduler"):
+    if by:  # by any qdel: recorded of the scheduler's own, in whose name PBS runs the same request
         job.comment = f"{job.comment} and terminated by {by}"
     mom.signal_sessions(job.sessions(first_node_only=True), signal.SIGTERM)
     if job.state == "S":

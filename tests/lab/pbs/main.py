@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.lab.pbs.client import ServerDown
 from tests.lab.pbs.resources import Refused
-from tests.lab.pbs.site import SERVER, Site
+from tests.lab.pbs.site import SERVER, VERSION, Site
 
 MODULES = {
     "qsub": "qsub",
@@ -29,6 +29,9 @@ NO_SERVER = {
 
 
 def main(name: str, home: str, arguments: list[str]) -> int:
+    if arguments == ["--version"]:
+        print(f"pbs_version = {VERSION}")
+        return 0
     module = importlib.import_module(f"tests.lab.pbs.{MODULES.get(name, 'commands')}")
     try:
         code: int = getattr(module, name)(Site(Path(home)), arguments)
