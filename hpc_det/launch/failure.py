@@ -54,10 +54,15 @@ def failure_now(rank: int | None, message: str, **details: object) -> Failure:
 
 
 def first_failure(trial: TrialFolder, attempt: int) -> Failure | None:
-    """The root cause: the earliest, but a rank lost without a word goes before the peers that complain of it."""
+    """The root cause: the earliest, but a rank lost without a word goes before the peers that complain of it.
+
+    Where one mpirun or srun started all ranks, it kills the others when one fails: then they are lost after it.
+    """
     failures = sorted(_failures(trial.failures(attempt)), key=lambda failure: failure.time)
     if not failures:
         return None
+    if trial.launcher(attempt, 0).exists():
+        return failures[0]
     together = [failure for failure in failures if failure.time <= failures[0].time + COLLATERAL_S]
     return next((failure for failure in together if failure.lost), failures[0])
 

@@ -134,7 +134,7 @@ def main(argv: list[str]) -> int:
     def command() -> list[str]:
         rank = rank_command(launch.command)
         if Path(plan.mpi_launcher[0]).name == "srun":
-            return [*step_command(plan.mpi_launcher, plan, attempt, launch.overrides), *rank]
+            return [*step_command(plan.mpi_launcher, plan, launch.overrides), *rank]
         return [*mpirun_command(plan.mpi_launcher, attempt, launch.overrides, _write_agent(attempt)), *rank]
 
     return run_gang(attempt, command)

@@ -51,7 +51,7 @@ def run_gang(attempt: Attempt, command: Callable[[], Sequence[str]]) -> int:
     code = _lead(attempt, command)
     for node in range(1, attempt.nodes):
         with suppress(OSError):
-            if at := read_json(_node_file(attempt, node)):
+            if at := read_json(attempt.trial.launcher(attempt.number, node)):
                 _ask(at, attempt.secret, {"end": code}).close()
     return code
 
@@ -77,19 +77,15 @@ def run_on(attempt: Attempt, node: int, command: str) -> int:
 
     Raises HpcDetError where the node's launcher does not publish itself, or refuses.
     """
-    with _ask(_await_node(attempt, node), attempt.secret, {"run": command}) as connection:
+    with _ask(_read(attempt.trial.launcher(attempt.number, node)), attempt.secret, {"run": command}) as connection:
         answer = connection.makefile("rb").readline()
     return int(json.loads(answer)["code"]) if answer else CONNECTION_LOST
 
 
-def environment_of(attempt_folder: Path, node: int) -> dict[str, str]:
+def environment_of(attempt: Attempt, node: int) -> dict[str, str]:
     """What differs on each node, for a rank that the scheduler started with the environment of node 0."""
-    told: dict[str, str] = _read(attempt_folder / f"node-{node}.json")["environment"]
+    told: dict[str, str] = _read(attempt.trial.launcher(attempt.number, node))["environment"]
     return told
-
-
-def attempt_folder(attempt: Attempt) -> Path:
-    return attempt.trial.rendezvous(attempt.number).parent
 
 
 class Host(socketserver.ThreadingTCPServer):
@@ -177,15 +173,7 @@ def _proof(secret: str, nonce: str, request: dict[str, Any]) -> str:
 def _publish(attempt: Attempt, node: int, port: int) -> None:
     told = {name: os.environ[name] for name in _OF_A_NODE if name in os.environ}
     where = {"host": own_address(attempt.nodes)[0], "port": port, "environment": told}
-    write_json(_node_file(attempt, node), where)
-
-
-def _node_file(attempt: Attempt, node: int) -> Path:
-    return attempt_folder(attempt) / f"node-{node}.json"
-
-
-def _await_node(attempt: Attempt, node: int) -> dict[str, Any]:
-    return _read(_node_file(attempt, node))
+    write_json(attempt.trial.launcher(attempt.number, node), where)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -66,8 +66,8 @@ def shielded() -> Callable[[], None]:
 def turn_deaf() -> None:
     """This process and all that it starts hear no stop signal, until one of them calls `hear_again`.
 
-    For launchers that set handlers of their own, as mpirun and deepspeed do: what is ignored they would hear again, what
-    is blocked they do not (signal(7)). bash hands that on, dash does not. srun takes its signals all the same.
+    For launchers that set handlers of their own, as mpirun and deepspeed do: what is ignored they would hear again,
+    what is blocked they do not (signal(7)). bash hands that on, dash does not. srun takes its signals all the same.
     """
     shielded()()
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)

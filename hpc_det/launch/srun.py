@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.arguments import parse_or_note
 from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.nodes import attempt_folder, run_gang
+from hpc_det.launch.nodes import run_gang
 from hpc_det.launch.signals import turn_deaf
 from hpc_det.launch.watched import as_rank
 from hpc_det.plan.job_plan import JobPlan
@@ -37,12 +37,11 @@ def step_flags(plan: JobPlan, env: Mapping[str, str]) -> list[str]:
     ]
 
 
-def step_command(srun: Sequence[str], plan: JobPlan, attempt: Attempt, overrides: Sequence[str]) -> list[str]:
+def step_command(srun: Sequence[str], plan: JobPlan, overrides: Sequence[str]) -> list[str]:
     """Up to the rank's own command. Raises UsageError where there is no srun."""
     if shutil.which(srun[0]) is None:
         raise UsageError(f"{srun[0]}: there is no such command on this node; this launcher needs Slurm")
-    rank = [sys.executable, "-m", "hpc_det.launch.srun_rank", str(attempt_folder(attempt))]
-    return [*srun, *step_flags(plan, os.environ), *overrides, *rank]
+    return [*srun, *step_flags(plan, os.environ), *overrides, sys.executable, "-m", "hpc_det.launch.srun_rank"]
 
 
 def main(argv: list[str]) -> int:
@@ -54,9 +53,7 @@ def main(argv: list[str]) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     plan = JobPlan.of(attempt.trial.experiment())
-    return run_gang(
-        attempt, lambda: [*step_command(["srun"], plan, attempt, launch.overrides), *as_rank(launch.command)]
-    )
+    return run_gang(attempt, lambda: [*step_command(["srun"], plan, launch.overrides), *as_rank(launch.command)])
 
 
 if __name__ == "__main__":

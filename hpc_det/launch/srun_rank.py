@@ -1,4 +1,4 @@
-"""A task of srun's becomes a rank: python3 -m hpc_det.launch.srun_rank ATTEMPT_FOLDER COMMAND...
+"""A task of srun's becomes a rank: python3 -m hpc_det.launch.srun_rank COMMAND...
 
 srun hands on the environment of node 0. What differs on this node comes from what its launcher published, the rank's
 numbers from srun's variables (srun(1)).
@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
+from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.nodes import environment_of
 from hpc_det.launch.signals import hear_again
 
@@ -27,12 +27,12 @@ def rank_environment(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def main(folder: str, command: list[str]) -> None:
+def main(command: list[str]) -> None:
     hear_again()
-    os.environ.update(environment_of(Path(folder), int(os.environ["SLURM_NODEID"])))
+    os.environ.update(environment_of(Attempt.from_env(os.environ), int(os.environ["SLURM_NODEID"])))
     os.environ.update(rank_environment(os.environ))
     os.execvp(command[0], command)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1:])

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hpc_det.launch.failure import Failure, first_failure
-from tests.launch.gang import Gang, wait_for
+from hpc_det.launch.signals import STOP_SIGNALS
+from hpc_det.process import descendants
+from tests.launch.gang import Gang, children, is_there
 
 MODULE = "hpc_det.launch.mpi"
 SPEAKS = """
@@ -48,11 +50,15 @@ def mpirun(vendor: str) -> str:
 
 def run(gang: Gang, mpirun: str, words: str, nodes: int = 1, **changes: object) -> list[int]:
     """The exit codes of the agents."""
+    return [agent.wait(timeout=40) for agent in start(gang, mpirun, words, nodes, **changes)]
+
+
+def start(gang: Gang, mpirun: str, words: str, nodes: int = 1, **changes: object) -> list[subprocess.Popen[bytes]]:
+    # Open MPI's shared memory takes two "nodes" of one host name for one.
     one_host = f"--mca btl self,tcp {'' if ' -- ' in f' {words} ' else '-- '}" if "openmpi" in mpirun else ""
     entrypoint = f"exec $PYTHON -m {MODULE} {one_host}{words}"
     gang.plan(entrypoint, scheduler="slurm", nodes=nodes, ranks_per_node=2, mpi_launcher=(mpirun,), **changes)
-    agents = [gang.start_agent(SLURM_NODEID=str(node)) for node in range(nodes)]
-    return [agent.wait(timeout=40) for agent in agents]
+    return [gang.start_agent(SLURM_NODEID=str(node)) for node in range(nodes)]
 
 
 def failure(gang: Gang) -> Failure:
@@ -64,6 +70,110 @@ def failure(gang: Gang) -> Failure:
 def test_ranks_of_two_nodes_make_one_world_and_each_belongs_to_its_own_node(gang: Gang, mpirun: str) -> None:
     (gang.code / "speak.py").write_text(SPEAKS)
     assert run(gang, mpirun, "speak.py --lr 1", nodes=2) == [0, 0], gang.printed.read_text()
-    *told, port = zip(*(line.rsplit(" ", 1) for line in (gang.code / "world").read_text().splitlines()))
-    assert told == [("0 4 0 2 0 --lr 1", "1 4 1 2 0 --lr 1", "2 4 0 2 1 --lr 1", "3 4 1 2 1 --lr 1")]
-    assert len(set(port)) == 1
+    told, _, ports = zip(
+        *(line.rpartition(" ") for line in (gang.code / "world").read_text().splitlines()), strict=True
+    )
+    assert told == ("0 4 0 2 0 --lr 1", "1 4 1 2 0 --lr 1", "2 4 0 2 1 --lr 1", "3 4 1 2 1 --lr 1")
+    assert len(set(ports)) == 1
+
+
+FAILS = """
+import os, sys
+from mpi4py import MPI
+
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank == 3:
+    {how}
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "message", "lost"),
+    [
+        ("sys.exit(7)", "exit code 7", False),
+        ("raise ValueError('the sky has fallen')", "ValueError: the sky has fallen", False),
+        ("os.kill(os.getpid(), 9)", "was gone without a word", True),
+    ],
+)
+def test_a_rank_that_fails_is_named_and_ends_all_others(
+    gang: Gang, mpirun: str, how: str, message: str, lost: bool
+) -> None:
+    (gang.code / "fail.py").write_text(FAILS.format(how=how))
+    assert run(gang, mpirun, "fail.py", nodes=2) == [1, 1]
+    found = failure(gang)
+    assert (found.rank, found.lost) == (3, lost)
+    assert message in found.message
+    assert ("fail.py" in found.traceback) is ("raise" in how)
+
+
+def test_a_world_of_another_size_than_the_plans_is_refused_with_both_numbers(gang: Gang) -> None:
+    (gang.code / "speak.py").write_text(SPEAKS)
+    assert run(gang, mpiruns()["open_mpi"], "-n 1 -- speak.py") == [1]
+    assert "MPI made a world of 1 ranks, the plan has 2 (1 nodes x 2). The MPI library is" in failure(gang).message
+    assert failure(gang).user_error
+    assert not (gang.code / "world").exists()
+
+
+def test_a_library_of_another_vendor_than_mpiruns_does_not_train_twice_alone(gang: Gang) -> None:
+    (gang.code / "speak.py").write_text(SPEAKS)
+    environment = (f"PYTHON={sys.executable}", "MPI4PY_LIBMPI=libmpi.so.40")
+    assert run(gang, mpiruns()["mpich"], "speak.py", environment=environment) == [1]
+    assert "world of 1 ranks, the plan has 2" in failure(gang).message
+    assert "The MPI library is Open MPI" in failure(gang).message
+    assert not (gang.code / "world").exists()
+
+
+def test_a_command_gets_its_numbers_without_mpi4py(gang: Gang, mpirun: str) -> None:
+    shows = "sh -c 'echo $RANK/$WORLD_SIZE/$LOCAL_RANK/$LOCAL_WORLD_SIZE >$RANK.told'"
+    assert run(gang, mpirun, shows) == [0], gang.printed.read_text()
+    assert [(gang.code / f"{rank}.told").read_text() for rank in (0, 1)] == ["0/2/0/2\n", "1/2/1/2\n"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "message"),
+    [
+        ("mpirun-of-nobody", "cluster.mpi_launcher: there is no mpirun-of-nobody on this node"),
+        ("true", "neither Open MPI's nor MPICH's"),
+        ("srun-of-nobody", "there is no srun-of-nobody"),
+    ],
+)
+def test_an_mpirun_that_is_not_there_or_a_stranger_is_named_with_the_remedy(
+    gang: Gang, launcher: str, message: str
+) -> None:
+    assert run(gang, launcher, "speak.py", nodes=2) == [1, 1]
+    assert message in failure(gang).message
+    assert failure(gang).user_error
+
+
+WAITS = """
+import os, sys
+from mpi4py import MPI
+
+rank = MPI.COMM_WORLD.rank
+sys.argv[1:] = [str(rank)]
+exec(open("rank.py").read())
+"""
+
+
+def test_the_schedulers_signals_do_not_touch_mpirun_and_the_bell_reaches_all_ranks(gang: Gang, mpirun: str) -> None:
+    (gang.code / "waits.py").write_text(WAITS)
+    agents = start(gang, mpirun, "waits.py", nodes=2)
+    ranks = gang.wait_for_ranks(0, 1, 2, 3)
+    below = {pid for agent in agents for pid in descendants(agent.pid)}
+    for number in STOP_SIGNALS:
+        for pid in below.difference(ranks):
+            os.kill(pid, number)
+    agents[1].send_signal(signal.SIGTERM)
+    assert [agent.wait(timeout=30) for agent in agents] == [0, 0], gang.printed.read_text()
+    assert gang.saved() == dict.fromkeys("0123", "signal")
+
+
+def test_ranks_of_a_gang_whose_mpirun_is_killed_are_gone_with_it(gang: Gang, mpirun: str) -> None:
+    (gang.code / "waits.py").write_text(WAITS)
+    agents = start(gang, mpirun, "waits.py", nodes=2)
+    ranks = gang.wait_for_ranks(0, 1, 2, 3)
+    (launcher,) = children(agents[0].pid)
+    os.kill(children(launcher)[0], signal.SIGKILL)
+    assert [agent.wait(timeout=30) for agent in agents] == [1, 1]
+    assert not any(map(is_there, ranks))
