@@ -1,0 +1,54 @@
+"""The same life under every launcher that starts ranks on a real Slurm: six ranks on three nodes, preempted once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import test_slurm
+from tests.e2e.story import Story
+from tests.lab.slurm import SlurmLab
+
+pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(400)]
+
+BIN = Path(sys.executable).parent
+LAUNCHERS = {
+    "srun": ("srun", []),
+    "deepspeed": ("deepspeed", []),
+    "mpich": ("mpi", [str(BIN / "mpiexec.hydra")]),
+    "open_mpi": ("mpi", ["mpirun.openmpi"]),
+    "mpich_by_srun": ("mpi", ["srun", "--mpi=pmi2"]),
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(slurm_lab: SlurmLab) -> Story:
+    """The same experiment under torchrun, without any trouble."""
+    with pytest.MonkeyPatch.context() as patch:
+        test_slurm.use(slurm_lab, patch)
+        story = Story.begin(test_slurm.SIX_SLOTS, cluster="lab")
+        story.wait()
+    return story
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_preempted_gang_comes_back_and_goes_on_bit_for_bit(
+    undisturbed: Story, slurm_lab: SlurmLab, launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, mpi_launcher = LAUNCHERS[launcher]
+    own = f"resume: requeue\nmpi_launcher: {mpi_launcher or ['mpirun']}\n"
+    monkeypatch.setattr(test_slurm, "PROFILE", test_slurm.PROFILE + own)
+    test_slurm.use(slurm_lab, monkeypatch)
+    story = Story.begin(
+        f"entrypoint=python3 -m hpc_det.launch.{module} --trial model_def:StoryTrial",
+        test_slurm.SIX_SLOTS,
+        "hyperparameters.batch_s=0.1",
+        cluster="lab",
+    )
+    story.until_batch(13)
+    slurm_lab.preempt(3, seconds=2)
+    story.wait()
+    assert story.causes == ["preempted", "finished"]
+    assert story.same_as(undisturbed)
