@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from hpc_det.launch.failure import Failure, first_failure
 from hpc_det.launch.signals import STOP_SIGNALS
 from hpc_det.process import descendants
+from tests.launch import mpiruns
 from tests.launch.gang import Gang, children, is_there
 
 MODULE = "hpc_det.launch.mpi"
@@ -31,21 +30,9 @@ if world.rank == 0:
 """
 
 
-def mpiruns() -> dict[str, str]:
-    """Vendor -> command."""
-    beside = Path(sys.executable).with_name("mpiexec.hydra")
-    found = {"mpich": str(beside) if beside.exists() else None, "open_mpi": shutil.which("mpirun.openmpi")}
-    return {vendor: path for vendor, path in found.items() if path}
-
-
 @pytest.fixture(params=["mpich", "open_mpi"])
-def vendor(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def mpirun(vendor: str) -> str:
-    return mpiruns()[vendor]
+def mpirun(request: pytest.FixtureRequest) -> str:
+    return mpiruns.mpirun(request.param)
 
 
 def run(gang: Gang, mpirun: str, words: str, nodes: int = 1, **changes: object) -> list[int]:
@@ -109,7 +96,7 @@ def test_a_rank_that_fails_is_named_and_ends_all_others(
 
 def test_a_world_of_another_size_than_the_plans_is_refused_with_both_numbers(gang: Gang) -> None:
     (gang.code / "speak.py").write_text(SPEAKS)
-    assert run(gang, mpiruns()["open_mpi"], "-n 1 -- speak.py") == [1]
+    assert run(gang, mpiruns.open_mpi(), "-n 1 -- speak.py") == [1]
     assert "MPI made a world of 1 ranks, the plan has 2 (1 nodes x 2). The MPI library is" in failure(gang).message
     assert failure(gang).user_error
     assert not (gang.code / "world").exists()
@@ -118,7 +105,7 @@ def test_a_world_of_another_size_than_the_plans_is_refused_with_both_numbers(gan
 def test_a_library_of_another_vendor_than_mpiruns_does_not_train_twice_alone(gang: Gang) -> None:
     (gang.code / "speak.py").write_text(SPEAKS)
     environment = (f"PYTHON={sys.executable}", "MPI4PY_LIBMPI=libmpi.so.40")
-    assert run(gang, mpiruns()["mpich"], "speak.py", environment=environment) == [1]
+    assert run(gang, mpiruns.MPICH, "speak.py", environment=environment) == [1]
     assert "world of 1 ranks, the plan has 2" in failure(gang).message
     assert "The MPI library is Open MPI" in failure(gang).message
     assert not (gang.code / "world").exists()
