@@ -47,8 +47,9 @@ def run_gang(attempt: Attempt, command: Callable[[], Sequence[str]]) -> int:
     """The gang's exit code, on every node. `command` is asked for on node 0, and may raise UsageError."""
     if attempt.node_rank > 0:
         return Host(attempt).serve()
-    _publish(attempt, 0, port=0)
+    _publish(attempt)
     code = _lead(attempt, command)
+    _publish(attempt, ended=code)  # for launchers that come to listen only now
     for node in range(1, attempt.nodes):
         with suppress(OSError):
             if at := read_json(attempt.trial.launcher(attempt.number, node)):
@@ -98,11 +99,16 @@ class Host(socketserver.ThreadingTCPServer):
         super().__init__((own_address(attempt.nodes)[0], 0), _Guest)
         self.secret = attempt.secret
         self.children: list[subprocess.Popen[bytes]] = []
+        self._attempt = attempt
         self._code = 0
-        _publish(attempt, attempt.node_rank, self.server_address[1])
 
     def serve(self) -> int:
         """Until node 0 says how the gang ended."""
+        _publish(self._attempt, port=self.server_address[1])
+        leading = read_json(self._attempt.trial.launcher(self._attempt.number, 0))
+        if leading and "ended" in leading:
+            self.server_close()
+            return int(leading["ended"])
         with self:
             self.serve_forever(poll_interval=0.05)
         end = time.monotonic() + _CHILDREN_LEAVE_S
@@ -159,7 +165,11 @@ class _Guest(socketserver.StreamRequestHandler):
 
 def _ask(at: dict[str, Any], secret: str, request: dict[str, Any]) -> socket.socket:
     connection = socket.create_connection((at["host"], at["port"]), timeout=_ASKER_MUST_SPEAK_S)
-    nonce = json.loads(connection.makefile("rb").readline())["nonce"]
+    greeting = connection.makefile("rb").readline()
+    if not greeting:
+        connection.close()
+        raise ConnectionResetError(f"{at['host']}:{at['port']}: the launcher there has ended")
+    nonce = json.loads(greeting)["nonce"]
     message = {"request": request, "proof": _proof(secret, nonce, request)}
     connection.sendall(json.dumps(message).encode() + b"\n")
     connection.settimeout(None)
@@ -170,10 +180,10 @@ def _proof(secret: str, nonce: str, request: dict[str, Any]) -> str:
     return hmac.new(secret.encode(), f"{nonce} {json.dumps(request, sort_keys=True)}".encode(), "sha256").hexdigest()
 
 
-def _publish(attempt: Attempt, node: int, port: int) -> None:
+def _publish(attempt: Attempt, **of_this_node: int) -> None:
     told = {name: os.environ[name] for name in _OF_A_NODE if name in os.environ}
-    where = {"host": own_address(attempt.nodes)[0], "port": port, "environment": told}
-    write_json(attempt.trial.launcher(attempt.number, node), where)
+    where = {"host": own_address(attempt.nodes)[0], "environment": told, **of_this_node}
+    write_json(attempt.trial.launcher(attempt.number, attempt.node_rank), where)
 
 
 def _read(path: Path) -> dict[str, Any]:

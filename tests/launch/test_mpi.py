@@ -6,14 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from hpc_det.launch.failure import Failure, first_failure
+from hpc_det.launch.mpi import mpirun_command
 from hpc_det.launch.signals import STOP_SIGNALS
 from hpc_det.process import descendants
 from tests.launch import mpiruns
 from tests.launch.gang import Gang, children, is_there
+from tests.launch.test_attempt import ATTEMPT
 
 MODULE = "hpc_det.launch.mpi"
 SPEAKS = """
@@ -48,6 +51,41 @@ def start(gang: Gang, mpirun: str, words: str, nodes: int = 1, **changes: object
     return [gang.start_agent(SLURM_NODEID=str(node)) for node in range(nodes)]
 
 
+def told(tmp_path: Path, version: str) -> str:
+    """The command line up to the rank's own for an mpirun that says this about itself."""
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\necho '{version}'\n")
+    mpirun.chmod(0o700)
+    words = mpirun_command([str(mpirun)], ATTEMPT, ["--verbose"], "/tmp/x/on-node")
+    return " ".join(words).replace(str(tmp_path), "/opt/mpi").replace(str(tmp_path.parent), "/opt")
+
+
+def test_open_mpi_4_is_told_nodes_that_nobody_looks_up_and_who_starts_its_daemons_there(tmp_path: Path) -> None:
+    assert told(tmp_path, "mpirun (Open MPI) 4.1.4") == (
+        "/opt/mpi/mpirun --mca plm rsh --mca plm_rsh_agent /bin/sh /tmp/x/on-node --mca plm_rsh_no_tree_spawn 1 "
+        "--mca ras ^slurm,tm,pbs,lsf,gridengine,alps --mca orte_leave_session_attached 1 "
+        "--host localhost:4,198.18.0.1:4 -n 8 --map-by ppr:4:node:oversubscribe --bind-to none --verbose "
+        "env MPI4PY_LIBMPI=/opt/lib/libmpi.so.40:/opt/lib64/libmpi.so.40:libmpi.so.40"
+    )
+
+
+def test_open_mpi_5_has_other_names_for_the_same(tmp_path: Path) -> None:
+    assert told(tmp_path, "mpirun (Open MPI) 5.0.11") == (
+        "/opt/mpi/mpirun --prtemca plm ssh --prtemca plm_ssh_agent /bin/sh /tmp/x/on-node "
+        "--prtemca plm_ssh_no_tree_spawn 1 --prtemca ras ^slurm,tm,pbs,lsf,gridengine,alps --leave-session-attached "
+        "--host localhost:4,198.18.0.1:4 -n 8 --map-by ppr:4:node:oversubscribe --bind-to none --verbose "
+        "env MPI4PY_LIBMPI=/opt/lib/libmpi.so.40:/opt/lib64/libmpi.so.40:libmpi.so.40"
+    )
+
+
+def test_mpich_leaves_the_environment_of_each_node_alone(tmp_path: Path) -> None:
+    assert told(tmp_path, "HYDRA build details:") == (
+        "/opt/mpi/mpirun -launcher ssh -launcher-exec /tmp/x/on-node -rmk user -localhost 10.0.0.7 "
+        "-disable-hostname-propagation -hosts localhost,198.18.0.1 -ppn 4 -n 8 -genvnone --verbose "
+        "env MPI4PY_LIBMPI=/opt/lib/libmpi.so.12:/opt/lib64/libmpi.so.12:libmpi.so.12"
+    )
+
+
 def failure(gang: Gang) -> Failure:
     found = first_failure(gang.trial, 1)
     assert found is not None, gang.printed.read_text()
@@ -57,10 +95,10 @@ def failure(gang: Gang) -> Failure:
 def test_ranks_of_two_nodes_make_one_world_and_each_belongs_to_its_own_node(gang: Gang, mpirun: str) -> None:
     (gang.code / "speak.py").write_text(SPEAKS)
     assert run(gang, mpirun, "speak.py --lr 1", nodes=2) == [0, 0], gang.printed.read_text()
-    told, _, ports = zip(
+    spoken, _, ports = zip(
         *(line.rpartition(" ") for line in (gang.code / "world").read_text().splitlines()), strict=True
     )
-    assert told == ("0 4 0 2 0 --lr 1", "1 4 1 2 0 --lr 1", "2 4 0 2 1 --lr 1", "3 4 1 2 1 --lr 1")
+    assert spoken == ("0 4 0 2 0 --lr 1", "1 4 1 2 0 --lr 1", "2 4 0 2 1 --lr 1", "3 4 1 2 1 --lr 1")
     assert len(set(ports)) == 1
 
 
@@ -75,23 +113,27 @@ MPI.COMM_WORLD.Barrier()
 """
 
 
+RAISES = "raise ValueError('the sky has fallen')"
+
+
 @pytest.mark.parametrize(
-    ("how", "message", "lost"),
+    ("vendor", "how", "message", "lost"),
     [
-        ("sys.exit(7)", "exit code 7", False),
-        ("raise ValueError('the sky has fallen')", "ValueError: the sky has fallen", False),
-        ("os.kill(os.getpid(), 9)", "was gone without a word", True),
+        ("mpich", "sys.exit(7)", "exit code 7", False),
+        ("mpich", RAISES, "ValueError: the sky has fallen", False),
+        ("mpich", "os.kill(os.getpid(), 9)", "was gone without a word", True),
+        ("open_mpi", RAISES, "ValueError: the sky has fallen", False),
     ],
 )
 def test_a_rank_that_fails_is_named_and_ends_all_others(
-    gang: Gang, mpirun: str, how: str, message: str, lost: bool
+    gang: Gang, vendor: str, how: str, message: str, lost: bool
 ) -> None:
     (gang.code / "fail.py").write_text(FAILS.format(how=how))
-    assert run(gang, mpirun, "fail.py", nodes=2) == [1, 1]
+    assert run(gang, mpiruns.mpirun(vendor), "fail.py", nodes=2) == [1, 1]
     found = failure(gang)
     assert (found.rank, found.lost) == (3, lost)
     assert message in found.message
-    assert ("fail.py" in found.traceback) is ("raise" in how)
+    assert ("fail.py" in found.traceback) is (how == RAISES)
 
 
 def test_a_world_of_another_size_than_the_plans_is_refused_with_both_numbers(gang: Gang) -> None:

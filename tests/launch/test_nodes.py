@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -11,13 +12,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.nodes import CONNECTION_LOST, Host, run_on
 from hpc_det.launch.on_node import host_name, node_of
-from hpc_det.store.files import read_json, write_json
+from hpc_det.store.files import write_json
 from tests.launch.gang import wait_for
 from tests.launch.test_attempt import ATTEMPT
 
@@ -38,6 +40,12 @@ class Waiting:
         self.host = Host(attempt)
         self.thread = threading.Thread(target=self._serve)
         self.thread.start()
+        wait_for(attempt.trial.launcher(attempt.number, 1).exists)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.host.server_address[:2]
+        return str(host), int(port)
 
     def _serve(self) -> None:
         self.code = self.host.serve()
@@ -67,7 +75,7 @@ def test_an_overheard_proof_is_worth_nothing_later(attempt: Attempt, waiting: Wa
     overheard = []
     with socket.create_server(("127.0.0.1", 0)) as relay:
         at = attempt.trial.launcher(attempt.number, 1)
-        where = read_json(at)
+        where: dict[str, Any] = json.loads(at.read_text())
         write_json(at, where | {"host": "127.0.0.1", "port": relay.getsockname()[1]})
         asker = threading.Thread(target=run_on, args=[attempt, 1, f"echo ran >>{attempt.folder}/ran"])
         asker.start()
@@ -87,7 +95,7 @@ def test_an_overheard_proof_is_worth_nothing_later(attempt: Attempt, waiting: Wa
 
 @pytest.mark.parametrize("said", [b"", b"\n", b"GET / HTTP/1.0\r\n\r\n", b'{"request": 1}\n', b"[]\n"])
 def test_nonsense_disturbs_nobody(attempt: Attempt, waiting: Waiting, said: bytes) -> None:
-    with socket.create_connection((waiting.host.server_address[0], waiting.host.server_address[1])) as connection:
+    with socket.create_connection(waiting.address) as connection:
         connection.sendall(said)
         connection.shutdown(socket.SHUT_WR)
         assert b"nonce" in connection.makefile("rb").readline()
@@ -115,3 +123,8 @@ def test_mpiruns_names_of_nodes_are_numbers_again(node: int) -> None:
 
 def test_node_0_is_mpiruns_own() -> None:
     assert host_name(0) == "localhost"
+
+
+def test_a_launcher_that_comes_late_finds_that_the_gang_has_ended(attempt: Attempt) -> None:
+    write_json(attempt.trial.launcher(attempt.number, 0), {"ended": 3})
+    assert Host(attempt).serve() == 3
