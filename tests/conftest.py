@@ -11,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.lab import slurm
+from tests.lab.pbs_fixture import any_pbs as any_pbs
+from tests.lab.pbs_fixture import pbs_lab as pbs_lab
 from tests.leaks import LeakCheck
 
 # A rank that is alone takes a thread for each core, and where others want the cores, too, its threads mostly spin.

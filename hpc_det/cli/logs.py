@@ -25,7 +25,7 @@ class Logs:
     """All logs of a trial as one stream of lines; each call goes on where the last one ended."""
 
     def __init__(self, trial: TrialFolder, rank: int | None = None) -> None:
-        """`rank`: only its lines, without the job's."""
+        """`rank`: only its lines; of the job's those that `wrap_rank` has marked as this rank's."""
         self._trial = trial
         self._rank = rank
         self._job = Tail(trial.job_log)
@@ -36,8 +36,8 @@ class Logs:
     def new_lines(self, *, final: bool = False) -> Iterator[str]:
         """By attempt: its border, the job's lines, then each rank's. `final`: also lines that lack an end."""
         by_attempt: dict[int, list[str]] = {}
-        if self._rank is None:
-            for attempt, line in self._job_lines(final):
+        for attempt, line in self._job_lines(final):
+            if self._rank is None or line.startswith(f"[rank={self._rank}] "):
                 by_attempt.setdefault(attempt, []).append(line)
         self._find_ranks()
         for attempt in sorted(by_attempt.keys() | {attempt for attempt, _ in self._ranks}):

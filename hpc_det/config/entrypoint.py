@@ -10,12 +10,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.machinery import PathFinder
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
 _TRIAL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
 _LAUNCHER = re.compile(r"(determined|hpc_det)\.launch\.(\w+)")
+LAUNCHERS = ("torch_distributed", "direct", "mpi", "srun", "deepspeed", "horovod", "autohorovod")
+_BEHIND_LAUNCHERS = ("rank", "wrap_rank")
+"""What a launcher of the user's own may start ranks with."""
 _REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data_loader")
 _EVALUATE = ("evaluate_batch", "evaluate_full_dataset")
 _ROOT = "PyTorchTrial"
@@ -95,8 +97,11 @@ def _own_files(words: list[str], context_dir: Path) -> Iterator[Path]:
 def _launcher_problems(words: list[str]) -> Iterator[str]:
     for match in filter(None, map(_LAUNCHER.fullmatch, words)):
         package, launcher = match.groups()
-        if find_spec(f"hpc_det.launch.{launcher}") is None:
-            yield f"entrypoint: {match[0]}: hpc_det has no such launcher; use {package}.launch.torch_distributed"
+        if launcher not in (*LAUNCHERS, *_BEHIND_LAUNCHERS):
+            yield (
+                f"entrypoint: {match[0]}: hpc_det has no such launcher; in {package}.launch there are "
+                f"{', '.join(LAUNCHERS)}"
+            )
 
 
 def _trial(words: list[str]) -> tuple[str, str] | None:

@@ -20,7 +20,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from hpc_det.config.managed_flags import refuse_managed_flags
+from hpc_det.config.managed_flags import refuse_managed_flags, refuse_managed_qsub_flags
 from hpc_det.config.merge import Tree
 
 Unit: TypeAlias = Literal["batches", "records", "epochs"]
@@ -122,6 +122,11 @@ def _sbatch_args(arguments: list[str]) -> list[str]:
     return arguments
 
 
+def _pbsbatch_args(arguments: list[str]) -> list[str]:
+    refuse_managed_qsub_flags(arguments)
+    return arguments
+
+
 def _regex(pattern: str) -> str:
     try:
         re.compile(pattern)
@@ -217,6 +222,7 @@ GpuType: TypeAlias = Annotated[
 ]
 FreeMap: TypeAlias = Annotated[Tree, Expected("a map")]
 SbatchArgs: TypeAlias = Annotated[Texts, AfterValidator(_sbatch_args)]
+PbsbatchArgs: TypeAlias = Annotated[Texts, AfterValidator(_pbsbatch_args)]
 
 # Tags in angle brackets are no part of a value's path.
 Variable: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*=")]

@@ -16,6 +16,7 @@ from hpc_det.config.fields import (
     FreeMap,
     GpuType,
     OptionalText,
+    PbsbatchArgs,
     Port,
     Positive,
     Propagation,
@@ -135,4 +136,4 @@ class Slurm(_SchedulerSection):
 
 
 class Pbs(_SchedulerSection):
-    pbsbatch_args: Texts = Field(default=[], description="More arguments of qsub.")
+    pbsbatch_args: PbsbatchArgs = Field(default=[], description="More arguments of qsub.")

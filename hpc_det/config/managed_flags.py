@@ -1,7 +1,8 @@
-"""The sbatch flags that hpc_det sets itself: refused in `slurm.sbatch_args`, each with the setting to use instead.
+"""The flags of sbatch and qsub that hpc_det sets itself: refused in `slurm.sbatch_args` and `pbs.pbsbatch_args`, each
+with the setting to use instead.
 
-Taken from Determined's list of refused options (nodes, ntasks, gpus, chdir, error, output, partition, requeue, gres
-naming gpu), and those by which a preempted or timed-out job learns what is coming.
+Those of sbatch are taken from Determined's list of refused options (nodes, ntasks, gpus, chdir, error, output,
+partition, requeue, gres naming gpu), and those by which a preempted or timed-out job learns what is coming.
 """
 
 from __future__ import annotations
@@ -62,6 +63,39 @@ _SHORT = {
 _SHORT_FLAG = re.compile(rf"-[HhkOQsV]*([{''.join(_SHORT)}])")
 _NAMES_GPU = re.compile(r"(?:^|,)(?:gres[:/])?gpu\b")
 
+_OURS = "the job script is hpc_det's own; its surroundings are modules and setup in the cluster profile"
+_VARIABLES = "set environment.environment_variables"
+# qsub(1B): a letter is a flag, and of -l and -W what stands before "=".
+MANAGED_BY_QSUB = {
+    "A": "set account in the cluster profile",
+    "C": _OURS,
+    "I": "run the trial on the login node with `hpc-det experiment create --local`",
+    "J": MANAGED["array"],
+    "N": "set name",
+    "R": _LOGS,
+    "S": _OURS,
+    "V": _VARIABLES,
+    "W block": MANAGED["wait"],
+    "e": _LOGS,
+    "j": _LOGS,
+    "k": _LOGS,
+    "l gpus": _SHAPE,
+    "l mem": "set mem_per_node in the cluster profile",
+    "l mpiprocs": _SHAPE,
+    "l ncpus": MANAGED["cpus-per-task"],
+    "l ngpus": _SHAPE,
+    "l nodes": _SHAPE,
+    "l ompthreads": MANAGED["cpus-per-task"],
+    "l select": _SHAPE,
+    "l walltime": MANAGED["time"],
+    "o": _LOGS,
+    "q": MANAGED["partition"],
+    "r": _REQUEUE,
+    "v": _VARIABLES,
+    "z": "the id is how hpc_det knows the job",
+}
+_WITHOUT_VALUE = "fhIVXz"
+
 
 class RefusedFlagsError(ValueError):
     """Flags that may not be given; `refused` has for each what is wrong and the remedy."""
@@ -101,3 +135,35 @@ def _flag(word: str) -> str | None:
         return next((flag for flag in (given, *MANAGED) if given and flag in MANAGED and flag.startswith(given)), None)
     short = _SHORT_FLAG.match(word)
     return _SHORT[short[1]] if short else None
+
+
+def refuse_managed_qsub_flags(arguments: Sequence[str]) -> None:
+    """Raise RefusedFlagsError if a flag of `MANAGED_BY_QSUB` is given, or a word that no `#PBS` line can hold."""
+    refused = [
+        (f"hpc_det sets -{flag} itself, got {word!r}", MANAGED_BY_QSUB[flag])
+        for flag, word in _flags_of_qsub([word for argument in arguments for word in _words(argument)])
+        if flag in MANAGED_BY_QSUB
+    ]
+    refused += [
+        (f"{argument!r} holds both kinds of quotes, and qsub knows no escapes", "leave one kind out")
+        for argument in arguments
+        if '"' in argument and "'" in argument
+    ]
+    if refused:
+        raise RefusedFlagsError(refused)
+
+
+def _flags_of_qsub(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Flags and the words that they stand in. Letters without a value may stand before another in one word."""
+    following = iter(words)
+    for word in following:
+        letters = word[1:] if re.match(r"-[A-Za-z]", word) else ""
+        for place, letter in enumerate(letters, start=1):
+            if letter in _WITHOUT_VALUE:
+                yield letter, word
+                continue
+            value = letters[place:] or next(following, "")
+            names = [item.partition("=")[0].strip() for item in value.split(",")] if letter in "lW" else []
+            yield letter, word
+            yield from ((f"{letter} {name}", f"-{letter} {value}") for name in names)
+            break

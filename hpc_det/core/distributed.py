@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from hpc_det.core.sealed import Alone, SealedGroup, shared_secret
 from hpc_det.errors import UsageError
+from hpc_det.launch.network import limit_look_ups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,7 @@ class Distributed:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.size > 1 and not dist.is_initialized():
+            limit_look_ups(os.environ)
             dist.init_process_group("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
 
     def _check_gpu(self) -> None:

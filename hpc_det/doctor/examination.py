@@ -13,6 +13,7 @@ from hpc_det.errors import HpcDetError
 from hpc_det.schedulers.command import CommandError, Run, outside_any_job, run_command
 from hpc_det.schedulers.detect.ask import Which, ask, scheduler_here
 from hpc_det.schedulers.detect.site import Site
+from hpc_det.schedulers.pbs_answers import check_is_pbs
 
 TIMEOUT_S = 5.0
 """Of each command. A healthy controller takes tenths of a second."""
@@ -69,8 +70,8 @@ def _site(scheduler: str, asked: Run, which: Which) -> Site | Finding:
     """What the scheduler says of the site, or why that is nothing."""
     subject = _SUBJECTS[scheduler].SUBJECT
     try:
-        if scheduler == "pbs" and (stranger := pbs.stranger(asked)):
-            return stranger
+        if scheduler == "pbs":
+            check_is_pbs(asked)
         return ask(asked, which)
     except CommandError as error:
         return _silent(subject, error)
@@ -96,7 +97,7 @@ def _readable(subject: str, findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _silent(subject: str, error: CommandError) -> Finding:
-    return Finding(subject, "problem", str(error), "try it by hand; if it fails there too, ask the site")
+    return Finding(subject, "problem", str(error), "have that work by hand first; the site knows how")
 
 
 def _strange(subject: str, error: Exception) -> Finding:

@@ -8,14 +8,13 @@ from typing import Any
 
 from hpc_det.doctor.finding import Finding
 from hpc_det.schedulers.command import CommandError, Run
-from hpc_det.schedulers.detect.ask import Which
+from hpc_det.schedulers.detect.ask import STARTERS, Which
 from hpc_det.schedulers.detect.pbs import NODES, QUEUES, SCHEDULER, SERVER, answer, parse_scheduler
 from hpc_det.schedulers.detect.site import Site
 
 SUBJECT = "PBS"
 VERSION = ("qstat", "--version")
 COMMANDS = (VERSION, NODES, QUEUES, SERVER, SCHEDULER)
-STARTERS = ("pbsdsh", "pbs_tmrsh", "mpiexec")
 _NEEDED = ("qsub", "qstat", "qdel", "qalter", "qselect")
 _WAYS = {
     "S": "suspend: jobs keep their GPUs' memory and cannot save",
@@ -40,21 +39,6 @@ def findings(site: Site, ask: Run, which: Which) -> Iterator[Finding]:
     yield from _queues(site)
     yield from _preemption(ask)
     yield _ok(f"arrays of up to {site.max_array_size} jobs" if site.max_array_size else "PBS tells no limit of arrays")
-
-
-def stranger(ask: Run) -> Finding | None:
-    """Torque, and imitations of it: their commands have the same names, and drop what they do not know."""
-    try:
-        said = ask(VERSION)
-    except CommandError as error:
-        said = str(error)
-    if "pbs_version" in said:
-        return None
-    first = (said.strip() or "nothing").splitlines()[0]
-    return _problem(
-        f"qstat --version says {first!r}: this is neither PBS Pro nor OpenPBS",
-        "Torque cannot be used; where Slurm brings these commands, put its own, such as sinfo, on PATH",
-    )
 
 
 def _commands(which: Which) -> Iterator[Finding]:

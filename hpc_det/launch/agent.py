@@ -33,8 +33,8 @@ from hpc_det.launch.container import (
 )
 from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import failure_now, first_failure, note_failure
-from hpc_det.launch.last_words import last_line, size_of
-from hpc_det.launch.network import own_address
+from hpc_det.launch.last_words import how_it_ended, size_of
+from hpc_det.launch.network import limit_look_ups, own_address, variables
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe, shielded
 from hpc_det.launch.vigil import IllNode, vigil
@@ -128,10 +128,9 @@ class Agent:
         if self._plan.container:  # runtimes show the home folder, and Python takes packages from it
             environment.setdefault("PYTHONNOUSERSITE", "1")
         environment.setdefault("OMP_NUM_THREADS", str(self._plan.cpus_per_rank))
-        # Every store connection looks its peer's name up; without an answer that costs 5 s each (pytorch #159007).
-        environment.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+        limit_look_ups(environment)
         if interface:
-            environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+            environment = {**variables(interface), **environment}
         return compat.for_children(environment) if compat.is_on(environment) else environment
 
     def _into_container(self, container: Container, environment: dict[str, str]) -> list[str]:
@@ -141,7 +140,7 @@ class Agent:
         return contained(self._plan, container, filter(None, self._folders))
 
     def _meet(self) -> tuple[Attempt, str | None]:
-        address, interface = own_address(self._plan.nodes)
+        address, interface = own_address(self._plan.nodes, self._plan.network_interface)
         meeting = self._vigil.meet(address, self._folders)
         attempt = Attempt(
             folder=str(self._trial.path),
@@ -197,10 +196,7 @@ class Agent:
 
     def _note_entrypoint(self, code: int) -> None:
         if first_failure(self._trial, self._number) is None:
-            how = f"ended by signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            last_words = last_line(self._trial.job_log, self._log_began)
-            said = f" after {last_words!r}" if last_words else ""
-            message = f"{how}{said}; its output stands in {self._trial.job_log}"
+            message = how_it_ended(code, self._trial.job_log, self._log_began)
             user_error = code in (126, 127)  # sh(1): found no such command, or may not run it
             note_failure(self._trial, self._number, failure_now(None, message, user_error=user_error))
 
@@ -210,6 +206,7 @@ def main(argv: list[str]) -> int:
     number, worker = int(argv[1]), int(argv[2])
     plan = JobPlan.of(trial.experiment())
     adopt_orphans()
+    limit_look_ups(os.environ)
     try:
         with node_folders(plan) as folders:
             return Agent(trial, plan, number, worker, folders).run()

@@ -6,6 +6,7 @@ harness/determined/launch, test_torch_distributed.py).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,10 +20,25 @@ class Launch:
     overrides: tuple[str, ...]
     """For the underlying launcher."""
     command: tuple[str, ...]
-    """What each rank's Python runs: a script with arguments, or `-m module` with them."""
+    """What each rank runs: a Python file or `-m module` with arguments, or any command."""
+
+    @property
+    def is_for_python(self) -> bool:
+        """A file or a module; all else is a command, which is what upstream's launchers take."""
+        return self.command[0] == "-m" or self.command[0].endswith(".py")
+
+    @property
+    def joins_by_itself(self) -> bool:
+        """Whether it is hpc_det's own way into a rank, which tells the agent of itself and hears of stops."""
+        return self.command[0] == "-m" and self.command[1].startswith("hpc_det.")
+
+    @property
+    def rank_command(self) -> list[str]:
+        """What each rank executes."""
+        return [sys.executable, *self.command] if self.is_for_python else [*self.command]
 
 
-def parse(argv: Sequence[str], launcher: str) -> Launch:
+def parse(argv: Sequence[str], launcher: str, *, takes_overrides: bool = True) -> Launch:
     """Raises UsageError with the usage."""
     words = list(argv)
     overrides: list[str] = []
@@ -33,19 +49,24 @@ def parse(argv: Sequence[str], launcher: str) -> Launch:
         target = words
     if not target:
         raise UsageError(_usage(launcher, "empty script: neither --trial nor a script is given"))
+    if overrides and not takes_overrides:
+        nobody = f"{' '.join(overrides)}: it starts the ranks itself, so there is nothing to override"
+        raise UsageError(_usage(launcher, nobody))
     if target[0] == "--trial":
         return Launch(tuple(overrides), _trial(target[1:], launcher))
     if target[0].startswith("--trial="):
         return Launch(tuple(overrides), _trial([target[0].partition("=")[2], *target[1:]], launcher))
     if target[0].startswith("-") and target[0] != "-m":
         raise UsageError(_usage(launcher, f"unrecognized arguments: {target[0]}; put overrides before ` -- `"))
+    if target == ["-m"]:
+        raise UsageError(_usage(launcher, "-m needs a module"))
     return Launch(tuple(overrides), tuple(target))
 
 
-def parse_or_note(argv: Sequence[str], launcher: str, attempt: Attempt) -> Launch:
+def parse_or_note(argv: Sequence[str], launcher: str, attempt: Attempt, *, takes_overrides: bool = True) -> Launch:
     """As `parse`; what is wrong becomes the attempt's failure, which the user sees, and which no restart would mend."""
     try:
-        return parse(argv, launcher)
+        return parse(argv, launcher, takes_overrides=takes_overrides)
     except UsageError as error:
         note_failure(attempt.trial, attempt.number, failure_now(None, str(error), user_error=True))
         raise

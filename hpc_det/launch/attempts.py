@@ -169,10 +169,8 @@ class Attempts:
         stop = read_stop(self._trial.stop, number)
         if outcome and outcome["attempt"] == number:
             return _ENDS.get(outcome["kind"]) or self._stop_cause(stop)
-        if failure and (failure.unhealthy or failure.hung):
-            return Cause.UNHEALTHY if failure.unhealthy else Cause.HUNG
         if failure and (stop is None or failure.time < stop.time):
-            return Cause.FAILED
+            return Cause.UNHEALTHY if failure.unhealthy else Cause.HUNG if failure.hung else Cause.FAILED
         if code == 0 and not self._plan.runs_trial:
             return Cause.FINISHED
         return self._stop_cause(stop) if stop else Cause.FAILED

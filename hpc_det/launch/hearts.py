@@ -39,8 +39,12 @@ class Hearts:
     def force_stacks(self) -> None:
         """From ranks that do not answer: by a signal, which needs nothing of their interpreters."""
         for rank in self._asked:
-            with suppress(ProcessLookupError, PermissionError, OSError):
+            with suppress(OSError):
                 os.kill(_process_behind(self._lines[rank]), STACKS_SIGNAL)
+
+    def report_silent(self) -> None:
+        """As news: these ranks have not answered."""
+        for rank in self._asked:
             self._news[rank] = {**self._said[rank], "at": "no answer, a C call may keep the interpreter's lock"}
 
     def _hear(self, line: Line, message: Message) -> None:

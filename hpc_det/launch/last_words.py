@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 LONGEST_SEARCH, LONGEST_LINE = 4096, 200
@@ -21,3 +22,11 @@ def last_line(log: Path, begin: int) -> str:
         file.seek(max(begin, size_of(log) - LONGEST_SEARCH))
         lines = file.read().decode(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")[-LONGEST_LINE:]
+
+
+def how_it_ended(code: int, log: Path, begin: int) -> str:
+    """A process that has failed, with what it said last; `code` as subprocess gives it, below 0 for a signal."""
+    how = f"ended by signal {signal.Signals(-code).name} (killed, or crashed)" if code < 0 else f"exit code {code}"
+    last_words = last_line(log, begin)
+    said = f" after {last_words!r}" if last_words else ""
+    return f"{how}{said}; its output stands in {log}"

@@ -1,4 +1,4 @@
-"""The address under which the other nodes reach this one."""
+"""The address under which the other nodes reach this one, and what libraries are told of it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,31 @@ import fcntl
 import ipaddress
 import socket
 import struct
+from collections.abc import MutableMapping
+
+from hpc_det.errors import UsageError
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 
 
-def own_address(nodes: int) -> tuple[str, str | None]:
-    """An IPv4 address, and the interface that gloo must be told of where the host's name leads to loopback.
+def limit_look_ups(environment: MutableMapping[str, str]) -> None:
+    """Every store connection looks its peer's name up; without an answer that costs 5 s each (pytorch #159007).
 
-    Debian's stock /etc/hosts resolves a host's own name to 127.0.1.1; gloo then binds that and no peer connects.
+    The resolver reads the variable when a process first asks it (resolver(5)).
+    """
+    environment.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+
+def own_address(nodes: int, wanted: str | None) -> tuple[str, str | None]:
+    """An IPv4 address, and the interface that libraries must be told of: the wanted one, or the one that is found.
+
+    Without a wish it is needed where the host's name leads to loopback: Debian's stock /etc/hosts resolves a host's own
+    name to 127.0.1.1; gloo then binds that and no peer connects. Raises UsageError where the wanted one is not there.
     """
     if nodes == 1:
         return "127.0.0.1", None
+    if wanted:
+        return _address_of(wanted), wanted
     resolved = _resolve(socket.gethostname())
     if resolved and not ipaddress.ip_address(resolved).is_loopback:
         return resolved, None
@@ -26,6 +40,23 @@ def own_address(nodes: int) -> tuple[str, str | None]:
         if address and not ipaddress.ip_address(address).is_loopback:
             return address, interface
     return resolved or "127.0.0.1", None
+
+
+def variables(interface: str) -> dict[str, str]:
+    """How gloo and NCCL are told of it, by their own names."""
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+
+
+def _address_of(interface: str) -> str:
+    address = _interface_address(interface)
+    if address is None:
+        there = {name: _interface_address(name) for _, name in socket.if_nameindex()}
+        shown = ", ".join(f"{name} ({its})" for name, its in there.items() if its) or "none"
+        raise UsageError(
+            f"cluster.dtrain_network_interface: {socket.gethostname()} has no {interface!r} with an IPv4 address; it "
+            f"has {shown}"
+        )
+    return address
 
 
 def _default_route_address() -> str | None:

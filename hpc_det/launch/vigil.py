@@ -34,7 +34,9 @@ ARRIVE_S = 600.0
 """Nodes of one job may start minutes apart."""
 _STACKS_S = 3.0
 """After this time a rank that has not shown its stacks is forced to."""
-_VERDICT_S = 2 * _STACKS_S
+_WRITE_S = 1.0
+"""What that may take; the verdict kills it."""
+_VERDICT_S = 10.0
 _SEND_EVERY_S = 0.5
 
 
@@ -61,7 +63,7 @@ class Vigil:
         self.hosts = hosts
         self.selector = selector
         self.hearts = Hearts(doorbell)
-        self._force_at = float("inf")
+        self._force_at = self._report_at = float("inf")
 
     def meet(self, address: str, folders: NodeFolders) -> Rendezvous:
         """Where the ranks meet; `address` is this node's. Raises IllNode if this node fails its checks."""
@@ -75,9 +77,13 @@ class Vigil:
 
     def poll(self) -> None:
         """At least every second."""
-        if time.monotonic() > self._force_at:
-            self._force_at = float("inf")
+        now = time.monotonic()
+        if now > self._force_at:
+            self._force_at, self._report_at = float("inf"), now + _WRITE_S
             self.hearts.force_stacks()
+        if now > self._report_at:
+            self._report_at = float("inf")
+            self.hearts.report_silent()
 
     def ask_ranks(self, what: str) -> None:
         if what == "stacks":

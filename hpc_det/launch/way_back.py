@@ -36,7 +36,7 @@ class WayBack:
     def begin(self, exclude: Sequence[str] = ()) -> None:
         """Submit the successor, away from the hosts `exclude`, beside what the job does: it costs the start no time."""
         if self._plan.resume == "successor" and not self._waiting():  # a job that was requeued may have one
-            self._begun = threading.Thread(target=self._submit_or_say, args=(exclude,))
+            self._begun = threading.Thread(target=self._try_to_submit, args=(exclude,))
             self._begun.start()
 
     def take(self, exclude: Sequence[str] = ()) -> str:
@@ -45,7 +45,7 @@ class WayBack:
             return self._requeue(exclude)
         waiting = self._waiting()
         for job in waiting:
-            self._scheduler.avoid(job, exclude, run_command)
+            self._avoid(job, exclude)
         if waiting:
             return waiting[0]
         if self._plan.resume == "chain":
@@ -63,14 +63,21 @@ class WayBack:
     def _requeue(self, exclude: Sequence[str]) -> str:
         """Where the site allows that to none of its nodes, another job may still be allowed."""
         try:
-            self._scheduler.avoid(self._job_id, exclude, run_command)
             self._scheduler.requeue(self._job_id, run_command)
-            return self._job_id
         except CommandError as refused:
             say(f"could not requeue, so another job is submitted: {refused}")
             with suppress(CommandError):
                 return self._submit(exclude)
             raise refused
+        self._avoid(self._job_id, exclude)  # only a job that waits in the queue can be told
+        return self._job_id
+
+    def _avoid(self, job: str, hosts: Sequence[str]) -> None:
+        """Better on a bad node than not at all."""
+        try:
+            self._scheduler.avoid(job, hosts, run_command)
+        except CommandError as error:
+            say(f"job {job} may come to a node that is excluded: {error}")
 
     def _waiting(self) -> list[str]:
         """The jobs behind this one, in their order."""
@@ -79,11 +86,10 @@ class WayBack:
         queued: list[str] = (read_json(self._file) or {"jobs": []})["jobs"]
         return queued[queued.index(self._job_id) + 1 :] if self._job_id in queued else []
 
-    def _submit_or_say(self, exclude: Sequence[str]) -> None:
-        try:
+    def _try_to_submit(self, exclude: Sequence[str]) -> None:
+        """What is wrong will be said where the successor is wanted: then it is tried again."""
+        with suppress(CommandError):
             self._submit(exclude)
-        except CommandError as error:
-            say(f"could not queue the next job: {error}")
 
     def _submit(self, exclude: Sequence[str]) -> str:
         submission = Submission(

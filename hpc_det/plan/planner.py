@@ -101,5 +101,5 @@ def _argv(entrypoint: str | list[str] | tuple[str, ...], python: str) -> tuple[s
     if not isinstance(entrypoint, str):
         return tuple(entrypoint)
     if LEGACY_ENTRYPOINT.fullmatch(entrypoint):
-        return (python, "-m", "hpc_det.launch.torch_distributed", "--trial", entrypoint)
+        return (python, "-m", "hpc_det.launch.direct", "--trial", entrypoint)
     return ("/bin/sh", "-c", entrypoint)

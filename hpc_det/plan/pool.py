@@ -32,6 +32,7 @@ def pool_problems(experiment: Experiment, cluster: Cluster) -> list[str]:
         *_time_problems(experiment, there),
         *_gang_problems(experiment, there),
         *container_problems(experiment, there),
+        *_pbs_problems(there),
     ]
 
 
@@ -103,6 +104,14 @@ def _gang_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
             f"resources.packed_slots: trials of {resources.slots_per_trial} slots leave slots idle on nodes of "
             f"{cluster.slots_per_node}; use a slots_per_trial that divides {cluster.slots_per_node}, or packed_slots "
             f"of at most {cluster.slots_per_node}"
+        )
+
+
+def _pbs_problems(cluster: Cluster) -> Iterator[str]:
+    if cluster.scheduler == "pbs" and cluster.qos:
+        yield (
+            f"cluster.qos: PBS has no quality of service, and cluster {cluster.name!r} names {cluster.qos!r}; leave it "
+            "out, and name a queue with resources.resource_pool"
         )
 
 

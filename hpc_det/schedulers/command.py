@@ -17,6 +17,11 @@ TIMEOUT_S = 60.0
 class CommandError(HpcDetError):
     """A scheduler's command is absent, failed, or gave no answer in time."""
 
+    def __init__(self, message: str, output: str = "") -> None:
+        super().__init__(message)
+        self.output = output
+        """What a command that failed has printed before: qstat answers for some jobs and fails for others."""
+
 
 def run_command(command: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> str:
     """The stdout of `command`, run in `env`; None: in that of this process."""
@@ -40,7 +45,7 @@ def run_command(command: Sequence[str], env: Mapping[str, str] | None = None, ti
         raise CommandError(f"{command[0]}: no answer in {timeout_s:.0f} s; try again later") from None
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "without a word").replace("\n", "; ")
-        raise CommandError(f"{command[0]}: refused with exit code {done.returncode}: {said}")
+        raise CommandError(f"{command[0]}: refused with exit code {done.returncode}: {said}", done.stdout)
     return done.stdout
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.process import is_running, start_ticks
 from hpc_det.requeue import Cause
-from hpc_det.schedulers.command import CommandError, Run
+from hpc_det.schedulers.command import CommandError, Run, run_command
 from hpc_det.schedulers.scheduler import JobState, JobStatus, Submission, agent_command, common_variables
 from hpc_det.store.folders import job_log
 
@@ -39,7 +39,7 @@ class Local:
             "job_log": shlex.quote(str(job_log(script))),
         }
 
-    def submit_command(self, submission: Submission) -> list[str]:
+    def submit_command(self, submission: Submission, run: Run = run_command) -> list[str]:
         # Not in the user's folder: `python -m` would import a module of theirs in the place of one it needs.
         return ["env", f"--chdir={Path(submission.script).parent}", sys.executable, "-m", MODULE, submission.script]
 

@@ -7,6 +7,7 @@ library: node agents use it too.
 from __future__ import annotations
 
 import enum
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Protocol
 from hpc_det.launch.container import HPC_DET
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
-from hpc_det.schedulers.command import Run
+from hpc_det.schedulers.command import Run, run_command
 
 
 class JobState(enum.Enum):
@@ -66,7 +67,8 @@ class Scheduler(Protocol):
     def script_variables(self, plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
         """What the template is rendered with, all of it used there. `script`: where it will lie."""
 
-    def submit_command(self, submission: Submission) -> list[str]: ...
+    def submit_command(self, submission: Submission, run: Run = run_command) -> list[str]:
+        """Raises CommandError where these are another scheduler's commands, or too few nodes are left to run on."""
 
     def parse_submit(self, output: str) -> str:
         """The job id; ValueError where there is none."""
@@ -120,6 +122,11 @@ def scheduler(name: str) -> Scheduler:
     module, class_name = _CLASSES[name]
     instance: Scheduler = getattr(import_module(module), class_name)()
     return instance
+
+
+def array_of(job_id: str) -> str:
+    """The id of the whole array, for that of an element: `12` for Slurm's `12_3`, `12[].server` for `12[3].server`."""
+    return re.sub(r"\[\d+\]", "[]", job_id.partition("_")[0])
 
 
 def agent_command(plan: JobPlan) -> str:

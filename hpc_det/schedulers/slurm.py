@@ -14,7 +14,7 @@ from pathlib import Path
 from hpc_det.launch.container import srun_flags
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
-from hpc_det.schedulers.command import CommandError, Run
+from hpc_det.schedulers.command import CommandError, Run, run_command
 from hpc_det.schedulers.scheduler import JobState, JobStatus, Submission, agent_command, common_variables
 from hpc_det.store.folders import job_log
 
@@ -76,7 +76,7 @@ class Slurm:
             "agent": agent_command(plan),
         }
 
-    def submit_command(self, submission: Submission) -> list[str]:
+    def submit_command(self, submission: Submission, run: Run = run_command) -> list[str]:
         """Flags of the command line come before those of the script (sbatch(1))."""
         flags = {
             "dependency": submission.after and f"afterany:{submission.after}",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hpc_det.config.merge import Tree
 from hpc_det.errors import HpcDetError
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.schedulers.scheduler import JobState, JobStatus
+from hpc_det.schedulers.scheduler import JobState, JobStatus, array_of
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
 from hpc_det.search.sample import Sample
@@ -96,7 +96,7 @@ class ExperimentView:
         """
         submitted = [job.job_id for job in self.jobs]
         waiting = (job for path in self.folder.all_next_jobs() for job in (story.read_tolerantly(path) or {})["jobs"])
-        by_hand = (job for job in self.search.present.values() if job.partition("_")[0] not in submitted)
+        by_hand = (job for job in self.search.present.values() if array_of(job) not in submitted)
         return list(dict.fromkeys([*submitted, *waiting, *by_hand]))
 
     def settled(self) -> ExperimentState | None:

@@ -15,6 +15,7 @@ from tests.bench import (
     rendezvous,
     sampler_start,
     search,
+    start,
     sweep,
 )
 
@@ -26,6 +27,7 @@ BENCHMARKS = {
     "memory": loop_memory.main,
     "sampler": sampler_start.main,
     "search": search.main,
+    "start": start.main,
     "journal": journal.main,
     "sweep": sweep.main,
     "gpu": gpu.main,

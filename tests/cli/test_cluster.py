@@ -44,7 +44,7 @@ def test_a_profile_that_was_written_is_found_by_its_name(hpc_det: Command, slurm
     assert hpc_det("cluster", "show", "atlas").out == file.read_text()
     rows = [line.split() for line in hpc_det("cluster", "list").out.splitlines()]
     assert rows[:2] == [["NAME", "SCHEDULER", "FILE"], ["atlas", "slurm", str(file)]]
-    assert [row[0] for row in rows[2:]] == ["local", "slurm"]
+    assert [row[0] for row in rows[2:]] == ["local", "pbs", "slurm"]
 
 
 def test_nothing_is_overwritten_unasked(hpc_det: Command, slurm: None, tmp_path: Path) -> None:
@@ -77,4 +77,4 @@ def test_without_a_scheduler_there_is_nothing_to_detect(
 
 
 def test_an_unknown_profile_is_told_with_the_known_ones(hpc_det: Command) -> None:
-    assert "known: local, slurm" in hpc_det("cluster", "show", "atlas").err
+    assert "known: local, pbs, slurm" in hpc_det("cluster", "show", "atlas").err

@@ -155,6 +155,14 @@ def test_logs_of_one_rank(hpc_det: Command, life: Life) -> None:
     assert out == "---------- attempt 1 ----------\n[rank=1] one\n"
 
 
+def test_logs_of_one_rank_of_a_launcher_of_the_users_own(hpc_det: Command, life: Life) -> None:
+    """hpc_det.launch.wrap_rank marks their lines in the job's log."""
+    life.begins()
+    life.attempt_prints("[rank=0] zero\n[rank=1] one\n[rank=11] eleven\nno rank\n")
+    out = hpc_det("e", "logs", "1", "--rank", "1").out
+    assert out == "---------- attempt 1 ----------\n[rank=1] one\n"
+
+
 def test_logs_of_a_rank_that_does_not_exist(hpc_det: Command, life: Life) -> None:
     assert hpc_det("e", "logs", "1", "--rank", "4") == (
         2,

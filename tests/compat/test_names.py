@@ -72,7 +72,7 @@ def test_determineds_own_names_are_there_too(python: Copies) -> None:
         ("from determined import keras", "ModuleNotFoundError", "determined.keras"),
         ("import determined as det; det.keras", "AttributeError", "determined.keras"),
         ("from determined.experimental import client", "ModuleNotFoundError", "determined.experimental"),
-        ("import determined.launch.horovod", "ModuleNotFoundError", "determined.launch.horovod"),
+        ("import determined.launch.tensorflow", "ModuleNotFoundError", "determined.launch.tensorflow"),
         (
             "from determined.pytorch import LightningAdapter",
             "ModuleNotFoundError",

@@ -81,7 +81,7 @@ def test_a_length_changes_its_unit(code: Path, env: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
-        (["cluster=slrm"], "cluster: no cluster is called 'slrm'; did you mean 'slurm'? known: local, slurm"),
+        (["cluster=slrm"], "cluster: no cluster is called 'slrm'; did you mean 'slurm'? known: local, pbs, slurm"),
         (["template=smal"], "template: no template is called 'smal'; did you mean 'small'? known: small"),
         (["clustr=slurm"], "clustr: unknown key 'clustr'; did you mean 'cluster'?"),
         (

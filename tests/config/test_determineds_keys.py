@@ -91,7 +91,7 @@ def test_who_writes_nothing_is_told_nothing(build: Build) -> None:
 
 
 def test_a_section_of_another_scheduler_has_no_effect(build: Build) -> None:
-    change = {"slurm": {"sbatch_args": ["-v"]}, "pbs": {"slots_per_node": 4, "pbsbatch_args": ["-V"]}}
+    change = {"slurm": {"sbatch_args": ["-v"]}, "pbs": {"slots_per_node": 4, "pbsbatch_args": ["-m be"]}}
     assert build(**change).notes == [
         "pbs.slots_per_node: has no effect: the scheduler is slurm",
         "pbs.pbsbatch_args: has no effect: the scheduler is slurm",

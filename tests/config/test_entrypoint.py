@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.config.entrypoint import check_entrypoint
+from hpc_det.config.entrypoint import LAUNCHERS, check_entrypoint
 
 LOADERS = "def build_training_data_loader(self): ...\n    def build_validation_data_loader(self): ...\n"
 WHOLE = f"def train_batch(self): ...\n    def evaluate_batch(self): ...\n    {LOADERS}"
@@ -127,7 +127,14 @@ def test_a_launcher_that_there_is_not_is_told_before_the_job_waits(
 ) -> None:
     (told,) = check(tmp_path, "class T: ...", entrypoint)
     assert told.startswith(f"entrypoint: {problem}")
-    assert told.endswith(".launch.torch_distributed")
+    assert told.endswith(f"launch there are {', '.join(LAUNCHERS)}")
+    assert "torch_distributed" in told
+
+
+@pytest.mark.parametrize("package", ["determined", "hpc_det"])
+@pytest.mark.parametrize("launcher", [*LAUNCHERS, "wrap_rank 0 python3"])
+def test_a_launcher_that_there_is_is_no_problem(tmp_path: Path, package: str, launcher: str) -> None:
+    assert check_entrypoint(f"python3 -m {package}.launch.{launcher} train.py", tmp_path) == []
 
 
 def test_a_missing_module_is_told_with_what_there_is(tmp_path: Path) -> None:

@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_det.config.managed_flags import MANAGED, RefusedFlagsError, refuse_managed_flags
+from hpc_det.config.managed_flags import (
+    MANAGED,
+    MANAGED_BY_QSUB,
+    RefusedFlagsError,
+    refuse_managed_flags,
+    refuse_managed_qsub_flags,
+)
 
 
 @pytest.mark.parametrize("flag", MANAGED)
@@ -49,3 +55,55 @@ def test_every_refused_flag_is_told() -> None:
     with pytest.raises(RefusedFlagsError) as error:
         refuse_managed_flags(["-N2", "--time=10"])
     assert len(error.value.refused) == 2
+
+
+@pytest.mark.parametrize("flag", MANAGED_BY_QSUB)
+def test_every_managed_flag_of_qsub_names_its_setting(flag: str) -> None:
+    argument = f"-{flag}=1" if " " in flag else f"-{flag}x"
+    with pytest.raises(RefusedFlagsError) as error:
+        refuse_managed_qsub_flags([argument])
+    ((what, remedy),) = error.value.refused
+    assert what.startswith(f"hpc_det sets -{flag} itself, got '-{flag[0]}")
+    assert remedy == MANAGED_BY_QSUB[flag]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-l", "select=4:ncpus=2"],
+        ["-l select=4"],
+        ["-lselect=4"],
+        ["-l place=free,walltime=10:00"],
+        ["-W", "group_list=a,block=true"],
+        ["-hN", "name"],
+        ["-fV"],
+        ["-m be -q low"],
+    ],
+)
+def test_a_managed_flag_of_qsub_is_refused_in_every_form(arguments: list[str]) -> None:
+    with pytest.raises(RefusedFlagsError):
+        refuse_managed_qsub_flags(arguments)
+
+
+def test_other_flags_of_qsub_pass() -> None:
+    refuse_managed_qsub_flags(
+        [
+            "-P",
+            "project",
+            "-m be",
+            "-M",
+            "ada@site",
+            "-W",
+            "group_list=q",
+            "-h",
+            "-p",
+            "-10",
+            "-l",
+            "place=scatter:excl",
+        ]
+    )
+
+
+def test_a_word_that_no_directive_can_hold_is_refused() -> None:
+    with pytest.raises(RefusedFlagsError, match="both kinds of quotes"):
+        refuse_managed_qsub_flags(["-P", """it's "mine\""""])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -194,3 +195,12 @@ def test_a_torch_without_cuda_says_so_and_trains(
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     Distributed(env={"HPC_DET_SLOT_TYPE": "gpu"}).start()
     assert "slots are GPUs, which torch " in capsys.readouterr().out
+
+
+def res_options(distributed: Distributed) -> str:
+    return os.environ["RES_OPTIONS"]
+
+
+def test_a_store_is_opened_with_little_patience_for_look_ups(on_ranks: OnRanks) -> None:
+    """A lost answer costs the resolver's 5 s otherwise, for each rank that connects."""
+    assert on_ranks(2, res_options) == ["timeout:1 attempts:1"] * 2

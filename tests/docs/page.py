@@ -6,6 +6,7 @@ A fenced block whose first line is `# file: PATH` is a file. In a block ```conso
 
     setup   installs or clones, and is not executed: the tests run in what it made
     slurm   needs a Slurm
+    pbs     needs a PBS
     fails   ends with an error
     until   is repeated until its output is the one shown
 """

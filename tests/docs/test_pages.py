@@ -19,6 +19,8 @@ from hpc_det.config.cluster import Cluster, Containers, Pool
 from hpc_det.config.section import Section
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from tests.docs.page import Command, File, Page
+from tests.lab.pbs_fixture import pbs_lab as pbs_lab
+from tests.lab.pbs_lab import PbsLab
 from tests.lab.slurm import SlurmLab
 
 CHECKOUT = Path(__file__).parents[2]
@@ -36,6 +38,7 @@ PAGES = [
                 "pytorch",
                 "porting",
                 "clusters",
+                "submitit",
                 "architecture",
             )
         ),
@@ -43,7 +46,7 @@ PAGES = [
 ]
 UNTIL_S = 90
 COMMAND_S = 200
-MARKS = {"setup", "slurm", "fails", "until"}
+MARKS = {"setup", "slurm", "pbs", "fails", "until"}
 
 every_page = pytest.mark.parametrize("path", PAGES, ids=[path.name for path in PAGES])
 
@@ -94,7 +97,7 @@ class Reader:
 
 @every_page
 def test_a_page_does_what_it_says_on_this_machine(path: Path, tmp_path: Path) -> None:
-    Reader(tmp_path).follow(Page.read(path), lambda command: not command.marks & {"setup", "slurm"})
+    Reader(tmp_path).follow(Page.read(path), lambda command: not command.marks & {"setup", "slurm", "pbs"})
 
 
 @pytest.mark.slurm
@@ -112,6 +115,11 @@ def test_a_real_slurm_is_detected_as_the_page_shows(slurm_lab: SlurmLab, monkeyp
         monkeypatch.setenv(name, value)
     page = Page.read(CHECKOUT / "docs" / "clusters.md")
     Reader(slurm_lab.folder()).follow(page, lambda command: "slurm" in command.marks)
+
+
+def test_programs_with_submitit_run_on_a_pbs_as_the_page_shows(pbs_lab: PbsLab, tmp_path: Path) -> None:
+    page = Page.read(CHECKOUT / "docs" / "submitit.md")
+    Reader(tmp_path).follow(page, lambda command: "pbs" in command.marks)
 
 
 @pytest.mark.parametrize("section", [Cluster, Pool, Containers])

@@ -62,7 +62,7 @@ def test_words_of_an_earlier_attempt_are_not_an_entrypoints_last(gang: Gang) -> 
 def test_an_entrypoint_that_a_signal_ends_is_noted_with_its_name(gang: Gang) -> None:
     gang.plan("kill -SEGV $$")
     assert gang.start_agent().wait(timeout=30) == 1
-    assert failure(gang).message.startswith("ended by signal SIGSEGV; ")
+    assert failure(gang).message.startswith("ended by signal SIGSEGV (killed, or crashed); ")
 
 
 def test_an_entrypoint_that_does_not_exist_is_named_without_a_traceback(gang: Gang) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from hpc_det.errors import HpcDetError
-from hpc_det.launch.network import own_address
 from hpc_det.launch.rendezvous import await_rendezvous, free_port, publish
 from hpc_det.store.folders import TrialFolder
 
@@ -91,24 +90,3 @@ def test_a_port_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("hpc_det.launch.rendezvous._candidates", lambda: [taken])
         with pytest.raises(HpcDetError, match="no free TCP port"):
             free_port()
-
-
-def test_one_node_meets_on_loopback() -> None:
-    assert own_address(1) == ("127.0.0.1", None)
-
-
-def test_several_nodes_meet_at_an_address_of_this_machine() -> None:
-    address, interface = own_address(2)
-    with socket.socket() as server:
-        server.bind((address, 0))
-    assert interface is None or interface in {name for _, name in socket.if_nameindex()}
-
-
-def test_a_name_that_leads_to_loopback_is_not_what_other_nodes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Debian's stock /etc/hosts gives a host's own name the address 127.0.1.1."""
-    if {name for _, name in socket.if_nameindex()} <= {"lo"}:
-        pytest.skip("this machine has no interface but loopback")
-    monkeypatch.setattr("hpc_det.launch.network._resolve", lambda name: "127.0.1.1")
-    address, interface = own_address(2)
-    assert interface != "lo"
-    assert not address.startswith("127.")

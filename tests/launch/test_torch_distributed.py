@@ -12,6 +12,7 @@ from hpc_det.launch.arguments import Launch
 from hpc_det.launch.failure import first_failure
 from hpc_det.launch.rendezvous import free_port
 from hpc_det.launch.torch_distributed import torchrun_command
+from tests.launch.gang import Gang
 from tests.launch.test_attempt import ATTEMPT
 
 MODULE = [sys.executable, "-m", "hpc_det.launch.torch_distributed"]
@@ -51,12 +52,14 @@ def test_a_command_is_started_as_it_is_and_a_file_by_python(words: str, for_pyth
     assert ("--no-python" not in started) is for_python
 
 
-def test_a_gang_of_one_rank_is_that_rank_without_a_launcher(tmp_path: Path) -> None:
-    shows = "import os, sys; print(sys.argv[1:], os.environ['RANK'], os.environ['WORLD_SIZE'], 'torch' in sys.modules)"
-    (tmp_path / "train.py").write_text(shows)
-    alone = replace(ATTEMPT, folder=str(tmp_path), nodes=1, ranks_per_node=1, node_rank=0)
-    done = run(str(tmp_path / "train.py"), "--lr", "1", **alone.to_env())
-    assert (done.returncode, done.stdout) == (0, "['--lr', '1'] 0 1 False\n"), done.stderr
+def test_a_gang_of_one_rank_needs_no_torchrun(gang: Gang) -> None:
+    shows = "import os, sys; print(sys.argv[1:], os.environ['RANK'], os.environ['WORLD_SIZE'], os.getppid())"
+    (gang.code / "train.py").write_text(shows)
+    launcher = "exec $PYTHON -m hpc_det.launch.torch_distributed train.py --lr 1"
+    gang.plan(f"echo $$ >launcher; {launcher}", ranks_per_node=1)
+    assert gang.start_agent().wait(timeout=30) == 0
+    pid = (gang.code / "launcher").read_text()
+    assert gang.trial.rank_log(1, 0).read_text() == f"['--lr', '1'] 0 1 {pid}"
 
 
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -84,14 +87,16 @@ def test_a_launcher_without_an_agent_says_so() -> None:
 
 SHOW = """
 import os
-told = "/".join(os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
-os.write(1, f"{told}\\n".encode())  # at once, so that two ranks do not mix their words
+names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RES_OPTIONS")
+os.write(1, ("/".join(os.environ[name] for name in names) + "\\n").encode())  # at once, so that words do not mix
 """
 
 
-def test_the_real_torchrun_takes_these_flags_and_tells_them_to_the_ranks() -> None:
-    here = {"nodes": 1, "node_rank": 0, "ranks_per_node": 2, "master_addr": "127.0.0.1", "master_port": free_port()}
-    attempt = replace(ATTEMPT, **here)  # type: ignore[arg-type]
-    done = run("--no-python", "--", sys.executable, "-c", SHOW, **attempt.to_env())
-    told = [f"{rank}/2/127.0.0.1/{attempt.master_port}" for rank in (0, 1)]
-    assert sorted(done.stdout.split()) == told, done.stderr
+def test_the_real_torchrun_takes_our_flags_and_upstreams_overrides(gang: Gang) -> None:
+    port = free_port()
+    overrides = f"--rdzv_endpoint=127.0.0.1:{port} --no-python"
+    (gang.code / "show.py").write_text(SHOW)
+    gang.plan(f"exec $PYTHON -m hpc_det.launch.torch_distributed {overrides} -- $PYTHON show.py")
+    assert gang.start_agent().wait(timeout=30) == 0, gang.printed.read_text()
+    told = [f"{rank}/2/127.0.0.1/{port}/timeout:1 attempts:1" for rank in (0, 1)]
+    assert sorted(gang.printed.read_text().splitlines()) == told

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -49,7 +49,6 @@ while stuck == "keeps_the_lock" and len(asked) < 2:  # until it was known to tra
     time.sleep(0.01)
 globals()[stuck]() if rank == 1 else waits_for_others()
 """
-NODES = {"SLURM_JOB_NODELIST": "node[1-2]"}
 
 
 @pytest.fixture
@@ -58,12 +57,12 @@ def two_nodes(gang: Gang) -> Gang:
     return gang
 
 
-def start_agents(gang: Gang, entrypoint: str, **of_node_1: str) -> list[subprocess.Popen[bytes]]:
-    gang.plan(entrypoint, scheduler="slurm", nodes=2, ranks_per_node=1, hang_timeout_s=1)
-    return [
-        gang.start_agent(SLURM_NODEID="0", **NODES),
-        gang.start_agent(SLURM_NODEID="1", **NODES, **of_node_1),
-    ]
+def start_agents(
+    gang: Gang, entrypoint: str, hang_timeout_s: int = 1, **of_node_1: str
+) -> list[subprocess.Popen[bytes]]:
+    gang.plan(entrypoint, scheduler="slurm", nodes=2, ranks_per_node=1, hang_timeout_s=hang_timeout_s)
+    job = {"SLURM_JOB_NODELIST": "node[1-2]"}
+    return [gang.start_agent(1, SLURM_NODEID=node, **job, **of) for node, of in (("0", {}), ("1", of_node_1))]
 
 
 def verdict(gang: Gang) -> Failure:
@@ -89,7 +88,7 @@ def test_ranks_that_hang_show_their_stacks_on_all_nodes_and_the_last_one_is_name
 
 @pytest.mark.timeout(60)
 def test_a_rank_whose_interpreter_is_locked_shows_its_stack_all_the_same(two_nodes: Gang) -> None:
-    start_agents(two_nodes, "exec $PYTHON rank.py $HPC_DET_NODE_RANK keeps_the_lock")
+    start_agents(two_nodes, "exec $PYTHON rank.py $HPC_DET_NODE_RANK keeps_the_lock", hang_timeout_s=4)
     wait_for(lambda: first_failure(two_nodes.trial, 1), deadline_s=50)
     assert "; rank 1: training, batch 7, no answer" in verdict(two_nodes).message
     assert "in keeps_the_lock" in two_nodes.trial.rank_log(1, 1).read_text()
@@ -157,10 +156,14 @@ class Node0:
     def _end(self) -> None:
         self.ended = True
 
-    def turn(self) -> None:
+    def until(self, condition: Callable[[], object]) -> None:
+        wait_for(lambda: self._turn() or condition())
+
+    def _turn(self) -> bool:
         for key, _ in self.selector.select(0.05):
             key.data()
         self.vigil.poll()
+        return False
 
     def close(self) -> None:
         self.vigil.close()
@@ -183,10 +186,9 @@ def arrives(node_0: Node0, node: int, clock_s: float) -> ToNode0:
 
 def test_a_node_that_does_not_come_is_named(gang: Gang, node_0: Node0, monkeypatch: pytest.MonkeyPatch) -> None:
     line = arrives(node_0, 2, 0)
-    wait_for(lambda: node_0.turn() or 2 in node_0.vigil._offsets)
+    node_0.until(lambda: 2 in node_0.vigil._offsets)
     monkeypatch.setattr(node_0.vigil, "_arrive_by", 0.0)
-    node_0.turn()
-    assert node_0.ended
+    node_0.until(lambda: node_0.ended)
     assert [failure.sentence() for failure in failures(gang.trial, 1)] == [
         "node node2: no word from its agent in 600 s"
     ]
@@ -195,7 +197,7 @@ def test_a_node_that_does_not_come_is_named(gang: Gang, node_0: Node0, monkeypat
 
 def test_clocks_are_compared_once_all_have_come(gang: Gang, node_0: Node0) -> None:
     lines = [arrives(node_0, 1, 0), arrives(node_0, 2, 600)]
-    wait_for(lambda: node_0.turn() or node_0.ended)
+    node_0.until(lambda: node_0.ended)
     assert [failure.sentence() for failure in failures(gang.trial, 1)] == [
         "node node3: the clock is 600 s ahead of that of node1"
     ]
@@ -208,7 +210,7 @@ def test_strangers_are_hung_up_on(node_0: Node0, words: bytes) -> None:
     with socket.create_connection(("127.0.0.1", node_0.meeting.agents_port)) as stranger:
         stranger.sendall(words)
         stranger.settimeout(0.01)
-        wait_for(lambda: node_0.turn() or _is_closed(stranger))
+        node_0.until(lambda: _is_closed(stranger))
     assert node_0.vigil._offsets == {0: 0.0}
 
 

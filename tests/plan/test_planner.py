@@ -14,7 +14,7 @@ from hpc_det.plan.planner import plan_jobs
 from hpc_det.store.folders import ExperimentFolder
 
 PYTHON = "/opt/venv/bin/python"
-HARNESS = (PYTHON, "-m", "hpc_det.launch.torch_distributed", "--trial")
+HARNESS = (PYTHON, "-m", "hpc_det.launch.direct", "--trial")
 
 
 def cluster(**settings: Any) -> Cluster:

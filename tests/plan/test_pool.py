@@ -132,3 +132,9 @@ def test_an_image_for_other_slots_is_noted() -> None:
     asked = experiment(environment={"image": {"cuda": "a"}})
     (note,) = pool_notes(asked, cluster(slot_type="cpu", containers={"runtime": "podman"}))
     assert note == "environment.image: none is named for slots of type cpu; ranks run without a container"
+
+
+def test_a_quality_of_service_is_nothing_that_pbs_knows() -> None:
+    assert pool_problems(experiment(), cluster(qos="high")) == []
+    (problem,) = pool_problems(experiment(), cluster(scheduler="pbs", qos="high"))
+    assert problem.startswith("cluster.qos: PBS has no quality of service, and cluster 'atlas' names 'high'")

@@ -20,8 +20,13 @@ from tests.plan.plans import job_plan
 from tests.schedulers.one_job import submission
 from tests.stub import Stub
 
-NAMES = ["slurm", "local"]
-JOB_ENVIRONMENT = {"SLURM_JOB_ID": "4711", "SLURM_NODEID": "0"}
+NAMES = ["slurm", "pbs", "local"]
+JOB_ENVIRONMENT = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_NODEID": "0",
+    "PBS_JOBID": "4711.pbshead",
+    "HPC_DET_NODE_RANK": "0",
+}
 ONE_JOB, SCRIPT = JobArray(first=0, count=1), Path("/home/ada/hpc_det/experiments/12/jobs/1.sh")
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
@@ -49,7 +54,8 @@ def test_the_same_plan_gives_the_same_script(name: str) -> None:
     assert first == again
 
 
-def test_the_script_is_submitted_as_it_is_called(chosen: Scheduler) -> None:
+def test_the_script_is_submitted_as_it_is_called(chosen: Scheduler, stub: Stub) -> None:
+    stub("qstat", "echo pbs_version = 23.06.06")
     assert chosen.submit_command(submission("/a b/job.sh"))[-1] == "/a b/job.sh"
 
 
@@ -69,6 +75,7 @@ def test_node_0_is_the_first_node(chosen: Scheduler) -> None:
 
 def test_status_answers_for_every_job_that_it_was_asked_for(chosen: Scheduler, stub: Stub) -> None:
     stub("squeue", "true")
+    stub("qstat", "echo 'qstat: Unknown Job Id 7' >&2; echo 'qstat: Unknown Job Id 8' >&2; exit 153")
     gone = subprocess.Popen(["true"])
     gone.wait()
     job_ids = (

@@ -398,3 +398,16 @@ def test_the_real_slurm_has_forgotten_a_job_that_never_was(
     monkeypatch.setenv("SLURM_CONF", str(slurm_lab.conf))
     assert Slurm().status(["987654"], run_command)["987654"].reason == "forgotten by Slurm"
     Slurm().cancel("987654", run_command)  # harmless
+
+
+@pytest.mark.parametrize(
+    ("short", "names"),
+    [
+        ("node1", ["node1"]),
+        ("gpu[1-3,07],login", ["gpu1", "gpu2", "gpu3", "gpu07", "login"]),
+        ("r[1-2]n[09-10].site", ["r1n09.site", "r1n10.site", "r2n09.site", "r2n10.site"]),
+    ],
+)
+def test_the_nodes_of_a_gang_are_spelt_out(short: str, names: list[str]) -> None:
+    assert Slurm().hosts({"SLURM_JOB_NODELIST": short}) == names
+    assert Slurm().hosts({"SLURM_JOB_NODELIST": "another", "SLURM_STEP_NODELIST": short}) == names

@@ -39,6 +39,10 @@ PLANS = {
         job_plan(container=CONTAINER, nodes=1, ranks_per_node=2, job_nodes=1, job_slots_per_node=4),
         JobArray(first=0, count=1, workers_each=2),
     ),
+    "pbs_apptainer.sh": (
+        job_plan(scheduler="pbs", container=replace(CONTAINER, runtime="apptainer"), scratch="/scratch/$PBS_JOBID"),
+        ONE,
+    ),
     "local_podman.sh": (
         job_plan(
             scheduler="local",

@@ -33,6 +33,23 @@ PLANS = {
     "slurm_cpu_one_node.sh": job_plan(slot_type="cpu", nodes=1, ranks_per_node=2, job_nodes=1, job_slots_per_node=2),
     "slurm_array.sh": job_plan(nodes=1, job_nodes=1),
     "slurm_shared.sh": job_plan(nodes=1, ranks_per_node=1, gpu_type="a100", srun_args=("--mpi=none",)),
+    "pbs_gpus.sh": job_plan(scheduler="pbs"),
+    "pbs_everything.sh": job_plan(
+        scheduler="pbs",
+        name='Größe 1/2; it\'s "new"',
+        gpu_type="a100",
+        time_limit_min=1530,
+        partition="low",
+        account="physics",
+        mem_per_node="16G",
+        submit_args=("-P proj", "-W", "group_list=two words", "-l place=scatter:excl"),
+        start_agents_with="pbs_tmrsh",
+        modules=("gcc/12", "cuda/12.4"),
+        setup=("ulimit -n 4096", "export NCCL_DEBUG=WARN"),
+        folder="/home/a b/experiments/12",
+    ),
+    "pbs_array.sh": job_plan(scheduler="pbs", nodes=1, job_nodes=1),
+    "pbs_shared.sh": job_plan(scheduler="pbs", nodes=1, ranks_per_node=1, slot_type="cpu", start_agents_with="mpiexec"),
     "local.sh": job_plan(scheduler="local", slot_type="cpu", nodes=1, ranks_per_node=2, cpus_per_rank=1),
     "local_with_setup.sh": job_plan(
         scheduler="local", nodes=1, modules=("cuda/12.4",), setup=("ulimit -n 4096",), folder="/home/a b/experiments/12"
@@ -41,6 +58,8 @@ PLANS = {
 ARRAYS = {
     "slurm_array.sh": JobArray(first=1000, count=64, at_once=16),
     "slurm_shared.sh": JobArray(first=0, count=1, workers_each=8),
+    "pbs_array.sh": JobArray(first=1000, count=64, at_once=16),
+    "pbs_shared.sh": JobArray(first=0, count=1, workers_each=8),
 }
 
 
@@ -68,13 +87,13 @@ def test_the_shell_can_read_the_script(name: str) -> None:
     subprocess.run(["bash", "-n"], input=script(name), text=True, check=True)
 
 
-@pytest.mark.parametrize("name", ["slurm", "local"])
+@pytest.mark.parametrize("name", ["slurm", "pbs", "local"])
 def test_a_variable_that_the_template_lacks_is_an_error(name: str) -> None:
     with pytest.raises(ValueError, match=r"unknown variables \[\], unused variables \['surplus'\]"):
         render_template(scheduler(name).template, {**variables(name), "surplus": 1})
 
 
-@pytest.mark.parametrize("name", ["slurm", "local"])
+@pytest.mark.parametrize("name", ["slurm", "pbs", "local"])
 def test_a_variable_that_only_the_template_knows_is_an_error(name: str) -> None:
     everything = variables(name)
     for left_out in everything:

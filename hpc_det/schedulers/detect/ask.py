@@ -13,6 +13,9 @@ from hpc_det.schedulers.detect.site import Site
 Which = Callable[[str], str | None]
 """Where a command lies on PATH; None for nowhere."""
 
+STARTERS = ("pbsdsh", "pbs_tmrsh", "mpiexec")
+"""What can start a process on every node of a PBS job, the best first."""
+
 
 def scheduler_here(which: Which) -> str | None:
     """slurm, pbs or None. Slurm comes first: it may bring commands named as PBS' own, which speak no JSON."""
@@ -27,6 +30,10 @@ def ask(run: Run, which: Which) -> Site:
             "cluster detect: neither Slurm (sinfo) nor PBS (pbsnodes) is on PATH; run it on a login node of the "
             "cluster, or write a profile by hand: see docs/clusters.md"
         )
-    site = slurm.detect(run) if kind == "slurm" else pbs.detect(run)
+    site = slurm.detect(run) if kind == "slurm" else _pbs(run, which)
     found = next((runtime for runtime in ("apptainer", "podman") if which(runtime)), None)
     return site if site.runtime else replace(site, runtime=found)
+
+
+def _pbs(run: Run, which: Which) -> Site:
+    return replace(pbs.detect(run), start_agents_with=next(filter(which, STARTERS), None))

@@ -33,6 +33,7 @@ class Site:
     pools: tuple[FoundPool, ...]
     """At least one."""
     max_array_size: int | None
+    start_agents_with: str | None = None
     gpu_flag: str | None = None
     gpu_flag_why: str = ""
     runtime: str | None = None
@@ -52,7 +53,7 @@ def _lines(site: Site, name: str) -> Iterator[str]:
     usual = site.usual
     yield f"# Written by `hpc-det cluster detect`, which asked {site.version}. Check it, and complete it."
     yield f"name: {_value(name)}"
-    yield f"scheduler: {site.scheduler}" + ("  # read, but not submitted to yet" if site.scheduler == "pbs" else "")
+    yield f"scheduler: {site.scheduler}"
     yield ""
     yield f"# Nodes: as in {usual.name!r}, {'the default pool' if usual.default else 'the first pool'}."
     yield f"slots_per_node: {usual.slots_per_node or 1}"
@@ -60,6 +61,8 @@ def _lines(site: Site, name: str) -> Iterator[str]:
     yield f"cpus_per_slot: {usual.cpus_per_slot or 1}"
     if site.gpu_flag:
         yield f"gpu_flag: {site.gpu_flag}  # {site.gpu_flag_why}"
+    if site.start_agents_with:
+        yield f"start_agents_with: {site.start_agents_with}"
     if site.max_array_size is not None:
         yield f"max_array_size: {site.max_array_size}"
     yield ""
@@ -77,7 +80,8 @@ def _lines(site: Site, name: str) -> Iterator[str]:
     yield "# scratch: /scratch/$USER     # a folder of each node's own, for $TMPDIR"
     yield "# modules: [cuda/12.4]        # loaded in the job"
     yield "# setup: [ulimit -n 65536]    # shell lines, run in the job"
-    yield "# srun_args: [--mpi=pmix]"
+    if site.scheduler == "slurm":
+        yield "# srun_args: [--mpi=pmix]"
 
 
 def _pool(pool: FoundPool) -> Iterator[str]:

@@ -26,7 +26,7 @@ def refused(command: object) -> str:
 SITES = [
     ask(replay("slurm-22.05", SLURM), only("sinfo")),
     ask(replay("slurm-24.05", SLURM, srun="--container-image"), only("sinfo", "apptainer")),
-    ask(replay("pbs-23.06", PBS), only("pbsnodes")),
+    ask(replay("pbs-23.06", PBS), only("pbsnodes", "pbs_tmrsh", "mpiexec")),
     Site(
         scheduler="slurm",
         version="Slurm 24.05",
@@ -48,6 +48,13 @@ def test_what_is_written_is_a_profile_that_says_what_was_found(site: Site) -> No
     assert profile.in_pool(None).slots_per_node == (site.usual.slots_per_node or 1)
     assert profile.max_array_size == (site.max_array_size or 1001)
     assert profile.containers.runtime == site.runtime
+
+
+def test_the_best_way_to_start_agents_on_pbs_is_taken() -> None:
+    assert SITES[2].start_agents_with == "pbs_tmrsh"
+    found = Cluster.model_validate(parse_yaml(to_yaml(SITES[2], "mine"), "mine.yaml"))
+    assert found.start_agents_with == "pbs_tmrsh"
+    assert "srun" not in to_yaml(SITES[2], "mine")
 
 
 def test_the_whole_text() -> None:

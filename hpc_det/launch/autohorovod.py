@@ -1,0 +1,10 @@
+"""python3 -m hpc_det.launch.autohorovod ...: hpc_det.launch.horovod --autohorovod under upstream's name."""
+
+from __future__ import annotations
+
+import sys
+
+from hpc_det.launch.horovod import main
+
+if __name__ == "__main__":
+    main(sys.argv[1:], is_auto=True)

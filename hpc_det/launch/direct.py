@@ -1,0 +1,205 @@
+"""Starts the ranks of its node itself, with torchrun's variables and without torch, which saves a second.
+
+    python3 -m hpc_det.launch.direct [--] (--trial module:Class | SCRIPT ARGS...)
+
+Each rank prints into its own log. The first one that ends with anything but 0 ends all others at once, and its exit
+code is the launcher's.
+
+A trial hears of a stop by itself. A script is told by SIGTERM, once: it saves and leaves, and is started again when the
+job comes back; whether it had finished nobody can say then. Its time ends with the scheduler's deadline, where that is
+known, or LEAVE_TOGETHER_S after its first rank has left; one that does not listen goes on until then.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.launch.arguments import Launch, parse_or_note
+from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.doorbell import Line
+from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.launch.last_words import how_it_ended, size_of
+from hpc_det.launch.signals import SignalPipe
+from hpc_det.process import ends_with_parent
+from hpc_det.store.files import read_json, write_json
+from hpc_det.store.stop import read_stop
+
+LEAVE_TOGETHER_S = 60.0
+"""After a stop: a rank may wait for a peer that a signal has ended before it could listen."""
+RESERVE_S = 5.0
+"""Before the deadline, for the job to write down what has happened."""
+POLL_S = 1.0
+
+
+def rank_environment(attempt: Attempt, local_rank: int) -> dict[str, str]:
+    """What torchrun sets (torch.distributed.run, "Environment Variables"); rank 0 holds the store."""
+    rank = attempt.node_rank * attempt.ranks_per_node + local_rank
+    size = attempt.nodes * attempt.ranks_per_node
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": attempt.ranks_per_node,
+        "GROUP_RANK": attempt.node_rank,
+        "GROUP_WORLD_SIZE": attempt.nodes,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": size,
+        "MASTER_PORT": attempt.master_port,
+        "TORCHELASTIC_RUN_ID": attempt.number,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+    }
+    words = {"MASTER_ADDR": attempt.master_addr, "ROLE_NAME": "default", "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    return {**words, **{name: str(number) for name, number in numbers.items()}}
+
+
+class Ranks:
+    """Those of this node."""
+
+    def __init__(self, launch: Launch, attempt: Attempt) -> None:
+        self._launch = launch
+        self._attempt = attempt
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        """Rank -> its process, of those that are still there."""
+        self._codes: dict[int, int] = {}
+        """Rank -> how it has ended, by itself."""
+        self._logs_began: dict[int, int] = {}
+        self._code = 0
+        self._was_told = False
+        """That it shall stop: a script."""
+        self._ends_at = math.inf
+        self._selector = selectors.DefaultSelector()
+        self._signals = SignalPipe([signal.SIGCHLD])
+        self._selector.register(self._signals.fd, selectors.EVENT_READ, self._on_child)
+        self._agent = Line.connect(attempt.socket)
+        self._selector.register(self._agent.connection, selectors.EVENT_READ, self._on_agent)
+
+    def run(self) -> int:
+        """0 after all ranks have left with 0, or were told to stop; otherwise the code of the first that failed."""
+        for local_rank in range(self._attempt.ranks_per_node):
+            self._start(local_rank)
+        while self._processes:
+            for key, _ in self._selector.select(POLL_S if self._was_told else None):
+                key.data()
+            if self._was_told and time.time() > self._deadline():
+                self._send(signal.SIGKILL)
+        if self._was_told and 0 in self._codes:
+            self._write_outcome(has_saved=self._codes[0] == 0)
+        return self._code
+
+    def _start(self, local_rank: int) -> None:
+        environment = rank_environment(self._attempt, local_rank)
+        rank = int(environment["RANK"])
+        path = self._log(rank)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._logs_began[rank] = size_of(path)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as log:
+            self._processes[rank] = self._popen(environment, log)
+
+    def _popen(self, environment: dict[str, str], log: BinaryIO) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                self._launch.rank_command,
+                # A rank that is killed shall not take its last words along.
+                env={"PYTHONUNBUFFERED": "1", **os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_begins if self._launch.joins_by_itself else _begins_and_hears_of_stops,
+            )
+        except OSError as error:
+            raise UsageError(f"entrypoint: {error.filename}: {error.strerror}") from None
+
+    def _log(self, rank: int) -> Path:
+        return self._attempt.trial.rank_log(self._attempt.number, rank)
+
+    def _on_child(self) -> None:
+        self._signals.received()
+        ended = {rank: process for rank, process in self._processes.items() if process.poll() is not None}
+        # What was ended by a signal comes first: its peers only complain of that.
+        for rank, process in sorted(ended.items(), key=lambda item: item[1].returncode):
+            del self._processes[rank]
+            self._codes[rank] = process.returncode
+            if process.returncode and not self._code and not self._was_told:
+                self._fail(rank, process)
+        if ended and self._was_told:
+            self._ends_at = min(self._ends_at, time.time() + LEAVE_TOGETHER_S)
+
+    def _fail(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        """The first that failed."""
+        self._send(signal.SIGKILL)
+        code = process.returncode
+        self._code = code if code > 0 else 128 - code
+        message = f"process {process.pid}: {how_it_ended(code, self._log(rank), self._logs_began[rank])}"
+        note_failure(self._attempt.trial, self._attempt.number, failure_now(rank, message, lost=code < 0))
+
+    def _on_agent(self) -> None:
+        messages = self._agent.receive()
+        if messages is None:  # nobody would end the ranks any more
+            self._selector.unregister(self._agent.connection)
+            self._code = 1
+            self._send(signal.SIGKILL)
+        elif any("stop" in message for message in messages) and not self._launch.joins_by_itself:
+            self._was_told = True
+            self._send(signal.SIGTERM)
+
+    def _deadline(self) -> float:
+        request = read_stop(self._attempt.trial.stop, self._attempt.number)
+        if request and request.deadline:
+            return min(self._ends_at, request.deadline - RESERVE_S)
+        return self._ends_at
+
+    def _send(self, number: signal.Signals) -> None:
+        for process in self._processes.values():
+            process.send_signal(number)
+
+    def _write_outcome(self, *, has_saved: bool) -> None:
+        """For a script that writes none: exit code 0 alone would say that it has finished."""
+        trial, number = self._attempt.trial, self._attempt.number
+        former = read_json(trial.outcome) or {}
+        if former.get("attempt") != number:
+            saves = int(former.get("saves", 0)) + has_saved
+            write_json(trial.outcome, {"attempt": number, "kind": "stopped", "steps": saves, "saves": saves})
+
+
+def _begins() -> None:
+    """In a rank's process. The stop signals stay ignored, as the agent has set it, until the rank listens to them."""
+    ends_with_parent()
+
+
+def _begins_and_hears_of_stops() -> None:
+    """In a script's process, which may have its own answer to SIGTERM."""
+    ends_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def run(launch: Launch, attempt: Attempt) -> int:
+    """The launcher's exit code. Raises UsageError, which the attempt has as its failure, for no such command."""
+    try:
+        return Ranks(launch, attempt).run()
+    except UsageError as error:
+        note_failure(attempt.trial, attempt.number, failure_now(None, str(error), user_error=True))
+        raise
+
+
+def main(argv: list[str]) -> int:
+    try:
+        attempt = Attempt.from_env(os.environ)
+        return run(parse_or_note(argv, "direct", attempt, takes_overrides=False), attempt)
+    except HpcDetError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

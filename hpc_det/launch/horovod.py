@@ -1,0 +1,83 @@
+"""horovodrun with what is known of the gang.
+
+    python3 -m hpc_det.launch.horovod [[HVD_OVERRIDES...] --] [--autohorovod] (--trial module:Class | SCRIPT ARGS...)
+
+Overrides come after our defaults. Each rank's lines carry its number. --autohorovod: a gang of one rank needs no
+horovodrun (upstream: harness/determined/launch/horovod.py). Horovod itself is the user's to install.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.launch import direct
+from hpc_det.launch.arguments import Launch, parse_or_note
+from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.failure import failure_now, note_failure
+
+AUTO = "--autohorovod"
+RANK = "HOROVOD_RANK,OMPI_COMM_WORLD_RANK,PMI_RANK"
+START_TIMEOUT_S = 1200
+"""Upstream's."""
+
+
+def horovodrun_command(launch: Launch, attempt: Attempt, hosts: Sequence[str], interface: str | None) -> list[str]:
+    """horovodrun(1)'s flags. `hosts`: one for each node, its own first as localhost."""
+    return [
+        "horovodrun",
+        *("-np", str(attempt.nodes * attempt.ranks_per_node)),
+        *("-H", ",".join(f"{host}:{attempt.ranks_per_node}" for host in hosts)),
+        *("--start-timeout", str(START_TIMEOUT_S)),
+        *(["--network-interface", interface] if interface else []),
+        *launch.overrides,
+        *(sys.executable, "-m", "hpc_det.launch.wrap_rank", RANK, "--"),
+        *launch.rank_command,
+    ]
+
+
+def without_auto(argv: Sequence[str]) -> tuple[list[str], bool]:
+    """The flag counts where the script could begin; behind that it is the script's own."""
+    words = [*argv]
+    begin = words.index("--") + 1 if "--" in words else 0
+    is_auto = words[begin : begin + 1] == [AUTO]
+    return words[:begin] + words[begin + is_auto :], is_auto
+
+
+def _check(attempt: Attempt) -> None:
+    """Raises UsageError, which the attempt has as its failure."""
+    problem = None
+    if shutil.which("horovodrun") is None:
+        problem = "no horovodrun on this node; install horovod, or use hpc_det.launch.torch_distributed"
+    elif attempt.nodes > 1:
+        problem = f"the gang has {attempt.nodes} nodes; use hpc_det.launch.torch_distributed, or one node"
+    if problem:
+        error = UsageError(f"hpc_det.launch.horovod: {problem}")
+        note_failure(attempt.trial, attempt.number, failure_now(None, str(error), user_error=True))
+        raise error
+
+
+def main(argv: list[str], *, is_auto: bool = False) -> NoReturn:
+    words, is_asked_for = without_auto(argv)
+    try:
+        attempt = Attempt.from_env(os.environ)
+        launch = parse_or_note(words, "horovod", attempt)
+        if (is_auto or is_asked_for) and attempt.nodes * attempt.ranks_per_node == 1:
+            sys.exit(direct.run(launch, attempt))
+        _check(attempt)
+    except HpcDetError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    os.environ["USE_HOROVOD"] = "1"
+    for name in ("SLURM_JOBID", "SLURM_JOB_ID"):  # horovodrun's mpirun would ask Slurm for hosts, and start all there
+        os.environ.pop(name, None)
+    command = horovodrun_command(launch, attempt, ["localhost"], os.environ.get("GLOO_SOCKET_IFNAME"))
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,171 @@
+"""Starts one agent on each host of a PBS job, and stays until all of them have ended: what srun does on Slurm.
+
+    python3 -m hpc_det.launch.on_nodes (pbsdsh | pbs_tmrsh | mpiexec) FOLDER COMMAND... TRIAL_FOLDER ATTEMPT WORKER
+
+The starters of PBS hand on no environment, print into the job's own log and tell little of how a process ended, and
+TERM ends them at once. So a folder below FOLDER (0700), gone afterwards, holds a script with the environment, which
+runs `hpc_det.launch.pbs_node` on each host, the orders to its agents, and the exit code of each.
+
+Exit code 0 when all agents have ended with 0, else that of the first one that has not; the others are ended then.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from hpc_det.errors import UsageError
+from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe, shielded
+from hpc_det.process import adopt_orphans, end_descendants
+from hpc_det.schedulers.pbs import Pbs
+from hpc_det.store.files import write_atomic
+from hpc_det.store.folders import TrialFolder
+
+ORDERS, EXIT = "orders", "exit-"
+"""The files that both sides know: words for the agents, "TERM" or "end", and the exit code of each by its rank."""
+POLL_S = 0.5
+LEAVE_S = 15.0
+"""How long all may take to leave after the order to end: a starter whose host is lost would wait for ever."""
+
+# What PBS, or a site's hook for GPUs, sets on a host counts there; all else is as in the script.
+_OF_THE_HOST = re.compile(r"PBS_\w+|HOSTNAME|\w+_VISIBLE_DEVICES")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RANK_BY_MPIEXEC = "${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$PALS_RANKID}}"
+
+
+class OnNodes:
+    def __init__(self, folder: Path, hosts: int) -> None:
+        self._folder = folder
+        self._hosts = hosts
+        self._codes: dict[int, int] = {}
+        """Of the agents that have ended, by rank, in the order in which they were seen."""
+        self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
+        self._running: dict[subprocess.Popen[bytes], range] = {}
+        """The starters, and the ranks of the agents that each has started."""
+
+    def run(self, commands: Iterator[tuple[range, list[str]]]) -> int:
+        try:
+            self._running = {_started(command): ranks for ranks, command in commands}
+        except OSError as error:
+            raise UsageError(
+                f"cluster.start_agents_with: {error.filename}: {error.strerror}; choose another of pbsdsh, pbs_tmrsh "
+                "and mpiexec"
+            ) from None
+        self._watch()
+        return next((code for code in self._codes.values() if code), 0)
+
+    @property
+    def mute(self) -> list[int]:
+        """The ranks of agents that were gone without a word."""
+        return [rank for rank, code in self._codes.items() if code < 0]
+
+    def _watch(self) -> None:
+        give_up_at = float("inf")
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._signals.fd, selectors.EVENT_READ)
+            while self._running and time.monotonic() < give_up_at:
+                selector.select(timeout=POLL_S)
+                if set(self._signals.received()) & set(STOP_SIGNALS):
+                    self._order("TERM")
+                self._look()
+                if any(self._codes.values()) and give_up_at == float("inf"):
+                    self._order("end")
+                    give_up_at = time.monotonic() + LEAVE_S
+
+    def _look(self) -> None:
+        """Who has ended. The files are read after the processes are seen: an agent's code comes before its end."""
+        ended = [process for process in self._running if process.poll() is not None]
+        for rank in set(range(self._hosts)) - self._codes.keys():
+            if (code := self._code(rank)) is not None:
+                self._codes[rank] = code
+        for process in ended:
+            for rank in self._running.pop(process):
+                self._codes.setdefault(rank, -1)
+
+    def _code(self, rank: int) -> int | None:
+        try:
+            return int((self._folder / f"{EXIT}{rank}").read_text())
+        except FileNotFoundError:
+            return None
+
+    def _order(self, word: str) -> None:
+        """Appended in place: of a file that they have open before, NFS shows what it says now."""
+        with (self._folder / ORDERS).open("a") as file:
+            file.write(f"{word}\n")
+
+
+def _started(command: list[str]) -> subprocess.Popen[bytes]:
+    """In a session of its own, where PBS does not send its TERM."""
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=shielded())
+
+
+def start_commands(
+    starter: str, lines: Sequence[str], hosts: Sequence[str], script: str
+) -> Iterator[tuple[range, list[str]]]:
+    """Command lines that run `script` on the hosts, and the ranks of the agents that each starts."""
+    if starter == "mpiexec":
+        some = ["-host", ",".join(hosts)] if set(hosts) < set(lines) else []
+        yield range(len(hosts)), ["mpiexec", "-n", str(len(hosts)), *some, "/bin/sh", script]
+        return
+    for rank, host in enumerate(hosts):
+        where = ["pbsdsh", "-n", str(lines.index(host)), "--"] if starter == "pbsdsh" else ["pbs_tmrsh", host]
+        yield range(rank, rank + 1), [*where, "/bin/sh", script, str(rank)]
+
+
+def start_script(command: Sequence[str], folder: Path, env: Mapping[str, str], log: str | None) -> bytes:
+    """For sh: the environment `env`, and then this host's side of the gang. `log`: where it prints."""
+    lines = [_export(name, value) for name, value in env.items() if _NAME.fullmatch(name)]
+    node = shlex.join([sys.executable, "-m", "hpc_det.launch.pbs_node", str(folder)])
+    to_log = f" >>{shlex.quote(log)} 2>&1" if log else ""
+    lines.append(f'exec {node} "${{1:-{_RANK_BY_MPIEXEC}}}" {shlex.join(command)}{to_log}\n')
+    return os.fsencode("".join(lines))
+
+
+def _export(name: str, value: str) -> str:
+    setting = f"export {name}={shlex.quote(value)}\n"
+    return f'[ "${{{name}+set}}" ] || {setting}' if _OF_THE_HOST.fullmatch(name) else setting
+
+
+def _own_log() -> str | None:
+    """What this process prints into, if that is a file."""
+    path = os.readlink("/proc/self/fd/1")
+    return path if os.path.isfile(path) else None
+
+
+def main(argv: list[str]) -> int:
+    starter, parent, *command = argv
+    trial, attempt = TrialFolder(Path(command[-3])), int(command[-2])
+    adopt_orphans()
+    lines = Path(os.environ["PBS_NODEFILE"]).read_text().split()
+    hosts = Pbs().hosts(os.environ)
+    with tempfile.TemporaryDirectory(prefix=".nodes-", dir=parent) as folder:
+        script = Path(folder, "start")
+        write_atomic(script, start_script(command, Path(folder), os.environ, _own_log()))
+        write_atomic(Path(folder, ORDERS), "")
+        gang = OnNodes(Path(folder), len(hosts))
+        try:
+            code = gang.run(start_commands(starter, lines, hosts, str(script)))
+        except UsageError as error:
+            note_failure(trial, attempt, failure_now(None, str(error), user_error=True))
+            code = 1
+        for rank in gang.mute:
+            message = (
+                f"the agent on {hosts[rank]} was gone without a word; {starter} may have said why: {trial.job_log}"
+            )
+            note_failure(trial, attempt, failure_now(None, message))
+        end_descendants()
+    return 1 if code else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

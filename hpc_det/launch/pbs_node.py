@@ -1,0 +1,71 @@
+"""On each host of a PBS job: runs the agent, passes orders of `hpc_det.launch.on_nodes` on, and leaves its exit code.
+
+python3 -m hpc_det.launch.pbs_node FOLDER RANK COMMAND...
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from hpc_det.launch.on_nodes import EXIT, ORDERS, POLL_S
+from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.process import adopt_orphans, end_descendants
+from hpc_det.store.files import write_atomic
+
+_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+def node_environment(rank: str, env: Mapping[str, str]) -> dict[str, str]:
+    """The agent's: its rank, and of the GPUs that this host shows those of its gang, where several share the job."""
+    found = {**env, "HPC_DET_NODE_RANK": rank}
+    if slots := env.get("HPC_DET_SLOTS"):
+        visible = env[_GPUS].split(",") if env.get(_GPUS) else None
+        found[_GPUS] = ",".join(visible[int(slot)] if visible else slot for slot in slots.split(","))
+    return found
+
+
+def run(folder: Path, rank: str, command: list[str]) -> int:
+    """The agent's exit code; 1 where it was ended. PBS sends its TERM to the agent, too, so here it is no news."""
+    signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
+    agent = subprocess.Popen(command, env=node_environment(rank, os.environ), stdin=subprocess.DEVNULL)
+    is_told = False
+    while agent.poll() is None:
+        select.select([signals.fd], [], [], POLL_S)
+        signals.received()
+        orders = _orders(folder)
+        if "end" in orders:
+            return 1
+        if "TERM" in orders and not is_told:
+            agent.send_signal(signal.SIGTERM)
+            is_told = True
+    return 1 if agent.returncode else 0
+
+
+def _orders(folder: Path) -> list[str]:
+    """Without a folder there is nobody left who would wait."""
+    try:
+        return (folder / ORDERS).read_text().split()
+    except FileNotFoundError:
+        return ["end"]
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0 always: mpiexec would kill the other agents after any other one."""
+    folder, rank, *command = argv
+    adopt_orphans()
+    code = run(Path(folder), rank, command)
+    end_descendants()
+    with suppress(FileNotFoundError):
+        write_atomic(Path(folder, f"{EXIT}{rank}"), str(code))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

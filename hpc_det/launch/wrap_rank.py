@@ -1,0 +1,111 @@
+"""A command's output with its rank before each line, for custom launchers, so that logs can be told apart.
+
+    python3 -m hpc_det.launch.wrap_rank RANK COMMAND ARGS...
+
+RANK is a number, or names of environment variables with commas between them, of which the first that is set is taken.
+Lines end at `\\n` and at `\\r`, so a progress bar is one line for each of its states. Signals go on to the command; its
+exit code is returned, 128 + N for signal N.
+
+Upstream's rules (harness/determined/launch/wrap_rank.py). Its --no-redirect-stdio changes nothing here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import IO
+
+from hpc_det.errors import UsageError
+from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+
+LONGEST_LINE = 8191
+"""Bytes; longer ones are cut, so that lines of several ranks do not mix in a shared log."""
+USAGE = "usage: python3 -m hpc_det.launch.wrap_rank RANK COMMAND ARGS..."
+_END = re.compile(rb"[\r\n]")
+
+
+class Lines:
+    """What comes from one stream of the command and goes to `target`."""
+
+    def __init__(self, stream: IO[bytes], target: int, rank: int) -> None:
+        self._stream = stream
+        self._target = target
+        self._prefix = f"[rank={rank}] ".encode()
+        self._partial = b""
+
+    def pass_on(self) -> bool:
+        """What has arrived, waiting for some; whether more may come."""
+        data = os.read(self._stream.fileno(), 1 << 16)
+        *lines, self._partial = _END.split(self._partial + data)
+        if not data or len(self._partial) > LONGEST_LINE:
+            lines += [self._partial] if self._partial else []
+            self._partial = b""
+        self._write(lines)
+        return bool(data)
+
+    def _write(self, lines: Iterable[bytes]) -> None:
+        text = b"".join(self._prefix + piece + b"\n" for line in lines for piece in _cut(line))
+        while text:
+            text = text[os.write(self._target, text) :]
+
+
+def _cut(line: bytes) -> list[bytes]:
+    return [line[start : start + LONGEST_LINE] for start in range(0, len(line) or 1, LONGEST_LINE)]
+
+
+def parse(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, list[str]]:
+    """Rank and command. Raises UsageError."""
+    words = [*argv]
+    if words[:1] == ["--no-redirect-stdio"]:
+        words = words[1:]
+    rank, command = words[0] if words else "", words[1:]
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if not rank or not command:
+        raise UsageError(f"hpc_det.launch.wrap_rank: no {'command' if rank else 'rank'}\n{USAGE}")
+    found = rank if rank.isdecimal() else next((env[name] for name in rank.split(",") if name in env), None)
+    if found is None or not found.isdecimal():
+        said = "is not set" if found is None else f"is {found!r}"
+        raise UsageError(f"hpc_det.launch.wrap_rank: {rank} {said}; expected a rank's number\n{USAGE}")
+    return int(found), command
+
+
+def run(rank: int, command: Sequence[str]) -> int:
+    # What is ignored stays so for the command, too: the node agent tells ranks of a stop in another way.
+    forwarded = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    signals = SignalPipe([*forwarded, signal.SIGCHLD])
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+    with selectors.DefaultSelector() as selector:
+        selector.register(signals.fd, selectors.EVENT_READ)
+        for stream, target in ((process.stdout, 1), (process.stderr, 2)):
+            assert stream is not None
+            selector.register(stream, selectors.EVENT_READ, Lines(stream, target, rank))
+        # Children of the command may hold its streams open after its end: then what is there already is passed on.
+        while ready := selector.select(None if process.poll() is None else 0):
+            for key, _ in ready:
+                if key.data is None:
+                    for number in set(signals.received()) & set(forwarded):
+                        process.send_signal(number)
+                elif not key.data.pass_on():
+                    selector.unregister(key.fileobj)
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def main(argv: list[str]) -> int:
+    try:
+        return run(*parse(argv, os.environ))
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"hpc_det.launch.wrap_rank: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 127  # as sh(1) says it
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,173 @@
+"""PBS Pro and OpenPBS, after qsub(1B), qstat(1B) and recordings of OpenPBS 23.06."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.requeue import Cause
+from hpc_det.schedulers.command import CommandError, Run, run_command
+from hpc_det.schedulers.pbs_answers import (
+    IDS_AT_ONCE,
+    STATES,
+    asked,
+    check_is_pbs,
+    end_by_our_clock,
+    end_of,
+    is_over,
+    shown,
+    waiting,
+)
+from hpc_det.schedulers.pbs_flags import INDEX, array_flags, directives, element_log, own_line, wanted
+from hpc_det.schedulers.pbs_hosts import named_hosts
+from hpc_det.schedulers.scheduler import JobState, JobStatus, Submission, agent_command, common_variables
+
+BEING_REQUEUED = 60
+"""The substate of a job that is ended, to be queued again."""
+ELEMENT_LEAVES_S = 30.0
+"""An element that asks for the next one has nothing left to do; PBS takes a few seconds to see its end."""
+CLOCKS_DIFFER_S = 2.0
+"""PBS kills at the limit or later, never before; the clocks of its hosts may differ a little."""
+
+
+class Pbs:
+    template = "pbs.sh.j2"
+    has_queue = True
+
+    def script_variables(self, plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
+        on_nodes = [plan.python, "-m", "hpc_det.launch.on_nodes", plan.start_agents_with, str(script.parent)]
+        return {
+            **common_variables(plan, script),
+            "qsub": shlex.join(["qsub", *array_flags(array)]),
+            "directives": [*directives(plan, script), *own_line(plan.submit_args)],
+            "folder": shlex.quote(plan.folder),
+            "element_log": element_log(script) if array.count > 1 else [],
+            "start_agents": shlex.join(on_nodes),
+            "agent": agent_command(plan),
+        }
+
+    def submit_command(self, submission: Submission, run: Run = run_command) -> list[str]:
+        """Flags of the command line come before those of the script (qsub(1B)).
+
+        All elements of an array have the same `select`, so none of its nodes can be named, or excluded.
+        """
+        check_is_pbs(run)
+        is_array = submission.array.count > 1 and submission.index is None
+        flags = array_flags(submission.array) if is_array else []
+        if submission.array.count > 1 and submission.index is not None:
+            flags += ["-v", f"{INDEX}={submission.index}"]
+        flags += _after(submission.after) if submission.after else []
+        if submission.exclude and not is_array:
+            flags += ["-l", f"select={named_hosts(wanted(submission.script), submission.exclude, run)}"]
+        return ["qsub", *flags, submission.script]
+
+    def parse_submit(self, output: str) -> str:
+        found = re.findall(r"^(\d+(?:\[\d*\])?\.\S+)$", output, re.MULTILINE)
+        if len(found) != 1:
+            raise ValueError(f"qsub: no job id in its answer {output.strip()!r}")
+        return str(found[0])
+
+    def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
+        """Without -x: that needs a history, which a site may not keep, and says no more of the living."""
+        found: dict[str, JobStatus] = {}
+        for start in range(0, len(job_ids), IDS_AT_ONCE):
+            found |= asked(job_ids[start : start + IDS_AT_ONCE], run)
+        return found
+
+    def cancel(self, job_id: str, run: Run) -> None:
+        try:
+            run(["qdel", job_id])
+        except CommandError as error:
+            if not is_over(job_id, str(error)):
+                raise
+
+    def withdraw(self, job_id: str, run: Run) -> None:
+        """qdel would end what runs, so the elements of an array that wait are named one by one."""
+        try:
+            jobs = waiting(job_id, run)
+            for start in range(0, len(jobs), IDS_AT_ONCE):
+                run(["qdel", *jobs[start : start + IDS_AT_ONCE]])
+        except CommandError as error:
+            if "Unknown Job Id" not in str(error) and "Job has finished" not in str(error):
+                raise
+
+    def release(self, job_id: str, run: Run) -> None:
+        """A requeued job is held back by nobody but its user."""
+
+    def job_id(self, env: Mapping[str, str]) -> str:
+        """`12.server`, `12[3].server` for an array's element; `12[].server` is the array."""
+        return env["PBS_JOBID"]
+
+    def array_index(self, env: Mapping[str, str]) -> int:
+        return int(env.get("PBS_ARRAY_INDEX") or env.get(INDEX) or 0)
+
+    def share(self, plan: JobPlan, place: int) -> dict[str, str]:
+        """Hosts and GPUs, by their places in the allocation: nothing in PBS divides them among the gangs of a job."""
+        per_host = max(plan.job_slots_per_node // plan.ranks_per_node, 1)
+        first = place * plan.nodes if plan.nodes > 1 else place // per_host
+        slot = 0 if plan.nodes > 1 else place % per_host * plan.ranks_per_node
+        slots = {"HPC_DET_SLOTS": _listed(slot, plan.ranks_per_node)} if plan.slot_type == "gpu" else {}
+        return {"HPC_DET_HOSTS": _listed(first, plan.nodes), **slots}
+
+    def node_rank(self, env: Mapping[str, str]) -> int:
+        return int(env["HPC_DET_NODE_RANK"])
+
+    def hosts(self, env: Mapping[str, str]) -> list[str]:
+        """Each once, and of a shared job those of this gang. Every node of a job has the file."""
+        hosts = list(dict.fromkeys(Path(env["PBS_NODEFILE"]).read_text(encoding="utf-8").split()))
+        places = env.get("HPC_DET_HOSTS")
+        return [hosts[int(place)] for place in places.split(",")] if places else hosts
+
+    def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
+        """Raises CommandError for a job that has not left its nodes yet: PBS changes the nodes of waiting ones only."""
+        if not hosts:
+            return
+        job = shown(job_id, run)
+        select = re.sub(r":host=[^:+]+", "", str(job["Resource_List"]["select"]))
+        chunks = select.split("+")  # of one kind, and several where hosts were named before
+        count = sum(int(chunk.partition(":")[0]) for chunk in chunks)
+        named = named_hosts((f"{count}:{chunks[0].partition(':')[2]}", job.get("queue")), hosts, run)
+        run(["qalter", "-l", f"select={named}", job_id])
+
+    def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
+        """PBS warns of no end, so its default limit counts too, where the plan has none."""
+        with suppress(CommandError):  # qstat may be missing on compute nodes
+            return end_of(shown(self.job_id(env), run))
+        return end_by_our_clock(plan, env)
+
+    def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
+        """TERM comes for all alike. A deletion names who asked for it, the scheduler when it preempts."""
+        try:
+            job = shown(self.job_id(env), run)
+        except CommandError:
+            job = {}
+        if by := re.search(r"terminated by ([^@\s]+)@", str(job.get("comment", ""))):
+            return Cause.PREEMPTED if by[1] == "Scheduler" else Cause.CANCELLED
+        end = end_of(job) if job else end_by_our_clock(plan, env)
+        is_late = end is not None and signalled_at >= end - CLOCKS_DIFFER_S
+        return Cause.TIME_LIMIT if is_late and job.get("substate") != BEING_REQUEUED else Cause.PREEMPTED
+
+    def requeue(self, job_id: str, run: Run) -> None:
+        """Where PBS preempts by requeue it does so whatever the job does; nobody but operators can do it otherwise."""
+        job = shown(job_id, run)
+        if job.get("substate") == BEING_REQUEUED or STATES.get(str(job.get("job_state"))) is JobState.QUEUED:
+            return
+        raise CommandError(
+            "PBS lets no user requeue a job; set `resume` in the cluster profile to successor, resubmit or chain"
+        )
+
+
+def _after(job_id: str) -> list[str]:
+    """PBS knows no dependency on an element of an array, so what follows one waits until that has surely left."""
+    if re.search(r"\[\d+\]", job_id):
+        return ["-a", time.strftime("%Y%m%d%H%M.%S", time.localtime(time.time() + ELEMENT_LEAVES_S))]
+    return ["-W", f"depend=afterany:{job_id}"]
+
+
+def _listed(first: int, count: int) -> str:
+    return ",".join(map(str, range(first, first + count)))

@@ -1,0 +1,208 @@
+"""The job's first process, on its first node: starts all tasks, and has an eye on what PBS does not do for them.
+
+- PBS gives no warning before the time limit, and its SIGTERM reaches the processes of the first node only, in the same
+  way for a preemption, `qdel` and the limit. Task 0 gets submitit's own signal instead, once it has a handler for it.
+- A job cannot requeue itself: where task 0 asks for it, and PBS will not run the job again, a new job is submitted.
+- When this process ends, PBS kills what is left of the job on every node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+from submitit.core.job_environment import JobEnvironment
+from submitit.core.logger import get_logger
+
+from hpc_det.store.files import write_atomic
+from hpc_det.submit.submitit_pbs.environment import write_environment
+from hpc_det.submit.submitit_pbs.ids import from_pbs, to_pbs
+from hpc_det.submit.submitit_pbs.nodes import nodes_of
+from hpc_det.submit.submitit_pbs.on_node import exit_code, start_tasks
+from hpc_det.submit.submitit_pbs.paths import PbsJobPaths, Reason
+from hpc_det.submit.submitit_pbs.qstat import ask
+
+Process = subprocess.Popen[bytes]
+
+POLL_S = 0.2
+SUSPENDED_S = 5.0
+"""Between two looks at the clock; so long is no pause of ours."""
+END_S = 10.0
+"""For task 0 to end once it has saved."""
+
+
+class Clock:
+    """How long the job has run. While PBS suspends it, its walltime stands still."""
+
+    def __init__(self, used_s: float) -> None:
+        self.used_s = used_s
+        self._looked = time.monotonic()
+
+    def look(self) -> float:
+        now = time.monotonic()
+        self.used_s += min(now - self._looked, SUSPENDED_S)
+        self._looked = now
+        return self.used_s
+
+
+class FirstProcess:
+    """Of the job that `asked` describes: see `main`."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self._asked = asked
+        self._paths = PbsJobPaths(asked.folder, job_id=os.environ["SUBMITIT_PBS_JOB_ID"])
+        self._own_id = from_pbs(os.environ["PBS_JOBID"])
+        self._clock = Clock(asked.used_s)
+        self._terminated = False
+        self._reason: Reason | None = None
+        self._told = False
+
+    def run(self) -> int:
+        """The job's exit code."""
+        nodes = nodes_of(os.environ["PBS_NODEFILE"])
+        if len(nodes) != self._asked.nodes:
+            print(f"asked for {self._asked.nodes} nodes, and PBS gave {nodes}; was select changed?", file=sys.stderr)
+            return 1
+        if self._own_id in self._paths.chain()[:-1]:
+            get_logger().info(f"Job {self._paths.chain()[-1]} of PBS goes on for this one already.")
+            return 0
+        signal.signal(signal.SIGTERM, self._on_term)
+        self._clear()
+        processes = self._start_tasks() + self._start_nodes(nodes)
+        try:
+            while self._goes_on(processes):
+                time.sleep(POLL_S)
+            return exit_code([process.poll() or 0 for process in processes])
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+            self._clear()
+
+    def _on_term(self, signum: int, frame: object) -> None:
+        self._terminated = True
+
+    def _clear(self) -> None:
+        """What a run leaves that is killed, too: half a file of submitit's keeps it from writing that file again."""
+        for path in (self._paths.ready, self._paths.stop, self._paths.requeue, self._paths.node_script):
+            path.unlink(missing_ok=True)
+        for whole in (self._paths.submitted_pickle, self._paths.result_pickle):
+            whole.with_name(f"{whole.name}.save_tmp").unlink(missing_ok=True)
+
+    def _start_tasks(self) -> list[Process]:
+        os.environ["SUBMITIT_PBS_NNODES"] = str(self._asked.nodes)
+        os.environ["SUBMITIT_PBS_NTASKS"] = str(self._asked.nodes * self._asked.tasks_per_node)
+        join = self._asked.stderr_to_stdout
+        return start_tasks(self._asked.folder, self._asked.command, 0, stderr_to_stdout=join)
+
+    def _start_nodes(self, nodes: list[str]) -> list[Process]:
+        """pbs_tmrsh gives its processes hardly any environment, and dies of SIGTERM without a word to them."""
+        if len(nodes) == 1:
+            return []
+        ours = {name: value for name, value in os.environ.items() if name.startswith("SUBMITIT_")}
+        write_environment(self._paths.node_script, os.environ, ours)
+        with self._paths.node_script.open("a") as script:
+            script.write('cd "$1" && shift && exec "$@"\n')
+        there = ["/bin/bash", str(self._paths.node_script), os.getcwd()]
+        return [
+            subprocess.Popen(unharmed("pbs_tmrsh", host, *there, *self._on_node(node)), stdin=subprocess.DEVNULL)
+            for node, host in enumerate(nodes)
+            if node
+        ]
+
+    def _on_node(self, node: int) -> list[str]:
+        join = ["--stderr-to-stdout"] if self._asked.stderr_to_stdout else []
+        module = "hpc_det.submit.submitit_pbs.on_node"
+        return [sys.executable, "-m", module, *join, self._asked.folder, self._asked.command, str(node)]
+
+    def _goes_on(self, processes: list[Process]) -> bool:
+        """Whether there is still something to wait for."""
+        if self._reason is None and (reason := self._why_stop()):
+            write_atomic(self._paths.stop, reason.value)
+            self._reason = reason
+        if self._reason is None:
+            return any(process.poll() is None for process in processes)
+        if self._paths.cancelled.exists():
+            return False
+        if not self._told and processes[0].poll() is not None:  # nobody else is told
+            return any(process.poll() is None for process in processes)
+        return self._stops(processes[0], self._reason)
+
+    def _why_stop(self) -> Reason | None:
+        used_s = self._clock.look()
+        if used_s >= self._asked.walltime_s - self._asked.warning_s:
+            return Reason.TIME_LIMIT
+        return Reason.PREEMPTED if self._terminated else None
+
+    def _stops(self, first: Process, reason: Reason) -> bool:
+        """Until task 0 has saved and ended. The others do nothing about it."""
+        self._tell(first)
+        if not self._paths.requeue.exists():
+            return first.poll() is None
+        self._come_back(reason)
+        with suppress(subprocess.TimeoutExpired):
+            first.wait(END_S)
+        return False
+
+    def _tell(self, first: Process) -> None:
+        """Once, and not before task 0 can take it: it would die."""
+        if self._told or not self._paths.ready.exists():
+            return
+        self._told = True
+        signum = JobEnvironment._usr_sig()
+        if signum != signal.SIGTERM or not self._terminated:  # which it has had from PBS
+            with suppress(ProcessLookupError):
+                os.kill(int(self._paths.ready.read_text()), signum)
+
+    def _come_back(self, reason: Reason) -> None:
+        if reason is Reason.PREEMPTED and not _deleted_by_scheduler(self._own_id):
+            get_logger().info("PBS runs this job again, or somebody has deleted it.")
+            return
+        goes_on_for = f"SUBMITIT_PBS_JOB_ID={self._paths.job_id}"  # digits, which -v does not break
+        command = ["qsub", "-v", goes_on_for, "-o", self._asked.output, str(self._paths.submission_file)]
+        done = subprocess.run(unharmed(*command), capture_output=True, text=True)
+        if done.returncode:
+            print(
+                f"The work is saved, and PBS refused the job to go on with it: {done.stderr.strip()}", file=sys.stderr
+            )
+            return
+        new = from_pbs(done.stdout)
+        write_atomic(self._paths.next, "".join(f"{job_id}\n" for job_id in [*self._paths.chain()[1:], new]))
+        get_logger().info(f"Job {new} of PBS goes on for {self._paths.job_id}.")
+        if self._paths.cancelled.exists():  # meanwhile
+            subprocess.run(["qdel", to_pbs(new)], check=False)
+
+
+def unharmed(*command: str) -> list[str]:
+    """PBS' signal to end reaches every process of the first node, at any moment."""
+    return ["/bin/bash", "-c", "trap '' TERM; exec \"$@\"", "bash", *command]
+
+
+def _deleted_by_scheduler(job_id: str) -> bool:
+    """A job that is preempted by deletion never comes back. It says who ended it as soon as it is told to end."""
+    found = re.search(r"terminated by (\S+)@", str(ask([job_id]).jobs.get(job_id, {}).get("comment", "")))
+    return found is not None and found[1] == "Scheduler"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("command", help="a shell command, for each task")
+    parser.add_argument("--output", required=True, help="where PBS writes what comes before the job's own logs")
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--tasks-per-node", type=int, required=True)
+    parser.add_argument("--walltime-s", type=float, required=True)
+    parser.add_argument("--warning-s", type=float, required=True)
+    parser.add_argument("--used-s", type=float, required=True, help="the part of the walltime that is over")
+    parser.add_argument("--stderr-to-stdout", action="store_true")
+    sys.exit(FirstProcess(parser.parse_args()).run())
+
+
+if __name__ == "__main__":
+    main()

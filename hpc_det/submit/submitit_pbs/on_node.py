@@ -1,0 +1,58 @@
+"""The tasks of one node. As a program: those of a node other than the first, started by pbs_tmrsh."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from hpc_det.submit.submitit_pbs.paths import PbsJobPaths
+
+
+def start_tasks(folder: str, command: str, node: int, *, stderr_to_stdout: bool) -> list[subprocess.Popen[bytes]]:
+    """`command` is a shell command, and runs for each task of the node; see PbsJobEnvironment for what it is told."""
+    per_node = int(os.environ["SUBMITIT_PBS_NTASKS"]) // int(os.environ["SUBMITIT_PBS_NNODES"])
+    return [
+        _start(folder, command, node, local, node * per_node + local, stderr_to_stdout) for local in range(per_node)
+    ]
+
+
+def exit_code(codes: Sequence[int]) -> int:
+    """0, or that of the first task that failed, as a shell has it."""
+    return next((code if code > 0 else 128 - code for code in codes if code), 0)
+
+
+def _start(
+    folder: str, command: str, node: int, local: int, rank: int, stderr_to_stdout: bool
+) -> subprocess.Popen[bytes]:
+    paths = PbsJobPaths(folder, job_id=os.environ["SUBMITIT_PBS_JOB_ID"], task_id=rank)
+    who = {"NODEID": node, "GLOBALID": rank, "LOCALID": local}
+    with ExitStack() as logs:
+        stdout = logs.enter_context(paths.stdout.open("ab"))
+        stderr = subprocess.STDOUT if stderr_to_stdout else logs.enter_context(paths.stderr.open("ab"))
+        return subprocess.Popen(
+            # PBS' signal reaches every process of the first node, and a task before it has a handler for it
+            ["/bin/bash", "-c", f"trap '' TERM; exec {command}"],
+            env=os.environ | {f"SUBMITIT_PBS_{name}": str(value) for name, value in who.items()},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder")
+    parser.add_argument("command")
+    parser.add_argument("node", type=int)
+    parser.add_argument("--stderr-to-stdout", action="store_true")
+    asked = parser.parse_args()
+    tasks = start_tasks(asked.folder, asked.command, asked.node, stderr_to_stdout=asked.stderr_to_stdout)
+    sys.exit(exit_code([task.wait() for task in tasks]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+#!/bin/bash
+# experiment 12: digits
+# Written by hpc_det. `qsub -J 0-63%16` with this file by hand does the same job.
+#PBS -N digits
+#PBS -l select=1:ncpus=12:ngpus=4:mpiprocs=1:ompthreads=3
+#PBS -l place=scatter
+#PBS -r y
+#PBS -S /bin/bash
+#PBS -k oed
+#PBS -j oe
+#PBS -o /home/ada/hpc_det/experiments/12/jobs/1.log
+
+cd /home/ada/hpc_det/experiments/12 || exit
+exec >>/home/ada/hpc_det/experiments/12/jobs/1-"${HPC_DET_INDEX:-$PBS_ARRAY_INDEX}".log 2>&1
+
+export PATH=/opt/venv/bin:"$PATH"
+
+# one node agent per node, for each attempt
+exec /opt/venv/bin/python -m hpc_det.launch.job /home/ada/hpc_det/experiments/12 1 -- \
+  /opt/venv/bin/python -m hpc_det.launch.on_nodes pbsdsh /home/ada/hpc_det/experiments/12/jobs \
+  /opt/venv/bin/python -m hpc_det.launch.agent

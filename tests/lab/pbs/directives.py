@@ -1,0 +1,17 @@
+"""`#PBS` lines of a script, until its first command."""
+
+from __future__ import annotations
+
+import shlex
+
+
+def directives(script: str, prefix: str = "#PBS") -> list[str]:
+    """The words of all of them."""
+    words: list[str] = []
+    for line in script.splitlines():
+        text = line.strip()
+        if text.startswith((f"{prefix} ", f"{prefix}\t")):
+            words += shlex.split(text[len(prefix) :], comments=False)
+        elif text and not text.startswith("#") and not text.startswith(":"):
+            break
+    return words

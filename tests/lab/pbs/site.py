@@ -1,0 +1,124 @@
+"""One site: a folder with the commands, the sockets, the spool, the nodes' folders and what is set for it."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[3]
+COMMANDS = (
+    *("qsub", "qstat", "qdel", "qsig", "qalter", "qmove", "qorder", "qhold", "qrls", "qrerun", "qselect"),
+    *("qmgr", "pbsnodes", "pbsdsh", "pbs_tmrsh", "pbs_lab"),
+)
+SERVER = "pbshead"
+LOGIN_HOST = "pbslogin"
+VERSION = "23.06.06"
+
+# Isolated, so that no environment and no site-packages of a job can change what a command does, and it starts at once.
+WRAPPER = """#!{python} -IS
+import sys
+sys.path.insert(0, {repository!r})
+from tests.lab.pbs.main import main
+sys.exit(main({name!r}, {site!r}, sys.argv[1:]))
+"""
+
+
+@dataclass
+class QueueSettings:
+    priority: int | None = None
+    kill_delay: int | None = None
+    """Seconds between TERM and KILL; PBS takes 10 where it is not set."""
+
+    @property
+    def kill_delay_s(self) -> float:
+        return 10 if self.kill_delay is None else self.kill_delay
+
+
+@dataclass
+class Settings:
+    """What a site sets, and how late this one polls: a real PBS polls within seconds, up to minutes."""
+
+    nodes: list[str]
+    ncpus: int = 4
+    ngpus: int = 4
+    queues: dict[str, QueueSettings] = field(
+        default_factory=lambda: {
+            "workq": QueueSettings(),
+            "low": QueueSettings(priority=50, kill_delay=2),
+            "high": QueueSettings(priority=200, kill_delay=2),
+        }
+    )
+    preempt_order: str = "R"
+    preempt_queue_prio: int = 150
+    job_history_enable: bool = True
+    node_fail_requeue: float = 1
+    """Seconds from the loss of a job's first node to its requeue; 310 by default on a real site."""
+    sister_lost_s: float = 1
+    """Seconds for which a job that lost another node goes on; about six minutes on the recorded site."""
+    kill_late_s: float = 0.2
+    """How much later than kill_delay KILL comes; 4 to 14 s on the recorded site."""
+    session_poll_s: float = 0.2
+    """How often a session that was sent TERM is looked at: once it is empty, ranks that are left are killed.
+
+    10 s on the recorded site, so that ranks may have as much or nothing after their launcher is gone."""
+    walltime_poll_s: float = 0.2
+    exiting_s: float = 0.05
+    """How long an ended job is in state E; 1 to 2 s on the recorded site."""
+    own_hosts: bool = False
+    """Each process sees its node's name as host name, and all names of nodes resolve; needs root."""
+
+
+@dataclass(frozen=True)
+class Site:
+    home: Path
+
+    @property
+    def bin(self) -> Path:
+        return self.home / "bin"
+
+    @property
+    def user_home(self) -> Path:
+        """Where jobs start, with the profile that puts the commands of PBS on the PATH of a login shell."""
+        return self.home / "home"
+
+    @property
+    def server_socket(self) -> Path:
+        return self.home / "server.sock"
+
+    @property
+    def mom_socket(self) -> Path:
+        """Of the moms and of the lab itself: it answers while the PBS server is down."""
+        return self.home / "mom.sock"
+
+    @property
+    def hosts(self) -> Path:
+        return self.home / "hosts"
+
+    def folder(self, name: str) -> Path:
+        path = self.home / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def make(self, settings: Settings) -> None:
+        for name in COMMANDS:
+            self._make_command(name)
+        self.user_home.mkdir()
+        (self.user_home / ".bash_profile").write_text(f"export PATH=$PATH:{self.bin}\n")
+        (self.user_home / ".profile").write_text(f"export PATH=$PATH:{self.bin}\n")
+        names = "".join(f"127.0.1.{number} {name}\n" for number, name in enumerate(settings.nodes, 1))
+        self.hosts.write_text(Path("/etc/hosts").read_text() + names)
+        (self.home / "settings.json").write_text(json.dumps(asdict(settings)))
+
+    def _make_command(self, name: str) -> None:
+        path = self.folder("bin") / name
+        text = WRAPPER.format(python=sys.executable, repository=str(REPOSITORY), name=name, site=str(self.home))
+        path.write_text(text)
+        path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+
+    def settings(self) -> Settings:
+        known = json.loads((self.home / "settings.json").read_text())
+        queues = {name: QueueSettings(**values) for name, values in known.pop("queues").items()}
+        return Settings(queues=queues, **known)

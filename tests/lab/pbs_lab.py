@@ -1,0 +1,166 @@
+"""The stand-in PBS of three nodes as an object: `submit`, `wait_for`, `preempt`, `fail_node`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.lab.pbs import client
+from tests.lab.pbs.commands import MANAGER
+from tests.lab.pbs.qstat import typed_job
+from tests.lab.pbs.site import REPOSITORY, Settings, Site
+
+Job = dict[str, Any]
+Done = subprocess.CompletedProcess[str]
+
+
+class PbsLab:
+    def __init__(self, site: Site, settings: Settings, server: subprocess.Popen[bytes]) -> None:
+        self.site = site
+        self.settings = settings
+        self._server = server
+
+    @classmethod
+    def start(cls, **settings: Any) -> PbsLab:
+        """A site of its own, with nodes `pbsn1` to `pbsn3`; `settings` are fields of `Settings`."""
+        site = Site(Path(tempfile.mkdtemp(prefix="pbs-")))
+        made = _settings(settings)
+        site.make(made)
+        command = [sys.executable, "-S", "-m", "tests.lab.pbs.server", str(site.home)]
+        server = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL)
+        lab = cls(site, made, server)
+        wait_for(lambda: site.server_socket.exists() or server.poll() is not None, 10)
+        return lab
+
+    def stop(self) -> list[str]:
+        """Ends every process of the site; says which of them had left the session of their job."""
+        died = self._server.poll()
+        strays = self.strays() if died is None else [f"its server died with exit code {died}"]
+        self._server.terminate()
+        self._server.wait(10)
+        shutil.rmtree(self.site.home)
+        return strays
+
+    def strays(self) -> list[str]:
+        """Processes which a PBS without cgroups would leave behind on its nodes, as `pid command`."""
+        return self.run("pbs_lab", "strays").splitlines()
+
+    @property
+    def nodes(self) -> list[str]:
+        return self.settings.nodes
+
+    @property
+    def home(self) -> Path:
+        """Where jobs start."""
+        return self.site.user_home
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What to add to a subprocess's environment so that its PBS commands reach this site."""
+        return {"PATH": f"{self.site.bin}{os.pathsep}{os.environ['PATH']}"}
+
+    def ended(self, *command: str | Path, cwd: Path | None = None, manager: bool = False) -> Done:
+        env = os.environ | self.env | ({MANAGER: "1"} if manager else {})
+        return subprocess.run(
+            command, env=env, cwd=cwd or self.home, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+
+    def run(self, *command: str | Path, cwd: Path | None = None, manager: bool = False) -> str:
+        """Standard output; an error carries what the command said."""
+        done = self.ended(*command, cwd=cwd, manager=manager)
+        if done.returncode:
+            raise RuntimeError(
+                f"{' '.join(map(str, command))}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+            )
+        return done.stdout
+
+    def submit(self, *arguments: str | Path, script: str | None = None, cwd: Path | None = None) -> str:
+        """The job's id; `script` is the text of one."""
+        if script is not None:
+            number = len(list(self.home.glob("*.pbs")))
+            (path := self.home / f"job{number}.pbs").write_text(script)
+            arguments = (*arguments, path)
+        return self.run("qsub", *arguments, cwd=cwd).strip()
+
+    def job(self, job_id: str) -> Job:
+        """Its attributes, ended or not: what `qstat -x -f -F json` has, without the time that takes."""
+        answer = client.ask(self.site.server_socket, do="status", ids=[job_id], history=True, subjobs=False)
+        if job_id not in answer["jobs"]:
+            raise LookupError(answer["errors"][0][1])
+        return typed_job(answer["jobs"][job_id])
+
+    def wait_for(self, job_id: str, states: str | Collection[str], deadline_s: float = 10) -> Job:
+        """Its attributes as soon as it is in one of these states, such as "R" or "F"."""
+        end = time.monotonic() + deadline_s
+        while (job := self.job(job_id))["job_state"] not in states:
+            if time.monotonic() > end:
+                raise TimeoutError(f"job {job_id} is not {' or '.join(states)} after {deadline_s} s: {job}")
+            time.sleep(0.02)
+        return job
+
+    def preempt(self, nodes: int = 3, seconds: float = 1) -> str:
+        """Submits a job to `high` that takes whole nodes for some seconds, whoever runs there. Returns its id."""
+        chunk = f"ncpus={self.settings.ncpus}:ngpus={self.settings.ngpus}"
+        where = ["-q", "high", "-l", f"select={nodes}:{chunk},place=scatter"]
+        return self.submit(*where, "-o", "/dev/null", "-e", "/dev/null", "--", "/bin/sleep", str(seconds))
+
+    def set_preempt_order(self, letters: str) -> None:
+        """S suspends, R requeues, D deletes, C does nothing; several are tried in turn."""
+        self.run("qmgr", "-c", f"set sched preempt_order = {letters}", manager=True)
+
+    def set_history(self, enabled: bool) -> None:
+        self.run("qmgr", "-c", f"set server job_history_enable = {enabled}", manager=True)
+
+    def set_kill_delay(self, queue: str, seconds: int | None) -> None:
+        change = f"unset queue {queue} kill_delay" if seconds is None else f"set queue {queue} kill_delay = {seconds}"
+        self.run("qmgr", "-c", change, manager=True)
+
+    def rerun(self, job_id: str) -> None:
+        """As a manager; returns when the run is dead."""
+        self.run("qrerun", job_id, manager=True)
+
+    def fail_node(self, name: str) -> None:
+        """Power off: its processes are gone, and nobody is told."""
+        self.run("pbs_lab", "node", name, "down")
+
+    def repair_node(self, name: str) -> None:
+        self.run("pbs_lab", "node", name, "up")
+
+    def stop_server(self) -> None:
+        """The PBS server is down; jobs run on."""
+        self.run("pbs_lab", "server", "down")
+
+    def start_server(self) -> None:
+        self.run("pbs_lab", "server", "up")
+
+    def end_all(self, deadline_s: float = 10) -> None:
+        """Ends every job, at once, and waits until it is gone."""
+        if ids := self.run("qselect").split():
+            self.ended("qdel", "-W", "force", *ids)
+            wait_for(lambda: not self.run("qselect").split(), deadline_s)
+
+
+def _settings(changes: dict[str, Any]) -> Settings:
+    """Host names of their own where that can be had; addresses where it cannot, which resolve everywhere."""
+    own_hosts = (
+        os.geteuid() == 0
+        and not subprocess.run(["unshare", "--uts", "--mount", "true"], capture_output=True).returncode
+    )
+    nodes = [f"pbsn{number}" if own_hosts else f"127.0.1.{number}" for number in (1, 2, 3)]
+    return replace(Settings(nodes=nodes, own_hosts=own_hosts), **changes)
+
+
+def wait_for(condition: Callable[[], object], deadline_s: float = 10) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {deadline_s} s")
+        time.sleep(0.01)

@@ -1,0 +1,194 @@
+"""Who gets which signal when a job is deleted, signalled, at its walltime, or gives way: as the recorded PBS did it.
+
+All jobs of a recording run at once; each recording is a test of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.pbs_lab import Job, PbsLab, wait_for
+from tests.lab.pbs_recorded import RECORDED, Story, recorded, recorded_names, story
+
+ONE_NODE = [
+    "direct__qdel__exit-after-3s",
+    "direct__qdel__ignore-term-killdelay2",
+    "direct__qsig__exit-after-3s",
+    "direct__walltime__exit-after-3s",
+    "direct__walltime__ignore-term",
+    "direct-bash-trap__qdel__exit-after-3s",
+    "script-trap-bgchild__qdel__exit-after-3s",
+    "script-trap-bgchild__qdel__ignore-term",
+    "script-trap-bgchild__qsig__ignore-term",
+    "script-trap-bgchild__walltime__ignore-term",
+    "script-plain-fg__qdel__exit-after-3s",
+    "script-exec__qdel__exit-after-3s",
+]
+GANGS = [
+    "gang-direct-pbsdsh__qdel__exit-after-3s",
+    "gang-direct-pbsdsh__qsig__ignore-term",
+    "gang-script-pbsdsh__qdel__ignore-term",
+    "gang-script-tmrsh__qdel__ignore-term",
+    "gang-script-stays__qdel__save5s",
+]
+JOBS = {
+    "direct": "tracer.py",
+    "direct-bash-trap": "f5_direct_bash.sh",
+    "script-trap-bgchild": "f1_script_trap_child.sh",
+    "script-plain-fg": "f4_script_foreground.sh",
+    "script-exec": "f3_script_exec.sh",
+    "gang-direct-pbsdsh": "tracer.py",
+    "gang-script-pbsdsh": "m1_script_pbsdsh.sh",
+    "gang-script-tmrsh": "m3_script_tmrsh.sh",
+    "gang-script-stays": "m4_script_stays.sh",
+}
+ENDED_BY_USR1 = {"script-trap-bgchild__qsig__ignore-term", "gang-direct-pbsdsh__qsig__ignore-term"}
+"""Their session's leader dies of it, and the rest is killed, mostly before it can note what it got."""
+
+GRACE_S, KILL_DELAY_S = 0.6, 2
+
+
+class Scene:
+    """One recording, played again: three seconds of it take `GRACE_S`."""
+
+    def __init__(self, lab: PbsLab, recording: str) -> None:
+        self.lab, self.recording = lab, recording
+        self.form, self.event, self.behaviour = recording.split("__")
+        self.grace = "never" if "ignore" in self.behaviour else str(GRACE_S)
+        self.job_id = lab.submit(*self._where(), *self._what())
+        self.log = lab.home / "w" / f"{recording}.{self.job_id}"
+        self.job: Job = {}
+
+    def _where(self) -> list[str]:
+        select = "select=3:ncpus=1,place=scatter" if self.form.startswith("gang") else "select=1:ncpus=0"
+        limit = ["-l", "walltime=1"] if self.event == "walltime" else []
+        return ["-q", "low", "-l", select, *limit, "-v", f"SIGLOG={self.recording},GRACE={self.grace}", "-j", "oe"]
+
+    def _what(self) -> list[str]:
+        script = str(self.lab.home / "w" / JOBS[self.form])
+        tracer = [sys.executable, script]
+        log = f"{self.lab.home}/w/{self.recording}.$PBS_JOBID"
+        role = "direct" if self.form == "direct" else "rank"
+        words = " ".join([*tracer, log, role, self.grace])
+        return {
+            "direct": ["--", "/bin/sh", "-c", f"exec {words}"],
+            "direct-bash-trap": ["--", "/bin/bash", script],
+            "gang-direct-pbsdsh": ["--", f"{self.lab.site.bin}/pbsdsh", "--", "/bin/sh", "-c", f"exec {words}"],
+        }.get(self.form, [script])
+
+    @property
+    def then(self) -> Story:
+        return story(recorded(f"signals/{self.recording}.txt"))
+
+    @property
+    def now(self) -> Story:
+        return story(recorded_names(self.log.read_text()))
+
+    def has_started(self) -> bool:
+        wanted = sum(events.count("start") for events in self.then.values())
+        return self.log.exists() and self.log.read_text().count(" start") >= wanted
+
+    def act(self) -> None:
+        if self.event == "qsig":
+            self.lab.run("qsig", "-s", "SIGUSR1", self.job_id)
+        elif self.event == "qdel":
+            self.lab.run("qdel", self.job_id)
+
+    def end(self) -> None:
+        if self.recording == "direct__qsig__exit-after-3s":
+            wait_for(lambda: "got SIGUSR1" in self.log.read_text())
+            self.lab.run("qsig", "-s", "SIGTERM", self.job_id)
+        self.job = self.lab.wait_for(self.job_id, "F", deadline_s=60)
+
+
+def copy_jobs(lab: PbsLab) -> None:
+    """Into the home folder of the site, as the recorded jobs lay, with a Python and host names that are there."""
+    (folder := lab.home / "w").mkdir()
+    for path in (RECORDED / "jobs").iterdir():
+        text = re.sub(r"(/usr/bin/)?python3 ", f"{sys.executable} ", path.read_text())
+        text = text.replace("$(hostname)", "$HOSTNAME")
+        text = text.replace("socket.gethostname()", 'os.environ.get("HOSTNAME", socket.gethostname())')
+        (folder / path.name.removesuffix(".txt")).write_text(text.replace("sleep 5;", f"sleep {GRACE_S};"))
+
+
+def play(recordings: list[str], kill_delay_s: int, session_poll_s: float) -> Iterator[dict[str, Scene]]:
+    lab = PbsLab.start(session_poll_s=session_poll_s)
+    try:
+        lab.set_kill_delay("low", kill_delay_s)
+        copy_jobs(lab)
+        scenes = {name: Scene(lab, name) for name in recordings}
+        for scene in scenes.values():
+            wait_for(scene.has_started, 60)
+            scene.act()
+        for scene in scenes.values():
+            scene.end()
+        yield scenes
+    finally:
+        lab.stop()
+
+
+@pytest.fixture(scope="module")
+def one_node() -> Iterator[dict[str, Scene]]:
+    yield from play(ONE_NODE, KILL_DELAY_S, session_poll_s=0.1)
+
+
+@pytest.fixture(scope="module")
+def gangs() -> Iterator[dict[str, Scene]]:
+    yield from play(GANGS, kill_delay_s=60, session_poll_s=3 * GRACE_S)
+
+
+def end_of(recording: str) -> dict[str, str]:
+    """State, substate, run_count and Exit_status of the recording's last line."""
+    line = recorded(f"signals/{recording}.txt").strip().splitlines()[-1]
+    found = dict(re.findall(r"(job_state|substate|run_count|Exit_status) = (\S+)", line))
+    comment = line.partition("comment = ")[2].partition(" run_count")[0]
+    found["comment"] = "and" + comment.rpartition(") and")[2] if ") and" in comment else ""
+    return found
+
+
+def assert_as_recorded(scene: Scene) -> None:
+    if scene.recording in ENDED_BY_USR1:
+        assert {event for events in scene.now.values() for event in events} <= {"start", "got SIGUSR1"}
+    else:
+        assert in_order(scene.now) == in_order(scene.then)
+    wanted = end_of(scene.recording)
+    ending = wanted.pop("comment").strip()
+    assert {name: str(scene.job[name]) for name in wanted} == wanted
+    assert ending in scene.job["comment"]
+
+
+def in_order(events: Story) -> Story:
+    """A shell that gets TERM while its child dies of it may note either first."""
+    return {(node, role): sorted(lines) if role == "script" else lines for (node, role), lines in events.items()}
+
+
+@pytest.mark.parametrize("recording", ONE_NODE)
+def test_one_node(one_node: dict[str, Scene], recording: str) -> None:
+    assert_as_recorded(one_node[recording])
+
+
+@pytest.mark.parametrize("recording", GANGS)
+def test_gang(gangs: dict[str, Scene], recording: str) -> None:
+    assert_as_recorded(gangs[recording])
+
+
+def test_kill_comes_no_earlier_than_the_queue_s_kill_delay(one_node: dict[str, Scene]) -> None:
+    for recording in ("direct__qdel__ignore-term-killdelay2", "script-trap-bgchild__qdel__ignore-term"):
+        log = one_node[recording].log
+        term = min(float(line.split()[0]) for line in log.read_text().splitlines() if "SIGTERM" in line)
+        assert last_beat(log) - term > KILL_DELAY_S - 0.3
+
+
+def test_ranks_that_ignore_term_are_killed_once_the_first_node_s_script_is_gone(gangs: dict[str, Scene]) -> None:
+    """However long kill_delay is, here 60 s: what a launcher that leaves on TERM does to its ranks."""
+    scene = gangs["gang-script-pbsdsh__qdel__ignore-term"]
+    assert scene.job["resources_used"]["walltime"] < "00:00:30"
+
+
+def last_beat(log: Path) -> float:
+    return max(float(path.read_text() or 0) for path in log.parent.glob(f"{log.name}.beat.*.[!s]*"))

@@ -1,0 +1,148 @@
+"""One agent on each host of a PBS job, with starters that hand on nothing, as those of PBS."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpc_det.launch.failure import first_failure
+from hpc_det.launch.on_nodes import start_commands, start_script
+from hpc_det.launch.pbs_node import node_environment
+from hpc_det.store.folders import ExperimentFolder
+from tests.stub import Stub
+from tests.stub import stub as stub
+
+LINES = ["n1", "n1", "n2", "n3"]
+BARE = 'env -i PATH=/bin:/usr/bin PBS_TASKNUM=$RANDOM GPU_VISIBLE_DEVICES=7 "HOST=$host" "$@"'
+TMRSH = f"host=$1; shift; exec {BARE}"
+PBSDSH = f"host=line$2; shift 3; {BARE}; exit 0"
+REPOSITORY = str(Path(__file__).parents[2])
+
+
+class Gang:
+    """`on_nodes` with agents that are a few lines of Python."""
+
+    def __init__(self, folder: Path, starter: str, agent: str, **env: str) -> None:
+        (folder / "nodes").write_text("\n".join(LINES) + "\n")
+        (folder / "jobs").mkdir()
+        self.jobs, self.out, self.log = folder / "jobs", folder / "out", folder / "log"
+        self.out.mkdir()
+        self.trial = ExperimentFolder(folder).trial()
+        code = f"import os, sys, signal, time\nOUT, RANK = {str(self.out)!r}, os.environ['HPC_DET_NODE_RANK']\n{agent}"
+        command = [sys.executable, "-m", "hpc_det.launch.on_nodes", starter, self.jobs, sys.executable, "-c", code]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*map(str, command), str(self.trial.path), "1", "0"],
+                env={**os.environ, "PBS_NODEFILE": str(folder / "nodes"), "PYTHONPATH": REPOSITORY, **env},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def end(self) -> int:
+        return self.process.wait(30)
+
+    def said(self) -> list[str]:
+        return sorted(path.name for path in self.out.iterdir())
+
+    def until_said(self, count: int) -> None:
+        end = time.monotonic() + 30
+        while len(self.said()) < count:
+            assert time.monotonic() < end, self.log.read_text()
+            time.sleep(0.01)
+
+
+@pytest.fixture(params=["pbs_tmrsh", "pbsdsh"])
+def starter(request: pytest.FixtureRequest, stub: Stub) -> str:
+    stub("pbs_tmrsh", TMRSH)
+    stub("pbsdsh", PBSDSH)
+    name: str = request.param
+    return name
+
+
+def test_each_host_runs_one_agent_in_the_environment_of_the_script(tmp_path: Path, starter: str) -> None:
+    agent = "import json; json.dump(dict(os.environ), open(f'{OUT}/{RANK}', 'w')); print('said by', RANK)"
+    gang = Gang(tmp_path, starter, agent, SECRET="it's $mine\n", PBS_TASKNUM="1", GPU_VISIBLE_DEVICES="0")
+    assert gang.end() == 0
+    assert gang.said() == ["0", "1", "2"]
+    found = [json.loads((gang.out / rank).read_text()) for rank in gang.said()]
+    names = {"pbs_tmrsh": ["n1", "n2", "n3"], "pbsdsh": ["line0", "line2", "line3"]}
+    assert [env["HOST"] for env in found] == names[starter]
+    assert {env["SECRET"] for env in found} == {"it's $mine\n"}
+    assert {env["GPU_VISIBLE_DEVICES"] for env in found} == {"7"}  # a site's hook knows the host's own
+    assert "1" not in {env["PBS_TASKNUM"] for env in found}
+    assert sorted(gang.log.read_text().splitlines()) == ["said by 0", "said by 1", "said by 2"]
+    assert not list(gang.jobs.iterdir())
+
+
+def test_an_agent_that_fails_ends_the_others(tmp_path: Path, starter: str) -> None:
+    agent = "open(f'{OUT}/{RANK}', 'w')\nwhile RANK != '1' or len(os.listdir(OUT)) < 3: time.sleep(0.01)\nsys.exit(3)"
+    gang = Gang(tmp_path, starter, agent)
+    assert gang.end() == 1
+    assert first_failure(gang.trial, 1) is None  # it has said itself what there was to say
+
+
+def test_an_agent_that_is_gone_without_a_word_is_named(tmp_path: Path, starter: str) -> None:
+    agent = "open(f'{OUT}/{RANK}', 'w')\nif RANK == '1': os.kill(os.getppid(), 9)\ntime.sleep(60)"
+    gang = Gang(tmp_path, starter, agent)
+    assert gang.end() == 1
+    failure = first_failure(gang.trial, 1)
+    assert failure is not None
+    assert "the agent on n2 was gone without a word" in failure.message
+
+
+def test_a_term_reaches_every_agent_and_everybody_stays_until_all_have_left(tmp_path: Path, starter: str) -> None:
+    agent = """
+def leave(*_):
+    time.sleep(0.2 * int(RANK))
+    open(f'{OUT}/{RANK}.saved', 'w')
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+open(f'{OUT}/{RANK}', 'w')
+while True: time.sleep(0.01)
+"""
+    gang = Gang(tmp_path, starter, agent)
+    gang.until_said(3)
+    gang.process.send_signal(signal.SIGTERM)
+    assert gang.end() == 0
+    assert [name for name in gang.said() if name.endswith(".saved")] == ["0.saved", "1.saved", "2.saved"]
+
+
+def test_a_starter_that_the_site_lacks_is_the_users_error(tmp_path: Path) -> None:
+    gang = Gang(tmp_path, "mpiexec", "", PATH="/nonexistent")
+    assert gang.end() == 1
+    failure = first_failure(gang.trial, 1)
+    assert failure is not None
+    assert failure.user_error
+    assert "cluster.start_agents_with: mpiexec: No such file" in failure.message
+
+
+def test_mpiexec_starts_all_agents_and_gives_them_their_ranks(tmp_path: Path, stub: Stub) -> None:
+    each = 'for rank in 0 1 2; do env -i PATH=/bin:/usr/bin PMI_RANK=$rank "$@" & done; wait'
+    stub("mpiexec", f'[ "$1 $2" = "-n 3" ] || exit; shift 2; {each}')
+    gang = Gang(tmp_path, "mpiexec", "open(f'{OUT}/{RANK}', 'w'); sys.exit(RANK == '2')")
+    assert gang.end() == 1
+    assert gang.said() == ["0", "1", "2"]
+
+
+def test_mpiexec_is_told_of_the_hosts_where_others_share_the_job() -> None:
+    ((ranks, command),) = start_commands("mpiexec", LINES, ["n2", "n3"], "/start")
+    assert (ranks, command) == (range(2), ["mpiexec", "-n", "2", "-host", "n2,n3", "/bin/sh", "/start"])
+
+
+@pytest.mark.parametrize(("visible", "gpus"), [(None, "2,3"), ("GPU-a,GPU-b,GPU-c,GPU-d", "GPU-c,GPU-d")])
+def test_a_gang_that_shares_a_host_has_gpus_of_its_own(visible: str | None, gpus: str) -> None:
+    env = {"HPC_DET_SLOTS": "2,3"} | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
+    assert node_environment("0", env)["CUDA_VISIBLE_DEVICES"] == gpus
+
+
+def test_functions_of_the_shell_are_no_variables() -> None:
+    script = start_script(["true"], Path("/f"), {"BASH_FUNC_module%%": "() { :; }", "A": "1"}, None).decode()
+    assert script.splitlines()[0] == "export A=1"
+    assert "BASH_FUNC" not in script

@@ -1,0 +1,86 @@
+"""PBS' commands, which note what they are told and answer what a test wants; and a script run as a node would."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.stub import Stub
+
+PATIENCE_S = 30
+
+
+class StubSite:
+    def __init__(self, folder: Path, stub: Stub) -> None:
+        self._folder = folder
+        folder.mkdir()
+        noted = f"printf '%s\\n' \"$(basename $0) $*\" >>'{folder}/told'"
+        version = '[ "$1" = --version ] && echo "pbs_version = 23.06.06" && exit'
+        stub(
+            "qsub",
+            f"{version}\n{noted}\ncat '{folder}/id' 2>/dev/null || {{ echo 'qsub: not from here' >&2; exit 1; }}",
+        )
+        stub("qdel", f"{noted}\nexit $(cat '{folder}/qdel' || echo 0) 2>/dev/null")
+        stub("qstat", f"{noted}\ncat '{folder}/qstat'; cat '{folder}/qstat.err' >&2; exit $(cat '{folder}/qstat.rc')")
+        own = 'PBS_JOBID="$PBS_JOBID" PBS_NODEFILE="$PBS_NODEFILE" HPC_DET_TEST_ID="$HPC_DET_TEST_ID"'
+        stub("pbs_tmrsh", f'shift; exec env -i PATH=/bin:/usr/bin {own} "$@"')
+        self.next_id("12.pbshead")
+        self.answer({})
+
+    def next_id(self, pbs_id: str) -> None:
+        """Of what is submitted next."""
+        (self._folder / "id").write_text(f"{pbs_id}\n")
+
+    def refuse_qsub(self) -> None:
+        (self._folder / "id").unlink()
+
+    def answer(self, jobs: dict[str, Any], said: str = "", code: int = 0) -> None:
+        """What qstat does."""
+        self.answer_text(json.dumps({"timestamp": 1, "Jobs": jobs}), said, code)
+
+    def answer_text(self, text: str, said: str = "", code: int = 0) -> None:
+        for name, content in (("qstat", text), ("qstat.err", said), ("qstat.rc", str(code))):
+            (self._folder / name).write_text(content)
+
+    def refuse_qdel(self, code: int) -> None:
+        (self._folder / "qdel").write_text(str(code))
+
+    def told(self, command: str) -> list[str]:
+        """The arguments of all calls of a command."""
+        path = self._folder / "told"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == command]
+
+    def start(self, script: Path, pbs_id: str, nodes: str = "n1", goes_on_for: str | None = None) -> Running:
+        """`nodes`: the lines of PBS_NODEFILE. In a session of its own, as PBS' processes are."""
+        nodefile = self._folder / f"nodes.{pbs_id}"
+        nodefile.write_text("".join(f"{node}\n" for node in nodes.split()))
+        env = {name: os.environ[name] for name in ("PATH", "HOME", "HPC_DET_TEST_ID")}
+        env |= {"PBS_JOBID": pbs_id, "PBS_NODEFILE": str(nodefile)}
+        env |= {"SUBMITIT_PBS_JOB_ID": goes_on_for} if goes_on_for else {}
+        return Running(subprocess.Popen(["bash", script], env=env, cwd="/", start_new_session=True))
+
+
+class Running:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def term(self) -> None:
+        """As PBS ends jobs: to every process of the first node."""
+        os.killpg(self._process.pid, signal.SIGTERM)
+
+    def end(self) -> int:
+        return self._process.wait(PATIENCE_S)
+
+
+def until(done: Callable[[], Any]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not done():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.02)

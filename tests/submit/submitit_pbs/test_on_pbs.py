@@ -1,0 +1,114 @@
+"""Programs with submitit on a PBS that runs their jobs for real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import submitit
+from submitit.core.utils import FailedJobError, UncompletedJobError
+
+from hpc_det.submit.submitit_pbs.executor import PbsExecutor, _is_pbs
+from hpc_det.submit.submitit_pbs.job import PbsJob
+from tests.lab.pbs_fixture import pbs_lab as pbs_lab
+from tests.lab.pbs_lab import PbsLab
+from tests.submit.submitit_pbs import functions
+from tests.submit.submitit_pbs.site import until
+
+
+@pytest.fixture
+def executor(pbs_lab: PbsLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[submitit.AutoExecutor]:
+    monkeypatch.setattr(PbsJob, "watcher", type(PbsJob.watcher)())
+    monkeypatch.setattr(PbsJob, "_results_timeout_s", 0)
+    yield submitit.AutoExecutor(tmp_path / "jobs", cluster="pbs")
+    _is_pbs.cache_clear()
+
+
+def test_a_result_and_an_exception(executor: submitit.AutoExecutor) -> None:
+    good, bad = executor.submit(functions.add, 1, 2), executor.submit(functions.fail)
+    assert good.result() == 3
+    with pytest.raises(FailedJobError, match="on purpose"):
+        bad.result()
+    until(lambda: good.get_info()["State"] == "COMPLETED" and bad.get_info()["State"] == "FAILED")
+
+
+def test_an_array_of_which_two_run_at_once(executor: submitit.AutoExecutor) -> None:
+    executor.update_parameters(pbs_array_parallelism=2)
+    jobs = executor.map_array(functions.add, [1, 2, 3, 4], [10, 20, 30, 40])
+    assert [job.result() for job in jobs] == [11, 22, 33, 44]
+
+
+def test_two_nodes_with_two_tasks_each(executor: submitit.AutoExecutor) -> None:
+    executor.update_parameters(nodes=2, tasks_per_node=2)
+    ranks = executor.submit(functions.who).results()
+    hosts = ranks[0][-1]
+    assert len(set(hosts)) == 2
+    assert ranks == [(2 * node + local, local, node, 4, 2, hosts) for node in (0, 1) for local in (0, 1)]
+
+
+def test_without_a_history_a_job_still_ends(executor: submitit.AutoExecutor, pbs_lab: PbsLab) -> None:
+    pbs_lab.set_history(False)
+    good, bad = executor.submit(functions.add, 1, 2), executor.submit(functions.fail)
+    assert good.result() == 3
+    until(lambda: bad.done(force_check=True))
+    until(lambda: (good.get_info()["State"], bad.get_info()["State"]) == ("COMPLETED", "FAILED"))
+
+
+def test_a_cancelled_job_is_over(executor: submitit.AutoExecutor, tmp_path: Path) -> None:
+    job = executor.submit(functions.Counts(str(tmp_path / "never")))
+    until((tmp_path / "never.running").exists)
+    assert job.get_info()["State"] == "RUNNING"
+    job.cancel()
+    until(lambda: job.done(force_check=True))
+    assert job.state == "CANCELLED"
+    with pytest.raises(UncompletedJobError):
+        job.result()
+
+
+def test_an_element_is_cancelled_and_the_others_go_on(executor: submitit.AutoExecutor, tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in "ab"]
+    jobs = executor.map_array(functions.wait_for, paths)
+    until(lambda: all(Path(f"{path}.running").exists() for path in paths))
+    jobs[0].cancel()
+    until(lambda: jobs[0].done(force_check=True))
+    Path(paths[1]).touch()
+    assert jobs[1].result() == "came"
+
+
+@pytest.mark.parametrize("way", ["D", "R"])
+def test_a_preempted_job_comes_back_with_its_work(
+    way: str, executor: submitit.AutoExecutor, pbs_lab: PbsLab, tmp_path: Path
+) -> None:
+    pbs_lab.set_preempt_order(way)
+    executor.update_parameters(nodes=3, pbs_queue="low")
+    job = executor.submit(functions.Counts(str(tmp_path / "enough")))
+    until((tmp_path / "enough.running").exists)
+    pbs_lab.preempt()
+    until((tmp_path / "enough.saved").exists)
+    (tmp_path / "enough").touch()
+    assert job.task(0).result() == 2
+    assert job.paths.folder.joinpath(f"{job.job_id}_next").exists() == (way == "D")
+
+
+def test_a_job_at_its_time_limit_comes_back_with_its_work(pbs_lab: PbsLab, executor: object, tmp_path: Path) -> None:
+    own = PbsExecutor(tmp_path / "jobs")
+    own.update_parameters(timeout_min=0.05)
+    job = own.submit(functions.Counts(str(tmp_path / "enough")))
+    until((tmp_path / "jobs" / f"{job.job_id}_next").exists)
+    (tmp_path / "enough").touch()
+    assert job.result() == 2
+
+
+def test_a_cancelled_job_that_had_moved_on_is_over(
+    executor: submitit.AutoExecutor, pbs_lab: PbsLab, tmp_path: Path
+) -> None:
+    pbs_lab.set_preempt_order("D")
+    executor.update_parameters(nodes=3, pbs_queue="low")
+    job = executor.submit(functions.Counts(str(tmp_path / "never")))
+    until((tmp_path / "never.running").exists)
+    pbs_lab.preempt(seconds=60)
+    until(job.paths.folder.joinpath(f"{job.job_id}_next").exists)
+    job.cancel()
+    until(lambda: job.done(force_check=True))
+    assert job.state == "CANCELLED"

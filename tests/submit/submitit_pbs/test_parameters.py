@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from hpc_det.submit.submitit_pbs.parameters import Parameters
+
+
+def test_a_job_of_nothing_special() -> None:
+    assert Parameters().directives() == [
+        "-N submitit",
+        "-l select=1:ncpus=1:mpiprocs=1:ompthreads=1",
+        "-l place=scatter",
+        "-l walltime=00:05:00",
+        "-r y",
+        "-j oe",
+        "-k oed",
+    ]
+
+
+def test_all_that_may_be_asked_for() -> None:
+    asked = Parameters(
+        name="train",
+        timeout_min=1501,
+        nodes=2,
+        tasks_per_node=4,
+        cpus_per_task=3,
+        gpus_per_node=4,
+        mem_gb=1.5,
+        queue="low",
+        account="physics",
+        additional_parameters={"l": ["filesystems=home", "place=excl"], "-m": "ae", "z": True},
+    )
+    assert asked.directives() == [
+        "-N train",
+        "-l select=2:ncpus=12:mpiprocs=4:ompthreads=3:ngpus=4:mem=1536mb",
+        "-l place=scatter",
+        "-l walltime=25:01:00",
+        "-r y",
+        "-j oe",
+        "-k oed",
+        "-q low",
+        "-A physics",
+        "-l filesystems=home",
+        "-l place=excl",
+        "-m ae",
+        "-z",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"name": "two words"}, "name: 'two words'"),
+        ({"name": "x\ntouch X"}, "name: 'x\\ntouch X'"),
+        ({"name": "a/b"}, "which PBS refuses"),
+        ({"queue": ""}, "pbs_queue"),
+        ({"account": "it's"}, "pbs_account"),
+        ({"account": "-V"}, "pbs_account"),
+        ({"nodes": 0}, "nodes: 0 is not above 0"),
+        ({"array_parallelism": 0}, "array_parallelism: 0"),
+        ({"gpus_per_node": -1}, "below 0"),
+        ({"setup": "module load x"}, "give a list of lines"),
+        ({"additional_parameters": {"V": True}}, "'V' is set already; the environment travels in a file"),
+        ({"additional_parameters": {"-J": "0-3"}}, "use map_array"),
+        ({"additional_parameters": {"mail": "x"}}, "no flag of qsub"),
+        ({"additional_parameters": {"W": "x=1\n#PBS -V"}}, "what a line of qsub cannot"),
+        ({"partition": "x"}, "unknown parameters ['partition']; PBS takes ['account', "),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        Parameters.of(given)
+
+
+def test_every_problem_is_said_at_once() -> None:
+    with pytest.raises(ValueError, match=r"nodes: 0 (.|\n)*name: 'a b'"):
+        Parameters(nodes=0, name="a b")
+
+
+def test_none_is_the_default() -> None:
+    assert Parameters.of({"queue": None, "mem_gb": None, "name": None}) == Parameters()
+
+
+@pytest.mark.parametrize(("minutes", "delay_s", "warning_s"), [(60, 90, 90), (1, 90, 30), (0.05, 90, 1.5), (60, 0, 0)])
+def test_a_warning_takes_at_most_half_of_the_time(minutes: float, delay_s: int, warning_s: float) -> None:
+    assert Parameters(timeout_min=minutes, signal_delay_s=delay_s).warning_s == warning_s
