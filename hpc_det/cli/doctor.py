@@ -60,5 +60,5 @@ def _shown(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 def _in_all(found: Iterable[Finding]) -> str:
     verdicts = [finding.verdict for finding in found]
-    counts = [f"{verdicts.count('problem')} problems", f"{verdicts.count('note')} notes"]
-    return ", ".join(counts)
+    counts = {name: verdicts.count(name) for name in ("problem", "note")}
+    return ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())

@@ -140,7 +140,7 @@ def vendors(modules: Iterable[str]) -> set[str] | None:
 
 def _network() -> Finding:
     names = [name for _, name in socket.if_nameindex() if name != "lo"]
-    address, interface = own_address(nodes=2)
+    address, interface = own_address(nodes=2, wanted=None)
     told = f"nodes would meet at addresses like {address}; interfaces here: {', '.join(names) or 'none but loopback'}"
     if address.startswith("127."):
         return _note(told, "if compute nodes are the same, set dtrain_network_interface in the profile")

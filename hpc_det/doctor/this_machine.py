@@ -37,10 +37,10 @@ _finding = partial(Finding, SUBJECT)
 def findings(env: Mapping[str, str], *, has_nodes: bool) -> Iterator[Finding]:
     """`has_nodes`: jobs run on other machines than this one."""
     python = f"Python {platform.python_version()} in {sys.prefix}"
-    yield _place(python, Path(sys.prefix), "make the environment", has_nodes)
+    yield _place(python, Path(sys.prefix), "make the environment in a folder", has_nodes)
     package = Path(hpc_det.__file__).parent
     if Path(sys.prefix) not in package.parents:
-        yield _place(f"hpc_det in {package}", package, "keep it", has_nodes)
+        yield _place(f"hpc_det in {package}", package, "install it in a folder", has_nodes)
     root = state_root(env)
     name = f"HPC_DET_ROOT {root}" + ("" if "HPC_DET_ROOT" in env else " (the default)")
     if silence := answers({name: partial(_seen, root)}, ANSWER_S):
@@ -72,9 +72,8 @@ def _place(what: str, path: Path, action: str, has_nodes: bool) -> Finding:
     if verdict == "ok":
         return _finding("ok", f"{what} ({kind})")
     if verdict == "note":
-        return _finding(
-            "note", f"{what} lies on a disk ({kind})", f"{action} that all nodes see at this path, unless they see it"
-        )
+        told = f"{what} lies on a disk ({kind}), which nodes may or may not see"
+        return _finding("note", told, f"unless they see this very path: {action} that all nodes see")
     return _finding("problem", f"{what} is on this machine alone ({kind})", f"{action} that all nodes see")
 
 
