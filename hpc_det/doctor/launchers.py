@@ -115,7 +115,7 @@ def parse_version(path: str, output: str) -> Mpirun:
 
 
 def _fits(mpirun: Mpirun) -> Iterator[Finding]:
-    """With a library that is not mpirun's, each rank is a world of one."""
+    """Whether ranks find each other: a library that is not mpirun's never hears of the others."""
     spec = find_spec("mpi4py")
     if spec is None:
         return
@@ -128,8 +128,9 @@ def _fits(mpirun: Mpirun) -> Iterator[Finding]:
     elif mpirun.vendor in takes:
         yield _ok(f"mpi4py is a wheel for {' and '.join(sorted(takes))}: it takes the library of {mpirun.path}")
     else:
-        yield _finding(
-            "problem", f"mpi4py is for {' and '.join(sorted(takes))}", f"pip install mpi4py built for {mpirun.vendor}"
+        yield _note(
+            f"mpi4py is for {' and '.join(sorted(takes))}: each MPI rank would be a world of one",
+            f"if you want MPI ranks: install an mpi4py for {mpirun.vendor}, such as its wheel",
         )
 
 

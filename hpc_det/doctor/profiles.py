@@ -132,10 +132,11 @@ def _pool(profile: Profile, name: str | None, found: FoundPool) -> Iterator[Find
     for note in cluster_notes(cluster, name):
         yield Finding(subject, "note", note, "leave checkpoint_interval: auto, or ask the site for a grace time")
     if found.preempt_mode not in (None, "off", there.preempt_mode):
+        said = there.preempt_mode or "nothing"
         yield Finding(
             subject,
             "note",
-            f"pool {found.name} preempts by {found.preempt_mode}, and the profile says {there.preempt_mode}",
+            f"pool {found.name} preempts by {found.preempt_mode}, and the profile says {said}",
             f"set preempt_mode: {found.preempt_mode} and grace_time_s: {found.grace_time_s} there",
         )
 

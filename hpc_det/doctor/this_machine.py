@@ -132,7 +132,7 @@ def _experiments(store: ExperimentStore) -> Finding:
             settled += ExperimentView(folder).settled() is not None
         except HpcDetError:
             damaged.append(str(folder.id))
-    told = f"{len(found)} experiments, {len(looked_at) - settled - len(damaged)} open"
+    told = f"{len(found)} experiment{'s' * (len(found) != 1)}, {len(looked_at) - settled - len(damaged)} open"
     told += f" of the last {LOOKED_AT}" if len(found) > LOOKED_AT else ""
     if not damaged:
         return _finding("ok", told)

@@ -69,7 +69,7 @@ def test_nodes_that_differ_are_named() -> None:
 
 
 def test_a_preemption_that_the_profile_does_not_know_of() -> None:
-    found = one(checked(slurm_site(LAB), resource_pool="low"), "the profile says None")
+    found = one(checked(slurm_site(LAB), resource_pool="low"), "the profile says nothing")
     assert found.remedy == "set preempt_mode: requeue and grace_time_s: 30 there"
 
 

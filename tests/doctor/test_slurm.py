@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from hpc_det.doctor.finding import Finding
@@ -11,9 +13,9 @@ from hpc_det.schedulers.detect.slurm import detect
 from tests.doctor.sites import ATLAS, LAB, cluster, everything, on_path, one, slurm_site, verdicts
 
 
-def lab(srun: str = "", which: Which = everything, **config: str) -> list[Finding]:
+def lab(config: Mapping[str, str] | None = None, srun: str = "", which: Which = everything) -> list[Finding]:
     """A site that preempts jobs of one partition by requeue, with 30 s of grace."""
-    run = slurm_site(LAB, srun, **config)
+    run = slurm_site(LAB, srun, **(config or {}))
     return list(findings(detect(run), run, which))
 
 
@@ -34,12 +36,12 @@ def test_without_a_grace_time_periodic_checkpoints_carry_it() -> None:
 
 
 def test_suspended_jobs_cannot_save() -> None:
-    found = lab(PreemptType="preempt/qos", PreemptMode="SUSPEND,GANG")
+    found = lab({"PreemptType": "preempt/qos", "PreemptMode": "SUSPEND,GANG"})
     assert {finding.verdict for finding in found if "by suspend" in finding.told} == {"note"}
 
 
 def test_a_site_that_preempts_nobody() -> None:
-    assert one(lab(PreemptType="preempt/none"), "nobody is preempted").verdict == "ok"
+    assert one(lab({"PreemptType": "preempt/none"}), "nobody is preempted").verdict == "ok"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_a_site_that_preempts_nobody() -> None:
     ],
 )
 def test_what_works_either_way(config: dict[str, str], told: str) -> None:
-    assert one(lab(**config), told).verdict == "ok"
+    assert one(lab(config), told).verdict == "ok"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_what_works_either_way(config: dict[str, str], told: str) -> None:
     ],
 )
 def test_what_is_good_to_know(config: dict[str, str], told: str) -> None:
-    assert one(lab(**config), told).verdict == "note"
+    assert one(lab(config), told).verdict == "note"
 
 
 @pytest.mark.parametrize(
