@@ -17,6 +17,7 @@ from hpc_det.schedulers.pbs_answers import check_is_pbs
 
 TIMEOUT_S = 5.0
 """Of each command. A healthy controller takes tenths of a second."""
+NO_SCHEDULER = Finding("scheduler", "note", "neither Slurm nor PBS is on PATH", "run this on a login node")
 _SUBJECTS = {"slurm": slurm, "pbs": pbs}
 _STRANGE = (HpcDetError, OSError, ValueError, LookupError, TypeError, AttributeError)
 """What reading may raise of an answer that no scheduler of ours gives."""
@@ -37,21 +38,30 @@ def examine(cluster: str | None, env: Mapping[str, str], run: Run, which: Which)
     found = [each for each in read if isinstance(each, Profile)]
     if cluster and found and not found[0].cluster.has_queue:
         scheduler = None  # jobs of this profile do not meet it
+    # First, since it forks, which a process with threads must not.
     yield from _readable(this_machine.SUBJECT, this_machine.findings(env, has_nodes=scheduler is not None))
     mpi_launchers = list(dict.fromkeys(each.cluster.mpi_launcher[0] for each in found)) or ["mpirun"]
     with AskedOnce(run) as asked:
         asked.begin(_commands(scheduler, found, mpi_launchers, which))
-        site = _site(scheduler, asked, which) if scheduler else None
-        if isinstance(site, Finding):
+        site = _site(scheduler, asked, which) if scheduler else NO_SCHEDULER
+        if isinstance(site, Site):
+            its = _SUBJECTS[site.scheduler]
+            yield from _readable(its.SUBJECT, its.findings(site, asked, which))
+        elif scheduler or not cluster:
             yield site
-            site = None
-        elif site:
-            yield from _readable(site.scheduler, _SUBJECTS[site.scheduler].findings(site, asked, which))
-        elif not cluster:
-            yield Finding("scheduler", "note", "neither Slurm nor PBS is on PATH", "run this on a login node")
         yield from (each for each in read if isinstance(each, Finding))
-        yield from _profiles(found, site, asked, which)
+        yield from _profiles(found, site if isinstance(site, Site) else None, asked, which, is_named=bool(cluster))
         yield from _readable(launchers.SUBJECT, launchers.findings(mpi_launchers, asked, which))
+
+
+def _profiles(
+    found: Sequence[Profile], site: Site | None, asked: Run, which: Which, *, is_named: bool
+) -> Iterator[Finding]:
+    for profile in found:
+        told = profiles.findings(profile, site, asked, which, is_named=is_named)
+        yield from _readable(profile.subject, told)
+    if site and not is_named and all(profile.cluster.scheduler != site.scheduler for profile in found):
+        yield from _readable(profiles.SUBJECT, profiles.without_any(site, asked))
 
 
 def _commands(
@@ -77,13 +87,6 @@ def _site(scheduler: str, asked: Run, which: Which) -> Site | Finding:
         return _silent(subject, error)
     except _STRANGE as error:
         return _strange(subject, error)
-
-
-def _profiles(found: Sequence[Profile], site: Site | None, asked: Run, which: Which) -> Iterator[Finding]:
-    for profile in found:
-        yield from _readable(profile.subject, profiles.findings(profile, site, asked, which))
-    if site and not any(profile.cluster.scheduler == site.scheduler for profile in found):
-        yield from _readable(profiles.SUBJECT, profiles.without_any(site, asked))
 
 
 def _readable(subject: str, findings: Iterable[Finding]) -> Iterator[Finding]:

@@ -67,6 +67,8 @@ def without_any(site: Site, ask: Run) -> Iterator[Finding]:
             "scheduler": site.scheduler,
             "slots_per_node": usual.slots_per_node or 1,
             "slot_type": usual.slot_type or "cpu",
+            "cpus_per_slot": usual.cpus_per_slot or 1,
+            "gpu_flag": site.gpu_flag or "gpus-per-node",
         }
     )
     detected = Profile(SUBJECT, cluster)
@@ -75,8 +77,10 @@ def without_any(site: Site, ask: Run) -> Iterator[Finding]:
         yield _submission(detected, ask)
 
 
-def findings(profile: Profile, site: Site | None, ask: Run, which: Which) -> Iterator[Finding]:
-    """`site`: what the scheduler of this machine says; None: it has none, or says nothing."""
+def findings(
+    profile: Profile, site: Site | None, ask: Run, which: Which, *, is_named: bool = False
+) -> Iterator[Finding]:
+    """`site`: what the scheduler of this machine says; None: it has none, or says nothing. `is_named`: by the user."""
     subject, cluster = profile
     yield Finding(subject, "ok", f"valid, for {_scheduler_in_words(cluster)}")
     yield from _container(profile, site, which)
@@ -84,9 +88,8 @@ def findings(profile: Profile, site: Site | None, ask: Run, which: Which) -> Ite
         return
     yield _way_back(profile)
     if site is None or site.scheduler != cluster.scheduler:
-        yield Finding(
-            subject, "note", f"{cluster.scheduler} does not answer here", "run this on a login node of its cluster"
-        )
+        told = f"{_scheduler_in_words(cluster)} does not answer here"
+        yield Finding(subject, "problem" if is_named else "note", told, "run this on a login node of its cluster")
         return
     yield from _pools(profile, site)
     yield from _settings(profile, site)
@@ -203,6 +206,6 @@ def _submission(profile: Profile, ask: Run) -> Finding:
             profile.subject,
             "problem",
             f"a job of one node in {where} is not taken: {error}",
-            "set account, qos or resource_pool in the profile as the site wants them",
+            "set account, qos, time_limit, resource_pool or what is wrong in the profile as the site wants it",
         )
     return Finding(profile.subject, "ok", f"a job of one node in {where} would be taken (sbatch --test-only)")

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from hpc_det.config.cluster import Cluster
+from hpc_det.config.fields import time_limit_min
 from hpc_det.doctor.finding import Finding
 from hpc_det.schedulers.command import CommandError, Run
 from hpc_det.schedulers.detect.ask import Which
 from hpc_det.schedulers.detect.site import Site
 from hpc_det.schedulers.detect.slurm import CONFIG, PARTITIONS, SINFO, SRUN_HELP, parse_config
+from hpc_det.schedulers.slurm import gpu_flags
 
 SUBJECT = "Slurm"
 MPI_KINDS = ("srun", "--mpi=list")
@@ -47,10 +49,20 @@ def requeue_delay_s(config: Mapping[str, str]) -> int:
 
 
 def try_submission(cluster: Cluster, pool: str | None) -> tuple[str, ...]:
-    """The command that asks Slurm whether it would take a job of one node, and submits none."""
-    flags = {"partition": pool, "account": cluster.account, "qos": cluster.qos, "time": cluster.time_limit}
+    """The command that asks Slurm whether it would take a job of one node, with all its slots, and submits none."""
+    there = cluster.in_pool(pool)
+    flags = {
+        "nodes": 1,
+        "ntasks": 1,
+        "cpus-per-task": there.slots_per_node * there.cpus_per_slot,
+        "mem": there.mem_per_node,
+        "partition": pool,
+        "account": there.account,
+        "qos": there.qos,
+        "time": there.time_limit and time_limit_min(there.time_limit),
+    }
     given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
-    return ("sbatch", "--test-only", "--nodes=1", *given, "--wrap=true")
+    return ("sbatch", "--test-only", *given, *gpu_flags(there, there.slots_per_node), "--wrap=true")
 
 
 def _commands(which: Which) -> Iterator[Finding]:

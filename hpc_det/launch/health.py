@@ -152,7 +152,7 @@ def _answer(name: str, process: int, answer: int, end: float, within_s: float) -
         if not select.select([answer], [], [], max(0.0, end - time.monotonic()))[0]:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-            return Problem(f"no answer from {name} in {within_s:.0f} s")
+            return Problem(f"no answer from {name} in {within_s:g} s")
         said = os.read(answer, select.PIPE_BUF)
         os.waitpid(process, 0)
     finally:

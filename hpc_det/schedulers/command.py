@@ -42,7 +42,7 @@ def run_command(command: Sequence[str], env: Mapping[str, str] | None = None, ti
     except OSError as error:  # no program, or not one that this user may run
         raise CommandError(f"{command[0]}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise CommandError(f"{command[0]}: no answer in {timeout_s:.0f} s; try again later") from None
+        raise CommandError(f"{command[0]}: no answer in {timeout_s:g} s; try again later") from None
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "without a word").replace("\n", "; ")
         raise CommandError(f"{command[0]}: refused with exit code {done.returncode}: {said}", done.stdout)

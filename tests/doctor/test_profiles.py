@@ -121,7 +121,9 @@ def test_what_auto_is_on_pbs(jobs_submit: bool, way: str) -> None:
 def test_a_profile_of_another_site() -> None:
     run = pbs_site()
     found = list(findings(Profile("profile lab", cluster()), pbs.detect(run), run, everything))
-    assert one(found, "slurm does not answer here").verdict == "note"
+    assert one(found, "Slurm does not answer here").verdict == "note"
+    named = findings(Profile("profile lab", cluster()), None, run, everything, is_named=True)
+    assert one(named, "Slurm does not answer here").verdict == "problem"
 
 
 def test_without_a_profile_a_job_of_the_default_pool_is_tried() -> None:

@@ -95,14 +95,19 @@ def test_an_srun_without_mpi() -> None:
 
 
 def test_a_submission_is_tried_as_the_profile_makes_it() -> None:
-    profile = cluster(account="physics", qos="long", time_limit="01:00:00")
-    tried = try_submission(profile, "low")
-    assert tried[:2] == ("sbatch", "--test-only")
-    assert tried[2:] == (
+    profile = cluster(
+        account="physics", qos="long", time_limit="01:00:00", cpus_per_slot=4, pools={"low": {"slots_per_node": 8}}
+    )
+    assert try_submission(profile, "low") == (
+        "sbatch",
+        "--test-only",
         "--nodes=1",
+        "--ntasks=1",
+        "--cpus-per-task=32",
         "--partition=low",
         "--account=physics",
         "--qos=long",
-        "--time=01:00:00",
+        "--time=60",
+        "--gpus-per-node=8",
         "--wrap=true",
     )
