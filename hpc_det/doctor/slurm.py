@@ -39,6 +39,7 @@ def findings(site: Site, ask: Run, which: Which) -> Iterator[Finding]:
     yield _array(site)
     yield _accounting(config)
     yield from _steps(site, config)
+    yield _pyxis(site, ask)
     yield _mpi(ask)
 
 
@@ -124,7 +125,16 @@ def _steps(site: Site, config: Mapping[str, str]) -> Iterator[Finding]:
     elif kind:
         yield _ok(f"{kind}: no process outlives its job")
     yield _ok(f"GPUs are asked for by --{site.gpu_flag} ({config.get('SelectType', 'select plugin unknown')})")
-    yield _ok("srun starts containers by itself (pyxis)" if site.runtime == "pyxis" else "srun has no pyxis")
+
+
+def _pyxis(site: Site, ask: Run) -> Finding:
+    try:
+        ask(SRUN_HELP)
+    except CommandError as error:
+        return _note(
+            f"whether srun has pyxis: {error}", "try `srun --help`, or name another runtime"
+        )
+    return _ok("srun starts containers by itself (pyxis)" if site.runtime == "pyxis" else "srun has no pyxis")
 
 
 def _mpi(ask: Run) -> Finding:

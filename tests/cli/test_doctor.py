@@ -161,8 +161,8 @@ def test_the_stand_in_pbs(pbs_lab: PbsLab, hpc_det: Command, root: Path, monkeyp
     assert "  note     queue low: 0 s lie between TERM and KILL (kill_delay)" in result.out
     assert "  ok       pool low: the profile takes 4 GPUs of a node, and nodes have 4" in result.out
     assert "  note     pool low preempts by requeue, and the profile says nothing" in result.out
-    pbs_lab.run("pbs_lab", "server", "down")
+    pbs_lab.stop_server()
     down = hpc_det("doctor", "--cluster", "lab")
     assert down.code == 1
     assert "cannot connect to server" in down.out
-    pbs_lab.run("pbs_lab", "server", "up")
+    pbs_lab.start_server()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from hpc_det.doctor.finding import Finding
 from hpc_det.doctor.slurm import findings, requeue_delay_s, try_submission
+from hpc_det.schedulers.command import CommandError
 from hpc_det.schedulers.detect.ask import Which
 from hpc_det.schedulers.detect.slurm import detect
 from tests.doctor.sites import ATLAS, LAB, cluster, everything, on_path, one, slurm_site, verdicts
@@ -92,6 +93,18 @@ def test_the_imitation_of_torque_is_told_from_pbs() -> None:
 
 def test_an_srun_without_mpi() -> None:
     assert one(lab(srun="MPI plugin types are...\n\tnone"), "no MPI ranks").remedy == "keep mpi_launcher: [mpirun]"
+
+
+def test_an_srun_that_does_not_answer_is_not_one_without_pyxis() -> None:
+    def silent(command: Sequence[str]) -> str:
+        if command[0] == "srun":
+            raise CommandError("srun: no answer in 5 s; try again later")
+        return run(command)
+
+    run = slurm_site(LAB)
+    found = list(findings(detect(run), silent, everything))
+    assert one(found, "whether srun has pyxis").verdict == "note"
+    assert one(found, "kinds of MPI").remedy == "keep mpi_launcher: [mpirun]"
 
 
 def test_a_submission_is_tried_as_the_profile_makes_it() -> None:
