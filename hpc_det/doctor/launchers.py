@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpc_det.doctor.finding import Finding
+from hpc_det.launch.mpi import vendor
 from hpc_det.launch.network import own_address
 from hpc_det.schedulers.command import CommandError, Run
 from hpc_det.schedulers.detect.ask import Which
@@ -23,10 +24,7 @@ OPTIONAL = {
     "deepspeed": "for hpc_det.launch.deepspeed: pip install 'hpc_det[deepspeed]'",
     "horovod": "for hpc_det.launch.horovod: pip install horovod",
 }
-OPEN_MPI, MPICH = "Open MPI", "MPICH"
-_SAID = {"Open MPI": OPEN_MPI, "OpenRTE": OPEN_MPI, "PRRTE": OPEN_MPI, "HYDRA": MPICH}
-"""What `mpirun --version` says, and whose it is."""
-_MODULES = {"openmpi": OPEN_MPI, "mpich": MPICH}
+_MODULES = {"openmpi": "Open MPI", "mpich": "MPICH"}
 """The modules of mpi4py's wheel, one for each ABI."""
 
 _finding = partial(Finding, SUBJECT)
@@ -108,10 +106,9 @@ def _mpi(launcher: str, ask: Run, which: Which) -> Iterator[Finding]:
 
 
 def parse_version(path: str, output: str) -> Mpirun:
-    vendor = next((vendor for word, vendor in _SAID.items() if word in output), None)
     lines = [line.strip() for line in output.splitlines() if line.strip()] or ["nothing"]
     told = next((" ".join(line.split()) for line in lines if line.startswith("Version:")), lines[0])
-    return Mpirun(path, vendor, told)
+    return Mpirun(path, vendor(output), told)
 
 
 def _fits(mpirun: Mpirun) -> Iterator[Finding]:
@@ -136,7 +133,7 @@ def _fits(mpirun: Mpirun) -> Iterator[Finding]:
 
 def vendors(modules: Iterable[str]) -> set[str] | None:
     """Whose libraries mpi4py's extension modules take, such as MPI.mpich.cpython-311-x86_64-linux-gnu.so."""
-    return {vendor for abi, vendor in _MODULES.items() for name in modules if name.split(".")[1] == abi} or None
+    return {whose for abi, whose in _MODULES.items() for name in modules if name.split(".")[1] == abi} or None
 
 
 def _network() -> Finding:

@@ -131,9 +131,7 @@ def _pyxis(site: Site, ask: Run) -> Finding:
     try:
         ask(SRUN_HELP)
     except CommandError as error:
-        return _note(
-            f"whether srun has pyxis: {error}", "try `srun --help`, or name another runtime"
-        )
+        return _note(f"whether srun has pyxis: {error}", "try `srun --help`, or name another runtime")
     return _ok("srun starts containers by itself (pyxis)" if site.runtime == "pyxis" else "srun has no pyxis")
 
 
