@@ -22,7 +22,6 @@ from pathlib import Path
 from hpc_det import compat
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.clock import end_of_grace
 from hpc_det.launch.container import (
     ENVIRONMENT_FILE,
     contained,
@@ -33,11 +32,12 @@ from hpc_det.launch.container import (
 )
 from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import failure_now, first_failure, note_failure
+from hpc_det.launch.job.clock import end_of_grace
 from hpc_det.launch.last_words import how_it_ended, size_of
 from hpc_det.launch.network import limit_look_ups, own_address, variables
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe, shielded
-from hpc_det.launch.vigil import IllNode, vigil
+from hpc_det.launch.watch.vigil import IllNode, vigil
 from hpc_det.plan.container import Container
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import adopt_orphans, end_descendants

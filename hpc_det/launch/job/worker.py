@@ -1,6 +1,6 @@
 """A worker: pulls work from the experiment's search and trains it, stretch after stretch, until nothing is left for it.
 
-python3 -m hpc_det.launch.worker EXPERIMENT_FOLDER NUMBER -- COMMAND THAT STARTS ONE AGENT PER NODE
+python3 -m hpc_det.launch.job.worker EXPERIMENT_FOLDER NUMBER -- COMMAND THAT STARTS ONE AGENT PER NODE
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from hpc_det.checkpoint.committed import newest_good
 from hpc_det.errors import UsageError
-from hpc_det.launch.attempts import Attempts
 from hpc_det.launch.failure import first_failure
-from hpc_det.launch.log_lines import say_of_worker
+from hpc_det.launch.job.attempts import Attempts
+from hpc_det.launch.job.log_lines import say_of_worker
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import adopt_orphans, end_descendants

@@ -14,12 +14,12 @@ import time
 from contextlib import closing
 
 from hpc_det.checkpoint.committed import newest_steps
-from hpc_det.launch.clock import JobClock, end_of_grace
-from hpc_det.launch.excluded import Exclusions
 from hpc_det.launch.failure import Failure, failure_now, first_failure, note_failure
+from hpc_det.launch.job.clock import JobClock, end_of_grace
+from hpc_det.launch.job.excluded import Exclusions
+from hpc_det.launch.job.log_lines import say, say_attempt_begins
+from hpc_det.launch.job.log_policies import matches
 from hpc_det.launch.last_words import size_of
-from hpc_det.launch.log_lines import say, say_attempt_begins
-from hpc_det.launch.log_policies import matches
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import end_descendants

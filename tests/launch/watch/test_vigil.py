@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch import vigil
 from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import Failure, failures, first_failure
-from hpc_det.launch.peers import ToNode0
+from hpc_det.launch.watch import vigil
+from hpc_det.launch.watch.peers import ToNode0
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.files import read_json
 from tests.launch.gang import Gang, wait_for
@@ -24,7 +24,7 @@ from tests.launch.gang import Gang, wait_for
 # Says hello, makes a few steps and stands still: `stuck` is where rank 1 hangs.
 RANK = """
 import os, re, sys, time
-from hpc_det.launch.heartbeat import Heart, Progress
+from hpc_det.launch.watch.heartbeat import Heart, Progress
 from hpc_det.launch.rank import join_gang
 
 def waits_for_others():

@@ -19,13 +19,13 @@ from typing import Any
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import Failure, note_failure
-from hpc_det.launch.hang import HangJudge, Standing, last_first, sentence
-from hpc_det.launch.health import ANSWER_S, Problem, problems_of_node, wrong_clocks
-from hpc_det.launch.heartbeat import Progress
-from hpc_det.launch.hearts import Hearts, Message
 from hpc_det.launch.node_folders import NodeFolders
-from hpc_det.launch.peers import Peers, ToNode0
 from hpc_det.launch.rendezvous import Rendezvous, await_rendezvous, publish
+from hpc_det.launch.watch.hang import HangJudge, Standing, last_first, sentence
+from hpc_det.launch.watch.health import ANSWER_S, Problem, problems_of_node, wrong_clocks
+from hpc_det.launch.watch.heartbeat import Progress
+from hpc_det.launch.watch.hearts import Hearts, Message
+from hpc_det.launch.watch.peers import Peers, ToNode0
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.files import write_json
 from hpc_det.store.folders import TrialFolder
