@@ -148,9 +148,8 @@ class Node0:
         self.doorbell = Doorbell(f"{private}/agent", self.selector)
         self.ended = False
         hosts = [f"node{number + 1}" for number in range(nodes)]
-        self.vigil = vigil.VigilOfNode0(
-            gang.trial, JobPlan.of(gang.experiment), 1, hosts, self.selector, self.doorbell, end=self._end
-        )
+        watched = vigil.Gang(gang.trial, JobPlan.of(gang.experiment), 1, hosts)
+        self.vigil = vigil.VigilOfNode0(watched, self.selector, self.doorbell, self._end)
         self.meeting = self.vigil._meet("127.0.0.1", [])
 
     def _end(self) -> None:
