@@ -13,7 +13,7 @@ from hpc_det.schedulers.command import CommandError, Run
 from hpc_det.schedulers.detect.ask import Which
 from hpc_det.schedulers.detect.site import Site
 from hpc_det.schedulers.detect.slurm import CONFIG, PARTITIONS, SINFO, SRUN_HELP, parse_config
-from hpc_det.schedulers.slurm import gpu_flags
+from hpc_det.schedulers.slurm_flags import gpu_flags
 
 SUBJECT = "Slurm"
 MPI_KINDS = ("srun", "--mpi=list")

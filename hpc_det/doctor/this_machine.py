@@ -13,7 +13,7 @@ from pathlib import Path
 import hpc_det
 from hpc_det.doctor.finding import Finding, Verdict
 from hpc_det.errors import HpcDetError
-from hpc_det.launch.health import answers, folder_problem
+from hpc_det.launch.watch.health import answers, folder_problem
 from hpc_det.store.folders import ExperimentStore
 from hpc_det.store.root import state_root
 from hpc_det.view.state import ExperimentView

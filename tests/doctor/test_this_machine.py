@@ -11,7 +11,7 @@ import pytest
 from hpc_det.doctor import this_machine
 from hpc_det.doctor.finding import Finding
 from hpc_det.doctor.this_machine import file_system, findings
-from hpc_det.launch.health import Problem
+from hpc_det.launch.watch.health import Problem
 from tests.cli.life import Life
 from tests.doctor.sites import one
 

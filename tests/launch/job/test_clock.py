@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_det.checkpoint.saves import SaveTimes, after_save, write_saves
-from hpc_det.launch.clock import MARGIN_S, NOTICE_S, JobClock, end_of_grace, ring_at
+from hpc_det.launch.job.clock import MARGIN_S, NOTICE_S, JobClock, end_of_grace, ring_at
 from tests.plan.plans import job_plan
 
 SECONDS = st.floats(0, 1e5)

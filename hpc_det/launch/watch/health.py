@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from hpc_det.launch.gpus import device_problem
 from hpc_det.launch.node_folders import NodeFolders
+from hpc_det.launch.watch.gpus import device_problem
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.folders import TrialFolder
 

@@ -15,11 +15,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from hpc_det.launch.excluded import excluded_hosts
-from hpc_det.launch.log_lines import say
+from hpc_det.launch.job.excluded import excluded_hosts
+from hpc_det.launch.job.log_lines import say
+from hpc_det.launch.job.way_back import WayBack
+from hpc_det.launch.job.worker import GAVE_UP, WANTS_REQUEUE, Worker
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
-from hpc_det.launch.way_back import WayBack
-from hpc_det.launch.worker import GAVE_UP, WANTS_REQUEUE, Worker
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.process import adopt_orphans, children, ends_with_parent
 from hpc_det.schedulers.command import CommandError
@@ -96,7 +96,7 @@ class Job:
         return bool(orphans)
 
     def _start(self, number: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "hpc_det.launch.worker", str(self._experiment.path), str(number), "--"]
+        command = [sys.executable, "-m", "hpc_det.launch.job.worker", str(self._experiment.path), str(number), "--"]
         process = subprocess.Popen(
             [*command, *self._start_agents],
             env={**os.environ, **self._scheduler.share(self._plan, number - self._workers.start)},

@@ -1,6 +1,6 @@
 """A worker: pulls work from the experiment's search and trains it, stretch after stretch, until nothing is left for it.
 
-python3 -m hpc_det.launch.worker EXPERIMENT_FOLDER NUMBER -- COMMAND THAT STARTS ONE AGENT PER NODE
+python3 -m hpc_det.launch.job.worker EXPERIMENT_FOLDER NUMBER -- COMMAND THAT STARTS ONE AGENT PER NODE
 """
 
 from __future__ import annotations
@@ -8,16 +8,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
-from hpc_det.checkpoint.committed import newest_good
 from hpc_det.errors import UsageError
-from hpc_det.launch.attempts import Attempts
 from hpc_det.launch.failure import first_failure
-from hpc_det.launch.log_lines import say_of_worker
+from hpc_det.launch.job.attempts import Attempts
+from hpc_det.launch.job.log_lines import printed_to, say_of_worker
+from hpc_det.launch.job.new_trial import prepare_trial
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import adopt_orphans, end_descendants
@@ -27,15 +25,12 @@ from hpc_det.schedulers.scheduler import JobState, scheduler
 from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
-from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.stop import Reason, request_stop
 
 DONE, GAVE_UP, WANTS_REQUEUE = 0, 1, 75
 """Exit codes. The last is EX_TEMPFAIL of sysexits.h: try again later."""
-LONGEST_SAVE_S, SAVE_POLL_S = 120.0, 0.2
-"""A trial reports before it saves: how long another one that begins with its weights waits for them."""
 
 
 class Worker:
@@ -115,7 +110,7 @@ class Worker:
         if search.cancelled or search.paused:  # by somebody who may not have seen this trial
             reason: Reason = "kill" if search.cancelled else "pause"
             request_stop(trial.stop, attempt=None, reason=reason, source=search.cancelled or search.paused or "")
-        with _printed_to(trial.job_log):
+        with printed_to(trial.job_log):
             attempts = Attempts(trial, self._number, self._start_agents, self._signals)
             return attempts.refuse(refusal) if refusal else attempts.run()
 
@@ -154,39 +149,6 @@ def _refusal(trial: TrialFolder, search: SearchJournal) -> str | None:
     return None
 
 
-def prepare_trial(trial: TrialFolder, search: SearchJournal) -> None:
-    """Write what the ranks need to know, the first time. Raises UsageError where that cannot be found out."""
-    trial.create()
-    if trial.trial.exists():
-        return
-    search.choose(trial.id)
-    sample = search.sample(trial.id)
-    warm_start = _weights(trial, sample.source)
-    spec = {
-        "experiment_id": trial.experiment().id,
-        "trial_id": trial.id,
-        "trial_seed": sample.seed,
-        "hparams": sample.hparams,
-        "config": search.config(trial.id),
-    }
-    write_json(trial.trial, {**spec, "warm_start": str(warm_start)} if warm_start else spec)
-
-
-def _weights(trial: TrialFolder, source: int | None) -> Path | None:
-    """The checkpoint whose weights it begins with: of trial `source` of this search, or the one that all begin with."""
-    if source is None:
-        told = read_json(trial.experiment().warm_start)
-        return Path(told["checkpoint"]) if told else None
-    begun_with = trial.experiment().trial(source)
-    end = time.monotonic() + LONGEST_SAVE_S
-    while Journal(begun_with.journal).open_attempt() is not None and time.monotonic() < end:
-        time.sleep(SAVE_POLL_S)  # signals wait in their pipe
-    found, _ = newest_good(begun_with.checkpoints)
-    if found is None:
-        raise UsageError(f"searcher.class: trial {trial.id} begins with trial {source}, which has no checkpoint")
-    return found.path
-
-
 def close_interrupted(experiment: ExperimentFolder, search: SearchJournal, worker: int, signals: SignalPipe) -> None:
     """End the attempt that a worker could not end: the search may have given it other work before its gang was gone."""
     state = search.state()
@@ -194,24 +156,8 @@ def close_interrupted(experiment: ExperimentFolder, search: SearchJournal, worke
     for trial in (experiment.trial(number) for number in numbers if number):
         began = Journal(trial.journal).open_job()
         if began and began[0] == worker:
-            with _printed_to(trial.job_log):
+            with printed_to(trial.job_log):
                 Attempts(trial, worker, [], signals).close_interrupted()
-
-
-@contextmanager
-def _printed_to(path: Path) -> Iterator[None]:
-    """What this process and its children print."""
-    former = os.dup(1), os.dup(2)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for standard in (1, 2):
-        os.dup2(descriptor, standard)
-    os.close(descriptor)
-    try:
-        yield
-    finally:
-        for standard, before in zip((1, 2), former, strict=True):
-            os.dup2(before, standard)
-            os.close(before)
 
 
 def main(argv: list[str]) -> int:

@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 from hpc_det.launch.doorbell import Doorbell, Line
-from hpc_det.launch.heartbeat import STACKS_SIGNAL
+from hpc_det.launch.watch.heartbeat import STACKS_SIGNAL
 
 Message = dict[str, Any]
-"""What a heart says: see hpc_det.launch.heartbeat."""
+"""What a heart says: see hpc_det.launch.watch.heartbeat."""
 
 
 class Hearts:

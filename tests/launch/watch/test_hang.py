@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from hpc_det.launch.hang import LEAST_S, HangJudge, last_first, sentence
-from hpc_det.launch.heartbeat import Progress
+from hpc_det.launch.watch.hang import LEAST_S, HangJudge, last_first, sentence
+from hpc_det.launch.watch.heartbeat import Progress
 
 
 def training(steps: int, *, warm: bool = True) -> Progress:

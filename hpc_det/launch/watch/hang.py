@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from hpc_det.launch.heartbeat import Progress
+from hpc_det.launch.watch.heartbeat import Progress
 
 LEAST_S = 600.0
 TIMES_LONGEST = 20

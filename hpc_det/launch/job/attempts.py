@@ -14,12 +14,13 @@ import time
 from contextlib import closing
 
 from hpc_det.checkpoint.committed import newest_steps
-from hpc_det.launch.clock import JobClock, end_of_grace
-from hpc_det.launch.excluded import Exclusions
 from hpc_det.launch.failure import Failure, failure_now, first_failure, note_failure
+from hpc_det.launch.job.causes import cause_of_end, cause_of_silence, cause_of_stop, unexplained
+from hpc_det.launch.job.clock import JobClock, end_of_grace
+from hpc_det.launch.job.excluded import Exclusions
+from hpc_det.launch.job.log_lines import say, say_attempt_begins
+from hpc_det.launch.job.log_policies import matches
 from hpc_det.launch.last_words import size_of
-from hpc_det.launch.log_lines import say, say_attempt_begins
-from hpc_det.launch.log_policies import matches
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import end_descendants
@@ -29,7 +30,7 @@ from hpc_det.schedulers.scheduler import JobState, scheduler
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
-from hpc_det.store.stop import Reason, StopRequest, read_stop, request_stop, withdraw_stop
+from hpc_det.store.stop import Reason, read_stop, request_stop, withdraw_stop
 
 HANDOVER_POLL_S = 0.5
 ASK_EVERY_S = 30.0
@@ -113,22 +114,21 @@ class Attempts:
         attempt = self._journal.open_attempt()
         if attempt is None:
             return
-        stop = read_stop(self._trial.stop, attempt)
-        cause = Cause.NODE_LOST if stop is None else _CAUSES.get(stop.reason, Cause.PREEMPTED)
-        self._end(attempt, cause, None)
+        self._end(attempt, cause_of_silence(read_stop(self._trial.stop, attempt)), None)
 
     def _attempt(self, number: int) -> Decision:
         self._journal.started(number, self._job_id, self._worker)
         if self._heard:
             self._on_stop_signal(number)
         if stop := read_stop(self._trial.stop, number):  # asked for before it began
-            return self._end(number, self._stop_cause(stop), None)
+            return self._end(number, cause_of_stop(self._plan, stop), None)
         withdraw_stop(self._trial.stop)
         self._log_began = size_of(self._trial.job_log)
         say_attempt_begins(number)
         code = self._run_agents(number)
         failure = first_failure(self._trial, number)
-        return self._end(number, self._cause(number, code, failure), failure or failure_now(None, _unexplained(code)))
+        cause = cause_of_end(self._trial, self._plan, number, code, failure)
+        return self._end(number, cause, failure or failure_now(None, unexplained(code)))
 
     def _run_agents(self, number: int) -> int:
         # In a session of their own: Ctrl-C at a terminal means the job, and an agent would take it for a preemption.
@@ -162,24 +162,6 @@ class Attempts:
         )
         if stop.reason == "kill":
             end_descendants()
-
-    def _cause(self, number: int, code: int, failure: Failure | None) -> Cause:
-        """Trials write an outcome. A plain script hears of no stop, and its exit code 0 means that it has finished."""
-        outcome = read_json(self._trial.outcome)
-        stop = read_stop(self._trial.stop, number)
-        if outcome and outcome["attempt"] == number:
-            return _ENDS.get(outcome["kind"]) or self._stop_cause(stop)
-        if failure and (stop is None or failure.time < stop.time):
-            return Cause.UNHEALTHY if failure.unhealthy else Cause.HUNG if failure.hung else Cause.FAILED
-        if code == 0 and not self._plan.runs_trial:
-            return Cause.FINISHED
-        return self._stop_cause(stop) if stop else Cause.FAILED
-
-    def _stop_cause(self, stop: StopRequest | None) -> Cause:
-        """`stop` None: the ranks heard of it, and the shared folder does not show it here yet."""
-        if stop and stop.reason in _CAUSES:
-            return _CAUSES[stop.reason]
-        return self._scheduler.stop_cause(self._plan, os.environ, stop.time if stop else time.time(), run_command)
 
     def _end(self, number: int, cause: Cause, failure: Failure | None) -> Decision:
         user_error = failure is not None and failure.user_error
@@ -215,21 +197,3 @@ class Attempts:
         """Batches in the newest checkpoint. An app that saves by itself counts how often it did."""
         outcome = read_json(self._trial.outcome) or {}
         return max(newest_steps(self._trial.checkpoints), int(outcome.get("saves", 0)))
-
-
-_ENDS = {"finished": Cause.FINISHED, "waiting": Cause.WAITING}
-"""By what rank 0 wrote; otherwise it was stopped."""
-
-_CAUSES = {
-    "time limit": Cause.TIME_LIMIT,
-    "pause": Cause.PAUSED,
-    "cancel": Cause.CANCELLED,
-    "kill": Cause.CANCELLED,
-}
-"""By the reason of a stop request. What a signal means, only the scheduler knows."""
-
-
-def _unexplained(code: int) -> str:
-    if code:
-        return f"the agents' launcher ended with exit code {code}, and nobody said why"
-    return "the entrypoint ended with exit code 0, and no rank wrote an outcome"

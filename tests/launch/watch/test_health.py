@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hpc_det.launch import health
-from hpc_det.launch.health import Problem, answers, problems_of_node, wrong_clocks
 from hpc_det.launch.node_folders import NodeFolders
+from hpc_det.launch.watch import health
+from hpc_det.launch.watch.health import Problem, answers, problems_of_node, wrong_clocks
 from hpc_det.store.folders import ExperimentFolder
 from tests.plan.plans import job_plan
 

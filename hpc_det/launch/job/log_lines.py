@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 _ANY = r"hpc-det: \d\d:\d\d:\d\d "
 ATTEMPT_BEGINS = re.compile(_ANY + r"attempt (\d+) begins")
@@ -22,3 +26,19 @@ def say_attempt_begins(number: int) -> None:
 
 def say_of_worker(number: int, text: str) -> None:
     say(f"worker {number}: {text}")
+
+
+@contextmanager
+def printed_to(path: Path) -> Iterator[None]:
+    """What this process and its children print."""
+    former = os.dup(1), os.dup(2)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+    try:
+        yield
+    finally:
+        for standard, before in zip((1, 2), former, strict=True):
+            os.dup2(before, standard)
+            os.close(before)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.launch.gpus import device_problem
+from hpc_det.launch.watch.gpus import device_problem
 
 
 class Nvml:

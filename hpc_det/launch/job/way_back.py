@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
-from hpc_det.launch.log_lines import say
+from hpc_det.launch.job.log_lines import say
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.schedulers.command import CommandError, outside_any_job, run_command
 from hpc_det.schedulers.scheduler import Submission, scheduler

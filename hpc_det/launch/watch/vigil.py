@@ -14,18 +14,17 @@ import selectors
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import Failure, note_failure
-from hpc_det.launch.hang import HangJudge, Standing, last_first, sentence
-from hpc_det.launch.health import ANSWER_S, Problem, problems_of_node, wrong_clocks
-from hpc_det.launch.heartbeat import Progress
-from hpc_det.launch.hearts import Hearts, Message
 from hpc_det.launch.node_folders import NodeFolders
-from hpc_det.launch.peers import Peers, ToNode0
 from hpc_det.launch.rendezvous import Rendezvous, await_rendezvous, publish
+from hpc_det.launch.watch.health import ANSWER_S, Problem, problems_of_node, wrong_clocks
+from hpc_det.launch.watch.hearts import Hearts, Message
+from hpc_det.launch.watch.peers import Peers, ToNode0
+from hpc_det.launch.watch.rounds import Rounds
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.files import write_json
 from hpc_det.store.folders import TrialFolder
@@ -36,7 +35,6 @@ _STACKS_S = 3.0
 """After this time a rank that has not shown its stacks is forced to."""
 _WRITE_S = 1.0
 """What that may take; the verdict kills it."""
-_VERDICT_S = 10.0
 _SEND_EVERY_S = 0.5
 
 
@@ -44,30 +42,29 @@ class IllNode(HpcDetError):
     """No rank may start here. It is noted already."""
 
 
+class Gang(NamedTuple):
+    """Whose nodes and ranks are watched."""
+
+    trial: TrialFolder
+    plan: JobPlan
+    attempt: int
+    hosts: Sequence[str]
+    """Of its nodes, by rank."""
+
+
 class Vigil:
     """One node's part."""
 
-    def __init__(
-        self,
-        trial: TrialFolder,
-        plan: JobPlan,
-        attempt: int,
-        hosts: Sequence[str],
-        selector: selectors.BaseSelector,
-        doorbell: Doorbell,
-    ) -> None:
-        """`hosts`: of the gang's nodes, by rank."""
-        self.trial = trial
-        self.plan = plan
-        self.attempt = attempt
-        self.hosts = hosts
+    def __init__(self, gang: Gang, selector: selectors.BaseSelector, doorbell: Doorbell) -> None:
+        self.gang = gang
         self.selector = selector
         self.hearts = Hearts(doorbell)
         self._force_at = self._report_at = float("inf")
 
     def meet(self, address: str, folders: NodeFolders) -> Rendezvous:
         """Where the ranks meet; `address` is this node's. Raises IllNode if this node fails its checks."""
-        found = problems_of_node(self.trial, self.plan, folders, os.environ) if self.plan.health_checks else []
+        trial, plan = self.gang.trial, self.gang.plan
+        found = problems_of_node(trial, plan, folders, os.environ) if plan.health_checks else []
         return self._meet(address, found)
 
     @property
@@ -101,34 +98,32 @@ class Vigil:
         problems = list(problems)
         text = "; ".join(problem.text for problem in problems)
         ill = not all(problem.is_shared for problem in problems)
-        failure = Failure(rank=None, host=self.hosts[node], time=time.time(), message=text, unhealthy=ill)
+        failure = Failure(rank=None, host=self.gang.hosts[node], time=time.time(), message=text, unhealthy=ill)
         print(f"hpc-det: {failure.sentence()}", file=sys.stderr, flush=True)
         try:
-            note_failure(self.trial, self.attempt, failure)
+            note_failure(self.gang.trial, self.gang.attempt, failure)
         except OSError as error:
             print(f"hpc-det: this could not be noted: {error}", file=sys.stderr, flush=True)
 
 
 class VigilOfNode0(Vigil):
-    def __init__(self, *arguments: Any, end: Callable[[], None]) -> None:
+    def __init__(
+        self, gang: Gang, selector: selectors.BaseSelector, doorbell: Doorbell, end: Callable[[], None]
+    ) -> None:
         """`end` ends the attempt."""
-        super().__init__(*arguments)
+        super().__init__(gang, selector, doorbell)
         self._end = end
         self._peers: Peers | None = None
-        self._judge = HangJudge(self.plan.world_size, self.plan.hang_timeout_s)
-        self._watches = self.plan.hang_timeout_s != 0
-        self._next_round = 0.0
-        self._stacks_at: float | None = None
-        self._places: dict[int, Standing] = {}
+        self._rounds = Rounds(gang.plan, gang.hosts, self._ask_all)
         self._offsets = {0: 0.0}
         self._arrive_by: float | None = None
 
     def _meet(self, address: str, found: list[Problem]) -> Rendezvous:
-        path = self.trial.rendezvous(self.attempt)
+        path = self.gang.trial.rendezvous(self.gang.attempt)
         if found:
             self._note(0, found)
             raise IllNode(found[0].text)
-        if self.plan.nodes > 1:
+        if self.gang.plan.nodes > 1:
             self._peers = Peers(self.selector)
             self._peers.on_heard = self._hear
         meeting = publish(path, address, self._peers.port if self._peers else 0)
@@ -141,21 +136,14 @@ class VigilOfNode0(Vigil):
         super().poll()
         if self._arrive_by is not None:
             self._await_nodes(time.monotonic())
-        self._take(self.hearts.news())
-        if self._stacks_at is not None:
-            self._give_verdict(time.monotonic())
-        elif self._watches and time.monotonic() >= self._next_round:
-            self._next_round = time.monotonic() + self._judge.round_s
-            self._ask_all("progress")
-            if self._judge.is_hung(time.monotonic()):
-                self._stacks_at = time.monotonic()
-                self._ask_all("stacks")
+        self._rounds.take(self.hearts.news())
+        if failure := self._rounds.failure():
+            note_failure(self.gang.trial, self.gang.attempt, failure)
+            self._end()
 
     def close(self) -> None:
         if self._peers:
             self._peers.close()
-
-    # --- nodes
 
     @property
     def awaits_nodes(self) -> bool:
@@ -164,7 +152,7 @@ class VigilOfNode0(Vigil):
     def _hear(self, node: int, message: Message) -> None:
         if "token" in message:
             self._welcome(node, message)
-        self._take(message.get("ranks", ()))
+        self._rounds.take(message.get("ranks", ()))
 
     def _welcome(self, node: int, hello: Message) -> None:
         self._offsets[node] = hello["time"] - time.time()
@@ -175,68 +163,41 @@ class VigilOfNode0(Vigil):
             self._end()
 
     def _await_nodes(self, now: float) -> None:
-        missing = set(range(self.plan.nodes)) - self._offsets.keys()
+        missing = set(range(self.gang.plan.nodes)) - self._offsets.keys()
         if not missing:
             self._arrive_by = None
-            write_json(self.trial.nodes(self.attempt), list(self.hosts))
+            write_json(self.gang.trial.nodes(self.gang.attempt), list(self.gang.hosts))
             self._check_clocks()
-        elif self._arrive_by is not None and now > self._arrive_by and self.plan.health_checks:
+        elif self._arrive_by is not None and now > self._arrive_by and self.gang.plan.health_checks:
             for node in sorted(missing):
                 self._note(node, [Problem(f"no word from its agent in {ARRIVE_S:.0f} s")])
             self._end()
 
     def _check_clocks(self) -> None:
-        if not self.plan.health_checks:
+        if not self.gang.plan.health_checks:
             return
-        by_host = {self.hosts[node]: offset for node, offset in sorted(self._offsets.items())}
+        by_host = {self.gang.hosts[node]: offset for node, offset in sorted(self._offsets.items())}
         wrong = wrong_clocks(by_host)
         for host, problem in wrong.items():
-            self._note(list(self.hosts).index(host), [problem])
+            self._note(list(self.gang.hosts).index(host), [problem])
         if wrong:
             self._end()
-
-    # --- ranks
 
     def _ask_all(self, what: str) -> None:
         self.ask_ranks(what)
         if self._peers:
             self._peers.tell({"ask": what})
 
-    def _take(self, said: Iterable[Message]) -> None:
-        for message in said:
-            progress = Progress(*(message[name] for name in Progress._fields))
-            self._judge.hears(message["heart"], progress)
-            if "at" in message:
-                self._places[message["heart"]] = (progress, message["at"])
-
-    def _give_verdict(self, now: float) -> None:
-        """Once all stacks are there, or their time is over. Ranks that moved in the meantime are let alone."""
-        if len(self._places) < self.plan.world_size and now < (self._stacks_at or 0.0) + _VERDICT_S:
-            return
-        self._stacks_at = None
-        unknown = {rank: (progress, "no answer from its node") for rank, progress in self._judge.ranks.items()}
-        groups = last_first(unknown | self._places)
-        self._places = {}
-        if not self._judge.stands_still:
-            print("hpc-det: ranks that seemed to hang have gone on", file=sys.stderr, flush=True)
-            return
-        rank = groups[0][1][0]
-        host = self.hosts[rank // self.plan.ranks_per_node]
-        message = sentence(self._judge.still_s, groups)
-        failure = Failure(rank=rank, host=host, time=time.time(), message=message, hung=True)
-        note_failure(self.trial, self.attempt, failure)
-        self._end()
-
 
 class VigilOfAnotherNode(Vigil):
-    def __init__(self, *arguments: Any, node: int) -> None:
-        super().__init__(*arguments)
+    def __init__(self, gang: Gang, selector: selectors.BaseSelector, doorbell: Doorbell, node: int) -> None:
+        super().__init__(gang, selector, doorbell)
         self._node = node
         self._node_0: ToNode0 | None = None
         self._send_at = 0.0
 
     def _meet(self, address: str, found: list[Problem]) -> Rendezvous:
-        meeting = await_rendezvous(self.trial.rendezvous(self.attempt))
+        meeting = await_rendezvous(self.gang.trial.rendezvous(self.gang.attempt))
         hello = {"node": self._node, "time": time.time(), "problems": found}
         try:
             self._node_0 = ToNode0(self.selector, meeting, hello, ANSWER_S)
@@ -263,10 +224,10 @@ class VigilOfAnotherNode(Vigil):
             self.ask_ranks(message["ask"])
 
     def _cannot_reach(self, meeting: Rendezvous, error: OSError) -> None:
-        where = f"{self.hosts[0]} at {meeting.host}:{meeting.agents_port}"
+        where = f"{self.gang.hosts[0]} at {meeting.host}:{meeting.agents_port}"
         if isinstance(error, ConnectionRefusedError):  # the way is there, and the agent not any more
             raise HpcDetError(f"the agent of the first node, {where}, is gone")
-        if self.plan.health_checks:
+        if self.gang.plan.health_checks:
             self._note(self._node, [Problem(f"no way to the first node, {where}: {error.strerror or error}")])
             raise IllNode("no way to the first node")
 
@@ -278,15 +239,9 @@ class VigilOfAnotherNode(Vigil):
 
 
 def vigil(
-    trial: TrialFolder,
-    plan: JobPlan,
-    attempt: int,
-    node: int,
-    hosts: Sequence[str],
-    selector: selectors.BaseSelector,
-    doorbell: Doorbell,
-    end: Callable[[], None],
+    gang: Gang, node: int, selector: selectors.BaseSelector, doorbell: Doorbell, end: Callable[[], None]
 ) -> Vigil:
     """The part of node `node`; `end` ends the attempt on this node, and with it the gang."""
-    arguments = (trial, plan, attempt, hosts, selector, doorbell)
-    return VigilOfNode0(*arguments, end=end) if node == 0 else VigilOfAnotherNode(*arguments, node=node)
+    if node == 0:
+        return VigilOfNode0(gang, selector, doorbell, end)
+    return VigilOfAnotherNode(gang, selector, doorbell, node)

@@ -1,7 +1,7 @@
 """The lines between the node agents of a gang: each of the others holds one to node 0's, over TCP, O(nodes) in all.
 
 An agent that comes says {"token": ..., "node": RANK, ...} first; what else they say to each other is the business of
-hpc_det.launch.vigil.
+hpc_det.launch.watch.vigil.
 """
 
 from __future__ import annotations

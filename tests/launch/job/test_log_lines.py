@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_det.launch.log_lines import ATTEMPT_BEGINS, OF_WORKER, say, say_attempt_begins, say_of_worker
+from hpc_det.launch.job.log_lines import ATTEMPT_BEGINS, OF_WORKER, say, say_attempt_begins, say_of_worker
 
 
 def test_the_beginning_of_an_attempt_is_known_by_its_line(capsys: pytest.CaptureFixture[str]) -> None:

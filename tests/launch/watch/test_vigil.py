@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch import vigil
 from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import Failure, failures, first_failure
-from hpc_det.launch.peers import ToNode0
+from hpc_det.launch.watch import vigil
+from hpc_det.launch.watch.peers import ToNode0
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.files import read_json
 from tests.launch.gang import Gang, wait_for
@@ -24,7 +24,7 @@ from tests.launch.gang import Gang, wait_for
 # Says hello, makes a few steps and stands still: `stuck` is where rank 1 hangs.
 RANK = """
 import os, re, sys, time
-from hpc_det.launch.heartbeat import Heart, Progress
+from hpc_det.launch.watch.heartbeat import Heart, Progress
 from hpc_det.launch.rank import join_gang
 
 def waits_for_others():
@@ -148,9 +148,8 @@ class Node0:
         self.doorbell = Doorbell(f"{private}/agent", self.selector)
         self.ended = False
         hosts = [f"node{number + 1}" for number in range(nodes)]
-        self.vigil = vigil.VigilOfNode0(
-            gang.trial, JobPlan.of(gang.experiment), 1, hosts, self.selector, self.doorbell, end=self._end
-        )
+        watched = vigil.Gang(gang.trial, JobPlan.of(gang.experiment), 1, hosts)
+        self.vigil = vigil.VigilOfNode0(watched, self.selector, self.doorbell, self._end)
         self.meeting = self.vigil._meet("127.0.0.1", [])
 
     def _end(self) -> None:
