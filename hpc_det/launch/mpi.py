@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.arguments import parse_or_note
@@ -38,16 +39,24 @@ _RESOURCE_MANAGERS = "^slurm,tm,pbs,lsf,gridengine,alps"
 def mpirun_command(launcher: Sequence[str], attempt: Attempt, overrides: Sequence[str], agent: str) -> list[str]:
     """Up to the rank's own command. `agent`: a script that does what ssh would. Raises UsageError for a stranger."""
     path, said = _version(launcher[0])
-    if any(name in said for name in ("Open MPI", "OpenRTE", "PRRTE")):
-        flags, library = _open_mpi(attempt, agent, is_old=") 4." in said), "libmpi.so.40"
-    elif "HYDRA" in said:
-        flags, library = _mpich(attempt, agent), "libmpi.so.12"
-    else:
-        raise UsageError(
-            f"cluster.mpi_launcher: {launcher[0]} is {path}, and neither Open MPI's nor MPICH's: "
-            f"it says {said.strip()[:80]!r}; name one of these, or srun with its --mpi flag"
-        )
+    match vendor(said):
+        case "Open MPI":
+            flags, library = _open_mpi(attempt, agent, is_old=") 4." in said), "libmpi.so.40"
+        case "MPICH":
+            flags, library = _mpich(attempt, agent), "libmpi.so.12"
+        case _:
+            raise UsageError(
+                f"cluster.mpi_launcher: {launcher[0]} is {path}, and neither Open MPI's nor MPICH's: "
+                f"it says {said.strip()[:80]!r}; name one of these, or srun with its --mpi flag"
+            )
     return [*launcher, *flags, *overrides, *_with_library(path, library)]
+
+
+def vendor(said: str) -> Literal["Open MPI", "MPICH"] | None:
+    """Whose mpirun says this of its version; None: of one that nothing here can start."""
+    if any(name in said for name in ("Open MPI", "OpenRTE", "PRRTE")):
+        return "Open MPI"
+    return "MPICH" if "HYDRA" in said else None
 
 
 def _version(launcher: str) -> tuple[str, str]:

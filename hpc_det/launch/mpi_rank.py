@@ -21,7 +21,6 @@ from hpc_det.launch import rank as trial_rank
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.doorbell import Line
 from hpc_det.launch.failure import failure_now, note_failure
-from hpc_det.launch.network import own_address
 from hpc_det.launch.rank import leave, note_error
 from hpc_det.launch.rendezvous import free_port
 from hpc_det.launch.signals import hear_again
@@ -78,7 +77,7 @@ def _meeting(attempt: Attempt) -> tuple[str, int]:
     """Rank 0 says it: overrides may have put it on another node than 0."""
     if attempt.node_rank == 0:
         return attempt.master_addr, attempt.master_port
-    return own_address(attempt.nodes)[0], free_port()
+    return attempt.address, free_port()
 
 
 def _join(attempt: Attempt, world: MPI.Intracomm) -> dict[str, str]:

@@ -29,7 +29,6 @@ from typing import Any
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.failure import failure_now, note_failure
-from hpc_det.launch.network import own_address
 from hpc_det.launch.rendezvous import WAIT_S
 from hpc_det.store.files import read_json, write_json
 
@@ -40,7 +39,10 @@ _ASKER_MUST_SPEAK_S = 10.0
 _VERDICT_S = 10.0
 """How long node 0 may take to say how the gang ended, after it has let go of what it asked for."""
 _CHILDREN_LEAVE_S = 5.0
-_OF_A_NODE = ("HPC_DET_NODE_RANK", "HPC_DET_SOCKET", "TMPDIR", "GLOO_SOCKET_IFNAME")
+_OF_A_NODE = (
+    *("HPC_DET_NODE_RANK", "HPC_DET_SOCKET", "HPC_DET_ADDRESS"),
+    *("TMPDIR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+)
 
 
 def run_gang(attempt: Attempt, command: Callable[[], Sequence[str]]) -> int:
@@ -96,7 +98,7 @@ class Host(socketserver.ThreadingTCPServer):
     block_on_close = False
 
     def __init__(self, attempt: Attempt) -> None:
-        super().__init__((own_address(attempt.nodes)[0], 0), _Guest)
+        super().__init__((attempt.address, 0), _Guest)
         self.secret = attempt.secret
         self.children: list[subprocess.Popen[bytes]] = []
         self._attempt = attempt
@@ -182,7 +184,7 @@ def _proof(secret: str, nonce: str, request: dict[str, Any]) -> str:
 
 def _publish(attempt: Attempt, **of_this_node: int) -> None:
     told = {name: os.environ[name] for name in _OF_A_NODE if name in os.environ}
-    where = {"host": own_address(attempt.nodes)[0], "environment": told, **of_this_node}
+    where = {"host": attempt.address, "environment": told, **of_this_node}
     write_json(attempt.trial.launcher(attempt.number, attempt.node_rank), where)
 
 

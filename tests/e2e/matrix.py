@@ -69,7 +69,9 @@ ANYWHERE: dict[str, Trouble[object]] = {
     "pause": Trouble(_paused_for_a_while, ("paused", "finished")),
     "crash": Trouble(_a_rank_killed, ("failed", "finished"), ("max_restarts=1",)),
     "hang": Trouble(
-        _nothing_from_outside, ("hung", "finished"), ("hang_timeout_s=3", "hyperparameters.hang_at=20", "max_restarts=0")
+        _nothing_from_outside,
+        ("hung", "finished"),
+        ("hang_timeout_s=3", "hyperparameters.hang_at=20", "max_restarts=0"),
     ),
 }
 """What needs no scheduler."""
@@ -84,9 +86,7 @@ def cells(launchers: Iterable[str], troubles: Collection[str], in_a_hurry: Colle
 
 def told(lab: Lab, launcher: str, trouble: Trouble[Lab], *overrides: str) -> Story:
     """The story on the cluster `lab` with this trouble, at its end."""
-    story = Story.begin(
-        LAUNCHERS[launcher].entrypoint, TWO_SLOTS, PACED, *trouble.overrides, *overrides, cluster="lab"
-    )
+    story = Story.begin(LAUNCHERS[launcher].entrypoint, TWO_SLOTS, PACED, *trouble.overrides, *overrides, cluster="lab")
     story.until_batch(BUSY_AT)
     trouble.comes(lab, story)
     story.wait()

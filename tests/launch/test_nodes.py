@@ -27,7 +27,7 @@ from tests.launch.test_attempt import ATTEMPT
 @pytest.fixture
 def attempt(tmp_path: Path) -> Attempt:
     """Of node 1, whose launcher waits."""
-    attempt = replace(ATTEMPT, folder=str(tmp_path))
+    attempt = replace(ATTEMPT, folder=str(tmp_path), address="127.0.0.1")
     attempt.trial.rendezvous(attempt.number).parent.mkdir()
     return attempt
 
