@@ -87,3 +87,13 @@ def test_each_way_back_into_the_queue_leads_to_the_same_end(
 ) -> None:
     profile("direct", way_back)
     assert told(pbs_lab, "direct", TROUBLES[trouble]).same_as(undisturbed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pbs_lab", [{"sister_lost_s": 360}], indirect=True)
+def test_a_lost_node_is_left_minutes_before_pbs_notices_and_nobody_is_charged(
+    undisturbed: Story, pbs_lab: PbsLab, profile: Callable[[str, str], None]
+) -> None:
+    profile("direct", "successor")
+    trouble = Trouble(node_lost(1), ("unhealthy node", "finished"), ("max_restarts=0",))
+    assert told(pbs_lab, "direct", trouble).same_as(undisturbed)
