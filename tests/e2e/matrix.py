@@ -84,9 +84,9 @@ def cells(launchers: Iterable[str], troubles: Collection[str], in_a_hurry: Colle
     return [pytest.param(*pair, marks=[] if pair in in_a_hurry else pytest.mark.long) for pair in pairs]
 
 
-def told(lab: Lab, launcher: str, trouble: Trouble[Lab], *overrides: str) -> Story:
+def told(lab: Lab, launcher: Launcher, trouble: Trouble[Lab], *overrides: str) -> Story:
     """The story on the cluster `lab` with this trouble, at its end."""
-    story = Story.begin(LAUNCHERS[launcher].entrypoint, TWO_SLOTS, PACED, *trouble.overrides, *overrides, cluster="lab")
+    story = Story.begin(launcher.entrypoint, TWO_SLOTS, PACED, *trouble.overrides, *overrides, cluster="lab")
     story.until_batch(BUSY_AT)
     trouble.comes(lab, story)
     story.wait()

@@ -76,7 +76,7 @@ def test_a_run_with_trouble_ends_to_the_last_bit_as_the_one_without(
     undisturbed: Story, pbs_lab: PbsLab, profile: Callable[[str, str], None], launcher: str, trouble: str
 ) -> None:
     profile(launcher, "successor")
-    assert told(pbs_lab, launcher, TROUBLES[trouble]).same_as(undisturbed)
+    assert told(pbs_lab, LAUNCHERS[launcher], TROUBLES[trouble]).same_as(undisturbed)
 
 
 @pytest.mark.long
@@ -86,7 +86,7 @@ def test_each_way_back_into_the_queue_leads_to_the_same_end(
     undisturbed: Story, pbs_lab: PbsLab, profile: Callable[[str, str], None], way_back: str, trouble: str
 ) -> None:
     profile("direct", way_back)
-    assert told(pbs_lab, "direct", TROUBLES[trouble]).same_as(undisturbed)
+    assert told(pbs_lab, LAUNCHERS["direct"], TROUBLES[trouble]).same_as(undisturbed)
 
 
 @pytest.mark.long
@@ -96,4 +96,4 @@ def test_a_lost_node_is_left_minutes_before_pbs_notices_and_nobody_is_charged(
 ) -> None:
     profile("direct", "successor")
     trouble = Trouble(node_lost(1), ("unhealthy node", "finished"), ("max_restarts=0",))
-    assert told(pbs_lab, "direct", trouble).same_as(undisturbed)
+    assert told(pbs_lab, LAUNCHERS["direct"], trouble).same_as(undisturbed)
