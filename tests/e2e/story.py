@@ -104,6 +104,9 @@ class Story:
     def until_batch(self, batch: int) -> None:
         self.until(lambda: self.batches_reported >= batch)
 
+    def until_ended(self, attempts: int) -> None:
+        self.until(lambda: len(self.causes) >= attempts)
+
     def pids(self, module: str) -> list[int]:
         """The processes of the local job that run `python -m module`."""
         job = int(self.job_id.partition("-")[0])

@@ -85,11 +85,10 @@ def test_fifty_preemptions_cost_nothing_but_their_time(
     story = Story.begin(entrypoint, LONG_ENOUGH, "hyperparameters.batch_s=0.08", cluster="lab")
     traces = []
     for preempted in range(PREEMPTIONS):
-        story.until(lambda done=preempted: len(story.causes) == done)
+        story.until_ended(preempted)
         story.until_batch(newest_steps(story.trial.checkpoints) + 1)
         traces.append(Traces.of(story))
         pbs_lab.preempt(3, seconds=0)
-        story.until(lambda done=preempted: len(story.causes) == done + 1)
     story.wait()
     assert story.causes == ["preempted"] * PREEMPTIONS + ["finished"]
     assert story.same_as(undisturbed)

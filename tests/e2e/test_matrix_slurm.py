@@ -51,6 +51,7 @@ def preempted(lab: SlurmLab, story: Story) -> None:
 
 
 def out_of_time(lab: SlurmLab, story: Story) -> None:
+    """Slurm looks at limits every 30 s."""
     lab.run("scontrol", "update", f"JobId={story.job_id}", "TimeLimit=1")
 
 
@@ -63,7 +64,7 @@ def node_lost(lab: SlurmLab, story: Story) -> None:
 
 TROUBLES: dict[str, Trouble[SlurmLab]] = {
     "preempted": Trouble(preempted, ("preempted", "finished")),
-    "time_limit": Trouble(out_of_time, ("time limit", "finished")),
+    "time_limit": Trouble(out_of_time, ("time limit", "finished"), ("hyperparameters.batch_s=1.3",)),
     "node_lost": Trouble(node_lost, ("node lost", "finished")),
     **ANYWHERE,
 }
