@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -59,7 +60,8 @@ def node_lost(lab: SlurmLab, story: Story) -> None:
     """The second one, and at once there is another."""
     name = (read_json(story.trial.nodes(1)) or [])[1]
     lab.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=lost")
-    lab.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
+    with suppress(RuntimeError):  # it may be back already
+        lab.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
 
 
 TROUBLES: dict[str, Trouble[SlurmLab]] = {
