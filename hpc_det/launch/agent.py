@@ -125,6 +125,7 @@ class Agent:
             node_rank=self._node_rank,
             nodes=self._plan.nodes,
             ranks_per_node=self._plan.ranks_per_node,
+            address=address,
             master_addr=meeting.host,
             master_port=meeting.port,
             secret=meeting.secret,

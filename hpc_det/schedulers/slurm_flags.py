@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpc_det.launch.container import srun_flags
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.store.folders import job_log
+
+if TYPE_CHECKING:
+    from hpc_det.config.cluster import Cluster
 
 _GPU_FLAGS = {
     "gpus-per-node": "--gpus-per-node={}",
@@ -28,7 +32,7 @@ def directives(plan: JobPlan, array: JobArray, script: Path) -> list[str]:
         f"--ntasks={plan.job_nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={plan.cpus_per_rank * plan.job_slots_per_node}",
-        *_gpus(plan, plan.job_slots_per_node),
+        *gpu_flags(plan, plan.job_slots_per_node),
     ]
     optional = {
         "mem": plan.mem_per_node,
@@ -70,17 +74,18 @@ def srun_command(plan: JobPlan, array: JobArray) -> list[str]:
         f"--cpus-per-task={cpus}",
     ]
     if array.is_shared:  # a part of the allocation that no other gang has; the memory is everybody's
-        flags += ["--exact", "--mem=0", *_gpus(plan, plan.ranks_per_node)]
+        flags += ["--exact", "--mem=0", *gpu_flags(plan, plan.ranks_per_node)]
     box = plan.container
     flags += ["--kill-on-bad-exit=1", "--wait=60", "--export=ALL", *plan.srun_args]
     return [*flags, *(srun_flags(plan, box) if box and not box.starts_entrypoint else [])]
 
 
-def _gpus(plan: JobPlan, slots: int) -> list[str]:
-    if plan.slot_type != "gpu":
+def gpu_flags(asks: JobPlan | Cluster, slots: int) -> list[str]:
+    """How so many GPUs of a node are asked for, if slots are GPUs."""
+    if asks.slot_type != "gpu":
         return []
-    count = f"{plan.gpu_type}:{slots}" if plan.gpu_type else str(slots)
-    return [_GPU_FLAGS[plan.gpu_flag].format(count)]
+    count = f"{asks.gpu_type}:{slots}" if asks.gpu_type else str(slots)
+    return [_GPU_FLAGS[asks.gpu_flag].format(count)]
 
 
 def quoted(flag: str) -> str:

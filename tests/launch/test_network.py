@@ -5,12 +5,9 @@ import socket
 import pytest
 
 from hpc_det.errors import UsageError
-from hpc_det.launch.environment import environment_of
 from hpc_det.launch.failure import first_failure
 from hpc_det.launch.network import own_address
 from tests.launch.gang import Gang
-from tests.launch.test_attempt import ATTEMPT
-from tests.plan.plans import job_plan
 
 
 def test_one_node_meets_on_loopback() -> None:
@@ -46,15 +43,19 @@ def test_a_node_that_lacks_it_says_what_it_has() -> None:
     )
 
 
-def test_gloo_and_nccl_are_told_of_it_unless_the_user_says_otherwise() -> None:
-    plan = job_plan(environment=("NCCL_SOCKET_IFNAME=ib0",))
-    told = environment_of(plan, ATTEMPT, "lo", None)
-    assert (told["GLOO_SOCKET_IFNAME"], told["NCCL_SOCKET_IFNAME"]) == ("lo", "ib0")
+@pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
+def test_gloo_and_nccl_are_told_of_it_unless_the_user_says_otherwise(gang: Gang, name: str) -> None:
+    two_nodes = {"scheduler": "slurm", "nodes": 2, "ranks_per_node": 1}
+    variables = ("NCCL_SOCKET_IFNAME=ib0", "SLURM_NODEID=0")
+    gang.plan(f"echo ${name} >told", environment=variables, network_interface="lo", **two_nodes)
+    agents = [gang.start_agent(SLURM_NODEID=node) for node in ("0", "1")]
+    assert [agent.wait(timeout=30) for agent in agents] == [0, 0]
+    assert (gang.code / "told").read_text() == ("ib0\n" if name.startswith("NCCL") else "lo\n")
 
 
 def test_an_attempt_without_it_fails_before_anything_is_started(gang: Gang) -> None:
     gang.plan("touch started", scheduler="slurm", nodes=2, ranks_per_node=1, network_interface="ib7")
-    assert gang.start_agent(SLURM_NODEID="0", SLURM_JOB_NODELIST="node[1-2]").wait(timeout=30) == 1
+    assert gang.start_agent(SLURM_NODEID="0").wait(timeout=30) == 1
     failure = first_failure(gang.trial, 1)
     assert failure is not None
     assert failure.user_error

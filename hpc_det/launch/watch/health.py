@@ -45,8 +45,8 @@ def problems_of_node(trial: TrialFolder, plan: JobPlan, folders: NodeFolders, en
     """What is wrong with this node for a gang of `plan`; after `ANSWER_S` at the latest."""
     checks: dict[str, Check] = {
         "memory": _memory,
-        str(trial.path): partial(_folder, trial.path, shared=True),
-        **{folder: partial(_folder, Path(folder), shared=False) for folder in filter(None, folders)},
+        str(trial.path): partial(folder_problem, trial.path, shared=True),
+        **{folder: partial(folder_problem, Path(folder), shared=False) for folder in filter(None, folders)},
     }
     if plan.slot_type == "gpu":
         checks["GPUs"] = partial(_devices, plan.ranks_per_node, env)
@@ -57,7 +57,7 @@ def answers(checks: Mapping[str, Check], within_s: float) -> list[Problem]:
     """What the checks find, all at the same time; a silent one is a problem, under its name."""
     end = time.monotonic() + within_s
     running = {name: _start(check) for name, check in checks.items()}
-    found = [_answer(name, *process, end) for name, process in running.items()]
+    found = [_answer(name, *process, end, within_s) for name, process in running.items()]
     return [problem for problem in found if problem]
 
 
@@ -74,7 +74,7 @@ def _devices(needed: int, env: Mapping[str, str]) -> Problem | None:
     return Problem(text) if text else None
 
 
-def _folder(folder: Path, *, shared: bool) -> Problem | None:
+def folder_problem(folder: Path, *, shared: bool) -> Problem | None:
     """Write, flush, read, delete; on the way the file server tells its time."""
     path = folder / f".health-{socket.gethostname()}-{os.getpid()}"
     try:
@@ -147,12 +147,12 @@ def _run(check: Check, write: int) -> NoReturn:
     os._exit(0)
 
 
-def _answer(name: str, process: int, answer: int, end: float) -> Problem | None:
+def _answer(name: str, process: int, answer: int, end: float, within_s: float) -> Problem | None:
     try:
         if not select.select([answer], [], [], max(0.0, end - time.monotonic()))[0]:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-            return Problem(f"no answer from {name} in {ANSWER_S:.0f} s")
+            return Problem(f"no answer from {name} in {within_s:g} s")
         said = os.read(answer, select.PIPE_BUF)
         os.waitpid(process, 0)
     finally:

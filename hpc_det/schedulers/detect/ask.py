@@ -17,19 +17,23 @@ STARTERS = ("pbsdsh", "pbs_tmrsh", "mpiexec")
 """What can start a process on every node of a PBS job, the best first."""
 
 
-def ask(run: Run, which: Which) -> Site:
-    """Raises UsageError where there is no scheduler, and CommandError where it does not answer.
+def scheduler_here(which: Which) -> str | None:
+    """slurm, pbs or None. Slurm comes first: it may bring commands named as PBS' own, which speak no JSON."""
+    return "slurm" if which("sinfo") else "pbs" if which("pbsnodes") else None
 
-    Slurm comes first: it may bring commands with the names of PBS' own (its contribs/torque), which speak no JSON.
-    """
-    if which("sinfo"):
-        site = slurm.detect(run)
-    elif which("pbsnodes"):
-        site = replace(pbs.detect(run), start_agents_with=next(filter(which, STARTERS), None))
-    else:
+
+def ask(run: Run, which: Which) -> Site:
+    """Raises UsageError where there is no scheduler, and CommandError where it does not answer."""
+    kind = scheduler_here(which)
+    if kind is None:
         raise UsageError(
             "cluster detect: neither Slurm (sinfo) nor PBS (pbsnodes) is on PATH; run it on a login node of the "
             "cluster, or write a profile by hand: see docs/clusters.md"
         )
+    site = slurm.detect(run) if kind == "slurm" else _pbs(run, which)
     found = next((runtime for runtime in ("apptainer", "podman") if which(runtime)), None)
     return site if site.runtime else replace(site, runtime=found)
+
+
+def _pbs(run: Run, which: Which) -> Site:
+    return replace(pbs.detect(run), start_agents_with=next(filter(which, STARTERS), None))
