@@ -20,8 +20,8 @@ from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.nodes import CONNECTION_LOST, Host, run_on
 from hpc_det.launch.on_node import host_name, node_of
 from hpc_det.store.files import write_json
-from tests.launch.gang import wait_for
 from tests.launch.test_attempt import ATTEMPT
+from tests.wait import wait_for
 
 
 @pytest.fixture
