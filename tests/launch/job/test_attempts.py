@@ -18,7 +18,8 @@ from hpc_det.search.method import Exit
 from hpc_det.store.files import write_json
 from hpc_det.store.stop import read_stop, request_stop
 from tests.lab.slurm import SlurmLab
-from tests.launch.gang import EFFECTIVE, Gang, children, is_there, wait_for
+from tests.launch.gang import EFFECTIVE, Gang, children, is_there
+from tests.wait import wait_for
 
 NOTES_A_FAILURE = """
 import os

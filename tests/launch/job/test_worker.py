@@ -16,7 +16,8 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.store.journal import Journal
 from hpc_det.store.stop import request_stop
-from tests.launch.gang import Gang, children, is_there, wait_for
+from tests.launch.gang import Gang, children, is_there
+from tests.wait import wait_for
 
 TRIAL = "${HPC_DET_FOLDER##*/}"
 """Its number, for the shell."""
