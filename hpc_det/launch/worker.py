@@ -83,9 +83,14 @@ class Worker:
         return self._code
 
     def _running_elsewhere(self) -> str | None:
-        """One worker is one job: the script may be started by hand while the job that has this number still runs."""
-        other = self._search.state().present.get(self._number, self._job_id)
-        return other if other != self._job_id and self._states([other])[other] is JobState.RUNNING else None
+        """One worker is one job: the script may be started by hand while the job that has this number still runs.
+
+        What was heard before this job began may be of another time: a successor begins a second after the end.
+        """
+        other, began = self._search.state().present.get(self._number, self._job_id), time.time()
+        if other == self._job_id or self._states([other])[other] is not JobState.RUNNING:
+            return None
+        return other if self._states([other], since=began)[other] is JobState.RUNNING else None
 
     def _left_by_others(self) -> Work | None:
         """Work of others whose jobs have ended without a word. The scheduler is asked once, where there may be any."""
@@ -102,10 +107,10 @@ class Worker:
             self._search.lose(number, job)
         return self._search.ask(self._number, self._job_id) if lost else None
 
-    def _states(self, job_ids: list[str]) -> dict[str, JobState]:
+    def _states(self, job_ids: list[str], since: float | None = None) -> dict[str, JobState]:
         """As somebody of this user's has heard just now: many workers may want to know at the same moment."""
         answers = SharedAnswers(self._experiment.store().root, self._scheduler)
-        return {job: status.state for job, status in answers.status(job_ids, run_command).items()}
+        return {job: status.state for job, status in answers.status(job_ids, run_command, since=since).items()}
 
     def _train(self, work: Work) -> Action:
         trial = self._experiment.trial(work.trial)
