@@ -49,6 +49,8 @@ class Worker:
         self._job_id = self._scheduler.job_id(os.environ)
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # a job with several workers holds them back till now
+        self._heard: list[signal.Signals] = []
+        """Stop signals."""
         self._code = DONE
         self._is_cancelled = False
         """With its trial: the job is being ended, and would take others with it."""
@@ -121,7 +123,7 @@ class Worker:
             reason: Reason = "kill" if search.cancelled else "pause"
             request_stop(trial.stop, attempt=None, reason=reason, source=search.cancelled or search.paused or "")
         with _printed_to(trial.job_log):
-            attempts = Attempts(trial, self._number, self._start_agents, self._signals)
+            attempts = Attempts(trial, self._number, self._start_agents, self._signals, self._heard)
             return attempts.refuse(refusal) if refusal else attempts.run()
 
     def _after(self, number: int, action: Action) -> Work | None:
@@ -200,7 +202,7 @@ def close_interrupted(experiment: ExperimentFolder, search: SearchJournal, worke
         began = Journal(trial.journal).open_job()
         if began and began[0] == worker:
             with _printed_to(trial.job_log):
-                Attempts(trial, worker, [], signals).close_interrupted()
+                Attempts(trial, worker, [], signals, []).close_interrupted()
 
 
 @contextmanager

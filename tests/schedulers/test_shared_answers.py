@@ -110,7 +110,7 @@ def test_what_was_heard_before_a_moment_can_be_refused(
 def test_an_answer_from_the_future_is_an_old_one(answers: SharedAnswers, site: Site, tmp_path: Path) -> None:
     answers.status(["7"], run_command)
     file = tmp_path / ".scheduler" / "site.json"
-    write_json(file, {**read_json(file), "asked": time.time() + 3600})
+    write_json(file, (read_json(file) or {}) | {"asked": time.time() + 3600})
     answers.status(["7"], run_command)
     assert site.asked == [["7"], ["7"]]
 
