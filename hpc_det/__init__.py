@@ -14,6 +14,7 @@ One flow, one folder a step:
     checkpoint  6. what survives: stage, commit, verify, prune
     requeue     7. what happens next: causes and budgets -> decision
     view           what the files of an experiment say, for every reader
+    doctor         what of all this a site supports, and a remedy for what it lacks
     sweep          anyone's Hydra app: launchers for its sweeps, and what runs it on a node
     store          the run folder: every file name, the journal, the stop request
     compat         other names for hpc_det: `import determined`, for code that was written for Determined

@@ -14,6 +14,7 @@ PACKAGE = Path(hpc_det.__file__).parent
 HEAVY = ("torch", "numpy", "hydra", "deepspeed", "mpi4py")
 LOGIN_SIDE = (
     "cli",
+    "doctor",
     "view",
     "config",
     "search",

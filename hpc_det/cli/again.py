@@ -41,10 +41,10 @@ def continue_(experiment: ExperimentFolder, overrides: Sequence[str], *, follow:
 def activate(experiment: ExperimentFolder) -> None:
     """Raises UsageError for an experiment that is not paused, or whose trials have not left within a minute."""
     view = ExperimentView(experiment)
-    if not view.search.paused:
-        raise UsageError(f"experiment {experiment.id} is {state(view).value}; only a paused one can be activated")
     end = time.monotonic() + LEAVE_S
     while (found := state(view)) is not ExperimentState.PAUSED:
+        if not view.search.paused or found.is_final:
+            raise UsageError(f"experiment {experiment.id} is {found.value}; only a paused one can be activated")
         if time.monotonic() > end:
             raise UsageError(f"experiment {experiment.id} is still {found.value}: its trials save; try again later")
         time.sleep(ASK_S)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from hpc_det.cli.tail import Tail
 from hpc_det.errors import UsageError
-from hpc_det.launch.log_lines import ATTEMPT_BEGINS, OF_WORKER
+from hpc_det.launch.job.log_lines import ATTEMPT_BEGINS, OF_WORKER
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trials import TrialState, state_now

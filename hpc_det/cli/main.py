@@ -36,6 +36,11 @@ COMMANDS = (
         help="Profiles of clusters, and how to write yours.",
     ),
     LazyCommand(
+        name="doctor",
+        where="hpc_det.cli.doctor:doctor",
+        help="Check what of hpc_det this machine and its cluster support.",
+    ),
+    LazyCommand(
         name="config",
         where="hpc_det.cli.config:config",
         help="Check experiment files.",

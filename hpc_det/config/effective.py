@@ -51,10 +51,8 @@ def effective(request: Request) -> Effective:
 
     The layer "cluster" is what a profile's `experiment` says, and over that its own pool, time limit and variables.
     """
-    profile = {key: value for key, value in request.cluster.items() if key != "experiment"}
     problems: list[Problem] = []
-    cluster = _validated(Cluster, profile, "cluster", problems)
-    problems += text_problems(profile, "cluster")
+    profile, cluster = _profile(request.cluster, problems)
     site = merge(_site_defaults(request.cluster, problems), {} if problems else _of_every_job(profile))
     layers = [("cluster", site), ("template", request.template or {}), ("config", request.config), *request.overrides]
     merged = _merged([(name, in_todays_names(tree)) for name, tree in layers], request)
@@ -79,6 +77,24 @@ def effective(request: Request) -> Effective:
         notes=[*notes(by_hand, cluster.scheduler), *pool_notes(experiment, cluster)],
         context_dir=request.context_dir,
     )
+
+
+def valid_profile(tree: Tree) -> Cluster:
+    """A cluster's profile by itself. UsageError with every problem at once."""
+    problems: list[Problem] = []
+    _tree, cluster = _profile(tree, problems)
+    _site_defaults(tree, problems)
+    if problems or cluster is None:
+        raise UsageError(render(problems, lambda path: None))
+    return cluster
+
+
+def _profile(written: Tree, problems: list[Problem]) -> tuple[Tree, Cluster | None]:
+    """Without what it says of experiments."""
+    tree = {key: value for key, value in written.items() if key != "experiment"}
+    cluster = _validated(Cluster, tree, "cluster", problems)
+    problems += text_problems(tree, "cluster")
+    return tree, cluster
 
 
 def _merged(layers: Sequence[tuple[str, Tree]], request: Request) -> Merged:

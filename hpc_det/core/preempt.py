@@ -22,8 +22,8 @@ from datetime import timedelta
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from hpc_det.launch.doorbell import Line
-from hpc_det.launch.heartbeat import Phase, Progress
 from hpc_det.launch.signals import SignalPipe
+from hpc_det.launch.watch.heartbeat import Phase, Progress
 
 _FOREVER = timedelta(days=365)
 

@@ -1,1 +1,10 @@
-"""Once per node: the job, its node agents, the launchers and the way into a rank. Standard library only."""
+"""On the nodes of a job: `job` once per job, `agent` once per node, a launcher, `rank` once per rank.
+
+Standard library only. What the folders and modules are:
+
+    job         workers, their attempts at trials, the way back into the queue
+    agent       starts the entrypoint on its node, hears of stops, and ends when a rank is lost
+    watch       what the agents and ranks of a gang do to learn that one of them is not well
+
+Launchers are what an entrypoint names: `direct`, `torch_distributed`, `horovod`; `wrap_rank` marks what ranks print.
+"""

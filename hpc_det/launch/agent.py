@@ -19,25 +19,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_det import compat
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.clock import end_of_grace
-from hpc_det.launch.container import (
-    ENVIRONMENT_FILE,
-    contained,
-    environment_file,
-    inside,
-    make_mount_points,
-    of_the_job,
-)
+from hpc_det.launch.container import ENVIRONMENT_FILE, contained, environment_file, inside, make_mount_points
 from hpc_det.launch.doorbell import Doorbell
+from hpc_det.launch.environment import environment_of
 from hpc_det.launch.failure import failure_now, first_failure, note_failure
+from hpc_det.launch.job.clock import end_of_grace
 from hpc_det.launch.last_words import how_it_ended, size_of
-from hpc_det.launch.network import limit_look_ups, own_address, variables
+from hpc_det.launch.network import limit_look_ups, own_address
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe, shielded
-from hpc_det.launch.vigil import IllNode, vigil
+from hpc_det.launch.watch.vigil import Gang, IllNode, vigil
 from hpc_det.plan.container import Container
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import adopt_orphans, end_descendants
@@ -68,8 +61,8 @@ class Agent:
         self._doorbell.on_lost = self._on_lost
         self._doorbell.on_failed = self._end
         self._doorbell.on_heard = self._on_stop_signal
-        hosts = own_scheduler.hosts(os.environ)
-        self._vigil = vigil(trial, plan, number, self._node_rank, hosts, self._selector, self._doorbell, end=self._end)
+        gang = Gang(trial, plan, number, own_scheduler.hosts(os.environ))
+        self._vigil = vigil(gang, self._node_rank, self._selector, self._doorbell, end=self._end)
         self._parent = os.getppid()
         self._ended = False
         self._next_poll = 0.0
@@ -100,7 +93,7 @@ class Agent:
             key.data()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        environment = self._environment(*self._meet())
+        environment = environment_of(self._plan, *self._meet(), self._folders.scratch)
         command: Sequence[str] = self._plan.entrypoint
         if self._container:
             command = self._into_container(self._container, environment)
@@ -115,23 +108,6 @@ class Agent:
             )
         except OSError as error:
             raise UsageError(f"entrypoint: {error.filename}: {error.strerror}") from None
-
-    def _environment(self, attempt: Attempt, interface: str | None) -> dict[str, str]:
-        given = of_the_job(os.environ) if self._container else os.environ
-        scratch = {"TMPDIR": self._folders.scratch} if self._folders.scratch else {}
-        wanted = dict(item.split("=", 1) for item in self._plan.environment)
-        environment = {**given, **scratch, **wanted, **attempt.to_env()}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [self._plan.code, environment.get("PYTHONPATH")]))
-        environment["HPC_DET_SLOT_TYPE"] = self._plan.slot_type
-        if self._plan.slot_type == "cpu":
-            environment["CUDA_VISIBLE_DEVICES"] = ""  # a node may have GPUs that this gang did not ask for
-        if self._plan.container:  # runtimes show the home folder, and Python takes packages from it
-            environment.setdefault("PYTHONNOUSERSITE", "1")
-        environment.setdefault("OMP_NUM_THREADS", str(self._plan.cpus_per_rank))
-        limit_look_ups(environment)
-        if interface:
-            environment = {**variables(interface), **environment}
-        return compat.for_children(environment) if compat.is_on(environment) else environment
 
     def _into_container(self, container: Container, environment: dict[str, str]) -> list[str]:
         make_mount_points(self._plan, container)
@@ -149,6 +125,7 @@ class Agent:
             node_rank=self._node_rank,
             nodes=self._plan.nodes,
             ranks_per_node=self._plan.ranks_per_node,
+            address=address,
             master_addr=meeting.host,
             master_port=meeting.port,
             secret=meeting.secret,

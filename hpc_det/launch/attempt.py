@@ -22,6 +22,8 @@ class Attempt:
     node_rank: int
     nodes: int
     ranks_per_node: int
+    address: str
+    """Of this node, as the others reach it."""
     master_addr: str
     master_port: int
     secret: str
@@ -48,6 +50,7 @@ class Attempt:
             ) from None
         return cls(
             folder=values["folder"],
+            address=values["address"],
             master_addr=values["master_addr"],
             secret=values["secret"],
             socket=values["socket"],

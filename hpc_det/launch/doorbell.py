@@ -3,7 +3,7 @@
 rank -> agent: {"hello": RANK, "pid": PID}, then {"heard": SIGNAL} when a signal reaches the rank itself, and before it
 leaves {"bye": CODE}; agent -> rank: {"stop": REASON, "deadline": SECONDS SINCE THE EPOCH, OR NULL}. The end of the line
 says the rest at once: a rank that is gone without a bye was lost, and a rank whose agent is gone is an orphan. Hearts
-have lines of their own to the same socket (hpc_det.launch.heartbeat).
+have lines of their own to the same socket (hpc_det.launch.watch.heartbeat).
 """
 
 from __future__ import annotations

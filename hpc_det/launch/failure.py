@@ -63,14 +63,18 @@ def failure_now(rank: int | None, message: str, **details: object) -> Failure:
 def first_failure(trial: TrialFolder, attempt: int) -> Failure | None:
     """The root cause: the earliest, but a rank lost without a word goes before the peers that complain of it.
 
-    A verdict on a node, or on ranks that hang, ends the gang, and goes before all that comes of it.
+    A verdict on a node, or on ranks that hang, ends the gang, and goes before all that comes of it. Where one mpirun or
+    srun started all ranks, it kills the others when one fails: then they are lost after it.
     """
     found = failures(trial, attempt)
     if not found:
         return None
+    if verdict := next((failure for failure in found if failure.unhealthy or failure.hung), None):
+        return verdict
+    if trial.launcher(attempt, 0).exists():
+        return found[0]
     together = [failure for failure in found if failure.time <= found[0].time + COLLATERAL_S]
-    verdict = next((failure for failure in found if failure.unhealthy or failure.hung), None)
-    return verdict or next((failure for failure in together if failure.lost), found[0])
+    return next((failure for failure in together if failure.lost), found[0])
 
 
 def failures(trial: TrialFolder, attempt: int) -> list[Failure]:

@@ -31,7 +31,7 @@ class Rendezvous:
     port: int
     secret: str
     agents_port: int = 0
-    """Where node 0's agent waits for the others (hpc_det.launch.peers); 0: it is alone."""
+    """Where node 0's agent waits for the others (hpc_det.launch.watch.peers); 0: it is alone."""
 
 
 def publish(path: Path, host: str, agents_port: int = 0) -> Rendezvous:

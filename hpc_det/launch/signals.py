@@ -61,3 +61,19 @@ def shielded() -> Callable[[], None]:
             signal.signal(number, signal.SIG_IGN)
 
     return ignore
+
+
+def turn_deaf() -> None:
+    """This process and all that it starts hear no stop signal, until one of them calls `hear_again`.
+
+    For launchers that set handlers of their own, as mpirun and deepspeed do: what is ignored they would hear again,
+    what is blocked they do not (signal(7)). bash hands that on, dash does not. srun takes its signals all the same.
+    """
+    shielded()()
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+def hear_again() -> None:
+    """Of a rank that a deaf launcher started: signals are ignored, and arrive where it sets handlers."""
+    shielded()()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

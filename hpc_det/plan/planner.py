@@ -57,7 +57,9 @@ def plan_jobs(
         mpi_launcher=tuple(cluster.mpi_launcher),
         network_interface=cluster.dtrain_network_interface,
         grace_time_s=grace_of_preemption_s(cluster),
-        resume=way_back(cluster, place) if cluster.has_queue else "requeue",
+        resume=way_back(cluster, in_arrays=any(array.count > 1 for array in place.arrays))
+        if cluster.has_queue
+        else "requeue",
         chain_length=cluster.chain_length,
         health_checks=cluster.health_checks,
         exclude_nodes_for_min=cluster.exclude_nodes_for_min,
@@ -69,13 +71,12 @@ def plan_jobs(
     )
 
 
-def way_back(cluster: Cluster, place: Placement) -> str:
+def way_back(cluster: Cluster, *, in_arrays: bool) -> str:
     """How a job of this site comes back into the queue, where the profile leaves that open.
 
     A successor starts 1 s after the job before it; Slurm holds a requeued job back for 2 min (measured), and PBS lets
     nobody requeue a job of their own. One for each element of an array would fill the queue twice.
     """
-    in_arrays = any(array.count > 1 for array in place.arrays)
     if cluster.resume == "rerun" or (cluster.resume == "chain" and in_arrays):
         return "requeue"
     if cluster.resume != "auto":

@@ -25,9 +25,9 @@ from hpc_det.core.save_pace import SavePace
 from hpc_det.core.searcher import SearcherContext
 from hpc_det.errors import UsageError
 from hpc_det.launch.doorbell import Line
-from hpc_det.launch.heartbeat import Progress
 from hpc_det.launch.rank import RankProcess
 from hpc_det.launch.signals import SignalPipe
+from hpc_det.launch.watch.heartbeat import Progress
 from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.loop import Loop
 from hpc_det.pytorch.portable import Portable, keep_code

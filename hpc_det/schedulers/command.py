@@ -23,18 +23,26 @@ class CommandError(HpcDetError):
         """What a command that failed has printed before: qstat answers for some jobs and fails for others."""
 
 
-def run_command(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+def run_command(command: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> str:
     """The stdout of `command`, run in `env`; None: in that of this process."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL, env=env
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+            env=env,
         )
     except FileNotFoundError:
         raise CommandError(
             f"{command[0]}: not found on PATH; run this on a login node of the cluster, or choose --cluster local"
         ) from None
+    except OSError as error:  # no program, or not one that this user may run
+        raise CommandError(f"{command[0]}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise CommandError(f"{command[0]}: no answer in {TIMEOUT_S:.0f} s; try again later") from None
+        raise CommandError(f"{command[0]}: no answer in {timeout_s:g} s; try again later") from None
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "without a word").replace("\n", "; ")
         raise CommandError(f"{command[0]}: refused with exit code {done.returncode}: {said}", done.stdout)

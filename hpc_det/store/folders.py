@@ -110,6 +110,10 @@ class TrialFolder:
         """The hosts of an attempt, as the scheduler calls them, by node rank; from the agent of node 0."""
         return self.path / f"attempt-{attempt}" / "nodes.json"
 
+    def launcher(self, attempt: int, node: int) -> Path:
+        """Where the launcher on a node can be asked, for gangs whose ranks one launcher starts."""
+        return self.path / f"attempt-{attempt}" / f"node-{node}.json"
+
     def failures(self, attempt: int) -> Path:
         """A file for each rank that failed, written by the rank, or by its agent when the rank could not."""
         return self.path / f"attempt-{attempt}" / "failures"

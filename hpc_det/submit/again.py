@@ -81,10 +81,16 @@ def submit_again(experiment: ExperimentFolder) -> int:
     left = _Left.of(experiment)
     jobs = prepare_jobs(found, experiment, left.count, worker=left.next_worker, script=left.next_script)
     write_jobs(jobs, experiment)
+    paused_by = left.search.state().paused or ""
+    _lose_workers(left.search)
     left.search.activate()
     for trial in experiment.trials():
         trial.stop.unlink(missing_ok=True)
-    queue_jobs(jobs, experiment, left.search)
+    try:
+        queue_jobs(jobs, experiment, left.search)
+    except BaseException:
+        left.search.pause(paused_by)
+        raise
     return left.count
 
 
@@ -127,13 +133,19 @@ def _submitted(experiment: ExperimentFolder) -> int:
 
 
 def _reopen(experiment: ExperimentFolder, left: _Left) -> None:
-    state = left.search.state()
-    for worker in {*state.open, *state.present}:
-        left.search.lose(worker, state.present.get(worker, ""))
+    _lose_workers(left.search)
     left.search.continue_(left.again)
+    state = left.search.state()
     for trial in experiment.trials():
         if not state.method.is_closed(trial.id):
             _reopen_trial(trial, left.search)
+
+
+def _lose_workers(search: SearchJournal) -> None:
+    """Those that had no time to leave."""
+    state = search.state()
+    for worker in {*state.open, *state.present}:
+        search.lose(worker, state.present.get(worker, ""))
 
 
 def _reopen_trial(trial: TrialFolder, search: SearchJournal) -> None:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpc_det.errors import UsageError
-from hpc_det.launch.excluded import excluded_hosts
+from hpc_det.launch.job.excluded import excluded_hosts
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.plan.placement import placement
 from hpc_det.plan.planner import plan_jobs

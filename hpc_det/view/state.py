@@ -101,9 +101,9 @@ class ExperimentView:
 
     def settled(self) -> ExperimentState | None:
         """The final state, or PAUSED; None as long as the scheduler has to be asked."""
-        if self.search.paused and not self.search.present:
-            return ExperimentState.PAUSED
-        return _final(self.search) if self.search.finished and not self.search.present else None
+        if self.search.present or not self.search.rests:
+            return None
+        return self._at_rest()
 
     def state(self, statuses: Iterable[JobStatus]) -> ExperimentState:
         """What the files say now, or else the `statuses` of its jobs."""
@@ -132,8 +132,12 @@ class ExperimentView:
 
     def _after_all_jobs(self) -> ExperimentState:
         if self.search.rests:  # workers that had no time to leave
-            return _final(self.search) if self.search.finished else ExperimentState.PAUSED
+            return self._at_rest()
         return ExperimentState.CANCELED if self._cancellation() else ExperimentState.ERROR
+
+    def _at_rest(self) -> ExperimentState:
+        """It may be over although it was paused: what it did was done by then, or it was cancelled later."""
+        return _final(self.search) if self.search.finished else ExperimentState.PAUSED
 
     def _cancellation(self) -> str | None:
         """Who asked for the end of a trial that was not done."""

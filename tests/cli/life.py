@@ -10,7 +10,7 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import Committed, checksum
 from hpc_det.checkpoint.staging import new_staging
-from hpc_det.launch.worker import prepare_trial
+from hpc_det.launch.job.new_trial import prepare_trial
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.schedulers.command import Run
 from hpc_det.schedulers.scheduler import JobState, JobStatus

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -51,7 +52,8 @@ class PbsLab:
 
     def strays(self) -> list[str]:
         """Processes which a PBS without cgroups would leave behind on its nodes, as `pid command`."""
-        return self.run("pbs_lab", "strays").splitlines()
+        found = client.ask(self.site.mom_socket, do="strays")["strays"]
+        return [f"{pid} {command}" for pid, command in found.items()]
 
     @property
     def nodes(self) -> list[str]:
@@ -129,23 +131,37 @@ class PbsLab:
 
     def fail_node(self, name: str) -> None:
         """Power off: its processes are gone, and nobody is told."""
-        self.run("pbs_lab", "node", name, "down")
+        self._turn(do="node", name=name, up=False)
 
     def repair_node(self, name: str) -> None:
-        self.run("pbs_lab", "node", name, "up")
+        self._turn(do="node", name=name, up=True)
 
     def stop_server(self) -> None:
         """The PBS server is down; jobs run on."""
-        self.run("pbs_lab", "server", "down")
+        self._turn(do="server", up=False)
 
     def start_server(self) -> None:
-        self.run("pbs_lab", "server", "up")
+        self._turn(do="server", up=True)
+
+    def _turn(self, **request: Any) -> None:
+        if answer := client.ask(self.site.mom_socket, **request).get("text"):
+            raise RuntimeError(answer)
 
     def end_all(self, deadline_s: float = 10) -> None:
         """Ends every job, at once, and waits until it is gone."""
-        if ids := self.run("qselect").split():
-            self.ended("qdel", "-W", "force", *ids)
-            wait_for(lambda: not self.run("qselect").split(), deadline_s)
+        self.start_server()
+        for job_id in self._current():
+            client.ask(self.site.server_socket, do="delete", id=job_id, force=True, history=False, by="the lab")
+        wait_for(lambda: not self._current(), deadline_s)
+
+    def _current(self) -> list[str]:
+        return list(client.ask(self.site.server_socket, do="status", ids=[], history=False, subjobs=False)["jobs"])
+
+
+@functools.cache
+def can_have_hosts() -> bool:
+    command = ["unshare", "--uts", "--mount", "true"]
+    return os.geteuid() == 0 and not subprocess.run(command, capture_output=True).returncode
 
 
 def _settings(changes: dict[str, Any]) -> Settings:

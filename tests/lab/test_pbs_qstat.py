@@ -6,8 +6,6 @@ import json
 import re
 from typing import Any
 
-import pytest
-
 from tests.lab.pbs_lab import Job, PbsLab, wait_for
 from tests.lab.pbs_recorded import recorded, recorded_job, recorded_names
 
@@ -88,21 +86,21 @@ def test_an_array_and_its_subjobs(pbs_lab: PbsLab) -> None:
     pbs_lab.run("qdel", busy)
 
 
-@pytest.mark.parametrize(
-    ("recording", "command", "code"),
-    [
-        ("unknown", "qstat -f -F json 999999", 153),
-        ("malformed-id", "qstat -f -F json nonsense", 170),
-        ("finished-without-x", "qstat -f -F json 0", 35),
-        ("several-ids-one-unknown", "qstat -f -F json 1.pbshead 999999 1", 153),
-    ],
-)
-def test_ids_that_it_cannot_show(pbs_lab: PbsLab, recording: str, command: str, code: int) -> None:
+NOT_SHOWN = {
+    "unknown": ("qstat -f -F json 999999", 153),
+    "malformed-id": ("qstat -f -F json nonsense", 170),
+    "finished-without-x": ("qstat -f -F json 0", 35),
+    "several-ids-one-unknown": ("qstat -f -F json 1.pbshead 999999 1", 153),
+}
+
+
+def test_ids_that_it_cannot_show(pbs_lab: PbsLab) -> None:
     pbs_lab.wait_for(pbs_lab.submit("--", "/bin/true"), "F")
     pbs_lab.submit("--", "/bin/sleep", "60")
-    done = pbs_lab.ended(*command.split())
-    assert (done.returncode, done.stderr) == (code, recorded(f"qstat/{recording}.json.err"))
-    assert ("Jobs" in json.loads(done.stdout)) == (recording == "several-ids-one-unknown")
+    for recording, (command, code) in NOT_SHOWN.items():
+        done = pbs_lab.ended(*command.split())
+        assert (done.returncode, done.stderr) == (code, recorded(f"qstat/{recording}.json.err"))
+        assert ("Jobs" in json.loads(done.stdout)) == (recording == "several-ids-one-unknown")
 
 
 def test_text_and_dsv_are_the_same_attributes(pbs_lab: PbsLab) -> None:

@@ -135,6 +135,9 @@ class Gang:
         self.plan(" ".join([*started, "wait"]), **changes)
 
     def start_agent(self, number: int = 1, **env: str) -> subprocess.Popen[bytes]:
+        """On Slurm, `SLURM_NODEID` says on which node."""
+        nodes = {"SLURM_JOB_NODELIST": f"node[1-{JobPlan.of(self.experiment).nodes}]"}
+        env = nodes | env
         return self._start([sys.executable, "-m", "hpc_det.launch.agent", str(self.trial.path), str(number), "0"], env)
 
     def start_job(self, workers: int = 1, /, **env: str) -> subprocess.Popen[bytes]:

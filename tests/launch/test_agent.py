@@ -267,7 +267,7 @@ def test_an_agent_whose_starter_was_killed_ends_its_ranks(gang: Gang) -> None:
 
 def test_two_nodes_meet_where_node_0_says(gang: Gang) -> None:
     gang.plan("env -0 >env-$HPC_DET_NODE_RANK", scheduler="slurm", nodes=2, ranks_per_node=4)
-    second, first = (gang.start_agent(SLURM_NODEID=node, SLURM_JOB_NODELIST="node[1-2]") for node in ("1", "0"))
+    second, first = (gang.start_agent(SLURM_NODEID=node) for node in ("1", "0"))
     assert [agent.wait(timeout=30) for agent in (first, second)] == [0, 0]
     told = [environment(gang, f"env-{node}") for node in (0, 1)]
     same = ("HPC_DET_MASTER_ADDR", "HPC_DET_MASTER_PORT", "HPC_DET_SECRET", "HPC_DET_NODES", "HPC_DET_NUMBER")
@@ -278,7 +278,7 @@ def test_two_nodes_meet_where_node_0_says(gang: Gang) -> None:
 
 def test_a_signal_on_one_node_reaches_the_ranks_of_the_other(gang: Gang) -> None:
     gang.plan("exec $PYTHON rank.py $HPC_DET_NODE_RANK", scheduler="slurm", nodes=2, ranks_per_node=1)
-    agents = [gang.start_agent(SLURM_NODEID=node, SLURM_JOB_NODELIST="node[1-2]") for node in ("0", "1")]
+    agents = [gang.start_agent(SLURM_NODEID=node) for node in ("0", "1")]
     gang.wait_for_ranks(0, 1)
     agents[1].send_signal(signal.SIGTERM)
     assert [agent.wait(timeout=30) for agent in agents] == [0, 0]

@@ -45,10 +45,11 @@ def test_a_node_that_lacks_it_says_what_it_has() -> None:
 
 @pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
 def test_gloo_and_nccl_are_told_of_it_unless_the_user_says_otherwise(gang: Gang, name: str) -> None:
-    two_nodes = {"scheduler": "slurm", "nodes": 2, "ranks_per_node": 1, "network_interface": "lo"}
+    two_nodes = {"scheduler": "slurm", "nodes": 2, "ranks_per_node": 1}
     variables = ("NCCL_SOCKET_IFNAME=ib0", "SLURM_NODEID=0")
-    gang.plan(f"echo ${name} >told", environment=variables, **two_nodes)
-    assert gang.start_agent(SLURM_NODEID="0").wait(timeout=30) == 0
+    gang.plan(f"echo ${name} >told", environment=variables, network_interface="lo", **two_nodes)
+    agents = [gang.start_agent(SLURM_NODEID=node) for node in ("0", "1")]
+    assert [agent.wait(timeout=30) for agent in agents] == [0, 0]
     assert (gang.code / "told").read_text() == ("ib0\n" if name.startswith("NCCL") else "lo\n")
 
 

@@ -128,3 +128,25 @@ os.kill(child, signal.SIGTERM)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), pipe.received())
 """
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "-15 []\n"
+
+
+def test_what_a_deaf_process_starts_is_deaf_though_it_sets_handlers_until_it_hears_again() -> None:
+    listens = """if True:
+        import os, signal, sys
+        from hpc_det.launch.signals import STOP_SIGNALS, hear_again
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda number, frame: sys.exit(f"heard {number}"))
+            os.kill(os.getpid(), number)
+        print("deaf")
+        hear_again()
+        signal.signal(signal.SIGTERM, lambda number, frame: print("hears again"))
+        os.kill(os.getpid(), signal.SIGTERM)
+    """
+    starts = f"""if True:
+        import os, sys
+        from hpc_det.launch.signals import turn_deaf
+        turn_deaf()
+        os.execv(sys.executable, [sys.executable, "-c", {listens!r}])
+    """
+    done = subprocess.run([sys.executable, "-c", starts], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("deaf\nhears again\n", 0), done.stderr

@@ -85,6 +85,7 @@ class Agent:
             node_rank=0,
             nodes=1,
             ranks_per_node=ranks,
+            address="127.0.0.1",
             master_addr="127.0.0.1",
             master_port=1,
             secret="secret",

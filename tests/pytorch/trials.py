@@ -24,7 +24,7 @@ from hpc_det.core.metrics import MetricsLog
 from hpc_det.core.rng import seed_everything
 from hpc_det.core.save_pace import SavePace
 from hpc_det.core.searcher import SearcherContext
-from hpc_det.launch.heartbeat import Phase
+from hpc_det.launch.watch.heartbeat import Phase
 from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
 from hpc_det.pytorch.loop import Loop
 from hpc_det.pytorch.portable import LOAD_DATA, METADATA, Portable

@@ -4,7 +4,6 @@ import time
 
 import pytest
 
-from hpc_det.schedulers import command
 from hpc_det.schedulers.command import CommandError, run_command
 from tests.stub import Stub
 
@@ -38,13 +37,23 @@ def test_an_absent_command_is_named_with_the_remedy() -> None:
         run_command(["no-such-tool"])
 
 
-def test_a_command_that_gives_no_answer_is_ended(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "TIMEOUT_S", 0.1)
+def test_a_command_that_gives_no_answer_is_ended(stub: Stub) -> None:
     stub("tool", "exec sleep 60")
     before = time.monotonic()
-    with pytest.raises(CommandError, match="tool: no answer in"):
-        run_command(["tool"])
+    with pytest.raises(CommandError, match=r"tool: no answer in 0\.1 s"):
+        run_command(["tool"], timeout_s=0.1)
     assert time.monotonic() - before < 5
+
+
+def test_a_command_that_is_no_program_is_an_error(stub: Stub) -> None:
+    stub("tool", "exit").write_bytes(b"\0")
+    with pytest.raises(CommandError, match="tool: "):
+        run_command(["tool"])
+
+
+def test_an_answer_that_is_no_text_is_no_crash(stub: Stub) -> None:
+    stub("tool", r"printf 'a\377'")
+    assert run_command(["tool"]) == "a\ufffd"
 
 
 def test_a_command_that_asks_gets_no_answer(stub: Stub) -> None:

@@ -13,7 +13,9 @@ from hpc_det.plan.job_plan import JobArray
 from hpc_det.requeue import Cause
 from hpc_det.schedulers.command import CommandError, run_command
 from hpc_det.schedulers.scheduler import JobState, JobStatus
-from hpc_det.schedulers.slurm import STATES, Slurm, directives, parse_scontrol, parse_squeue
+from hpc_det.schedulers.slurm import Slurm
+from hpc_det.schedulers.slurm_answers import STATES, parse_scontrol, parse_squeue
+from hpc_det.schedulers.slurm_flags import directives
 from tests.lab.slurm import SlurmLab
 from tests.plan.plans import job_plan
 from tests.schedulers.one_job import submission

@@ -135,6 +135,22 @@ def test_a_cancelled_search_is_canceled_once_its_jobs_are_gone(life: Life) -> No
     assert why(life, CANCELED) == "by ada"
 
 
+def test_a_trial_that_finishes_before_it_hears_of_a_pause_has_finished(life: Life) -> None:
+    life.begins()
+    life.search.pause("ada")
+    life.finishes()
+    assert ExperimentView(life.folder).settled() is COMPLETED
+
+
+def test_what_is_cancelled_while_it_is_paused_is_canceled(life: Life) -> None:
+    life.begins()
+    life.search.pause("ada")
+    life.search.lose(0, "4711")
+    assert ExperimentView(life.folder).settled() is ExperimentState.PAUSED
+    life.search.cancel("ada")
+    assert ExperimentView(life.folder).settled() is CANCELED
+
+
 def test_what_ended_a_failed_experiment_is_its_first_failure(life: Life) -> None:
     life.begins()
     life.ends(Cause.FAILED, Action.GIVE_UP, why="1 failures, max_restarts is 0", failure="rank 1 on node1: ValueError")

@@ -17,30 +17,38 @@ STARTERS = ("pbsdsh", "pbs_tmrsh", "mpiexec")
 """What can start a process on every node of a PBS job, the best first."""
 
 
-def ask(run: Run, which: Which) -> Site:
-    """Raises UsageError where there is no scheduler, and CommandError where it does not answer.
+def scheduler_here(which: Which) -> str | None:
+    """slurm, pbs or None. Slurm comes first: it may bring commands named as PBS' own, which speak no JSON."""
+    return next(iter(_schedulers_here(which)), None)
 
-    Slurm comes first: it may bring commands with the names of PBS' own (its contribs/torque), which speak no JSON.
-    Where PBS runs, there may be those of a Slurm that does not, so one that does not answer is not the last word.
+
+def ask(run: Run, which: Which) -> Site:
+    """Raises UsageError where there is no scheduler, and CommandError where none answers.
+
+    Where PBS runs, there may be the commands of a Slurm that does not.
     """
-    asked = [detect for command, detect in (("sinfo", slurm.detect), ("pbsnodes", pbs.detect)) if which(command)]
-    if not asked:
+    here = _schedulers_here(which)
+    if not here:
         raise UsageError(
             "cluster detect: neither Slurm (sinfo) nor PBS (pbsnodes) is on PATH; run it on a login node of the "
             "cluster, or write a profile by hand: see docs/clusters.md"
         )
-    site = _first_answer(asked, run)
+    site = _first_answer(here, run)
     if site.scheduler == "pbs":
         site = replace(site, start_agents_with=next(filter(which, STARTERS), None))
     found = next((runtime for runtime in ("apptainer", "podman") if which(runtime)), None)
     return site if site.runtime else replace(site, runtime=found)
 
 
-def _first_answer(asked: Sequence[Callable[[Run], Site]], run: Run) -> Site:
+def _schedulers_here(which: Which) -> list[str]:
+    return [kind for kind, command in (("slurm", "sinfo"), ("pbs", "pbsnodes")) if which(command)]
+
+
+def _first_answer(here: Sequence[str], run: Run) -> Site:
     refusals: list[str] = []
-    for detect in asked:
+    for kind in here:
         try:
-            return detect(run)
+            return slurm.detect(run) if kind == "slurm" else pbs.detect(run)
         except CommandError as error:
             refusals.append(str(error))
     raise CommandError("\n".join(refusals))

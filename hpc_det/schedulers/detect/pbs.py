@@ -24,7 +24,7 @@ _PREEMPT_ORDERS = {"S": "suspend", "C": "requeue", "R": "requeue", "D": "cancel"
 
 def detect(run: Run) -> Site:
     """Asks PBS. Raises CommandError where it does not answer."""
-    site = site_of(_json(run, NODES), _json(run, QUEUES), _json(run, SERVER), parse_scheduler(_or_empty(run)))
+    site = site_of(answer(run, NODES), answer(run, QUEUES), answer(run, SERVER), parse_scheduler(_or_empty(run)))
     if not site.pools:
         raise CommandError("qstat: no queue that is started and enabled")
     return site
@@ -91,12 +91,13 @@ def _preempt_mode(priority: int, scheduler: Mapping[str, str]) -> str | None:
     return _PREEMPT_ORDERS.get(order[0])
 
 
-def _json(run: Run, command: tuple[str, ...]) -> dict[str, Any]:
+def answer(run: Run, command: tuple[str, ...]) -> dict[str, Any]:
+    """Raises CommandError for what is no JSON."""
     try:
-        answer: dict[str, Any] = json.loads(run(command))
+        said: dict[str, Any] = json.loads(run(command))
     except ValueError as error:
         raise CommandError(f"{command[0]}: its answer is no JSON ({error}); is this PBS Pro or OpenPBS?") from None
-    return answer
+    return said
 
 
 def _or_empty(run: Run) -> str:

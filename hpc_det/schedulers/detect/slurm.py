@@ -14,6 +14,7 @@ from hpc_det.schedulers.detect.site import FoundPool, Site
 SINFO = ("sinfo", "--exact", "--noheader", "--format=%R|%D|%c|%G")
 CONFIG = ("scontrol", "show", "config")
 PARTITIONS = ("scontrol", "show", "partition", "--oneliner")
+SRUN_HELP = ("srun", "--help")
 
 _GPU = re.compile(r"(?:^|,)gpu(?::([^:,()]+))?:([0-9]+)")
 # slurm.conf(5), PreemptMode. WITHIN and GANG only qualify the others.
@@ -165,6 +166,6 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _has_pyxis(run: Run) -> bool:
     """A plugin's flags stand in srun's own help."""
     try:
-        return "--container-image" in run(("srun", "--help"))
+        return "--container-image" in run(SRUN_HELP)
     except CommandError:
         return False

@@ -18,7 +18,6 @@ MODULES = {
     "pbsnodes": "pbsnodes",
     "pbsdsh": "tm",
     "pbs_tmrsh": "tm",
-    "pbs_lab": "lab",
 }
 
 NO_SERVER = {

@@ -78,14 +78,6 @@ def _enter_host(name: str, hosts: Path | None) -> None:
     _libc.mount(str(hosts).encode(), b"/etc/hosts", None, MS_BIND, None)
 
 
-def can_have_hosts() -> bool:
-    """Whether this process may give others a host name of their own."""
-    pid = os.fork()
-    if not pid:
-        os._exit(1 if _libc.unshare(CLONE_NEWUTS | CLONE_NEWNS) else 0)
-    return os.waitpid(pid, 0)[1] == 0
-
-
 def members(sessions: Collection[int]) -> list[int]:
     """Pids of the living processes of these sessions, children before their parents."""
     parents = {}

@@ -41,7 +41,6 @@ class Peer:
 class Server:
     def __init__(self, site: Site) -> None:
         settings = site.settings()
-        settings.own_hosts = settings.own_hosts and mom.can_have_hosts()
         self.pbs = Pbs(site, settings, {name: Node(name) for name in settings.nodes})
         self.selector = selectors.DefaultSelector()
         self.stopping = False

@@ -11,7 +11,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[3]
 COMMANDS = (
     *("qsub", "qstat", "qdel", "qsig", "qalter", "qmove", "qorder", "qhold", "qrls", "qrerun", "qselect"),
-    *("qmgr", "pbsnodes", "pbsdsh", "pbs_tmrsh", "pbs_lab"),
+    *("qmgr", "pbsnodes", "pbsdsh", "pbs_tmrsh"),
 )
 SERVER = "pbshead"
 LOGIN_HOST = "pbslogin"

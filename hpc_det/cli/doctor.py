@@ -1,0 +1,64 @@
+"""hpc-det doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from hpc_det.doctor.finding import Finding
+
+_COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
+_WIDTH = max(map(len, _COLORS))
+
+
+@click.command()
+@click.option("--cluster", metavar="NAME", help="Only this profile; by default, all of yours and the site's.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list of findings.")
+def doctor(cluster: str | None, as_json: bool) -> int:
+    """Check what of hpc_det this machine and its cluster support.
+
+    Run it on a login node. It asks, and changes nothing. The exit code is 1 where something is a problem; a note is
+    good to know, or missing only if you want it.
+
+    \b
+    Example:
+      hpc-det doctor --cluster atlas
+    """
+    from hpc_det.doctor.examination import asking, examine
+
+    findings = examine(cluster, os.environ, asking(os.environ), shutil.which)
+    if as_json:
+        found = list(findings)
+        click.echo(json.dumps([finding._asdict() for finding in found], indent=1))
+    else:
+        found = list(_shown(findings))
+        click.echo(_in_all(found))
+    return int(any(finding.verdict == "problem" for finding in found))
+
+
+def _shown(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Each as it comes, below a line with its subject."""
+    from hpc_det.config.problems import printable
+
+    subject = None
+    for finding in findings:
+        if finding.subject != subject:
+            subject = finding.subject
+            click.secho(subject, bold=True)
+        verdict = click.style(finding.verdict.ljust(_WIDTH), fg=_COLORS[finding.verdict])
+        click.echo(f"  {verdict}  {printable(finding.told)}")
+        if finding.remedy:
+            click.echo(f"  {'':{_WIDTH}}  -> {printable(finding.remedy)}")
+        yield finding
+
+
+def _in_all(found: Iterable[Finding]) -> str:
+    verdicts = [finding.verdict for finding in found]
+    counts = {name: verdicts.count(name) for name in ("problem", "note")}
+    return ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())

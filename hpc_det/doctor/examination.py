@@ -1,0 +1,108 @@
+"""All subjects, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+
+from hpc_det.doctor import launchers, pbs, profiles, slurm, this_machine
+from hpc_det.doctor.asked_once import AskedOnce
+from hpc_det.doctor.finding import Finding
+from hpc_det.doctor.profiles import Profile
+from hpc_det.errors import HpcDetError
+from hpc_det.schedulers.command import CommandError, Run, outside_any_job, run_command
+from hpc_det.schedulers.detect.ask import Which, ask, scheduler_here
+from hpc_det.schedulers.detect.site import Site
+from hpc_det.schedulers.pbs_answers import check_is_pbs
+
+TIMEOUT_S = 5.0
+"""Of each command. A healthy controller takes tenths of a second."""
+NO_SCHEDULER = Finding("scheduler", "note", "neither Slurm nor PBS is on PATH", "run this on a login node")
+_SUBJECTS = {"slurm": slurm, "pbs": pbs}
+_STRANGE = (HpcDetError, OSError, ValueError, LookupError, TypeError, AttributeError)
+"""What reading may raise of an answer that no scheduler of ours gives."""
+
+
+def asking(env: Mapping[str, str]) -> Run:
+    """As a login shell would be answered, even inside a job."""
+    return partial(run_command, env=outside_any_job(env), timeout_s=TIMEOUT_S)
+
+
+def examine(cluster: str | None, env: Mapping[str, str], run: Run, which: Which) -> Iterator[Finding]:
+    """Of the profile `cluster`, or of all; what is found comes as soon as it is known.
+
+    Raises UsageError for a profile that nobody has.
+    """
+    scheduler = scheduler_here(which)
+    read = list(profiles.read(cluster, env, scheduler))
+    found = [each for each in read if isinstance(each, Profile)]
+    if cluster and found and not found[0].cluster.has_queue:
+        scheduler = None  # jobs of this profile do not meet it
+    # First, since it forks, which a process with threads must not.
+    yield from _readable(this_machine.SUBJECT, this_machine.findings(env, has_nodes=scheduler is not None))
+    mpi_launchers = list(dict.fromkeys(each.cluster.mpi_launcher[0] for each in found)) or ["mpirun"]
+    with AskedOnce(run) as asked:
+        asked.begin(_commands(scheduler, found, mpi_launchers, which))
+        site = _site(scheduler, asked, which) if scheduler else NO_SCHEDULER
+        if isinstance(site, Site):
+            its = _SUBJECTS[site.scheduler]
+            yield from _readable(its.SUBJECT, its.findings(site, asked, which))
+        elif scheduler or not cluster:
+            yield site
+        yield from (each for each in read if isinstance(each, Finding))
+        yield from _profiles(found, site if isinstance(site, Site) else None, asked, which, is_named=bool(cluster))
+        yield from _readable(launchers.SUBJECT, launchers.findings(mpi_launchers, asked, which))
+
+
+def _profiles(
+    found: Sequence[Profile], site: Site | None, asked: Run, which: Which, *, is_named: bool
+) -> Iterator[Finding]:
+    for profile in found:
+        told = profiles.findings(profile, site, asked, which, is_named=is_named)
+        yield from _readable(profile.subject, told)
+    if site and not is_named and all(profile.cluster.scheduler != site.scheduler for profile in found):
+        yield from _readable(profiles.SUBJECT, profiles.without_any(site, asked))
+
+
+def _commands(
+    scheduler: str | None, found: Iterable[Profile], mpi_launchers: Iterable[str], which: Which
+) -> Iterator[Sequence[str]]:
+    """All whose answers will be needed."""
+    if scheduler:
+        yield from _SUBJECTS[scheduler].COMMANDS
+    for _subject, cluster in found:
+        if scheduler == cluster.scheduler == "slurm":
+            yield slurm.try_submission(cluster, profiles.pool_of_jobs(cluster))
+    yield from filter(None, (launchers.version_command(name, which) for name in mpi_launchers if name != "srun"))
+
+
+def _site(scheduler: str, asked: Run, which: Which) -> Site | Finding:
+    """What the scheduler says of the site, or why that is nothing."""
+    subject = _SUBJECTS[scheduler].SUBJECT
+    try:
+        if scheduler == "pbs":
+            check_is_pbs(asked)
+        return ask(asked, which)
+    except CommandError as error:
+        return _silent(subject, error)
+    except _STRANGE as error:
+        return _strange(subject, error)
+
+
+def _readable(subject: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Whatever a site answers, it is told and not raised."""
+    try:
+        yield from findings
+    except CommandError as error:
+        yield _silent(subject, error)
+    except _STRANGE as error:
+        yield _strange(subject, error)
+
+
+def _silent(subject: str, error: CommandError) -> Finding:
+    return Finding(subject, "problem", str(error), "have that work by hand first; the site knows how")
+
+
+def _strange(subject: str, error: Exception) -> Finding:
+    told = f"what was answered cannot be read ({type(error).__name__}: {error})"
+    return Finding(subject, "problem", told, "report it, with the version of the scheduler")

@@ -1,0 +1,87 @@
+"""PBS Pro and OpenPBS, after qstat(1B), pbs_queue_attributes(7B) and recordings of OpenPBS 23.06."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from hpc_det.doctor.finding import Finding
+from hpc_det.schedulers.command import CommandError, Run
+from hpc_det.schedulers.detect.ask import STARTERS, Which
+from hpc_det.schedulers.detect.pbs import NODES, QUEUES, SCHEDULER, SERVER, answer, parse_scheduler
+from hpc_det.schedulers.detect.site import Site
+
+SUBJECT = "PBS"
+VERSION = ("qstat", "--version")
+COMMANDS = (VERSION, NODES, QUEUES, SERVER, SCHEDULER)
+_NEEDED = ("qsub", "qstat", "qdel", "qalter", "qselect")
+_WAYS = {
+    "S": "suspend: jobs keep their GPUs' memory and cannot save",
+    "C": "checkpoint: without effect, unless the site has scripts for it",
+    "R": "requeue: jobs save and come back",
+    "D": "delete: jobs save, and another job goes on",
+}
+"""The letters of preempt_order."""
+
+_finding = partial(Finding, SUBJECT)
+_ok = partial(_finding, "ok")
+_note = partial(_finding, "note")
+_problem = partial(_finding, "problem")
+
+
+def findings(site: Site, ask: Run, which: Which) -> Iterator[Finding]:
+    """Raises CommandError where PBS stops answering."""
+    yield _ok(f"{site.version}, server {site.name}, queues {', '.join(pool.name for pool in site.pools)}")
+    yield from _commands(which)
+    ((_name, server),) = answer(ask, SERVER)["Server"].items()
+    yield _history(server)
+    yield from _queues(site)
+    yield from _preemption(ask)
+    yield _ok(f"arrays of up to {site.max_array_size} jobs" if site.max_array_size else "PBS tells no limit of arrays")
+
+
+def _commands(which: Which) -> Iterator[Finding]:
+    if missing := [name for name in _NEEDED if not which(name)]:
+        yield _problem(f"not on PATH: {', '.join(missing)}", "add the folder of PBS' commands to PATH")
+    if found := list(filter(which, STARTERS)):
+        yield _ok(f"agents can be started on nodes with {', '.join(found)}")
+    else:
+        yield _note(
+            f"none of {', '.join(STARTERS)} is on this PATH, and jobs of several nodes need one",
+            "look on a compute node, and name it as start_agents_with in the profile",
+        )
+
+
+def _history(server: Mapping[str, Any]) -> Finding:
+    if server.get("job_history_enable") == "True":
+        return _ok(f"ended jobs are known for {server.get('job_history_duration', '336:00:00')}")
+    return _ok("no job history: jobs are unknown once they have ended, and hpc_det's own files tell how")
+
+
+def _queues(site: Site) -> Iterator[Finding]:
+    for pool in site.pools:
+        told = f"queue {pool.name}: {pool.grace_time_s} s lie between TERM and KILL (kill_delay)"
+        if pool.grace_time_s:
+            yield _ok(told)
+        else:
+            yield _note(
+                f"{told}: a job may end before it has saved",
+                "have grace_time_s: 0 in the profile's pool; checkpoint_interval: auto is then on by itself",
+            )
+
+
+def _preemption(ask: Run) -> Iterator[Finding]:
+    try:
+        order = parse_scheduler(ask(SCHEDULER)).get("preempt_order", "")
+    except CommandError as error:
+        yield _note(f"who preempts whom is not told: {error}", "ask the site; set preempt_mode in the profile")
+        return
+    letters = [letter for letter in dict.fromkeys(order.split()[0] if order else "") if letter in _WAYS]
+    told = "; ".join(_WAYS[letter] for letter in letters)
+    if letters and letters[0] == "S":
+        yield _note(f"preempt_order {order}: {told}", "ask the site for R or D in queues with GPUs")
+    elif letters and letters[0] == "C":
+        yield _note(f"preempt_order {order}: {told}", "ask the site for R or D before C")
+    else:
+        yield _ok(f"preempt_order {order}: {told}" if letters else "the scheduler tells no preempt_order")

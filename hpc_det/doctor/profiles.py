@@ -1,0 +1,211 @@
+"""The profile that --cluster names, or all of this scheduler, held against what the site says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from hpc_det.config.cluster import Cluster
+from hpc_det.config.effective import valid_profile
+from hpc_det.config.plain_yaml import load_yaml
+from hpc_det.config.request import find, group_files
+from hpc_det.doctor import slurm
+from hpc_det.doctor.finding import Finding
+from hpc_det.errors import UsageError, nearest
+from hpc_det.plan.planner import way_back
+from hpc_det.plan.pool import cluster_notes
+from hpc_det.schedulers.command import CommandError, Run
+from hpc_det.schedulers.detect.ask import Which
+from hpc_det.schedulers.detect.site import FoundPool, Site
+
+SUBJECT = "profiles"
+WAYS = {
+    "requeue": "the job goes back into the queue under its own id",
+    "successor": "the next job waits in the queue while one runs, and starts about 1 s after it",
+    "resubmit": "a job that ends submits the next one",
+    "chain": "several jobs wait behind the first from the start",
+}
+
+
+class Profile(NamedTuple):
+    subject: str
+    cluster: Cluster
+
+
+def read(name: str | None, env: Mapping[str, str], scheduler: str | None) -> Iterator[Profile | Finding]:
+    """The profiles to look at: the named one, or those of the user and the site. Raises UsageError for no such name.
+
+    A Finding stands for one that cannot be used.
+    """
+    if name:
+        yield _read(name, env)
+        return
+    owned = [name for name, files in sorted(group_files("cluster", env).items()) if files[0][0] != "hpc_det"]
+    found = [_read(name, env) for name in owned]
+    yield from found
+    if scheduler and not any(isinstance(each, Finding) or each.cluster.scheduler == scheduler for each in found):
+        yield Finding(
+            SUBJECT, "note", "none of yours is for this scheduler", "hpc-det cluster detect --name NAME --write"
+        )
+
+
+def _read(name: str, env: Mapping[str, str]) -> Profile | Finding:
+    subject = f"profile {name}"
+    file = find("cluster", name, env)
+    try:
+        return Profile(subject, valid_profile(load_yaml(file)))
+    except UsageError as error:
+        return Finding(subject, "problem", "; ".join(error.problems), f"edit {file}")
+
+
+def without_any(site: Site, ask: Run) -> Iterator[Finding]:
+    """What a profile would say that `hpc-det cluster detect` writes."""
+    usual = site.usual
+    cluster = Cluster.model_validate(
+        {
+            "name": site.name,
+            "scheduler": site.scheduler,
+            "slots_per_node": usual.slots_per_node or 1,
+            "slot_type": usual.slot_type or "cpu",
+            "cpus_per_slot": usual.cpus_per_slot or 1,
+            "gpu_flag": site.gpu_flag or "gpus-per-node",
+        }
+    )
+    detected = Profile(SUBJECT, cluster)
+    yield _way_back(detected)
+    if site.scheduler == "slurm":
+        yield _submission(detected, ask)
+
+
+def findings(
+    profile: Profile, site: Site | None, ask: Run, which: Which, *, is_named: bool = False
+) -> Iterator[Finding]:
+    """`site`: what the scheduler of this machine says; None: it has none, or says nothing. `is_named`: by the user."""
+    subject, cluster = profile
+    yield Finding(subject, "ok", f"valid, for {_scheduler_in_words(cluster)}")
+    yield from _container(profile, site, which)
+    if not cluster.has_queue:
+        return
+    yield _way_back(profile)
+    if site is None or site.scheduler != cluster.scheduler:
+        told = f"{_scheduler_in_words(cluster)} does not answer here"
+        yield Finding(subject, "problem" if is_named else "note", told, "run this on a login node of its cluster")
+        return
+    yield from _pools(profile, site)
+    yield from _settings(profile, site)
+    if cluster.scheduler == "slurm":
+        yield _submission(profile, ask)
+
+
+def _scheduler_in_words(cluster: Cluster) -> str:
+    return {"slurm": "Slurm", "pbs": "PBS"}.get(cluster.scheduler, "this machine")
+
+
+def _way_back(profile: Profile) -> Finding:
+    cluster = profile.cluster
+    alone, in_array = (way_back(cluster, in_arrays=in_arrays) for in_arrays in (False, True))
+    told = f"resume: {cluster.resume} takes {alone}: {WAYS[alone]}"
+    told += f"; in arrays {in_array}" if in_array != alone else ""
+    if cluster.scheduler == "pbs" and "requeue" in (alone, in_array):
+        return Finding(
+            profile.subject,
+            "note",
+            f"{told}; PBS lets no user requeue a job after its time limit",
+            "set resume to successor, resubmit or chain, and nodes_can_submit as it is",
+        )
+    return Finding(profile.subject, "ok", told)
+
+
+def _pools(profile: Profile, site: Site) -> Iterator[Finding]:
+    subject, cluster = profile
+    found = {pool.name: pool for pool in site.pools}
+    named = list(dict.fromkeys([*cluster.pools, *filter(None, [cluster.resource_pool])]))
+    for name in named or [site.usual.name]:
+        if name in found:
+            yield from _pool(profile, name if named else None, found[name])
+        else:
+            hint = nearest(name, found) or f"known: {', '.join(found)}"
+            yield Finding(subject, "problem", f"pool {name} is not on this site, or closed to you", hint)
+
+
+def _pool(profile: Profile, name: str | None, found: FoundPool) -> Iterator[Finding]:
+    subject, cluster = profile
+    there = cluster.in_pool(name)
+    yield _slots(subject, there, found)
+    for note in cluster_notes(cluster, name):
+        yield Finding(subject, "note", note, "leave checkpoint_interval: auto, or ask the site for a grace time")
+    if found.preempt_mode not in (None, "off", there.preempt_mode):
+        said = there.preempt_mode or "nothing"
+        yield Finding(
+            subject,
+            "note",
+            f"pool {found.name} preempts by {found.preempt_mode}, and the profile says {said}",
+            f"set preempt_mode: {found.preempt_mode} and grace_time_s: {found.grace_time_s} there",
+        )
+
+
+def _slots(subject: str, there: Cluster, found: FoundPool) -> Finding:
+    """GPUs of a node, or its CPUs."""
+    if there.slot_type == "gpu":
+        wanted, kind, has = there.slots_per_node, "GPUs", found.slots_per_node if found.slot_type == "gpu" else 0
+    else:
+        wanted, kind = there.slots_per_node * there.cpus_per_slot, "CPUs"
+        has = (found.slots_per_node or 1) * (found.cpus_per_slot or 1)
+    told = f"pool {found.name}: the profile takes {wanted} {kind} of a node, and nodes have {has}"
+    if has is None or wanted == has:
+        return Finding(subject, "ok", told)
+    remedy = f"set slots_per_node to what nodes have{'' if kind == 'GPUs' else ', divided by cpus_per_slot'}"
+    if wanted > has and not found.remark:
+        return Finding(subject, "problem", f"{told}: no job would ever start", remedy)
+    return Finding(subject, "note", f"{told}{f' ({found.remark})' if found.remark else ''}", remedy)
+
+
+def _settings(profile: Profile, site: Site) -> Iterator[Finding]:
+    subject, cluster = profile
+    if site.max_array_size and cluster.max_array_size > site.max_array_size:
+        yield Finding(
+            subject,
+            "problem",
+            f"max_array_size is {cluster.max_array_size}, and the site takes arrays of {site.max_array_size} jobs",
+            f"set max_array_size: {site.max_array_size}",
+        )
+    if site.gpu_flag == "gres" and cluster.slot_type == "gpu" and cluster.gpu_flag != "gres":
+        yield Finding(
+            subject, "problem", f"gpu_flag is {cluster.gpu_flag}, and {site.gpu_flag_why}", "set gpu_flag: gres"
+        )
+
+
+def _container(profile: Profile, site: Site | None, which: Which) -> Iterator[Finding]:
+    runtime = profile.cluster.containers.runtime
+    if runtime == "pyxis" and site and site.runtime != "pyxis":
+        yield Finding(
+            profile.subject, "problem", "srun has no pyxis", "set containers.runtime to apptainer, podman or null"
+        )
+    elif runtime and runtime != "pyxis" and not which(runtime):
+        yield Finding(
+            profile.subject,
+            "note",
+            f"{runtime} is not on this PATH",
+            f"make sure that jobs find it: name its module in `modules`, or look with `which {runtime}` in a job",
+        )
+
+
+def pool_of_jobs(cluster: Cluster) -> str | None:
+    """Where jobs go that name none."""
+    return cluster.resource_pool or next((name for name, pool in cluster.pools.items() if pool.default), None)
+
+
+def _submission(profile: Profile, ask: Run) -> Finding:
+    """Whether Slurm would take a job of this profile; accounts and limits show here."""
+    pool = pool_of_jobs(profile.cluster)
+    where = f"partition {pool}" if pool else "the default partition"
+    try:
+        ask(slurm.try_submission(profile.cluster, pool))
+    except CommandError as error:
+        return Finding(
+            profile.subject,
+            "problem",
+            f"a job of one node in {where} is not taken: {error}",
+            "set account, qos, time_limit, resource_pool or what is wrong in the profile as the site wants it",
+        )
+    return Finding(profile.subject, "ok", f"a job of one node in {where} would be taken (sbatch --test-only)")

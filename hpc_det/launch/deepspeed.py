@@ -1,0 +1,89 @@
+"""DeepSpeed's own launcher on every node of the gang, without ssh.
+
+    python3 -m hpc_det.launch.deepspeed [[DEEPSPEED_OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...)
+
+`deepspeed` would start its per-node launcher through pdsh; the agents are on the nodes already, and start it there.
+Rank numbers follow from the plan. Scripts get `--local_rank=K`, as DeepSpeed does it, unless the overrides say
+`--no_local_rank`.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.launch.arguments import Launch, parse_or_note
+from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.launch.signals import turn_deaf
+from hpc_det.launch.watched import is_for_python, is_trial
+
+_OF_THE_RUNNER = ("-H", "--hostfile", "-i", "--include", "-e", "--exclude", "--num_nodes", "--num_gpus", "--launcher")
+"""Flags of `deepspeed` that say where ranks run, which the plan does here."""
+
+
+def launch_command(launch: Launch, attempt: Attempt, env: Mapping[str, str]) -> list[str]:
+    """The flags of deepspeed.launcher.launch, as its --help names them. Raises UsageError for flags of the runner."""
+    if wrong := [word for word in launch.overrides if word.partition("=")[0] in _OF_THE_RUNNER]:
+        raise UsageError(
+            f"hpc_det.launch.deepspeed: {', '.join(wrong)}: nodes and ranks are those of the job; set "
+            f"resources.slots_per_trial"
+        )
+    return [
+        *(sys.executable, "-m", "deepspeed.launcher.launch"),
+        f"--world_info={_world_info(attempt, env)}",
+        f"--node_rank={attempt.node_rank}",
+        f"--master_addr={attempt.master_addr}",
+        f"--master_port={attempt.master_port}",
+        *([] if _takes_local_rank(launch) else ["--no_local_rank"]),
+        *launch.overrides,
+        *("--module", "hpc_det.launch.deepspeed_rank", *launch.command),
+    ]
+
+
+def _takes_local_rank(launch: Launch) -> bool:
+    return is_for_python(launch.command) and not is_trial(launch.command)
+
+
+def _world_info(attempt: Attempt, env: Mapping[str, str]) -> str:
+    """Each node's devices, in base64. launch.py shows ranks the devices with these numbers, so this node's are those
+    that the scheduler gave; how the other nodes' are called matters to nobody here.
+    """
+    given = [device for device in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
+    devices = given if len(given) == attempt.ranks_per_node else list(map(str, range(attempt.ranks_per_node)))
+    world = {f"node-{node}": devices for node in range(attempt.nodes)}
+    return base64.urlsafe_b64encode(json.dumps(world).encode()).decode()
+
+
+def main(argv: list[str]) -> NoReturn:
+    turn_deaf()  # launch.py ends rank after rank on TERM, and leaves all of them behind on USR1
+    try:
+        attempt = Attempt.from_env(os.environ)
+        launch = parse_or_note(argv, "deepspeed", attempt)
+        command = _checked(launch, attempt)
+    except HpcDetError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    if os.environ.get("HPC_DET_SLOT_TYPE") == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.execv(command[0], command)
+
+
+def _checked(launch: Launch, attempt: Attempt) -> list[str]:
+    try:
+        if importlib.util.find_spec("deepspeed") is None:
+            raise UsageError(f"deepspeed is not there for {sys.executable}; `pip install 'hpc_det[deepspeed]'`")
+        return launch_command(launch, attempt, os.environ)
+    except UsageError as error:
+        note_failure(attempt.trial, attempt.number, failure_now(None, str(error), user_error=True))
+        raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

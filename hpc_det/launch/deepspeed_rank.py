@@ -1,0 +1,32 @@
+"""A process of DeepSpeed's becomes a rank: python3 -m hpc_det.launch.deepspeed_rank [--local_rank=K] COMMAND...
+
+DeepSpeed gives each rank torchrun's variables but one, and its script an argument, which a script of the user's gets.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from hpc_det.launch.signals import hear_again
+from hpc_det.launch.watched import as_rank
+
+
+def with_local_rank(words: list[str]) -> list[str]:
+    """The argument where DeepSpeed would put it: right after the script."""
+    if not words[0].startswith("--local_rank="):
+        return words
+    local_rank, *command = words
+    script = 2 if command[0] == "-m" else 1
+    return [*command[:script], local_rank, *command[script:]]
+
+
+def main(words: list[str]) -> None:
+    hear_again()
+    os.environ["LOCAL_WORLD_SIZE"] = os.environ["HPC_DET_RANKS_PER_NODE"]
+    command = as_rank(with_local_rank(words))
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,145 @@
+"""The job: the batch script's process on the first node. It is one worker, or several that share the allocation.
+
+    python3 -m hpc_det.launch.job EXPERIMENT_FOLDER SCRIPT -- COMMAND THAT STARTS ONE AGENT PER NODE
+
+SCRIPT is the number of its script. Which workers its jobs are stands beside it (`plan.job_plan.JobArray`).
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from hpc_det.launch.job.excluded import excluded_hosts
+from hpc_det.launch.job.log_lines import say
+from hpc_det.launch.job.way_back import WayBack
+from hpc_det.launch.job.worker import GAVE_UP, WANTS_REQUEUE, Worker
+from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.process import adopt_orphans, children, ends_with_parent
+from hpc_det.schedulers.command import CommandError
+from hpc_det.schedulers.scheduler import scheduler
+from hpc_det.search.journal import SearchJournal
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.journal import Journal
+
+ORPHANS_POLL_S = 0.1
+
+
+class Job:
+    def __init__(self, experiment: ExperimentFolder, script: int, start_agents: list[str]) -> None:
+        self._experiment = experiment
+        self._plan = JobPlan.of(experiment)
+        self._scheduler = scheduler(self._plan.scheduler)
+        self._way_back = WayBack(experiment, script)
+        array = JobArray.of(experiment, script)
+        start = array.first + self._scheduler.array_index(os.environ) * array.workers_each
+        self._workers = range(start, start + array.workers_each)
+        self._start_agents = start_agents
+        self._told: set[int] = set()
+        """Processes without their worker that were told to end."""
+        self._heard: list[signal.Signals] = []
+        """Stop signals; whoever starts later hears them, too."""
+
+    def run(self) -> int:
+        """0 when nothing is left to do or the job is back in the queue, 1 after a trial that was given up."""
+        if self._has_nothing_to_do():
+            self._way_back.leave()
+            return 0
+        self._way_back.begin(excluded_hosts(self._experiment))
+        if len(self._workers) == 1:
+            codes = [Worker(self._experiment, self._workers[0], self._start_agents).run()]
+        else:
+            codes = self._run_side_by_side()
+        if WANTS_REQUEUE in codes:
+            return self._come_back()
+        self._way_back.leave()
+        return GAVE_UP if any(codes) else 0
+
+    def _has_nothing_to_do(self) -> bool:
+        """Another job did it all for the same workers: a successor, or a start by hand, that came too late."""
+        search = SearchJournal(self._experiment).state()
+        return search.rests and not set(self._workers) & search.open.keys()
+
+    def _run_side_by_side(self) -> list[int]:
+        """A process for each worker. What signals this process hears, they hear."""
+        signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
+        processes = {number: self._start(number) for number in self._workers}
+        with selectors.DefaultSelector() as selector:
+            selector.register(signals.fd, selectors.EVENT_READ)
+            while any(process.poll() is None or process.returncode < 0 for process in processes.values()):
+                waits = self._start_killed_again(processes)
+                selector.select(timeout=ORPHANS_POLL_S if waits else None)
+                for received in set(signals.received()) & set(STOP_SIGNALS):
+                    self._heard.append(received)
+                    for process in processes.values():
+                        process.send_signal(received)
+        return [process.returncode for process in processes.values()]
+
+    def _start_killed_again(self, processes: dict[int, subprocess.Popen[bytes]]) -> bool:
+        """A worker that somebody killed goes on with its trial as soon as nobody of its gang, which would write the
+        same, is left. Whether one waits for that.
+        """
+        killed = [number for number, process in processes.items() if (process.poll() or 0) < 0]
+        orphans = set(children(os.getpid())) - {process.pid for process in processes.values()} if killed else set()
+        for orphan in orphans - self._told:
+            with suppress(ProcessLookupError):
+                os.kill(orphan, signal.SIGTERM)
+        self._told |= orphans
+        for number in killed if not orphans else ():
+            processes[number] = self._start(number)
+        return bool(orphans)
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "hpc_det.launch.job.worker", str(self._experiment.path), str(number), "--"]
+        process = subprocess.Popen(
+            [*command, *self._start_agents],
+            env={**os.environ, **self._scheduler.share(self._plan, number - self._workers.start)},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_begins,
+        )
+        for heard in self._heard:
+            process.send_signal(heard)
+        return process
+
+    def _come_back(self) -> int:
+        try:
+            next_job = self._way_back.take(excluded_hosts(self._experiment))
+        except CommandError as error:
+            say(f"could not go back into the queue: {error}")
+            self._note(str(error))
+            return GAVE_UP
+        search = SearchJournal(self._experiment)
+        for number in set(self._workers) & search.state().open.keys():
+            search.move(number, next_job)
+        return 0
+
+    def _note(self, problem: str) -> None:
+        """In the journals of the trials that would go on."""
+        open_work = SearchJournal(self._experiment).state().open
+        for number in filter(open_work.__contains__, self._workers):
+            journal = Journal(self._experiment.trial(open_work[number].trial).journal)
+            journal.problem(journal.last_attempt(), problem)
+
+
+def _begins() -> None:
+    """In a worker's process: it would die of a signal that comes before it listens, and be started again."""
+    ends_with_parent()
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+def main(argv: list[str]) -> int:
+    folder, script, separator, *start_agents = argv
+    assert separator == "--"
+    adopt_orphans()
+    return Job(ExperimentFolder(Path(folder)), int(script), start_agents).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,199 @@
+"""A trial's time in a job: attempt after attempt, until it is done, waits, or the scheduler has to bring the job back.
+
+The worker's process runs it, on the first node, and is the trial's journal's one writer. It runs no rank itself, so it
+is still there when everything else is dead, and decides from facts: the ranks' outcome, the failures, the stop request,
+the scheduler.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import time
+from contextlib import closing
+
+from hpc_det.checkpoint.committed import newest_steps
+from hpc_det.launch.failure import Failure, failure_now, first_failure, note_failure
+from hpc_det.launch.job.causes import cause_of_end, cause_of_silence, cause_of_stop, unexplained
+from hpc_det.launch.job.clock import JobClock, end_of_grace
+from hpc_det.launch.job.excluded import Exclusions
+from hpc_det.launch.job.log_lines import say, say_attempt_begins
+from hpc_det.launch.job.log_policies import matches
+from hpc_det.launch.last_words import size_of
+from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.process import end_descendants
+from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide
+from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.scheduler import JobState, scheduler
+from hpc_det.store.files import read_json
+from hpc_det.store.folders import TrialFolder
+from hpc_det.store.journal import Journal
+from hpc_det.store.stop import Reason, read_stop, request_stop, withdraw_stop
+
+HANDOVER_POLL_S = 0.5
+ASK_EVERY_S = 30.0
+"""How often the scheduler is asked whether the job of a former gang is still there."""
+
+
+class Attempts:
+    """Those of one trial in one job."""
+
+    def __init__(self, trial: TrialFolder, worker: int, start_agents: list[str], signals: SignalPipe) -> None:
+        """`start_agents` starts one agent on each node. `signals`: of the process, stop signals and CHLD."""
+        self._trial = trial
+        self._worker = worker
+        self._start_agents = start_agents
+        self._plan = JobPlan.of(trial.experiment())
+        self._exclusions = Exclusions(trial, self._plan)
+        self._journal = Journal(trial.journal)
+        self._scheduler = scheduler(self._plan.scheduler)
+        self._job_id = self._scheduler.job_id(os.environ)
+        self._signals = signals
+        self._log_began = 0
+        """The size of the trial's log when the attempt began."""
+        self._heard: list[int] = []
+        """Stop signals that came before the attempt that they concern."""
+
+    def run(self) -> Action:
+        """What was decided at last, REQUEUE only where there is a queue."""
+        with closing(selectors.DefaultSelector()) as self._selector:
+            self._selector.register(self._signals.fd, selectors.EVENT_READ)
+            self._await_former_gang()
+            if self._heard and self._scheduler.has_queue:
+                return Action.REQUEUE
+            return self._run()
+
+    def _run(self) -> Action:
+        self.close_interrupted()
+        if over := self._final_verdict():
+            say(f"this trial is over, nothing is started: {over[0].value}: {over[1]}")
+            return over[0]
+        while True:
+            decision = self._attempt(self._journal.last_attempt() + 1)
+            if not self._goes_on_here(decision.action):
+                return decision.action
+
+    def refuse(self, why: str) -> Action:
+        """The trial cannot begin, and never will."""
+        number = self._journal.last_attempt() + 1
+        self._journal.started(number, self._job_id, self._worker)
+        failure = failure_now(None, why, user_error=True)
+        note_failure(self._trial, number, failure)
+        return self._end(number, Cause.FAILED, failure).action
+
+    def _goes_on_here(self, action: Action) -> bool:
+        """Without a queue the next attempt after a preemption starts in the same job, too."""
+        return action is Action.RESTART or (action is Action.REQUEUE and not self._scheduler.has_queue)
+
+    def _await_former_gang(self) -> None:
+        """Two gangs must not write one trial. The search gives it to whoever asks, as soon as it was reported, while
+        the worker that had it may still save. Returns early for a stop signal to a job that can come back.
+        """
+        ask_at = time.monotonic()
+        while (former := self._journal.open_job()) and former[0] != self._worker:
+            if time.monotonic() >= ask_at:
+                status = self._scheduler.status([former[1]], run_command)[former[1]]
+                if status.state not in (JobState.RUNNING, JobState.UNKNOWN):  # also in the queue nobody writes
+                    return
+                say(f"waits for worker {former[0]}, which still saves this trial")
+                ask_at = time.monotonic() + ASK_EVERY_S
+            self._selector.select(timeout=HANDOVER_POLL_S)
+            self._heard += [received for received in self._signals.received() if received in STOP_SIGNALS]
+            if self._heard and self._scheduler.has_queue:
+                return
+
+    def _final_verdict(self) -> tuple[Action, str] | None:
+        """The done-marker: any further start of the job ends here."""
+        verdict = self._journal.verdict()
+        return verdict[1:] if verdict and verdict[1] in (Action.DONE, Action.GIVE_UP) else None
+
+    def close_interrupted(self) -> None:
+        """Of an earlier start, which could not write its end: a lost node, or a KILL at the end of a grace time."""
+        attempt = self._journal.open_attempt()
+        if attempt is None:
+            return
+        self._end(attempt, cause_of_silence(read_stop(self._trial.stop, attempt)), None)
+
+    def _attempt(self, number: int) -> Decision:
+        self._journal.started(number, self._job_id, self._worker)
+        if self._heard:
+            self._on_stop_signal(number)
+        if stop := read_stop(self._trial.stop, number):  # asked for before it began
+            return self._end(number, cause_of_stop(self._plan, stop), None)
+        withdraw_stop(self._trial.stop)
+        self._log_began = size_of(self._trial.job_log)
+        say_attempt_begins(number)
+        code = self._run_agents(number)
+        failure = first_failure(self._trial, number)
+        cause = cause_of_end(self._trial, self._plan, number, code, failure)
+        return self._end(number, cause, failure or failure_now(None, unexplained(code)))
+
+    def _run_agents(self, number: int) -> int:
+        # In a session of their own: Ctrl-C at a terminal means the job, and an agent would take it for a preemption.
+        command = [*self._start_agents, str(self._trial.path), str(number), str(self._worker)]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        clock = JobClock(self._scheduler.ends_at(self._plan, os.environ, run_command), self._plan, self._trial.saves)
+        while process.poll() is None:
+            self._selector.select(timeout=clock.timeout_s())
+            if any(received in STOP_SIGNALS for received in self._signals.received()):
+                self._on_stop_signal(number)
+            if clock.rings():
+                self._on_time_limit(number, clock.ends_at)
+        end_descendants()
+        return process.returncode
+
+    def _on_time_limit(self, number: int, deadline: float | None) -> None:
+        if read_stop(self._trial.stop, number):  # the scheduler's own warning came before
+            return
+        say("the time limit is near: the ranks are told to save")
+        request_stop(self._trial.stop, attempt=number, reason="time limit", source="the job's clock", deadline=deadline)
+
+    def _on_stop_signal(self, number: int) -> None:
+        """The agents read the request from the run folder, where no signal of their own has come before."""
+        reason: Reason = "signal" if self._scheduler.has_queue else "cancel"
+        stop = request_stop(
+            self._trial.stop,
+            attempt=number,
+            reason=reason,
+            source="a signal to the job",
+            deadline=end_of_grace(self._plan),
+        )
+        if stop.reason == "kill":
+            end_descendants()
+
+    def _end(self, number: int, cause: Cause, failure: Failure | None) -> Decision:
+        user_error = failure is not None and failure.user_error
+        policy = self._log_policy(number) if cause is Cause.FAILED else None
+        if cause is Cause.UNHEALTHY:
+            self._exclusions.of_ill_nodes(number)
+        end = AttemptEnd(cause=cause, steps=self._progress(), user_error=user_error, log_policy=policy)
+        decision = decide([*self._journal.history(), end], self._plan.max_restarts)
+        blamed = failure if cause in (Cause.FAILED, Cause.HUNG, Cause.UNHEALTHY) else None
+        say(f"attempt {number} ended: {cause.value}, {end.steps} batches in the newest checkpoint")
+        if blamed:
+            say("\n".join(filter(None, [f"first failure: {blamed.sentence()}", blamed.traceback.rstrip()])))
+        say(f"{decision.action.value}: {decision.why}")
+        # The journal comes last: who reads the verdict finds the log complete.
+        self._journal.ended(number, end, decision, blamed.sentence() if blamed else None)
+        return decision
+
+    def _log_policy(self, number: int) -> str | None:
+        """The log policy that cancels retries, if any does. What policies find is said, whatever they do."""
+        rank_logs = dict.fromkeys(sorted(self._trial.rank_log(number, 0).parent.glob("*.log")), 0)
+        own_log = {self._trial.job_log: self._log_began} if self._trial.job_log.exists() else {}
+        policies = (read_json(self._trial.trial) or {"config": {}})["config"].get("log_policies", [])
+        found = matches(policies, rank_logs | own_log)
+        for match in found:
+            problem = f"log policy {match.policy!r}: {match.line}"
+            say(problem)
+            self._journal.problem(number, problem)
+            if match.action == "exclude_node":
+                self._exclusions.of_node_with_log(number, match.log, problem)
+        return next((match.policy for match in found if match.action == "cancel_retries"), None)
+
+    def _progress(self) -> int:
+        """Batches in the newest checkpoint. An app that saves by itself counts how often it did."""
+        outcome = read_json(self._trial.outcome) or {}
+        return max(newest_steps(self._trial.checkpoints), int(outcome.get("saves", 0)))

@@ -1,0 +1,62 @@
+"""Why an attempt ended, from facts: the ranks' outcome, the failures, the stop request, the scheduler."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from hpc_det.launch.failure import Failure
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.requeue import Cause
+from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.scheduler import scheduler
+from hpc_det.store.files import read_json
+from hpc_det.store.folders import TrialFolder
+from hpc_det.store.stop import StopRequest, read_stop
+
+_ENDS = {"finished": Cause.FINISHED, "waiting": Cause.WAITING}
+"""By what rank 0 wrote; otherwise it was stopped."""
+
+_CAUSES = {
+    "time limit": Cause.TIME_LIMIT,
+    "pause": Cause.PAUSED,
+    "cancel": Cause.CANCELLED,
+    "kill": Cause.CANCELLED,
+}
+"""By the reason of a stop request. What a signal means, only the scheduler knows."""
+
+
+def cause_of_end(trial: TrialFolder, plan: JobPlan, number: int, code: int, failure: Failure | None) -> Cause:
+    """Of attempt `number`, whose agents' launcher has ended with `code`; `failure` is the first, if any.
+
+    Trials write an outcome. A plain script hears of no stop, and its exit code 0 means that it has finished.
+    """
+    outcome = read_json(trial.outcome)
+    stop = read_stop(trial.stop, number)
+    if outcome and outcome["attempt"] == number:
+        return _ENDS.get(outcome["kind"]) or cause_of_stop(plan, stop)
+    if failure and (stop is None or failure.time < stop.time):
+        return Cause.UNHEALTHY if failure.unhealthy else Cause.HUNG if failure.hung else Cause.FAILED
+    if code == 0 and not plan.runs_trial:
+        return Cause.FINISHED
+    return cause_of_stop(plan, stop) if stop else Cause.FAILED
+
+
+def cause_of_stop(plan: JobPlan, stop: StopRequest | None) -> Cause:
+    """Of an attempt whose ranks were stopped. `stop` None: the shared folder does not show the request here yet."""
+    if stop and stop.reason in _CAUSES:
+        return _CAUSES[stop.reason]
+    signalled_at = stop.time if stop else time.time()
+    return scheduler(plan.scheduler).stop_cause(plan, os.environ, signalled_at, run_command)
+
+
+def cause_of_silence(stop: StopRequest | None) -> Cause:
+    """Of an attempt whose end nobody could write down. What a signal to that job meant, nobody can say any more."""
+    return Cause.NODE_LOST if stop is None else _CAUSES.get(stop.reason, Cause.PREEMPTED)
+
+
+def unexplained(code: int) -> str:
+    """The failure of an attempt of which no rank and no agent has noted any."""
+    if code:
+        return f"the agents' launcher ended with exit code {code}, and nobody said why"
+    return "the entrypoint ended with exit code 0, and no rank wrote an outcome"

@@ -1,0 +1,44 @@
+"""The lines that a job prints of itself, and how they are known again among all that stands in its logs."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_ANY = r"hpc-det: \d\d:\d\d:\d\d "
+ATTEMPT_BEGINS = re.compile(_ANY + r"attempt (\d+) begins")
+"""The whole line; the log of a trial's attempts is one file for all of them."""
+OF_WORKER = re.compile(_ANY + r"worker \d+: ")
+"""The beginning of each line of a worker."""
+
+
+def say(text: str) -> None:
+    print(f"hpc-det: {time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def say_attempt_begins(number: int) -> None:
+    say(f"attempt {number} begins")
+
+
+def say_of_worker(number: int, text: str) -> None:
+    say(f"worker {number}: {text}")
+
+
+@contextmanager
+def printed_to(path: Path) -> Iterator[None]:
+    """What this process and its children print."""
+    former = os.dup(1), os.dup(2)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+    try:
+        yield
+    finally:
+        for standard, before in zip((1, 2), former, strict=True):
+            os.dup2(before, standard)
+            os.close(before)

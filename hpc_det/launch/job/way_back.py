@@ -1,0 +1,105 @@
+"""How a job comes back into the queue: under its own id, or as another job that waits for its end.
+
+`requeue` keeps the id. Otherwise jobs of the same script come after it, each when the one before has ended. They are
+submitted when a job begins (successor) or ends (resubmit), or several with the first (chain). A job that finds nothing
+to do ends at once, so one too many does no harm.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from hpc_det.launch.job.log_lines import say
+from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.schedulers.command import CommandError, outside_any_job, run_command
+from hpc_det.schedulers.scheduler import Submission, scheduler
+from hpc_det.store.files import read_json, write_json
+from hpc_det.store.folders import ExperimentFolder
+
+
+class WayBack:
+    """Of one job: `begin` when it begins, and at its end either `take` or `leave`."""
+
+    def __init__(self, experiment: ExperimentFolder, script: int) -> None:
+        self._plan = JobPlan.of(experiment)
+        self._scheduler = scheduler(self._plan.scheduler)
+        self._script = str(experiment.script(script))
+        self._array = JobArray.of(experiment, script)
+        self._index = self._scheduler.array_index(os.environ)
+        self._file = experiment.next_jobs(script, self._index)
+        self._job_id = self._scheduler.job_id(os.environ)
+        self._begun: threading.Thread | None = None
+
+    def begin(self, exclude: Sequence[str] = ()) -> None:
+        """Submit the successor, away from the hosts `exclude`, beside what the job does: it costs the start no time."""
+        if self._plan.resume == "successor" and not self._waiting():  # a job that was requeued may have one
+            self._begun = threading.Thread(target=self._try_to_submit, args=(exclude,))
+            self._begun.start()
+
+    def take(self, exclude: Sequence[str] = ()) -> str:
+        """The id of the job that goes on, away from the hosts `exclude`. Raises CommandError where none can."""
+        if self._plan.resume == "requeue":
+            return self._requeue(exclude)
+        waiting = self._waiting()
+        for job in waiting:
+            self._avoid(job, exclude)
+        if waiting:
+            return waiting[0]
+        if self._plan.resume == "chain":
+            raise CommandError(f"none is left of the {self._plan.chain_length} jobs that waited behind the first")
+        return self._submit(exclude)
+
+    def leave(self) -> None:
+        """Nothing is left to do: nothing needs to wait any more."""
+        for job in self._waiting():
+            try:
+                self._scheduler.cancel(job, run_command)
+            except CommandError as error:
+                say(f"job {job} waits for nothing, and ends as soon as it begins: {error}")
+
+    def _requeue(self, exclude: Sequence[str]) -> str:
+        """Where the site allows that to none of its nodes, another job may still be allowed."""
+        try:
+            self._scheduler.requeue(self._job_id, run_command)
+        except CommandError as refused:
+            say(f"could not requeue, so another job is submitted: {refused}")
+            with suppress(CommandError):
+                return self._submit(exclude)
+            raise refused
+        self._avoid(self._job_id, exclude)  # only a job that waits in the queue can be told
+        return self._job_id
+
+    def _avoid(self, job: str, hosts: Sequence[str]) -> None:
+        """Better on a bad node than not at all."""
+        try:
+            self._scheduler.avoid(job, hosts, run_command)
+        except CommandError as error:
+            say(f"job {job} may come to a node that is excluded: {error}")
+
+    def _waiting(self) -> list[str]:
+        """The jobs behind this one, in their order."""
+        if self._begun:
+            self._begun.join()
+        queued: list[str] = (read_json(self._file) or {"jobs": []})["jobs"]
+        return queued[queued.index(self._job_id) + 1 :] if self._job_id in queued else []
+
+    def _try_to_submit(self, exclude: Sequence[str]) -> None:
+        """What is wrong will be said where the successor is wanted: then it is tried again."""
+        with suppress(CommandError):
+            self._submit(exclude)
+
+    def _submit(self, exclude: Sequence[str]) -> str:
+        submission = Submission(
+            script=self._script, array=self._array, index=self._index, after=self._job_id, exclude=tuple(exclude)
+        )
+        environment = outside_any_job(os.environ, self._plan.python)
+        answer = run_command(self._scheduler.submit_command(submission), environment)
+        try:
+            job = self._scheduler.parse_submit(answer)
+        except ValueError as error:
+            raise CommandError(str(error)) from None
+        write_json(self._file, {"jobs": [self._job_id, job]})
+        return job

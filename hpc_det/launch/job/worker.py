@@ -1,0 +1,171 @@
+"""A worker: pulls work from the experiment's search and trains it, stretch after stretch, until nothing is left for it.
+
+python3 -m hpc_det.launch.job.worker EXPERIMENT_FOLDER NUMBER -- COMMAND THAT STARTS ONE AGENT PER NODE
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from hpc_det.errors import UsageError
+from hpc_det.launch.failure import first_failure
+from hpc_det.launch.job.attempts import Attempts
+from hpc_det.launch.job.log_lines import printed_to, say_of_worker
+from hpc_det.launch.job.new_trial import prepare_trial
+from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.process import adopt_orphans, end_descendants
+from hpc_det.requeue import Action, Cause
+from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.scheduler import JobState, scheduler
+from hpc_det.schedulers.shared_answers import SharedAnswers
+from hpc_det.search.journal import SearchJournal
+from hpc_det.search.method import Exit, Work
+from hpc_det.store.folders import ExperimentFolder, TrialFolder
+from hpc_det.store.journal import Journal
+from hpc_det.store.stop import Reason, request_stop
+
+DONE, GAVE_UP, WANTS_REQUEUE = 0, 1, 75
+"""Exit codes. The last is EX_TEMPFAIL of sysexits.h: try again later."""
+
+
+class Worker:
+    def __init__(self, experiment: ExperimentFolder, number: int, start_agents: list[str]) -> None:
+        self._experiment = experiment
+        self._number = number
+        self._start_agents = start_agents
+        self._search = SearchJournal(experiment)
+        plan = JobPlan.of(experiment)
+        self._scheduler = scheduler(plan.scheduler)
+        self._job_id = self._scheduler.job_id(os.environ)
+        self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # a job with several workers holds them back till now
+        self._code = DONE
+        self._is_cancelled = False
+        """With its trial: the job is being ended, and would take others with it."""
+
+    def run(self) -> int:
+        """DONE or, after a trial that was given up, GAVE_UP when nothing is left to do; WANTS_REQUEUE before that."""
+        if other := self._running_elsewhere():
+            self._say(f"job {other} is this worker already; nothing is started")
+            return GAVE_UP
+        close_interrupted(self._experiment, self._search, self._number, self._signals)
+        try:
+            return self._work()
+        except BaseException:
+            end_descendants()
+            with suppress(OSError):  # a full disk may be what has ended it
+                close_interrupted(self._experiment, self._search, self._number, self._signals)
+            with suppress(OSError):
+                self._search.lose(self._number, self._job_id)
+            raise
+
+    def _work(self) -> int:
+        work = self._search.ask(self._number, self._job_id) or self._left_by_others()
+        while work is not None:
+            action = self._train(work)
+            if action is Action.REQUEUE:
+                return WANTS_REQUEUE
+            if action is Action.PAUSE:
+                self._search.lose(self._number, self._job_id)
+            work = self._after(work.trial, action) or self._left_by_others()
+        self._search.leave(self._number)
+        self._say("nothing is left to do here")
+        return self._code
+
+    def _running_elsewhere(self) -> str | None:
+        """One worker is one job: the script may be started by hand while the job that has this number still runs."""
+        other = self._search.state().present.get(self._number, self._job_id)
+        return other if other != self._job_id and self._states([other])[other] is JobState.RUNNING else None
+
+    def _left_by_others(self) -> Work | None:
+        """Work of others whose jobs have ended without a word. The scheduler is asked once, where there may be any."""
+        search = self._search.state()
+        others = {
+            number: job for number, job in search.present.items() if number in search.open.keys() - {self._number}
+        }
+        if not others or search.rests or self._is_cancelled:
+            return None
+        states = self._states(sorted(set(others.values())))
+        lost = {number: job for number, job in others.items() if states[job] is JobState.ENDED}
+        for number, job in lost.items():
+            self._say(f"worker {number} is gone with its job {job}; its work is to be done again")
+            self._search.lose(number, job)
+        return self._search.ask(self._number, self._job_id) if lost else None
+
+    def _states(self, job_ids: list[str]) -> dict[str, JobState]:
+        """As somebody of this user's has heard just now: many workers may want to know at the same moment."""
+        answers = SharedAnswers(self._experiment.store().root, self._scheduler)
+        return {job: status.state for job, status in answers.status(job_ids, run_command).items()}
+
+    def _train(self, work: Work) -> Action:
+        trial = self._experiment.trial(work.trial)
+        self._say(f"trial {work.trial}" + (f" until {work.until}" if work.until is not None else ""))
+        refusal = _refusal(trial, self._search)
+        search = self._search.state()
+        if search.cancelled or search.paused:  # by somebody who may not have seen this trial
+            reason: Reason = "kill" if search.cancelled else "pause"
+            request_stop(trial.stop, attempt=None, reason=reason, source=search.cancelled or search.paused or "")
+        with printed_to(trial.job_log):
+            attempts = Attempts(trial, self._number, self._start_agents, self._signals)
+            return attempts.refuse(refusal) if refusal else attempts.run()
+
+    def _after(self, number: int, action: Action) -> Work | None:
+        """Rank 0 has told the search of a stretch that came to its end. Of other ends it is told here."""
+        if action is Action.GIVE_UP:
+            self._code = GAVE_UP
+        work = self._search.state().open.get(self._number)
+        if work is None or work.trial != number or action is Action.WAIT:
+            return work
+        how = _how(self._experiment.trial(number), action)
+        self._is_cancelled = how is Exit.CANCELLED
+        if self._is_cancelled and not self._scheduler.has_queue:
+            self._search.cancel("a signal to the job")  # without a queue it was meant for the experiment
+        return self._search.end(self._number, number, how)
+
+    def _say(self, text: str) -> None:
+        say_of_worker(self._number, text)
+
+
+def _how(trial: TrialFolder, action: Action) -> Exit:
+    journal = Journal(trial.journal)
+    if action is Action.DONE:
+        verdict = journal.verdict()
+        return Exit.CANCELLED if verdict and verdict[0] is Cause.CANCELLED else Exit.COMPLETED
+    failure = first_failure(trial, journal.last_attempt())
+    return Exit.INVALID_HP if failure and failure.invalid_hp else Exit.FAILED
+
+
+def _refusal(trial: TrialFolder, search: SearchJournal) -> str | None:
+    """Why the trial cannot begin: the user's mistake, which no other attempt mends."""
+    try:
+        prepare_trial(trial, search)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def close_interrupted(experiment: ExperimentFolder, search: SearchJournal, worker: int, signals: SignalPipe) -> None:
+    """End the attempt that a worker could not end: the search may have given it other work before its gang was gone."""
+    state = search.state()
+    numbers = {work.trial for work in (state.open.get(worker),) if work} | {state.last_trial.get(worker)}
+    for trial in (experiment.trial(number) for number in numbers if number):
+        began = Journal(trial.journal).open_job()
+        if began and began[0] == worker:
+            with printed_to(trial.job_log):
+                Attempts(trial, worker, [], signals).close_interrupted()
+
+
+def main(argv: list[str]) -> int:
+    folder, number, separator, *start_agents = argv
+    assert separator == "--"
+    adopt_orphans()
+    return Worker(ExperimentFolder(Path(folder)), int(number), start_agents).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,153 @@
+"""One mpirun for the gang, started on node 0: Open MPI, MPICH, or srun with its --mpi flag.
+
+    python3 -m hpc_det.launch.mpi [[MPIRUN_OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...)
+
+What starts the ranks is the cluster profile's `mpi_launcher`. mpirun's daemons on the other nodes are started by the
+launchers that wait there (hpc_det.launch.nodes), so each rank descends from its own node's agent. A Python script runs
+under `python -m mpi4py`: one that raises ends the world. Any other command runs as it is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.launch.arguments import parse_or_note
+from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.nodes import run_gang
+from hpc_det.launch.on_node import host_name
+from hpc_det.launch.signals import turn_deaf
+from hpc_det.launch.srun import step_command
+from hpc_det.launch.watched import is_for_python
+from hpc_det.plan.job_plan import JobPlan
+
+_OF_ANOTHER_MPI = ("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "OMPI_MCA_ess", "PRTE_MCA_ess")
+"""What srun or mpiexec told the agent's process: to the ranks it would mean another world."""
+_BY_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+_RESOURCE_MANAGERS = "^slurm,tm,pbs,lsf,gridengine,alps"
+"""The gang's nodes are part of a job: mpirun must not look for the job's by itself."""
+
+
+def mpirun_command(launcher: Sequence[str], attempt: Attempt, overrides: Sequence[str], agent: str) -> list[str]:
+    """Up to the rank's own command. `agent`: a script that does what ssh would. Raises UsageError for a stranger."""
+    path, said = _version(launcher[0])
+    match vendor(said):
+        case "Open MPI":
+            flags, library = _open_mpi(attempt, agent, is_old=") 4." in said), "libmpi.so.40"
+        case "MPICH":
+            flags, library = _mpich(attempt, agent), "libmpi.so.12"
+        case _:
+            raise UsageError(
+                f"cluster.mpi_launcher: {launcher[0]} is {path}, and neither Open MPI's nor MPICH's: "
+                f"it says {said.strip()[:80]!r}; name one of these, or srun with its --mpi flag"
+            )
+    return [*launcher, *flags, *overrides, *_with_library(path, library)]
+
+
+def vendor(said: str) -> Literal["Open MPI", "MPICH"] | None:
+    """Whose mpirun says this of its version; None: of one that nothing here can start."""
+    if any(name in said for name in ("Open MPI", "OpenRTE", "PRRTE")):
+        return "Open MPI"
+    return "MPICH" if "HYDRA" in said else None
+
+
+def _version(launcher: str) -> tuple[str, str]:
+    path = shutil.which(launcher)
+    if path is None:
+        raise UsageError(
+            f"cluster.mpi_launcher: there is no {launcher} on this node; load the site's MPI with cluster.modules, "
+            f"name it by its path, or `pip install 'hpc_det[mpi,mpi-runtime]'`"
+        )
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return path, done.stdout + done.stderr
+
+
+def _open_mpi(attempt: Attempt, agent: str, *, is_old: bool) -> list[str]:
+    """mpirun(1) of Open MPI 4, and of 5, whose runtime is PRRTE."""
+    mca, shell = ("--mca", "rsh") if is_old else ("--prtemca", "ssh")
+    hosts = ",".join(f"{host_name(node)}:{attempt.ranks_per_node}" for node in range(attempt.nodes))
+    world = attempt.nodes * attempt.ranks_per_node
+    return [
+        *(mca, "plm", shell),
+        *(mca, f"plm_{shell}_agent", f"/bin/sh {agent}"),
+        *(mca, f"plm_{shell}_no_tree_spawn", "1"),  # daemons must not start others: they are not told where
+        *(mca, "ras", _RESOURCE_MANAGERS),
+        *(["--mca", "orte_leave_session_attached", "1"] if is_old else ["--leave-session-attached"]),
+        *("--host", hosts),
+        *("-n", str(world)),
+        *("--map-by", f"ppr:{attempt.ranks_per_node}:node:oversubscribe"),
+        *("--bind-to", "none"),
+    ]
+
+
+def _mpich(attempt: Attempt, agent: str) -> list[str]:
+    """mpiexec.hydra's own help names these. Without `-genvnone` all ranks had the environment of node 0."""
+    return [
+        *("-launcher", "ssh", "-launcher-exec", agent, "-rmk", "user"),
+        *("-localhost", attempt.master_addr, "-disable-hostname-propagation"),
+        *("-hosts", ",".join(map(host_name, range(attempt.nodes)))),
+        *("-ppn", str(attempt.ranks_per_node)),
+        *("-n", str(attempt.nodes * attempt.ranks_per_node)),
+        "-genvnone",
+    ]
+
+
+def _with_library(path: str, library: str) -> list[str]:
+    """The wheel of mpi4py takes any MPI library that it finds, and several may be there: it gets mpirun's own."""
+    if "MPI4PY_LIBMPI" in os.environ:
+        return []
+    prefix = Path(path).resolve().parent.parent
+    places = [str(prefix / folder / library) for folder in ("lib", "lib64")]
+    return ["env", f"MPI4PY_LIBMPI={os.pathsep.join([*places, library])}"]
+
+
+def rank_command(command: Sequence[str]) -> list[str]:
+    """With `-m mpi4py` a rank that raises aborts the world; without, the others would wait for it in MPI_Finalize."""
+    entry = ["-m", "hpc_det.launch.mpi_rank", *command]
+    if not is_for_python(command):
+        return [sys.executable, *entry]
+    if importlib.util.find_spec("mpi4py") is None:
+        raise UsageError(f"mpi4py is not there for {sys.executable}; `pip install 'hpc_det[mpi]'`")
+    return [sys.executable, "-m", "mpi4py", *entry]
+
+
+def _write_agent(attempt: Attempt) -> str:
+    """mpiexec.hydra takes the path of one executable, and no arguments for it."""
+    path = Path(attempt.socket).with_name("on-node")
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hpc_det.launch.on_node "$@"\n')
+    path.chmod(stat.S_IRWXU)
+    return str(path)
+
+
+def main(argv: list[str]) -> int:
+    turn_deaf()
+    try:
+        attempt = Attempt.from_env(os.environ)
+        launch = parse_or_note(argv, "mpi", attempt)
+    except HpcDetError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    plan = JobPlan.of(attempt.trial.experiment())
+    for name in [name for name in os.environ if name.startswith(_OF_ANOTHER_MPI)]:
+        del os.environ[name]
+    os.environ.update(dict.fromkeys(_BY_ROOT, "1"))
+
+    def command() -> list[str]:
+        rank = rank_command(launch.command)
+        if Path(plan.mpi_launcher[0]).name == "srun":
+            return [*step_command(plan.mpi_launcher, plan, launch.overrides), *rank]
+        return [*mpirun_command(plan.mpi_launcher, attempt, launch.overrides, _write_agent(attempt)), *rank]
+
+    return run_gang(attempt, command)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

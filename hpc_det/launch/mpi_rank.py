@@ -1,0 +1,189 @@
+"""A process of mpirun's becomes a rank: python3 -m mpi4py -m hpc_det.launch.mpi_rank COMMAND...
+
+Its numbers come from MPI itself, and are held against the plan: MPI libraries and mpiruns of different vendors do not
+fail, they make N worlds of one rank each. It sets torchrun's variables and runs the trial or the script in this
+process, so a script may use mpi4py, torch.distributed, or both. Any other command is started with the numbers that
+mpirun's variables tell.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.launch import rank as trial_rank
+from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.doorbell import Line
+from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.launch.rank import leave, note_error
+from hpc_det.launch.rendezvous import free_port
+from hpc_det.launch.signals import hear_again
+from hpc_det.launch.watched import is_for_python, is_trial
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_NUMBERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+)
+"""Rank, size and rank on the node, as Open MPI, MPICH and srun tell them."""
+
+
+def check_world(attempt: Attempt, size: int, local_size: int, library: str) -> None:
+    """Raises UsageError with what MPI and the plan say."""
+    planned = attempt.nodes * attempt.ranks_per_node
+    if size != planned:
+        raise UsageError(
+            f"MPI made a world of {size} ranks, the plan has {planned} ({attempt.nodes} nodes x "
+            f"{attempt.ranks_per_node}). The MPI library is {library}: if cluster.mpi_launcher is of another vendor, "
+            f"name that library's own mpirun; if the entrypoint sets a number of ranks, leave it out"
+        )
+    if local_size != attempt.ranks_per_node:
+        raise UsageError(
+            f"MPI put {local_size} ranks on this node, the plan has {attempt.ranks_per_node} on each; leave hosts and "
+            f"mapping out of the overrides"
+        )
+
+
+def numbers(env: Mapping[str, str]) -> tuple[int, int, int]:
+    """Rank, size and local rank where nobody asks MPI. Raises UsageError where no launcher has told them."""
+    for names in _NUMBERS:
+        if all(name in env for name in names):
+            rank, size, local_rank = (int(env[name]) for name in names)
+            return rank, size, local_rank
+    raise UsageError("mpirun told this process no rank; start it with Open MPI, MPICH or srun")
+
+
+def _environment(attempt: Attempt, rank: int, local_rank: int, meeting: tuple[str, int]) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(attempt.nodes * attempt.ranks_per_node),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(attempt.ranks_per_node),
+        "MASTER_ADDR": meeting[0],
+        "MASTER_PORT": str(meeting[1]),
+    }
+
+
+def _meeting(attempt: Attempt) -> tuple[str, int]:
+    """Rank 0 says it: overrides may have put it on another node than 0."""
+    if attempt.node_rank == 0:
+        return attempt.master_addr, attempt.master_port
+    return attempt.address, free_port()
+
+
+def _join(attempt: Attempt, world: MPI.Intracomm) -> dict[str, str]:
+    """Collective. Ranks are on one node where they have one agent."""
+    from mpi4py import MPI
+
+    local = world.Split(attempt.node_rank, world.rank)
+    check_world(attempt, world.size, local.size, MPI.Get_library_version().splitlines()[0].strip())
+    meeting = world.bcast(_meeting(attempt) if world.rank == 0 else None)
+    return _environment(attempt, world.rank, local.rank, meeting)
+
+
+def _run(attempt: Attempt, command: Sequence[str]) -> int:
+    if is_trial(command):
+        return trial_rank.main(command[2])
+    rank = int(os.environ["RANK"])
+    line = Line.connect(attempt.socket)
+    os.register_at_fork(after_in_child=line.connection.close)  # or the agent would not see that the rank is gone
+    line.send({"hello": rank, "pid": os.getpid()})
+    code = _run_script(attempt, rank, command)
+    line.send({"bye": code})
+    return code
+
+
+def _run_script(attempt: Attempt, rank: int, command: Sequence[str]) -> int:
+    try:
+        _as_main(command)
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if code:
+            note_failure(attempt.trial, attempt.number, failure_now(rank, f"exit code {code}"))
+        return code
+    except BaseException as error:
+        traceback.print_exc()
+        note_error(attempt, rank, error)
+        return 1
+    return 0
+
+
+def _as_main(command: Sequence[str]) -> None:
+    """As `python script.py` and `python -m module` do it."""
+    if command[0] == "-m":
+        sys.argv[:] = command[1:]
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = command
+        sys.path[0] = str(Path(command[0]).resolve().parent)
+        runpy.run_path(command[0], run_name="__main__")
+
+
+def _world() -> MPI.Intracomm:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise UsageError(
+            f"mpi4py found no MPI library that it can use: {str(error).splitlines()[-1]}; its wheel wants libmpi.so.12 "
+            f"(MPICH) or libmpi.so.40 (Open MPI), on LD_LIBRARY_PATH or named by MPI4PY_LIBMPI"
+        ) from None
+    return MPI.COMM_WORLD
+
+
+def _refuse(attempt: Attempt, error: HpcDetError) -> None:
+    note_error(attempt, None, error)
+    print(f"hpc-det: {error}", file=sys.stderr, flush=True)
+
+
+def _exec(attempt: Attempt, command: list[str]) -> None:
+    rank, size, local_rank = numbers(os.environ)
+    check_world(attempt, size, attempt.ranks_per_node, "unknown")
+    meeting = attempt.master_addr, attempt.master_port
+    os.execvpe(command[0], command, {**os.environ, **_environment(attempt, rank, local_rank, meeting)})
+
+
+def main(command: list[str]) -> None:
+    hear_again()
+    attempt = Attempt.from_env(os.environ)
+    try:
+        if not is_for_python(command):
+            _exec(attempt, command)
+        world = _world()
+    except UsageError as error:
+        _refuse(attempt, error)
+        leave(1)
+    try:
+        os.environ.update(_join(attempt, world))
+        code = _run(attempt, command)
+    except UsageError as error:
+        _refuse(attempt, error)
+        code = 1
+    _end_world(world, code)
+    leave(code)
+
+
+def _end_world(world: MPI.Intracomm, code: int) -> None:
+    """Open MPI takes a rank that leaves without MPI_Finalize for a failed one, and the others wait for it."""
+    from mpi4py import MPI
+
+    sys.stdout.flush()
+    if MPI.Is_finalized():
+        return
+    if code:
+        world.Abort(code)
+    MPI.Finalize()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

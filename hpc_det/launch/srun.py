@@ -1,0 +1,60 @@
+"""srun starts the ranks: one step over the gang's nodes, beside the agents.
+
+    python3 -m hpc_det.launch.srun [[SRUN_OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...)
+
+For sites whose srun binds CPUs and devices as they want it. Overrides come after our flags, so srun takes theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.launch.arguments import parse_or_note
+from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.nodes import run_gang
+from hpc_det.launch.signals import turn_deaf
+from hpc_det.launch.watched import as_rank
+from hpc_det.plan.job_plan import JobPlan
+
+
+def step_flags(plan: JobPlan, env: Mapping[str, str]) -> list[str]:
+    """srun(1). The agents' step has the job's CPUs and devices, so this one shares them with it."""
+    nodes = env.get("SLURM_STEP_NODELIST")
+    return [
+        "--overlap",
+        f"--nodes={plan.nodes}",
+        f"--ntasks={plan.world_size}",
+        f"--ntasks-per-node={plan.ranks_per_node}",
+        f"--cpus-per-task={plan.cpus_per_rank}",
+        *([f"--nodelist={nodes}"] if nodes else []),
+        "--distribution=block",
+        "--kill-on-bad-exit=1",
+        "--export=ALL",
+    ]
+
+
+def step_command(srun: Sequence[str], plan: JobPlan, overrides: Sequence[str]) -> list[str]:
+    """Up to the rank's own command. Raises UsageError where there is no srun."""
+    if shutil.which(srun[0]) is None:
+        raise UsageError(f"{srun[0]}: there is no such command on this node; this launcher needs Slurm")
+    return [*srun, *step_flags(plan, os.environ), *overrides, sys.executable, "-m", "hpc_det.launch.srun_rank"]
+
+
+def main(argv: list[str]) -> int:
+    turn_deaf()
+    try:
+        attempt = Attempt.from_env(os.environ)
+        launch = parse_or_note(argv, "srun", attempt)
+    except HpcDetError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    plan = JobPlan.of(attempt.trial.experiment())
+    return run_gang(attempt, lambda: [*step_command(["srun"], plan, launch.overrides), *as_rank(launch.command)])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

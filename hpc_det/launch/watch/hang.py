@@ -1,0 +1,122 @@
+"""When a gang hangs: pure arithmetic over what its ranks say of themselves. Node 0's agent asks it.
+
+Ranks that train together stand still together, so the question is when any of them moved last. How long they may stand
+still depends on what the last of them do, for whom the others wait: in the loops over batches a limit, which the user
+sets or which is learned; the first step of a loop may compile for long, and what lies between the steps, such as
+saving, may take hours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from hpc_det.launch.watch.heartbeat import Progress
+
+LEAST_S = 600.0
+TIMES_LONGEST = 20
+"""The learned limit is so many times the longest standstill that ended, and at least `LEAST_S`."""
+_PATIENCE_S: dict[str, float] = {
+    "meeting": 300.0,  # once the last of them has come: their first collective takes milliseconds
+    "between steps": 4 * 3600.0,
+    "training": 3600.0,
+    "validation": 3600.0,
+}
+"""By phase; for the loops over batches before their first step is done. Outside, nobody is waited for."""
+_ROUNDS_PER_LIMIT = 20
+_ROUND_S = (0.25, 30.0)
+
+
+class HangJudge:
+    def __init__(self, world_size: int, limit_s: int | None) -> None:
+        """`limit_s` None: learned."""
+        self._world_size = world_size
+        self._fixed_s = limit_s
+        self._ranks: dict[int, Progress] = {}
+        self._still_s = 0.0
+        self._longest_s = 0.0
+        self._looked_at: float | None = None
+
+    @property
+    def round_s(self) -> float:
+        """How often the ranks are to be asked."""
+        shortest, longest = _ROUND_S
+        return min(max(self.limit_s / _ROUNDS_PER_LIMIT, shortest), longest)
+
+    @property
+    def limit_s(self) -> float:
+        """How long the ranks may stand still within a loop."""
+        return float(self._fixed_s) if self._fixed_s else max(LEAST_S, TIMES_LONGEST * self._longest_s)
+
+    @property
+    def still_s(self) -> float:
+        return self._still_s
+
+    @property
+    def ranks(self) -> Mapping[int, Progress]:
+        return self._ranks
+
+    def hears(self, rank: int, progress: Progress) -> None:
+        before = self._ranks.get(rank)
+        if progress == before:
+            return
+        self._ranks[rank] = progress
+        if before and before.warm:  # not what the first step or a save took
+            self._longest_s = max(self._longest_s, self._still_s)
+        self._still_s = 0.0
+
+    def is_hung(self, now: float) -> bool:
+        """Asked every `round_s` at the latest; a longer pause was one of this process, too: a suspended job's."""
+        since = 0.0 if self._looked_at is None else now - self._looked_at
+        self._looked_at = now
+        self._still_s += min(since, 2 * max(self.round_s, 1.0))
+        return self.stands_still
+
+    @property
+    def stands_still(self) -> bool:
+        return len(self._ranks) == self._world_size and self._still_s > self._patience_s()
+
+    def _patience_s(self) -> float:
+        last = min(rank.steps for rank in self._ranks.values())
+        return max(self._patience_of(rank) for rank in self._ranks.values() if rank.steps == last)
+
+    def _patience_of(self, rank: Progress) -> float:
+        if rank.warm:
+            return self.limit_s
+        return max(self.limit_s, _PATIENCE_S[rank.phase]) if rank.phase in _PATIENCE_S else float("inf")
+
+
+Standing = tuple[Progress, str]
+"""Where a rank stands: its progress, and the place in its code."""
+
+
+def last_first(ranks: Mapping[int, Standing]) -> list[tuple[Standing, list[int]]]:
+    """Ranks that stand at the same place together, those furthest behind first, and of these the odd ones out."""
+    groups: dict[tuple[int, str, str], list[int]] = {}
+    for rank, (progress, place) in sorted(ranks.items()):
+        groups.setdefault((progress.steps, progress.phase, place), []).append(rank)
+    ordered = sorted(groups.items(), key=lambda group: (group[0][0], len(group[1])))
+    return [(ranks[together[0]], together) for _, together in ordered]
+
+
+def sentence(still_s: float, groups: Iterable[tuple[Standing, list[int]]]) -> str:
+    """What the failure says."""
+    told = [f"{_named(ranks)}: {_where(progress)}, {place}" for (progress, place), ranks in groups]
+    return f"no step for {still_s:.0f} s; " + "; ".join(told) + "; the stacks of all threads stand in the ranks' logs"
+
+
+def _where(progress: Progress) -> str:
+    return (
+        f"{progress.phase}, batch {progress.batch}" if progress.phase in ("training", "validation") else progress.phase
+    )
+
+
+def _named(ranks: list[int]) -> str:
+    """ "ranks 0-2, 7" """
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    numbers = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"

@@ -1,0 +1,85 @@
+"""A rank that is a script of the user's, under a parent that tells the agent what becomes of it.
+
+    RANK=R ... python3 -m hpc_det.launch.watched COMMAND...
+
+srun and deepspeed start it. A script that fails is named with its rank and exit code, and ends the gang at once. When
+the agent is gone, the script is ended.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.doorbell import Line
+from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.launch.nodes import exit_code
+from hpc_det.launch.signals import SignalPipe
+from hpc_det.process import adopt_orphans, end_descendants
+
+RANK_MODULE = "hpc_det.launch.rank"
+
+
+def as_rank(command: Sequence[str]) -> list[str]:
+    """The command line of one rank: of a trial class, or of a script under watch."""
+    if is_trial(command):
+        return [sys.executable, *command]
+    return [sys.executable, "-m", "hpc_det.launch.watched", *for_python(command)]
+
+
+def is_trial(command: Sequence[str]) -> bool:
+    """What `--trial module:Class` was parsed to."""
+    return list(command[:2]) == ["-m", RANK_MODULE]
+
+
+def for_python(command: Sequence[str]) -> list[str]:
+    """A file or a module is started by this Python, a command as it is."""
+    return [sys.executable, *command] if is_for_python(command) else list(command)
+
+
+def is_for_python(command: Sequence[str]) -> bool:
+    return command[0] == "-m" or command[0].endswith(".py")
+
+
+def watch(command: Sequence[str], attempt: Attempt, rank: int) -> int:
+    """Its exit code, or 1 when the agent is gone."""
+    line, signals = Line.connect(attempt.socket), SignalPipe([signal.SIGCHLD])
+    script = subprocess.Popen(command)
+    line.send({"hello": rank, "pid": script.pid})
+    with selectors.DefaultSelector() as selector:
+        for source in (line.connection.fileno(), signals.fd):
+            selector.register(source, selectors.EVENT_READ)
+        while script.poll() is None:
+            ready = {key.fd for key, _ in selector.select()}
+            signals.received()
+            if line.connection.fileno() in ready and line.receive() is None:
+                end_descendants()
+                return 1
+    return _tell(attempt, rank, script.returncode, line)
+
+
+def _tell(attempt: Attempt, rank: int, returncode: int, line: Line) -> int:
+    code = exit_code(returncode)
+    if code:
+        ended = f"ended by signal {signal.Signals(-returncode).name}" if returncode < 0 else f"exit code {code}"
+        note_failure(attempt.trial, attempt.number, failure_now(rank, ended))
+    line.send({"bye": code})
+    return code
+
+
+def main(argv: list[str]) -> int:
+    adopt_orphans()
+    try:
+        return watch(argv, Attempt.from_env(os.environ), int(os.environ["RANK"]))
+    except OSError as error:
+        print(f"entrypoint: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 127
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,113 @@
+"""What the commands of Slurm answer, after squeue(1) and scontrol(1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from hpc_det.schedulers.command import Run
+from hpc_det.schedulers.scheduler import JobState, JobStatus
+
+# squeue(1), JOB STATE CODES. A state that is not here is news from a newer Slurm: UNKNOWN, never a crash.
+STATES = {
+    "PENDING": JobState.QUEUED,
+    "CONFIGURING": JobState.QUEUED,
+    "REQUEUED": JobState.QUEUED,
+    "REQUEUE_FED": JobState.QUEUED,
+    "REQUEUE_HOLD": JobState.QUEUED,
+    "SPECIAL_EXIT": JobState.QUEUED,
+    "RESV_DEL_HOLD": JobState.QUEUED,
+    "RUNNING": JobState.RUNNING,
+    "SUSPENDED": JobState.RUNNING,
+    "STOPPED": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "STAGE_OUT": JobState.RUNNING,
+    "RESIZING": JobState.RUNNING,
+    "COMPLETING": JobState.RUNNING,  # its processes may still write; a requeued job passes through here too
+    "COMPLETED": JobState.ENDED,
+    "CANCELLED": JobState.ENDED,
+    "FAILED": JobState.ENDED,
+    "TIMEOUT": JobState.ENDED,
+    "NODE_FAIL": JobState.ENDED,
+    "OUT_OF_MEMORY": JobState.ENDED,
+    "BOOT_FAIL": JobState.ENDED,
+    "DEADLINE": JobState.ENDED,
+    "REVOKED": JobState.ENDED,
+    "PREEMPTED": JobState.ENDED,
+}
+_ORDER = (JobState.RUNNING, JobState.HELD, JobState.QUEUED, JobState.UNKNOWN, JobState.ENDED)
+# squeue(1), JOB REASON CODES, as far as somebody has to act. slurm.conf(5), MaxBatchRequeue: 5 by default.
+_REASONS = {
+    "JobHeldAdmin": "JobHeldAdmin: held by the site, also after too many requeues; ask it for `scontrol release`",
+    "JobHeldUser": "JobHeldUser: let it go with `scontrol release`",
+    "launch failed requeued held": "launch failed requeued held: its node is ill; then `scontrol release`",
+}
+
+
+def parse_squeue(output: str) -> dict[str, JobStatus]:
+    """The lines of `--format=%i|%T|%r`."""
+    rows = (line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2)
+    return {job_id.strip(): _status(job_id.strip(), state.strip(), reason.strip()) for job_id, state, reason in rows}
+
+
+def with_arrays(elements: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
+    """The elements `A_3` and, under the id `A`, all of them together."""
+    arrays: dict[str, list[JobStatus]] = {}
+    for job_id, status in elements.items():
+        arrays.setdefault(job_id.partition("_")[0], []).append(status)
+    return {**elements, **{array: _together(statuses) for array, statuses in arrays.items()}}
+
+
+def _together(statuses: Sequence[JobStatus]) -> JobStatus:
+    first = min(statuses, key=lambda status: _ORDER.index(status.state))
+    return replace(first, held=tuple(job_id for status in statuses for job_id in status.held))
+
+
+def _status(job_id: str, state: str, reason: str) -> JobStatus:
+    found = STATES.get(state, JobState.UNKNOWN)
+    # A requeued job waits for cred_expire + 1 = 121 s with this reason (slurmctld, batch_requeue_fini).
+    if found is JobState.QUEUED and reason == "BeginTime":
+        return JobStatus(JobState.HELD, reason, held=(job_id,))
+    return JobStatus(found, _REASONS.get(reason, reason))
+
+
+def shown(job_id: str, run: Run) -> dict[str, str]:
+    return parse_scontrol(run(["scontrol", "show", "job", "--oneliner", job_id]))
+
+
+def parse_scontrol(output: str) -> dict[str, str]:
+    """`scontrol show job --oneliner`: KEY=VALUE, as far as values hold no blanks."""
+    return dict(item.split("=", 1) for item in output.split() if "=" in item)
+
+
+def local_time(text: str | None) -> float | None:
+    """Slurm's local time, "2026-11-20T10:42:00"; None for "None", "Unknown" and "N/A"."""
+    try:
+        return datetime.fromisoformat(text or "").timestamp()
+    except ValueError:
+        return None
+
+
+def host_names(node_list: str) -> list[str]:
+    """Slurm's short form, "gpu[1-3,07],login", in full (scontrol(1), show hostnames)."""
+    names = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", node_list)
+    return [host for name in names for host in _spelt_out(name)]
+
+
+def _spelt_out(name: str) -> list[str]:
+    before, bracket, rest = name.partition("[")
+    if not bracket:
+        return [name]
+    numbers, _, after = rest.partition("]")
+    return [f"{before}{number}{end}" for number in _numbers(numbers) for end in _spelt_out(after)]
+
+
+def _numbers(ranges: str) -> list[str]:
+    """ "08-10,15" is 08, 09, 10, 15."""
+    found = []
+    for item in ranges.split(","):
+        first, _, last = item.partition("-")
+        found += [f"{number:0{len(first)}}" for number in range(int(first), int(last or first) + 1)]
+    return found

@@ -1,0 +1,38 @@
+"""Commands that are asked at the same time, and once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from hpc_det.doctor.asked_once import AskedOnce
+from hpc_det.schedulers.command import CommandError
+
+
+def test_all_are_asked_at_the_same_time() -> None:
+    together = threading.Barrier(2, timeout=10)
+
+    def run(command: Sequence[str]) -> str:
+        together.wait()
+        return command[0]
+
+    with AskedOnce(run) as asked:
+        asked.begin([["sinfo"], ["scontrol"]])
+        assert (asked(["sinfo"]), asked(["scontrol"])) == ("sinfo", "scontrol")
+
+
+def test_none_is_asked_twice() -> None:
+    calls: list[Sequence[str]] = []
+
+    def run(command: Sequence[str]) -> str:
+        calls.append(command)
+        raise CommandError("sinfo: refused")
+
+    with AskedOnce(run) as asked:
+        asked.begin([["sinfo"]])
+        for _ in range(2):
+            with pytest.raises(CommandError, match="refused"):
+                asked(["sinfo"])
+    assert calls == [("sinfo",)]

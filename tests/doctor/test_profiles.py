@@ -1,0 +1,162 @@
+"""Profiles against what their sites say."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_det.doctor.finding import Finding
+from hpc_det.doctor.profiles import Profile, findings, read, without_any
+from hpc_det.errors import UsageError
+from hpc_det.schedulers.command import Run
+from hpc_det.schedulers.detect import pbs, slurm
+from tests.doctor.sites import ATLAS, LAB, cluster, everything, on_path, one, pbs_site, slurm_site, verdicts
+
+ON_LAB: dict[str, Any] = {
+    "cpus_per_slot": 4,
+    "pools": {"low": {"default": True, "preempt_mode": "requeue", "grace_time_s": 30}, "high": {}},
+}
+
+
+def checked(run: Run, **keys: Any) -> list[Finding]:
+    return list(findings(Profile("profile lab", cluster(**keys)), slurm.detect(run), run, everything))
+
+
+def written(root: Path, name: str, text: str) -> None:
+    folder = root / "conf" / "cluster"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.yaml").write_text(text)
+
+
+def test_a_profile_that_fits() -> None:
+    found = checked(slurm_site(LAB), **ON_LAB)
+    assert set(verdicts(found)) == {"ok"}
+    assert one(found, "resume: auto").told.startswith("resume: auto takes successor: the next job waits in the queue")
+    assert "partition low would be taken" in one(found, "test-only").told
+
+
+def test_a_pool_that_the_site_does_not_have() -> None:
+    found = one(checked(slurm_site(LAB), pools={"lwo": {}}), "pool lwo")
+    assert (found.verdict, found.remedy) == ("problem", "did you mean 'low'?")
+
+
+def test_more_gpus_than_nodes_have() -> None:
+    found = one(checked(slurm_site(LAB), slots_per_node=4), "4 GPUs")
+    assert found.verdict == "problem"
+    assert found.told.endswith("nodes have 2: no job would ever start")
+
+
+def test_fewer_gpus_than_nodes_have_may_be_meant() -> None:
+    assert one(checked(slurm_site(LAB), slots_per_node=1), "1 GPUs").verdict == "note"
+
+
+def test_cpus_are_counted_with_those_of_each_slot() -> None:
+    cpus = {"slot_type": "cpu", "slots_per_node": 32, "cpus_per_slot": 4, "resource_pool": "compute"}
+    assert one(checked(slurm_site(ATLAS), **cpus), "128 CPUs of a node").verdict == "ok"
+
+
+def test_gpus_that_a_pool_does_not_have() -> None:
+    found = one(checked(slurm_site(ATLAS), resource_pool="compute"), "nodes have 0")
+    assert found.verdict == "problem"
+
+
+def test_nodes_that_differ_are_named() -> None:
+    found = one(checked(slurm_site(ATLAS), slots_per_node=8, resource_pool="gpu"), "8 GPUs")
+    assert (found.verdict, "8 h100" in found.told) == ("note", True)
+
+
+def test_a_preemption_that_the_profile_does_not_know_of() -> None:
+    found = one(checked(slurm_site(LAB), resource_pool="low"), "the profile says nothing")
+    assert found.remedy == "set preempt_mode: requeue and grace_time_s: 30 there"
+
+
+def test_a_preemption_without_grace_time() -> None:
+    pools = {"scavenge": {"preempt_mode": "requeue", "grace_time_s": 0, "slots_per_node": 4}}
+    assert one(checked(slurm_site(ATLAS), pools=pools), "preempts without a grace time").verdict == "note"
+
+
+@pytest.mark.parametrize(
+    ("keys", "config", "remedy"),
+    [
+        ({"max_array_size": 20000}, {}, "set max_array_size: 10001"),
+        ({}, {"SelectType": "select/linear"}, "set gpu_flag: gres"),
+    ],
+)
+def test_settings_that_the_site_refuses(keys: dict[str, Any], config: dict[str, str], remedy: str) -> None:
+    assert remedy in [found.remedy for found in checked(slurm_site(LAB, **config), **keys)]
+
+
+def test_an_account_that_slurm_refuses() -> None:
+    found = one(checked(slurm_site(LAB, sbatch=None), **ON_LAB), "is not taken")
+    assert found.verdict == "problem"
+    assert "Invalid account" in found.told
+
+
+@pytest.mark.parametrize(("runtime", "verdict"), [("pyxis", "problem"), ("podman", "note")])
+def test_a_container_runtime_that_is_not_there(runtime: str, verdict: str) -> None:
+    run = slurm_site(LAB)
+    profile = Profile("profile lab", cluster(containers={"runtime": runtime}))
+    found = list(findings(profile, slurm.detect(run), run, on_path("srun")))
+    assert one(found, "pyxis" if runtime == "pyxis" else "podman is not").verdict == verdict
+
+
+def test_pbs_requeues_nothing_by_itself() -> None:
+    run = pbs_site()
+    profile = Profile("profile pbs", cluster(scheduler="pbs", resume="rerun", slots_per_node=4, cpus_per_slot=1))
+    found = list(findings(profile, pbs.detect(run), run, everything))
+    assert one(found, "resume: rerun takes requeue").verdict == "note"
+
+
+@pytest.mark.parametrize(("jobs_submit", "way"), [(True, "successor"), (False, "chain")])
+def test_what_auto_is_on_pbs(jobs_submit: bool, way: str) -> None:
+    run = pbs_site()
+    profile = Profile("profile pbs", cluster(scheduler="pbs", nodes_can_submit=jobs_submit, slots_per_node=4))
+    found = list(findings(profile, pbs.detect(run), run, everything))
+    assert one(found, f"resume: auto takes {way}")
+
+
+def test_a_profile_of_another_site() -> None:
+    run = pbs_site()
+    found = list(findings(Profile("profile lab", cluster()), pbs.detect(run), run, everything))
+    assert one(found, "Slurm does not answer here").verdict == "note"
+    named = findings(Profile("profile lab", cluster()), None, run, everything, is_named=True)
+    assert one(named, "Slurm does not answer here").verdict == "problem"
+
+
+def test_without_a_profile_a_job_of_the_default_pool_is_tried() -> None:
+    run = slurm_site(LAB, sbatch=None)
+    found = list(without_any(slurm.detect(run), run))
+    assert one(found, "a job of one node in the default partition is not taken").verdict == "problem"
+
+
+def test_a_profile_with_mistakes_is_one_problem_and_all_its_mistakes(state_folder: Path) -> None:
+    written(state_folder, "atlas", "name: atlas\nscheduler: slrum\nslots_per_node: 0\nslot_type: gpu\n")
+    (found,) = read("atlas", os.environ, "slurm")
+    assert isinstance(found, Finding)
+    assert found.verdict == "problem"
+    assert "cluster.scheduler" in found.told
+    assert "cluster.slots_per_node" in found.told
+    assert found.remedy.endswith("atlas.yaml")
+
+
+def test_a_profile_that_is_no_yaml(state_folder: Path) -> None:
+    written(state_folder, "atlas", "name: [")
+    (found,) = read("atlas", os.environ, "slurm")
+    assert isinstance(found, Finding)
+    assert found.verdict == "problem"
+
+
+def test_by_default_profiles_of_ones_own_are_read(state_folder: Path) -> None:
+    written(state_folder, "atlas", "name: atlas\nscheduler: slurm\nslots_per_node: 4\nslot_type: gpu\n")
+    assert [found.subject for found in read(None, os.environ, "slurm")] == ["profile atlas"]
+    note = list(read(None, os.environ, "pbs"))[-1]
+    assert isinstance(note, Finding)
+    assert note.remedy == "hpc-det cluster detect --name NAME --write"
+
+
+def test_a_name_that_nobody_has_is_refused() -> None:
+    with pytest.raises(UsageError, match="no cluster is called 'atlas'"):
+        list(read("atlas", os.environ, None))

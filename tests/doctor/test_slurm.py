@@ -1,0 +1,126 @@
+"""What doctor tells of a Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from hpc_det.doctor.finding import Finding
+from hpc_det.doctor.slurm import findings, requeue_delay_s, try_submission
+from hpc_det.schedulers.command import CommandError
+from hpc_det.schedulers.detect.ask import Which
+from hpc_det.schedulers.detect.slurm import detect
+from tests.doctor.sites import ATLAS, LAB, cluster, everything, on_path, one, slurm_site, verdicts
+
+
+def lab(config: Mapping[str, str] | None = None, srun: str = "", which: Which = everything) -> list[Finding]:
+    """A site that preempts jobs of one partition by requeue, with 30 s of grace."""
+    run = slurm_site(LAB, srun, **(config or {}))
+    return list(findings(detect(run), run, which))
+
+
+def test_a_site_with_everything_has_no_problem() -> None:
+    found = lab(srun="--container-image=IMAGE\nMPI plugin types are...\n\tnone\n\tpmi2\n\tpmix")
+    assert set(verdicts(found)) == {"ok"}
+    assert one(found, "cluster lab").told == "Slurm 22.05.8, cluster lab, partitions low, high"
+    assert one(found, "GraceTime").told.startswith("partition low preempts by requeue, GraceTime 30 s")
+    assert one(found, "MPI").told == "srun starts MPI ranks by pmi2, pmix"
+    assert one(found, "accounting").told == "accounting by slurmdbd; hpc_det needs none"
+
+
+def test_without_a_grace_time_periodic_checkpoints_carry_it() -> None:
+    run = slurm_site(ATLAS)
+    found = one(findings(detect(run), run, everything), "GraceTime 0 s")
+    assert (found.verdict, found.told.split()[1]) == ("note", "scavenge")
+    assert "checkpoint_interval: auto" in found.remedy
+
+
+def test_suspended_jobs_cannot_save() -> None:
+    found = lab({"PreemptType": "preempt/qos", "PreemptMode": "SUSPEND,GANG"})
+    assert {finding.verdict for finding in found if "by suspend" in finding.told} == {"note"}
+
+
+def test_a_site_that_preempts_nobody() -> None:
+    assert one(lab({"PreemptType": "preempt/none"}), "nobody is preempted").verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"PreemptParameters": "send_user_signal"}, "preempted jobs are told by their own signal (send_user_signal)"),
+        ({}, "preempted jobs are told by TERM"),
+        ({"AccountingStorageType": "(null)"}, "no accounting; hpc_det needs none"),
+        ({"JobRequeue": "0"}, "jobs are not requeued by default (JobRequeue=0)"),
+        ({"MaxBatchRequeue": "5"}, "a job that Slurm has requeued 5 times is held"),
+        ({"ProctrackType": "proctrack/cgroup"}, "proctrack/cgroup: no process outlives its job"),
+        ({"SelectType": "select/linear"}, "GPUs are asked for by --gres (select/linear)"),
+    ],
+)
+def test_what_works_either_way(config: dict[str, str], told: str) -> None:
+    assert one(lab(config), told).verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"ProctrackType": "proctrack/linuxproc"}, "a process that left its session may outlive its job"),
+        ({"MaxArraySize": "0"}, "no job arrays"),
+    ],
+)
+def test_what_is_good_to_know(config: dict[str, str], told: str) -> None:
+    assert one(lab(config), told).verdict == "note"
+
+
+@pytest.mark.parametrize(
+    ("info", "seconds"),
+    [("(null)", 121), ("cred_expire=30", 31), ("socket=/run/munge,cred_expire=300,ttl=9", 301), ("", 121)],
+)
+def test_requeued_jobs_wait_for_their_credential(info: str, seconds: int) -> None:
+    assert requeue_delay_s({"AuthInfo": info}) == seconds
+
+
+def test_commands_that_are_missing() -> None:
+    found = lab(which=on_path("sinfo", "srun", "scontrol", "squeue"))
+    missing = one(found, "not on PATH")
+    assert (missing.verdict, missing.told) == ("problem", "not on PATH: sbatch, scancel")
+
+
+def test_the_imitation_of_torque_is_told_from_pbs() -> None:
+    found = lab(which=on_path("sinfo", "sbatch", "squeue", "scontrol", "scancel", "srun", "qsub"))
+    assert one(found, "imitation").verdict == "note"
+
+
+def test_an_srun_without_mpi() -> None:
+    assert one(lab(srun="MPI plugin types are...\n\tnone"), "no MPI ranks").remedy == "keep mpi_launcher: [mpirun]"
+
+
+def test_an_srun_that_does_not_answer_is_not_one_without_pyxis() -> None:
+    def silent(command: Sequence[str]) -> str:
+        if command[0] == "srun":
+            raise CommandError("srun: no answer in 5 s; try again later")
+        return run(command)
+
+    run = slurm_site(LAB)
+    found = list(findings(detect(run), silent, everything))
+    assert one(found, "whether srun has pyxis").verdict == "note"
+    assert one(found, "kinds of MPI").remedy == "keep mpi_launcher: [mpirun]"
+
+
+def test_a_submission_is_tried_as_the_profile_makes_it() -> None:
+    profile = cluster(
+        account="physics", qos="long", time_limit="01:00:00", cpus_per_slot=4, pools={"low": {"slots_per_node": 8}}
+    )
+    assert try_submission(profile, "low") == (
+        "sbatch",
+        "--test-only",
+        "--nodes=1",
+        "--ntasks=1",
+        "--cpus-per-task=32",
+        "--partition=low",
+        "--account=physics",
+        "--qos=long",
+        "--time=60",
+        "--gpus-per-node=8",
+        "--wrap=true",
+    )

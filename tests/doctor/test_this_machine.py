@@ -1,0 +1,143 @@
+"""What doctor tells of the machine and of the folder for experiments."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_det.doctor import this_machine
+from hpc_det.doctor.finding import Finding
+from hpc_det.doctor.this_machine import file_system, findings
+from hpc_det.launch.watch.health import Problem
+from tests.cli.life import Life
+from tests.doctor.sites import one
+
+MOUNTS = """\
+/dev/vda / ext4 rw 0 0
+tmpfs /dev/shm tmpfs rw 0 0
+server:/home /home nfs4 rw 0 0
+server:/two\\040words /home/two\\040words lustre rw 0 0
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """On a file system that all nodes see."""
+    mounted(monkeypatch, tmp_path, "nfs4")
+    folder = tmp_path / "root"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def mounted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
+    """All of the machine is one file system of this type."""
+    file = tmp_path / "mounts"
+    file.write_text(f"something / {kind} rw 0 0\n")
+    monkeypatch.setattr(this_machine, "MOUNTS", file)
+
+
+def told_of(root: Path, has_nodes: bool = True) -> list[Finding]:
+    return list(findings({"HPC_DET_ROOT": str(root)}, has_nodes=has_nodes))
+
+
+def test_a_shared_private_folder_is_what_is_wanted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(this_machine, "LITTLE_FREE", 0)
+    monkeypatch.setattr(this_machine, "LEAST_FREE", 0)
+    found = told_of(root)
+    assert {finding.verdict for finding in found} == {"ok"}
+    assert one(found, "Python").told.endswith(f"in {sys.prefix} (nfs4)")
+    assert one(found, "HPC_DET_ROOT").told == f"HPC_DET_ROOT {root} (nfs4)"
+    assert one(found, "mode").told == f"{root} has mode 0700"
+    assert one(found, " open").told == "0 experiments, 0 open"
+
+
+def test_nothing_stays_behind(root: Path) -> None:
+    told_of(root)
+    assert list(root.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/alice", "nfs4"),
+        ("/home/two words/env", "lustre"),
+        ("/homes/alice", "ext4"),
+        ("/dev/shm/x", "tmpfs"),
+        ("/", "ext4"),
+    ],
+)
+def test_the_file_system_of_a_path(path: str, kind: str) -> None:
+    assert file_system(Path(path), MOUNTS) == kind
+
+
+def test_a_machine_that_tells_no_mounts() -> None:
+    assert file_system(Path("/home"), "garbage\n\n") == "unknown"
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [("tmpfs", "problem"), ("overlay", "problem"), ("lustre", "ok")])
+def test_what_the_nodes_do_not_see(
+    kind: str, verdict: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted(monkeypatch, tmp_path, kind)
+    assert one(told_of(root), f"HPC_DET_ROOT {root}").verdict == verdict
+    assert one(told_of(root), "Python").verdict == verdict
+    assert one(told_of(root, has_nodes=False), f"HPC_DET_ROOT {root}").verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("path", "verdict"), [("/tmp/root", "problem"), ("/var/tmp/root", "problem"), ("/data/root", "note")]
+)
+def test_a_disk_may_be_exported_and_a_temporary_folder_is_not(
+    path: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted(monkeypatch, tmp_path, "xfs")
+    assert one(told_of(Path(path)), f"HPC_DET_ROOT {path}").verdict == verdict
+
+
+@pytest.mark.parametrize(("mode", "verdict"), [(0o700, "ok"), (0o750, "note"), (0o770, "problem"), (0o777, "problem")])
+def test_who_else_may_look_or_write(mode: int, verdict: str, root: Path) -> None:
+    root.chmod(mode)
+    found = one(told_of(root), "has mode")
+    assert (found.verdict, bool(found.remedy)) == (verdict, mode != 0o700)
+
+
+@pytest.mark.parametrize(("free", "verdict"), [(0, "ok"), (sys.maxsize, "note")])
+def test_little_room(free: int, verdict: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(this_machine, "LEAST_FREE", 0)
+    monkeypatch.setattr(this_machine, "LITTLE_FREE", free)
+    assert one(told_of(root), "GiB are free").verdict == verdict
+
+
+def test_a_folder_that_is_not_there_yet(root: Path) -> None:
+    assert one(told_of(root / "new"), "the first experiment makes it").verdict == "ok"
+
+
+def test_a_folder_that_cannot_be_made(root: Path) -> None:
+    (root / "file").touch()
+    assert one(told_of(root / "file" / "new"), "you may not write").verdict == "problem"
+
+
+def test_a_folder_that_takes_no_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Problem(f"{root}: Disk quota exceeded")
+    monkeypatch.setattr(this_machine, "folder_problem", lambda folder, shared: full)
+    assert one(told_of(root), "Disk quota exceeded").verdict == "problem"
+
+
+def test_a_file_server_that_does_not_answer(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(this_machine, "ANSWER_S", 0.1)
+    monkeypatch.setattr(this_machine, "_seen", lambda folder: os.read(os.pipe()[0], 1))
+    found = told_of(root)[-1]
+    assert found.verdict == "problem"
+    assert f"no answer from HPC_DET_ROOT {root}" in found.told
+
+
+def test_experiments_are_counted(root: Path) -> None:
+    life = Life.submitted(root)
+    assert one(told_of(root), " open").told == "1 experiment, 1 open"
+    (life.folder.path / "jobs" / "1.json").write_text("{")
+    (life.folder.path / "effective.json").write_text("{")
+    damaged = one(told_of(root), " open")
+    assert (damaged.verdict, damaged.told) == ("note", "1 experiment, 0 open; files of 1 are damaged")

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_det.checkpoint.saves import SaveTimes, after_save, write_saves
+from hpc_det.launch.job.clock import MARGIN_S, NOTICE_S, JobClock, end_of_grace, ring_at
+from tests.plan.plans import job_plan
+
+SECONDS = st.floats(0, 1e5)
+
+
+def measured(longest_s: float, batch_s: float | None = None) -> SaveTimes:
+    return after_save(None, committed_s=longest_s, stall_s=longest_s, size_bytes=1, batch_s=batch_s)
+
+
+@given(save_s=SECONDS, batch_s=SECONDS)
+def test_a_save_as_long_as_the_longest_ends_before_the_deadline(save_s: float, batch_s: float) -> None:
+    rung = ring_at(1e6, 90, measured(save_s, batch_s))
+    assert rung + NOTICE_S + batch_s + save_s <= 1e6 - MARGIN_S + 1e-6
+
+
+def test_an_unmeasured_save_is_taken_to_be_as_long_as_the_schedulers_own_lead() -> None:
+    assert ring_at(1000, 90, None) == 1000 - MARGIN_S - 90
+
+
+class Now:
+    def __init__(self) -> None:
+        self.s = 1000.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+@pytest.fixture
+def now() -> Now:
+    return Now()
+
+
+def clock(ends_at: float | None, saves: Path, now: Now) -> JobClock:
+    return JobClock(ends_at, job_plan(signal_lead_s=90), saves, now)
+
+
+def test_a_job_without_a_limit_is_never_told(tmp_path: Path, now: Now) -> None:
+    endless = clock(None, tmp_path / "saves.json", now)
+    assert (endless.next_ring(), endless.timeout_s(), endless.rings()) == (None, None, False)
+
+
+def test_it_rings_once_and_then_waits_for_ever(tmp_path: Path, now: Now) -> None:
+    job = clock(1110, tmp_path / "saves.json", now)
+    assert (job.timeout_s(), job.rings()) == (10, False)
+    now.s = 1010
+    assert job.timeout_s() == 0
+    assert [job.rings(), job.rings()] == [True, False]
+    assert job.timeout_s() is None
+
+
+def test_a_longer_save_that_is_measured_on_the_way_makes_it_ring_earlier(tmp_path: Path, now: Now) -> None:
+    saves = tmp_path / "saves.json"
+    job = clock(1600, saves, now)
+    assert not job.rings()
+    write_saves(saves, measured(400))
+    assert job.rings()
+
+
+def test_it_looks_now_and_then_although_the_end_is_far(tmp_path: Path, now: Now) -> None:
+    assert clock(1e6, tmp_path / "saves.json", now).timeout_s() == 30
+
+
+def test_only_term_begins_a_grace_time_that_somebody_knows() -> None:
+    assert end_of_grace(job_plan(grace_time_s=None)) is None
+    assert end_of_grace(job_plan(grace_time_s=30), "SIGUSR2") is None
+    end = end_of_grace(job_plan(grace_time_s=1000))
+    assert end is not None
+    assert 0 < end - time.time() <= 1000

@@ -1,0 +1,130 @@
+"""What the launchers of a gang's nodes ask of each other, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.nodes import CONNECTION_LOST, Host, run_on
+from hpc_det.launch.on_node import host_name, node_of
+from hpc_det.store.files import write_json
+from tests.launch.gang import wait_for
+from tests.launch.test_attempt import ATTEMPT
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    """Of node 1, whose launcher waits."""
+    attempt = replace(ATTEMPT, folder=str(tmp_path), address="127.0.0.1")
+    attempt.trial.rendezvous(attempt.number).parent.mkdir()
+    return attempt
+
+
+class Waiting:
+    """A launcher on node 1."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.code: int | None = None
+        self.host = Host(attempt)
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+        wait_for(attempt.trial.launcher(attempt.number, 1).exists)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.host.server_address[:2]
+        return str(host), int(port)
+
+    def _serve(self) -> None:
+        self.code = self.host.serve()
+
+
+@pytest.fixture
+def waiting(attempt: Attempt) -> Iterator[Waiting]:
+    waiting = Waiting(attempt)
+    yield waiting
+    waiting.host.end(0)
+    waiting.thread.join()
+
+
+def test_a_command_runs_on_the_other_node_and_its_exit_code_comes_back(attempt: Attempt, waiting: Waiting) -> None:
+    assert run_on(attempt, 1, f"echo $((40 + 2)) >{attempt.folder}/said; exit 3") == 3
+    assert Path(attempt.folder, "said").read_text() == "42\n"
+
+
+def test_whoever_does_not_know_the_secret_is_refused(attempt: Attempt, waiting: Waiting) -> None:
+    stranger = replace(attempt, secret="guessed")
+    assert run_on(stranger, 1, f"touch {attempt.folder}/intruder") == CONNECTION_LOST
+    assert not Path(attempt.folder, "intruder").exists()
+    assert run_on(attempt, 1, "true") == 0
+
+
+def test_an_overheard_proof_is_worth_nothing_later(attempt: Attempt, waiting: Waiting) -> None:
+    overheard = []
+    with socket.create_server(("127.0.0.1", 0)) as relay:
+        at = attempt.trial.launcher(attempt.number, 1)
+        where: dict[str, Any] = json.loads(at.read_text())
+        write_json(at, where | {"host": "127.0.0.1", "port": relay.getsockname()[1]})
+        asker = threading.Thread(target=run_on, args=[attempt, 1, f"echo ran >>{attempt.folder}/ran"])
+        asker.start()
+        with relay.accept()[0] as overhearing, socket.create_connection((where["host"], where["port"])) as host:
+            overhearing.sendall(host.makefile("rb").readline())
+            overheard.append(overhearing.makefile("rb").readline())
+            host.sendall(overheard[0])
+            overhearing.sendall(host.makefile("rb").readline())
+        asker.join()
+    assert Path(attempt.folder, "ran").read_text() == "ran\n"
+    with socket.create_connection((where["host"], where["port"])) as host:
+        host.makefile("rb").readline()
+        host.sendall(overheard[0])
+        assert host.recv(1) == b""
+    assert Path(attempt.folder, "ran").read_text() == "ran\n"
+
+
+@pytest.mark.parametrize("said", [b"", b"\n", b"GET / HTTP/1.0\r\n\r\n", b'{"request": 1}\n', b"[]\n"])
+def test_nonsense_disturbs_nobody(attempt: Attempt, waiting: Waiting, said: bytes) -> None:
+    with socket.create_connection(waiting.address) as connection:
+        connection.sendall(said)
+        connection.shutdown(socket.SHUT_WR)
+        assert b"nonce" in connection.makefile("rb").readline()
+    assert run_on(attempt, 1, "true") == 0
+
+
+def test_a_command_ends_when_the_asking_side_is_gone(attempt: Attempt, waiting: Waiting) -> None:
+    sleeps = [sys.executable, "-m", "hpc_det.launch.on_node", host_name(1), "sleep 60"]
+    with subprocess.Popen(sleeps, env=os.environ | attempt.to_env()) as asking:
+        wait_for(lambda: waiting.host.children)
+        asking.kill()
+    assert waiting.host.children[0].wait(timeout=10) == -signal.SIGKILL
+
+
+def test_the_secret_lies_in_no_file_that_tells_where_a_launcher_listens(attempt: Attempt, waiting: Waiting) -> None:
+    told = attempt.trial.launcher(attempt.number, 1)
+    assert attempt.secret not in told.read_text()
+    assert told.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("node", [1, 2, 255, 256, 4095])
+def test_mpiruns_names_of_nodes_are_numbers_again(node: int) -> None:
+    assert node_of(host_name(node)) == node
+
+
+def test_node_0_is_mpiruns_own() -> None:
+    assert host_name(0) == "localhost"
+
+
+def test_a_launcher_that_comes_late_finds_that_the_gang_has_ended(attempt: Attempt) -> None:
+    write_json(attempt.trial.launcher(attempt.number, 0), {"ended": 3})
+    assert Host(attempt).serve() == 3

@@ -1,0 +1,114 @@
+"""When a gang hangs, by a clock of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from hpc_det.launch.watch.hang import LEAST_S, HangJudge, last_first, sentence
+from hpc_det.launch.watch.heartbeat import Progress
+
+
+def training(steps: int, *, warm: bool = True) -> Progress:
+    return Progress("training", steps, warm=warm, batch=steps)
+
+
+def between(steps: int) -> Progress:
+    return Progress("between steps", steps)
+
+
+class Watched:
+    """Ranks that say something, and a judge that looks every second."""
+
+    def __init__(self, *ranks: Progress, limit_s: int | None = 10) -> None:
+        self.judge = HangJudge(len(ranks), limit_s)
+        self.now = 0.0
+        self.judge.is_hung(self.now)
+        self.say(ranks)
+
+    def say(self, ranks: Iterable[Progress]) -> None:
+        for rank, progress in enumerate(ranks):
+            self.judge.hears(rank, progress)
+
+    def hung_within(self, seconds: int) -> bool:
+        for _ in range(seconds):
+            self.now += 1
+            if self.judge.is_hung(self.now):
+                return True
+        return False
+
+
+def test_a_gang_that_makes_no_step_for_longer_than_the_limit_hangs() -> None:
+    gang = Watched(training(5), training(5))
+    assert not gang.hung_within(10)
+    assert gang.hung_within(1)
+
+
+def test_a_step_of_any_rank_starts_the_time_again() -> None:
+    gang = Watched(training(5), training(5))
+    for step in range(6, 20):
+        assert not gang.hung_within(9)
+        gang.say([training(step)])
+
+
+def test_ranks_that_wait_between_steps_do_not_hide_the_one_that_hangs_in_a_step() -> None:
+    assert Watched(between(6), training(5)).hung_within(11)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [between(5), training(5, warm=False), Progress("outside", 0), Progress("meeting", 0)],
+    ids=["a save", "the first step", "the script's own code", "a rank that comes late"],
+)
+def test_what_may_take_long_is_waited_for_though_others_wait_in_a_step(last: Progress) -> None:
+    assert not Watched(last, training(6)).hung_within(299)
+
+
+def test_ranks_that_never_meet_hang_once_all_of_them_are_there() -> None:
+    late = Watched(Progress("meeting", 0), Progress("outside", 0))
+    assert not late.hung_within(2000)
+    late.say([Progress("meeting", 0)] * 2)
+    assert late.hung_within(301)
+
+
+def test_a_rank_of_which_nothing_was_heard_is_waited_for() -> None:
+    gang = Watched(training(5), training(5))
+    lonely = HangJudge(2, 10)
+    lonely.hears(0, training(5))
+    assert gang.hung_within(11)
+    assert not any(lonely.is_hung(second) for second in range(100))
+
+
+def test_without_a_limit_it_is_learned_from_the_longest_standstill_that_ended() -> None:
+    gang = Watched(training(5), limit_s=None)
+    assert gang.judge.limit_s == LEAST_S
+    gang.hung_within(100)
+    gang.say([training(6)])
+    assert gang.judge.limit_s == 2000
+
+
+def test_what_the_first_step_took_is_no_measure() -> None:
+    gang = Watched(training(5, warm=False), limit_s=None)
+    gang.hung_within(1000)
+    gang.say([training(6)])
+    assert gang.judge.limit_s == LEAST_S
+
+
+def test_the_time_in_which_a_job_was_suspended_does_not_count() -> None:
+    gang = Watched(training(5))
+    gang.now += 3600
+    assert not gang.judge.is_hung(gang.now)
+
+
+def test_the_ranks_furthest_behind_come_first_and_like_ones_together() -> None:
+    waiting, stuck = "all_reduce (x.py:1)", "train_batch (model_def.py:7)"
+    groups = last_first(
+        {0: (training(5), waiting), 1: (training(5), waiting), 2: (training(5), stuck), 3: (between(4), stuck)}
+    )
+    assert [ranks for _, ranks in groups] == [[3], [2], [0, 1]]
+    assert sentence(61.2, groups) == (
+        "no step for 61 s; rank 3: between steps, train_batch (model_def.py:7); "
+        "rank 2: training, batch 5, train_batch (model_def.py:7); ranks 0-1: training, batch 5, all_reduce (x.py:1); "
+        "the stacks of all threads stand in the ranks' logs"
+    )

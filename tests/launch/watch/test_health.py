@@ -1,0 +1,95 @@
+"""The checks of a node, each as the process that it is."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_det.launch.node_folders import NodeFolders
+from hpc_det.launch.watch import health
+from hpc_det.launch.watch.health import Problem, answers, problems_of_node, wrong_clocks
+from hpc_det.store.folders import ExperimentFolder
+from tests.plan.plans import job_plan
+
+
+def found(tmp_path: Path, **plan: Any) -> list[Problem]:
+    trial = ExperimentFolder(tmp_path / "run").trial()
+    trial.path.mkdir(parents=True, exist_ok=True)
+    private = tmp_path / "private"
+    private.mkdir(exist_ok=True)
+    return problems_of_node(trial, job_plan(**{"slot_type": "cpu"} | plan), NodeFolders(str(private), None), {})
+
+
+def test_a_healthy_node_has_no_problem_and_says_so_at_once(tmp_path: Path) -> None:
+    found(tmp_path)
+    began = time.perf_counter()
+    assert found(tmp_path) == []
+    assert time.perf_counter() - began < 1  # milliseconds, where nobody else wants the processor
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_folder_that_is_gone_is_the_nodes_problem(tmp_path: Path) -> None:
+    found(tmp_path)
+    os.rmdir(tmp_path / "private")
+    trial = ExperimentFolder(tmp_path / "run").trial()
+    gone = str(tmp_path / "private")
+    problems = problems_of_node(trial, job_plan(slot_type="cpu"), NodeFolders(gone, None), {})
+    assert problems == [Problem(f"{gone}: No such file or directory")]
+
+
+@pytest.mark.parametrize(("error", "is_shared"), [("ENOSPC", True), ("EROFS", False)])
+def test_a_full_run_folder_is_everybodys_problem_and_a_read_only_one_the_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, is_shared: bool
+) -> None:
+    number = getattr(__import__("errno"), error)
+
+    def refuse(*arguments: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    folders = [tmp_path / "run" / "trials" / "1", tmp_path / "private"]
+    assert found(tmp_path) == [
+        Problem(f"{folder}: {os.strerror(number)}", is_shared and folder == folders[0]) for folder in folders
+    ]
+
+
+def test_a_clock_that_differs_from_the_file_servers_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 3600)
+    assert found(tmp_path)[0].text == f"the clock is 3600 s behind the one behind {tmp_path / 'run' / 'trials' / '1'}"
+
+
+def test_a_node_without_memory_is_ill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "LEAST_MEMORY_MB", 10**9)
+    assert found(tmp_path)[0].text.endswith(" MB of memory are left there, less than 1000000000 MB")
+
+
+def test_gpus_are_asked_for_where_slots_are_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "device_problem", lambda needed, env: f"0 of {needed} GPUs")
+    assert found(tmp_path, slot_type="gpu") == [Problem("0 of 4 GPUs")]
+    assert found(tmp_path, slot_type="cpu") == []
+
+
+def test_a_check_that_hangs_is_named_and_keeps_nobody_else_waiting() -> None:
+    began = time.monotonic()
+    checks = {"/scratch": lambda: time.sleep(60), "memory": lambda: Problem("none left")}
+    assert answers(checks, within_s=0.2) == [Problem("no answer from /scratch in 0.2 s"), Problem("none left")]
+    assert time.monotonic() - began < 10
+    os.waitpid(-1, 0)  # the one that was killed: an agent reaps it at its end
+
+
+def test_a_check_that_breaks_is_a_problem() -> None:
+    def breaks() -> None:
+        raise KeyError("MemAvailable")
+
+    assert answers({"memory": breaks}, within_s=20) == [Problem("KeyError: 'MemAvailable'")]
+
+
+def test_the_wrong_clock_is_the_one_that_most_others_contradict() -> None:
+    assert wrong_clocks({"a": 0, "b": 59, "c": -59}) == {}
+    assert wrong_clocks({"a": 0, "b": 90}) == {"b": Problem("the clock is 90 s ahead of that of a")}
+    assert list(wrong_clocks({"a": 0, "b": 90, "c": 91})) == ["a"]

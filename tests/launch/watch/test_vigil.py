@@ -1,0 +1,222 @@
+"""Agents that watch over their gang: two nodes are two real agents on this machine, their ranks have no torch."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hpc_det.launch.doorbell import Doorbell
+from hpc_det.launch.failure import Failure, failures, first_failure
+from hpc_det.launch.watch import vigil
+from hpc_det.launch.watch.peers import ToNode0
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.store.files import read_json
+from tests.launch.gang import Gang, wait_for
+
+# Says hello, makes a few steps and stands still: `stuck` is where rank 1 hangs.
+RANK = """
+import os, re, sys, time
+from hpc_det.launch.watch.heartbeat import Heart, Progress
+from hpc_det.launch.rank import join_gang
+
+def waits_for_others():
+    time.sleep(3600)
+
+def hangs():
+    time.sleep(3600)
+
+def keeps_the_lock():
+    re.match("(a+)+$", "a" * 60 + "b")
+
+asked = []
+
+def progress():
+    asked.append(True)
+    return Progress("training", 7 + (rank == 0), warm=True, batch=7)
+
+rank, stuck = int(sys.argv[1]), sys.argv[2]
+process = join_gang({**os.environ, "RANK": str(rank)})
+process.heart.progress = progress
+while stuck == "keeps_the_lock" and len(asked) < 2:  # until it was known to train
+    time.sleep(0.01)
+globals()[stuck]() if rank == 1 else waits_for_others()
+"""
+
+
+@pytest.fixture
+def two_nodes(gang: Gang) -> Gang:
+    (gang.code / "rank.py").write_text(RANK)
+    return gang
+
+
+def start_agents(
+    gang: Gang, entrypoint: str, hang_timeout_s: int = 1, **of_node_1: str
+) -> list[subprocess.Popen[bytes]]:
+    gang.plan(entrypoint, scheduler="slurm", nodes=2, ranks_per_node=1, hang_timeout_s=hang_timeout_s)
+    job = {"SLURM_JOB_NODELIST": "node[1-2]"}
+    return [gang.start_agent(1, SLURM_NODEID=node, **job, **of) for node, of in (("0", {}), ("1", of_node_1))]
+
+
+def verdict(gang: Gang) -> Failure:
+    found = first_failure(gang.trial, 1)
+    assert found is not None
+    return found
+
+
+# --- ranks that hang
+
+
+def test_ranks_that_hang_show_their_stacks_on_all_nodes_and_the_last_one_is_named(two_nodes: Gang) -> None:
+    first, _ = start_agents(two_nodes, "exec $PYTHON rank.py $HPC_DET_NODE_RANK hangs")
+    assert first.wait(timeout=60) == 1
+    found = verdict(two_nodes)
+    assert (found.rank, found.host, found.hung) == (1, "node2", True)
+    assert "s; rank 1: training, batch 7, hangs (rank.py:" in found.message
+    assert "; rank 0: training, batch 7, waits_for_others (rank.py:" in found.message
+    logs = [two_nodes.trial.rank_log(1, rank).read_text() for rank in (0, 1)]
+    assert ["in hangs" in log for log in logs] == [False, True]
+    assert ["in waits_for_others" in log for log in logs] == [True, False]
+
+
+@pytest.mark.timeout(60)
+def test_a_rank_whose_interpreter_is_locked_shows_its_stack_all_the_same(two_nodes: Gang) -> None:
+    start_agents(two_nodes, "exec $PYTHON rank.py $HPC_DET_NODE_RANK keeps_the_lock", hang_timeout_s=4)
+    wait_for(lambda: first_failure(two_nodes.trial, 1), deadline_s=50)
+    assert "; rank 1: training, batch 7, no answer" in verdict(two_nodes).message
+    assert "in keeps_the_lock" in two_nodes.trial.rank_log(1, 1).read_text()
+
+
+def test_nobody_is_watched_where_the_limit_is_0(two_nodes: Gang) -> None:
+    two_nodes.plan("$PYTHON rank.py 1 hangs & sleep 3", ranks_per_node=1, hang_timeout_s=0)
+    assert two_nodes.start_agent().wait(timeout=30) == 0
+
+
+# --- nodes that are ill
+
+
+def a_late_clock(folder: Path) -> str:
+    """For PYTHONPATH: every Python that starts with it is an hour late."""
+    (folder / "sitecustomize.py").write_text("import time\nreal = time.time\ntime.time = lambda: real() - 3600\n")
+    return str(folder)
+
+
+def test_an_ill_node_is_named_before_any_rank_trains_there(gang: Gang, tmp_path: Path) -> None:
+    path = os.pathsep.join(filter(None, [a_late_clock(tmp_path), os.environ.get("PYTHONPATH")]))
+    agents = start_agents(gang, "touch started-$HPC_DET_NODE_RANK; sleep 60", PYTHONPATH=path)
+    assert [agent.wait(timeout=60) for agent in agents] == [1, 1]
+    found = verdict(gang)
+    assert (found.host, found.unhealthy, found.rank) == ("node2", True, None)
+    assert found.sentence().startswith("node node2: the clock is 3600 s behind the one behind ")
+    assert not (gang.code / "started-1").exists()
+
+
+def test_a_node_whose_scratch_folder_takes_nothing_is_ill(gang: Gang) -> None:
+    gang.plan("true", scratch="/proc/sys")
+    assert gang.start_agent().wait(timeout=30) == 1
+    assert verdict(gang).unhealthy
+    assert verdict(gang).message.startswith("/proc/sys: ")
+
+
+def test_a_site_can_do_without_checks(gang: Gang, tmp_path: Path) -> None:
+    path = os.pathsep.join(filter(None, [a_late_clock(tmp_path), os.environ.get("PYTHONPATH")]))
+    gang.plan("true", health_checks=False)
+    assert gang.start_agent(PYTHONPATH=path).wait(timeout=30) == 0
+
+
+def test_the_hosts_of_an_attempt_are_noted(gang: Gang) -> None:
+    agents = start_agents(gang, "sleep 1")
+    assert [agent.wait(timeout=60) for agent in agents] == [0, 0]
+    assert read_json(gang.trial.nodes(1)) == ["node1", "node2"]
+    assert failures(gang.trial, 1) == []
+
+
+# --- node 0 alone, in this process
+
+
+class Node0:
+    def __init__(self, gang: Gang, private: str, nodes: int) -> None:
+        gang.plan("true", scheduler="slurm", nodes=nodes, ranks_per_node=1)
+        self.selector = selectors.DefaultSelector()
+        self.doorbell = Doorbell(f"{private}/agent", self.selector)
+        self.ended = False
+        hosts = [f"node{number + 1}" for number in range(nodes)]
+        watched = vigil.Gang(gang.trial, JobPlan.of(gang.experiment), 1, hosts)
+        self.vigil = vigil.VigilOfNode0(watched, self.selector, self.doorbell, self._end)
+        self.meeting = self.vigil._meet("127.0.0.1", [])
+
+    def _end(self) -> None:
+        self.ended = True
+
+    def until(self, condition: Callable[[], object]) -> None:
+        wait_for(lambda: self._turn() or condition())
+
+    def _turn(self) -> bool:
+        for key, _ in self.selector.select(0.05):
+            key.data()
+        self.vigil.poll()
+        return False
+
+    def close(self) -> None:
+        self.vigil.close()
+        self.doorbell.close()
+        self.selector.close()
+
+
+@pytest.fixture
+def node_0(gang: Gang) -> Iterator[Node0]:
+    with tempfile.TemporaryDirectory() as private:
+        node = Node0(gang, private, nodes=3)
+        yield node
+        node.close()
+
+
+def arrives(node_0: Node0, node: int, clock_s: float) -> ToNode0:
+    hello = {"node": node, "time": time.time() + clock_s, "problems": []}
+    return ToNode0(node_0.selector, node_0.meeting, hello, 5)
+
+
+def test_a_node_that_does_not_come_is_named(gang: Gang, node_0: Node0, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = arrives(node_0, 2, 0)
+    node_0.until(lambda: 2 in node_0.vigil._offsets)
+    monkeypatch.setattr(node_0.vigil, "_arrive_by", 0.0)
+    node_0.until(lambda: node_0.ended)
+    assert [failure.sentence() for failure in failures(gang.trial, 1)] == [
+        "node node2: no word from its agent in 600 s"
+    ]
+    line.close()
+
+
+def test_clocks_are_compared_once_all_have_come(gang: Gang, node_0: Node0) -> None:
+    lines = [arrives(node_0, 1, 0), arrives(node_0, 2, 600)]
+    node_0.until(lambda: node_0.ended)
+    assert [failure.sentence() for failure in failures(gang.trial, 1)] == [
+        "node node3: the clock is 600 s ahead of that of node1"
+    ]
+    for line in lines:
+        line.close()
+
+
+@pytest.mark.parametrize("words", [b"GET / HTTP/1.1\n\n", b'{"token": "guess", "node": 1}\n', b"[1]\n", b'"a"\n'])
+def test_strangers_are_hung_up_on(node_0: Node0, words: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", node_0.meeting.agents_port)) as stranger:
+        stranger.sendall(words)
+        stranger.settimeout(0.01)
+        node_0.until(lambda: _is_closed(stranger))
+    assert node_0.vigil._offsets == {0: 0.0}
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        return True
