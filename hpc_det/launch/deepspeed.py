@@ -18,11 +18,11 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.arguments import Launch, parse_or_note
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.launch.launchers.arguments import Launch, parse_or_note
+from hpc_det.launch.launchers.watched import is_for_python, is_trial
 from hpc_det.launch.signals import turn_deaf
-from hpc_det.launch.watched import is_for_python, is_trial
 
 _OF_THE_RUNNER = ("-H", "--hostfile", "-i", "--include", "-e", "--exclude", "--num_nodes", "--num_gpus", "--launcher")
 """Flags of `deepspeed` that say where ranks run, which the plan does here."""
@@ -43,7 +43,7 @@ def launch_command(launch: Launch, attempt: Attempt, env: Mapping[str, str]) -> 
         f"--master_port={attempt.master_port}",
         *([] if _takes_local_rank(launch) else ["--no_local_rank"]),
         *launch.overrides,
-        *("--module", "hpc_det.launch.deepspeed_rank", *launch.command),
+        *("--module", "hpc_det.launch.launchers.deepspeed_rank", *launch.command),
     ]
 
 

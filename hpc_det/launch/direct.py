@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.arguments import Launch, parse_or_note
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.doorbell import Line
 from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.launch.last_words import how_it_ended, size_of
+from hpc_det.launch.launchers.arguments import Launch, parse_or_note
 from hpc_det.launch.signals import SignalPipe
 from hpc_det.process import ends_with_parent
 from hpc_det.store.files import read_json, write_json

@@ -16,9 +16,9 @@ from typing import NoReturn
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch import direct
-from hpc_det.launch.arguments import Launch, parse_or_note
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.launch.launchers.arguments import Launch, parse_or_note
 
 AUTO = "--autohorovod"
 RANK = "HOROVOD_RANK,OMPI_COMM_WORLD_RANK,PMI_RANK"

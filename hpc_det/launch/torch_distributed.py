@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from hpc_det.errors import HpcDetError
 from hpc_det.launch import direct
-from hpc_det.launch.arguments import Launch, parse_or_note
 from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.launchers.arguments import Launch, parse_or_note
 
 
 def torchrun_command(launch: Launch, attempt: Attempt) -> list[str]:

@@ -13,7 +13,8 @@ import pytest
 from hpc_det.launch.failure import Failure, first_failure
 from hpc_det.launch.signals import STOP_SIGNALS
 from hpc_det.store.stop import read_stop, request_stop
-from tests.launch.gang import Gang, children, is_there, wait_for
+from tests.launch.gang import Gang, children, is_there
+from tests.wait import wait_for
 
 
 def failure(gang: Gang) -> Failure:

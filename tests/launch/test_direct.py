@@ -11,8 +11,9 @@ from hpc_det.launch.direct import rank_environment
 from hpc_det.launch.failure import Failure, first_failure
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.stop import request_stop
-from tests.launch.gang import Gang, children, is_there, wait_for
+from tests.launch.gang import Gang, children, is_there
 from tests.launch.test_attempt import ATTEMPT
+from tests.wait import wait_for
 
 WAITS = """
 import os, signal, sys, time

@@ -1,6 +1,6 @@
 """A rank that is a script of the user's, under a parent that tells the agent what becomes of it.
 
-    RANK=R ... python3 -m hpc_det.launch.watched COMMAND...
+    RANK=R ... python3 -m hpc_det.launch.launchers.watched COMMAND...
 
 srun and deepspeed start it. A script that fails is named with its rank and exit code, and ends the gang at once. When
 the agent is gone, the script is ended.
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.doorbell import Line
 from hpc_det.launch.failure import failure_now, note_failure
-from hpc_det.launch.nodes import exit_code
+from hpc_det.launch.launchers.nodes import exit_code
 from hpc_det.launch.signals import SignalPipe
 from hpc_det.process import adopt_orphans, end_descendants
 
@@ -29,7 +29,7 @@ def as_rank(command: Sequence[str]) -> list[str]:
     """The command line of one rank: of a trial class, or of a script under watch."""
     if is_trial(command):
         return [sys.executable, *command]
-    return [sys.executable, "-m", "hpc_det.launch.watched", *for_python(command)]
+    return [sys.executable, "-m", "hpc_det.launch.launchers.watched", *for_python(command)]
 
 
 def is_trial(command: Sequence[str]) -> bool:
