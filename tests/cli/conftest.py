@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
+import hpc_det.submit.render  # before a test replaces the schedulers that it takes
 from hpc_det.cli.main import main
 from tests.cli.life import FakeScheduler, Life
 
