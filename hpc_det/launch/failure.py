@@ -13,7 +13,7 @@ from hpc_det.errors import UsageError
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import TrialFolder
 
-COLLATERAL_S = 2.0
+COLLATERAL_S = 10.0
 """When a rank dies without a word, its peers' collectives fail within this time, and may be noted before it."""
 
 

@@ -53,4 +53,4 @@ def test_points_are_elements_of_one_array_and_a_preempted_gang_goes_on_where_it_
             "finished",
         ]
         assert (folder / "out" / str(number - 1) / "step-1").exists()
-    assert len(list(experiment.jobs.glob("*.json"))) == 1
+    assert len(list(experiment.jobs.glob("[0-9].json"))) == 1
