@@ -36,7 +36,7 @@ from hpc_det.store.stop import read_stop
 LEAVE_TOGETHER_S = 60.0
 """After a stop: a rank may wait for a peer that a signal has ended before it could listen."""
 RESERVE_S = 5.0
-"""Before the deadline, for the job to write down what has happened."""
+"""Before the deadline, for the job to write down what has happened; of a shorter time the half."""
 POLL_S = 1.0
 
 
@@ -156,7 +156,8 @@ class Ranks:
     def _deadline(self) -> float:
         request = read_stop(self._attempt.trial.stop, self._attempt.number)
         if request and request.deadline:
-            return min(self._ends_at, request.deadline - RESERVE_S)
+            reserve_s = min(RESERVE_S, max(request.deadline - request.time, 0) / 2)
+            return min(self._ends_at, request.deadline - reserve_s)
         return self._ends_at
 
     def _send(self, number: signal.Signals) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpc_det.errors import UsageError
-from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.launch.failure import Failure, failure_now, note_failure
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe, shielded
 from hpc_det.process import adopt_orphans, end_descendants
 from hpc_det.schedulers.pbs import Pbs
@@ -50,6 +50,7 @@ class OnNodes:
         self._codes: dict[int, int] = {}
         """Of the agents that have ended, by rank, in the order in which they were seen."""
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
+        self._parent = os.getppid()
         self._running: dict[subprocess.Popen[bytes], range] = {}
         """The starters, and the ranks of the agents that each has started."""
 
@@ -66,14 +67,19 @@ class OnNodes:
 
     @property
     def mute(self) -> list[int]:
-        """The ranks of agents that were gone without a word."""
-        return [rank for rank, code in self._codes.items() if code < 0]
+        """The ranks of agents that were gone without a word, or that nobody could reach."""
+        return [rank for rank in range(self._hosts) if self._codes.get(rank, -1) < 0] if self._is_awaited else []
+
+    @property
+    def _is_awaited(self) -> bool:
+        """PBS kills the sessions that it knows, and not this one: without its parent it has to leave by itself."""
+        return os.getppid() == self._parent
 
     def _watch(self) -> None:
         give_up_at = float("inf")
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals.fd, selectors.EVENT_READ)
-            while self._running and time.monotonic() < give_up_at:
+            while self._running and time.monotonic() < give_up_at and self._is_awaited:
                 selector.select(timeout=POLL_S)
                 if set(self._signals.received()) & set(STOP_SIGNALS):
                     self._order("TERM")
@@ -142,6 +148,14 @@ def _own_log() -> str | None:
     return path if os.path.isfile(path) else None
 
 
+def _gone(host: str, hint: str, mute: Sequence[str], hosts: Sequence[str]) -> Failure:
+    """The host's own fault, as PBS may see minutes later only, unless most of the gang say as little."""
+    if len(mute) > len(hosts) / 2:
+        return failure_now(None, f"the agent on {host} was gone without a word; {hint}")
+    message = f"its agent was gone without a word; {hint}"
+    return Failure(rank=None, host=host, time=time.time(), message=message, unhealthy=True)
+
+
 def main(argv: list[str]) -> int:
     starter, parent, *command = argv
     trial, attempt = TrialFolder(Path(command[-3])), int(command[-2])
@@ -158,11 +172,9 @@ def main(argv: list[str]) -> int:
         except UsageError as error:
             note_failure(trial, attempt, failure_now(None, str(error), user_error=True))
             code = 1
-        for rank in gang.mute:
-            message = (
-                f"the agent on {hosts[rank]} was gone without a word; {starter} may have said why: {trial.job_log}"
-            )
-            note_failure(trial, attempt, failure_now(None, message))
+        mute = [hosts[rank] for rank in gang.mute]
+        for host in mute:
+            note_failure(trial, attempt, _gone(host, f"{starter} may have said why: {trial.job_log}", mute, hosts))
         end_descendants()
     return 1 if code else 0
 

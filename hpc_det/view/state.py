@@ -149,7 +149,7 @@ class ExperimentView:
         search = self.search
         if found is ExperimentState.CANCELED:
             source = search.cancelled or self._cancellation()
-            return f"killed by {source}" if source else "cancelled"
+            return f"by {source}" if source else "its job was deleted (qdel, scancel)"
         if search.given_up:
             return search.given_up
         blamed = _not_completed(search)

@@ -118,6 +118,12 @@ class Story:
         ]
         return pid
 
+    def job_pids(self) -> list[int]:
+        """The processes of its jobs on a lab."""
+        folder = str(self.trial.experiment().path)
+        numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+        return [n for n in numbers if "hpc_det.launch.job" in _modules(n)[:1] and folder in _words(n, "cmdline")]
+
     def same_as(self, other: Story) -> bool:
         """Bit for bit: every reported metric and the final weights."""
         assert self.series == other.series

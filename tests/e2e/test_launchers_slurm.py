@@ -38,9 +38,7 @@ def test_a_preempted_gang_comes_back_and_goes_on_bit_for_bit(
     module, mpi_launcher = LAUNCHERS[launcher]
     if launcher == "open_mpi":
         mpiruns.open_mpi()
-    own = f"resume: requeue\nmpi_launcher: [{mpi_launcher}]\n"
-    monkeypatch.setattr(test_slurm, "PROFILE", test_slurm.PROFILE + own)
-    test_slurm.use(slurm_lab, monkeypatch)
+    test_slurm.use(slurm_lab, monkeypatch, f"{test_slurm.PROFILE}mpi_launcher: [{mpi_launcher}]\n")
     story = Story.begin(
         f"entrypoint=python3 -m hpc_det.launch.{module} --trial model_def:StoryTrial",
         test_slurm.SIX_SLOTS,

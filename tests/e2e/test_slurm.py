@@ -28,14 +28,15 @@ gpu_flag: gres
 cpus_per_slot: 1
 resource_pool: low
 signal_lead_s: 70
+resume: requeue
 """
 
 
-def use(lab: SlurmLab, patch: pytest.MonkeyPatch) -> None:
-    """A state folder that all nodes see, with the lab's profile in it."""
+def use(lab: SlurmLab, patch: pytest.MonkeyPatch, profile: str | None = None) -> None:
+    """A state folder that all nodes see, with a profile of the lab in it, `PROFILE` where none is given."""
     folder = lab.folder()
     (folder / "conf" / "cluster").mkdir(parents=True)
-    (folder / "conf" / "cluster" / "lab.yaml").write_text(PROFILE)
+    (folder / "conf" / "cluster" / "lab.yaml").write_text(profile or PROFILE)
     patch.setenv("HPC_DET_ROOT", str(folder))
     for name, value in lab.env.items():
         patch.setenv(name, value)

@@ -11,11 +11,14 @@ from tests.lab.pbs_lab import PbsLab
 
 
 @pytest.fixture
-def pbs_lab(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[PbsLab]:
-    """Its commands are on PATH. What left the session of its job, and so would be left behind by PBS, is a failure."""
+def pbs_lab(request: pytest.FixtureRequest, no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[PbsLab]:
+    """Its commands are on PATH. What left the session of its job, and so would be left behind by PBS, is a failure.
+
+    As an indirect parameter: fields of its `Settings`.
+    """
     if pbs_real.ASKED_FOR:
         pytest.skip("needs the stand-in PBS; HPC_DET_REAL_PBS=1 asks for the real one")
-    lab = PbsLab.start()
+    lab = PbsLab.start(**getattr(request, "param", {}))
     monkeypatch.setenv("PATH", lab.env["PATH"])
     yield lab
     try:

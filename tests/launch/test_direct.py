@@ -222,6 +222,15 @@ def test_a_script_that_does_not_listen_is_ended_before_the_deadline(gang: Gang) 
     assert not any(map(is_there, pids))
 
 
+def test_of_a_grace_time_that_is_short_a_script_has_the_half(gang: Gang) -> None:
+    plan(gang, SAVES.replace("open(", "time.sleep(0.3); open("), ranks=1, grace_time_s=4)
+    agent = gang.start_agent()
+    gang.wait_for_ranks(0)
+    agent.terminate()
+    assert agent.wait(timeout=30) == 0
+    assert gang.saved() == {"0": "TERM"}
+
+
 def test_a_rank_that_waits_for_a_peer_which_has_left_is_ended(gang: Gang) -> None:
     plan(gang, f"if rank == '0': {DEAF}")
     (gang.code / "launcher.py").write_text(IMPATIENT)

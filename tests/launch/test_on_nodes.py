@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from hpc_det.launch.failure import first_failure
 from hpc_det.launch.on_nodes import start_commands, start_script
 from hpc_det.launch.pbs_node import node_environment
 from hpc_det.store.folders import ExperimentFolder
+from tests.launch.gang import children, is_there
 from tests.stub import Stub
 from tests.stub import stub as stub
+from tests.wait import wait_for
 
 LINES = ["n1", "n1", "n2", "n3"]
 BARE = 'env -i PATH=/bin:/usr/bin PBS_TASKNUM=$RANDOM GPU_VISIBLE_DEVICES=7 "HOST=$host" "$@"'
@@ -29,7 +32,7 @@ REPOSITORY = str(Path(__file__).parents[2])
 class Gang:
     """`on_nodes` with agents that are a few lines of Python."""
 
-    def __init__(self, folder: Path, starter: str, agent: str, **env: str) -> None:
+    def __init__(self, folder: Path, starter: str, agent: str, through: str = "", **env: str) -> None:
         (folder / "nodes").write_text("\n".join(LINES) + "\n")
         (folder / "jobs").mkdir()
         self.jobs, self.out, self.log = folder / "jobs", folder / "out", folder / "log"
@@ -39,7 +42,7 @@ class Gang:
         command = [sys.executable, "-m", "hpc_det.launch.on_nodes", starter, self.jobs, sys.executable, "-c", code]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*map(str, command), str(self.trial.path), "1", "0"],
+                [*shlex.split(through), *map(str, command), str(self.trial.path), "1", "0"],
                 env={**os.environ, "PBS_NODEFILE": str(folder / "nodes"), "PYTHONPATH": REPOSITORY, **env},
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -88,13 +91,32 @@ def test_an_agent_that_fails_ends_the_others(tmp_path: Path, starter: str) -> No
     assert first_failure(gang.trial, 1) is None  # it has said itself what there was to say
 
 
-def test_an_agent_that_is_gone_without_a_word_is_named(tmp_path: Path, starter: str) -> None:
-    agent = "open(f'{OUT}/{RANK}', 'w')\nif RANK == '1': os.kill(os.getppid(), 9)\ntime.sleep(60)"
+@pytest.mark.parametrize(
+    ("gone", "says"),
+    [
+        ("1", "node n2: its agent was gone without a word"),
+        ("012", "the agent on n1 was gone without a word"),  # no host is to blame for what all of them have
+    ],
+)
+def test_agents_that_are_gone_without_a_word_are_named(tmp_path: Path, starter: str, gone: str, says: str) -> None:
+    agent = f"open(f'{{OUT}}/{{RANK}}', 'w')\nif RANK in '{gone}': os.kill(os.getppid(), 9)\ntime.sleep(60)"
     gang = Gang(tmp_path, starter, agent)
     assert gang.end() == 1
     failure = first_failure(gang.trial, 1)
     assert failure is not None
-    assert "the agent on n2 was gone without a word" in failure.message
+    assert says in failure.sentence()
+    assert failure.unhealthy == (gone == "1")
+
+
+def test_what_pbs_does_not_kill_with_the_job_leaves_by_itself(tmp_path: Path, starter: str) -> None:
+    gang = Gang(tmp_path, starter, "open(f'{OUT}/{RANK}', 'w'); time.sleep(60)", through="sh -c '\"$@\"; true' sh")
+    gang.until_said(3)
+    (there,) = children(gang.process.pid)
+    gang.process.kill()
+    gang.end()
+    wait_for(lambda: not is_there(there))
+    assert not list(gang.jobs.iterdir())
+    assert first_failure(gang.trial, 1) is None
 
 
 def test_a_term_reaches_every_agent_and_everybody_stays_until_all_have_left(tmp_path: Path, starter: str) -> None:

@@ -118,7 +118,7 @@ def test_a_job_that_was_told_to_end_is_canceled(life: Life, reason: str) -> None
     life.begins()
     request_stop(life.trial.stop, attempt=None, reason=reason, source="ada")  # type: ignore[arg-type]
     assert state(life, JobState.ENDED) is CANCELED
-    assert why(life, CANCELED) == "killed by ada"
+    assert why(life, CANCELED) == "by ada"
 
 
 def test_a_signal_is_no_cancellation(life: Life) -> None:
@@ -132,7 +132,7 @@ def test_a_cancelled_search_is_canceled_once_its_jobs_are_gone(life: Life) -> No
     life.search.cancel("ada")
     assert state(life, JobState.RUNNING) is RUNNING
     assert state(life, JobState.ENDED) is CANCELED
-    assert why(life, CANCELED) == "killed by ada"
+    assert why(life, CANCELED) == "by ada"
 
 
 def test_a_trial_that_finishes_before_it_hears_of_a_pause_has_finished(life: Life) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import subprocess
 import time
 from contextlib import closing
@@ -30,7 +31,7 @@ from hpc_det.schedulers.scheduler import JobState, scheduler
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
-from hpc_det.store.stop import Reason, read_stop, request_stop, withdraw_stop
+from hpc_det.store.stop import Reason, read_stop, request_stop
 
 HANDOVER_POLL_S = 0.5
 ASK_EVERY_S = 30.0
@@ -40,8 +41,17 @@ ASK_EVERY_S = 30.0
 class Attempts:
     """Those of one trial in one job."""
 
-    def __init__(self, trial: TrialFolder, worker: int, start_agents: list[str], signals: SignalPipe) -> None:
-        """`start_agents` starts one agent on each node. `signals`: of the process, stop signals and CHLD."""
+    def __init__(
+        self,
+        trial: TrialFolder,
+        worker: int,
+        start_agents: list[str],
+        signals: SignalPipe,
+        heard: list[signal.Signals],
+    ) -> None:
+        """`start_agents` starts one agent on each node. `signals`: of the process, stop signals and CHLD. `heard`: the
+        stop signals until now. One that came too late for an attempt concerns the next one.
+        """
         self._trial = trial
         self._worker = worker
         self._start_agents = start_agents
@@ -53,8 +63,7 @@ class Attempts:
         self._signals = signals
         self._log_began = 0
         """The size of the trial's log when the attempt began."""
-        self._heard: list[int] = []
-        """Stop signals that came before the attempt that they concern."""
+        self._heard = heard
 
     def run(self) -> Action:
         """What was decided at last, REQUEUE only where there is a queue."""
@@ -100,7 +109,7 @@ class Attempts:
                 say(f"waits for worker {former[0]}, which still saves this trial")
                 ask_at = time.monotonic() + ASK_EVERY_S
             self._selector.select(timeout=HANDOVER_POLL_S)
-            self._heard += [received for received in self._signals.received() if received in STOP_SIGNALS]
+            self._listen()
             if self._heard and self._scheduler.has_queue:
                 return
 
@@ -122,7 +131,6 @@ class Attempts:
             self._on_stop_signal(number)
         if stop := read_stop(self._trial.stop, number):  # asked for before it began
             return self._end(number, cause_of_stop(self._plan, stop), None)
-        withdraw_stop(self._trial.stop)
         self._log_began = size_of(self._trial.job_log)
         say_attempt_begins(number)
         code = self._run_agents(number)
@@ -137,12 +145,25 @@ class Attempts:
         clock = JobClock(self._scheduler.ends_at(self._plan, os.environ, run_command), self._plan, self._trial.saves)
         while process.poll() is None:
             self._selector.select(timeout=clock.timeout_s())
-            if any(received in STOP_SIGNALS for received in self._signals.received()):
+            if self._listen():
                 self._on_stop_signal(number)
             if clock.rings():
                 self._on_time_limit(number, clock.ends_at)
         end_descendants()
+        self._hear_agents(number)
         return process.returncode
+
+    def _listen(self) -> bool:
+        """Whether there was a stop signal."""
+        received = [number for number in self._signals.received() if number in STOP_SIGNALS]
+        self._heard += received
+        return bool(received)
+
+    def _hear_agents(self, number: int) -> None:
+        """What the scheduler told them alone."""
+        stop = read_stop(self._trial.stop, number)
+        if stop and stop.reason == "signal" and self._scheduler.has_queue:
+            self._heard.append(signal.SIGTERM)
 
     def _on_time_limit(self, number: int, deadline: float | None) -> None:
         if read_stop(self._trial.stop, number):  # the scheduler's own warning came before
