@@ -23,7 +23,7 @@ from hpc_det.launch.log_lines import say, say_attempt_begins
 from hpc_det.launch.log_policies import matches
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.process import end_descendants
+from hpc_det.process import end_other_sessions
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide
 from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.scheduler import JobState, scheduler
@@ -140,6 +140,7 @@ class Attempts:
 
     def _run_agents(self, number: int) -> int:
         # In a session of their own: Ctrl-C at a terminal means the job, and an agent would take it for a preemption.
+        # What a thread of the job runs in this one, such as sbatch, is no part of the gang, and lives on.
         command = [*self._start_agents, str(self._trial.path), str(number), str(self._worker)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         clock = JobClock(self._scheduler.ends_at(self._plan, os.environ, run_command), self._plan, self._trial.saves)
@@ -149,7 +150,7 @@ class Attempts:
                 self._on_stop_signal(number)
             if clock.rings():
                 self._on_time_limit(number, clock.ends_at)
-        end_descendants()
+        end_other_sessions()
         self._hear_agents(number)
         return process.returncode
 
@@ -182,7 +183,7 @@ class Attempts:
             deadline=end_of_grace(self._plan),
         )
         if stop.reason == "kill":
-            end_descendants()
+            end_other_sessions()
 
     def _cause(self, number: int, code: int, failure: Failure | None) -> Cause:
         """Trials write an outcome. A plain script hears of no stop, and its exit code 0 means that it has finished."""

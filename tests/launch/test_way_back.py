@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.search.journal import SearchJournal
 from hpc_det.store.files import read_json, write_json
-from tests.launch.gang import Gang
+from tests.launch.gang import Gang, wait_for
 from tests.stub import Stub, stub
 
 __all__ = ["stub"]
@@ -67,6 +68,31 @@ def test_a_successor_waits_for_the_end_of_the_job_from_its_begin_on(gang: Gang, 
     assert gang.run_job(**job(8))[0] == 0
     assert slurm.calls("sbatch")[1:] == [f"--parsable --dependency=afterany:8 {script}"]
     assert slurm.calls("scancel") == ["9"], "nothing is left to do for it"
+
+
+def test_a_successor_that_is_slow_to_submit_is_no_part_of_a_gang_that_ends(
+    gang: Gang, slurm: Slurm, stub: Stub
+) -> None:
+    stub("sbatch", f"echo x >> {gang.code}/asked; while ! [ -e {gang.code}/go ]; do sleep 0.01; done; echo 8")
+    gang.plan("[ $HPC_DET_NUMBER = 1 ] && exit 3; touch go", scheduler="slurm", resume="successor", max_restarts=1)
+    assert gang.run_job(**job(7))[0] == 0
+    assert (gang.code / "asked").read_text() == "x\n"
+    assert slurm.calls("scancel") == ["8"]
+
+
+def test_of_two_jobs_that_begin_as_one_worker_at_the_same_moment_the_first_goes_on(
+    gang: Gang, slurm: Slurm, stub: Stub
+) -> None:
+    gang.plan("touch started", scheduler="slurm", resume="resubmit")
+    SearchJournal(gang.experiment).ask(0, "7")
+    stub("squeue", f"cd {gang.code}; touch asked; while ! [ -e go ]; do sleep 0.01; done; echo '7|NODE_FAIL|None'")
+    process = gang.start_job(**job(8))
+    wait_for((gang.code / "asked").exists)
+    SearchJournal(gang.experiment).claim(0, "9", after="7")
+    (gang.code / "go").touch()
+    assert process.wait(timeout=30) == 1
+    assert "job 9 is this worker already; nothing is started" in gang.printed.read_text()
+    assert (gang.search().present, gang.journal.events()) == ({0: "9"}, [])
 
 
 def test_a_job_that_finds_nothing_to_do_queues_no_other(gang: Gang, slurm: Slurm) -> None:
