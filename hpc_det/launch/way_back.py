@@ -98,7 +98,7 @@ class WayBack:
         environment = outside_any_job(os.environ, self._plan.python)
         answer = run_command(self._scheduler.submit_command(submission), environment)
         try:
-            job = self._scheduler.parse_submit(answer)
+            job = self._scheduler.parse_submit(answer, self._index if self._array.count > 1 else None)
         except ValueError as error:
             raise CommandError(str(error)) from None
         write_json(self._file, {"jobs": [self._job_id, job]})

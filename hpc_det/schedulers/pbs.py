@@ -66,7 +66,7 @@ class Pbs:
             flags += ["-l", f"select={named_hosts(wanted(submission.script), submission.exclude, run)}"]
         return ["qsub", *flags, submission.script]
 
-    def parse_submit(self, output: str) -> str:
+    def parse_submit(self, output: str, element: int | None = None) -> str:
         found = re.findall(r"^(\d+(?:\[\d*\])?\.\S+)$", output, re.MULTILINE)
         if len(found) != 1:
             raise ValueError(f"qsub: no job id in its answer {output.strip()!r}")

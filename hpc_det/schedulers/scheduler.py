@@ -70,8 +70,8 @@ class Scheduler(Protocol):
     def submit_command(self, submission: Submission, run: Run = run_command) -> list[str]:
         """Raises CommandError where these are another scheduler's commands, or too few nodes are left to run on."""
 
-    def parse_submit(self, output: str) -> str:
-        """The job id; ValueError where there is none."""
+    def parse_submit(self, output: str, element: int | None = None) -> str:
+        """The job id; ValueError where there is none. `element`: the only one of its array that was submitted."""
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
         """One query for all jobs. A failed query is UNKNOWN for each."""

@@ -86,12 +86,12 @@ class Slurm:
         given = [f"--{name}={value}" for name, value in flags.items() if value not in (None, "")]
         return ["sbatch", "--parsable", *given, submission.script]
 
-    def parse_submit(self, output: str) -> str:
+    def parse_submit(self, output: str, element: int | None = None) -> str:
         # "ID" or "ID;CLUSTER" (sbatch(1), --parsable)
         found = re.findall(r"^(\d+)(?:;\S+)?$", output, re.MULTILINE)
         if len(found) != 1:  # a site's wrapper or plugin may talk beside it
             raise ValueError(f"sbatch: no job id in its answer {output.strip()!r}")
-        return str(found[0])
+        return str(found[0]) if element is None else f"{found[0]}_{element}"
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
         # --array: an element a line; together they would be shown as `A_[4-9%2]`, cut off after 64 characters

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from hpc_det.launch.way_back import WayBack
+from hpc_det.plan.job_plan import JobArray
+from hpc_det.schedulers.slurm import Slurm as SlurmScheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.files import read_json, write_json
 from tests.launch.gang import Gang, wait_for
@@ -119,6 +123,20 @@ def test_resubmit_queues_the_next_job_when_one_ends(gang: Gang, slurm: Slurm) ->
     assert process.wait(timeout=30) == 0
     assert len(slurm.calls("sbatch")) == 1
     assert read_json(gang.experiment.next_jobs(1, 0)) == {"jobs": ["7", "8"]}
+
+
+def test_what_follows_an_element_of_an_array_knows_itself(
+    gang: Gang, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gang.plan_ranks(0, scheduler="slurm", resume="resubmit")
+    write_json(gang.experiment.array(), asdict(JobArray(first=0, count=3)))
+    for name, value in {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_ID": "6"}.items():
+        monkeypatch.setenv(name, value)
+    follower = WayBack(gang.experiment, 1).take()
+    assert slurm.calls("sbatch") == [f"--parsable --dependency=afterany:7_2 --array=2 {gang.experiment.script()}"]
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "8")
+    assert follower == SlurmScheduler().job_id(os.environ) == "8_2"
+    assert read_json(gang.experiment.next_jobs(1, 2)) == {"jobs": ["7_2", "8_2"]}
 
 
 def test_requeue_keeps_the_job(gang: Gang, slurm: Slurm) -> None:
