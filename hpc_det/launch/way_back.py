@@ -102,4 +102,6 @@ class WayBack:
         except ValueError as error:
             raise CommandError(str(error)) from None
         write_json(self._file, {"jobs": [self._job_id, job]})
+        with suppress(CommandError):
+            self._scheduler.replaced(self._job_id, run_command)
         return job

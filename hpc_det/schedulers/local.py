@@ -92,6 +92,9 @@ class Local:
     def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
         return Cause.PREEMPTED
 
+    def replaced(self, job_id: str, run: Run) -> None:
+        """Nothing ever comes back here."""
+
     def requeue(self, job_id: str, run: Run) -> None:
         raise NotImplementedError("there is no queue")
 

@@ -152,6 +152,9 @@ class Pbs:
         is_late = end is not None and signalled_at >= end - CLOCKS_DIFFER_S
         return Cause.TIME_LIMIT if is_late and job.get("substate") != BEING_REQUEUED else Cause.PREEMPTED
 
+    def replaced(self, job_id: str, run: Run) -> None:
+        """What waits for its end waits longer then, and does no harm."""
+
     def requeue(self, job_id: str, run: Run) -> None:
         """Where PBS preempts by requeue it does so whatever the job does; nobody but operators can do it otherwise."""
         job = shown(job_id, run)

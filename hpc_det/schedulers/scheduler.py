@@ -106,6 +106,9 @@ class Scheduler(Protocol):
     def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
         """Why the job that `env` belongs to was signalled."""
 
+    def replaced(self, job_id: str, run: Run) -> None:
+        """Another job goes on for this one: the scheduler need not put it back, whatever happens to it."""
+
     def requeue(self, job_id: str, run: Run) -> None:
         """Put the running job back. Once more is harmless."""
 

@@ -162,6 +162,10 @@ class Slurm:
         warned_from = float("inf") if end is None else end - plan.signal_lead_s - SIGNAL_EARLY_S
         return Cause.TIME_LIMIT if signalled_at >= warned_from else Cause.PREEMPTED
 
+    def replaced(self, job_id: str, run: Run) -> None:
+        """Otherwise Slurm might requeue it, and hold both back for minutes."""
+        run(["scontrol", "update", f"JobId={job_id}", "Requeue=0"])
+
     def requeue(self, job_id: str, run: Run) -> None:
         """A job that exits 0 within its grace time is COMPLETED on Slurm 22.05, so it is put back by its own hand.
 
@@ -202,7 +206,8 @@ def directives(plan: JobPlan, array: JobArray, script: Path) -> list[str]:
     return [
         *flags,
         f"--signal=USR2@{plan.signal_lead_s}",
-        "--requeue" if plan.resume == "requeue" else "--no-requeue",
+        # Until another job waits to go on for it, only Slurm can bring it back: its node may fail at once.
+        "--no-requeue" if plan.resume == "chain" else "--requeue",
         "--open-mode=append",
         f"--output={_output(script, array)}",
         f"--chdir={plan.folder}",

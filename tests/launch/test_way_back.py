@@ -64,6 +64,7 @@ def test_a_successor_waits_for_the_end_of_the_job_from_its_begin_on(gang: Gang, 
     assert preempt(gang, 7) == 0
     script = gang.experiment.script()
     assert slurm.calls("sbatch") == [f"--parsable --dependency=afterany:7 {script}"]
+    assert "update JobId=7 Requeue=0" in slurm.calls("scontrol"), "only the successor goes on from now on"
     assert (slurm.calls("scancel"), gang.ends()) == ([], [("preempted", "requeue")])
     assert gang.search().present == {0: "8"}, "others leave the work to the successor"
 
@@ -106,6 +107,19 @@ def test_a_job_that_finds_nothing_to_do_queues_no_other(gang: Gang, slurm: Slurm
     assert gang.run_job(**job(8))[0] == 0
     assert slurm.calls("sbatch") == []
     assert not (gang.code / "started").exists()
+
+
+def test_a_stop_signal_before_the_job_listens_does_not_end_it(gang: Gang, slurm: Slurm, stub: Stub) -> None:
+    stub("srun", 'while [[ $1 == -* ]]; do shift; done; exec "$@"')
+    wait = f"cd {gang.code}; touch up; while ! [ -e go ]; do sleep 0.01; done"
+    gang.plan("true", scheduler="slurm", resume="successor", setup=(wait,))
+    gang.env |= job(7)
+    process = gang.start_script()
+    wait_for((gang.code / "up").exists)
+    os.killpg(process.pid, signal.SIGTERM)
+    (gang.code / "go").touch()
+    assert process.wait(timeout=30) == 0
+    assert gang.ends() == [("finished", "done")]
 
 
 def test_a_requeued_job_keeps_the_successor_that_it_has(gang: Gang, slurm: Slurm) -> None:
