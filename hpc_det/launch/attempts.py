@@ -35,6 +35,10 @@ from hpc_det.store.stop import Reason, StopRequest, read_stop, request_stop
 HANDOVER_POLL_S = 0.5
 ASK_EVERY_S = 30.0
 """How often the scheduler is asked whether the job of a former gang is still there."""
+NO_NEWS_S = 150.0
+"""After this time without an answer, as where nodes lack its commands, the gang is believed gone: the longest save is
+over, and a commit that comes later still is refused (`store.journal.Journal.insist_on_last`).
+"""
 
 
 class Attempts:
@@ -99,11 +103,12 @@ class Attempts:
         """Two gangs must not write one trial. The search gives it to whoever asks, as soon as it was reported, while
         the worker that had it may still save. Returns early for a stop signal to a job that can come back.
         """
-        ask_at = time.monotonic()
+        ask_at = began = time.monotonic()
         while (former := self._journal.open_job()) and former[0] != self._worker:
             if time.monotonic() >= ask_at:
                 status = self._scheduler.status([former[1]], run_command)[former[1]]
-                if status.state not in (JobState.RUNNING, JobState.UNKNOWN):  # also in the queue nobody writes
+                has_no_news = status.state is JobState.UNKNOWN and time.monotonic() - began < NO_NEWS_S
+                if status.state is not JobState.RUNNING and not has_no_news:  # also in the queue nobody writes
                     return
                 say(f"waits for worker {former[0]}, which still saves this trial")
                 ask_at = time.monotonic() + ASK_EVERY_S

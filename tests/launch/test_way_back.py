@@ -31,8 +31,8 @@ class Slurm:
         note = f'echo "$(basename "$0") $*" >> {self._calls}'
         stub("sbatch", f'{note}; echo $((7 + $(grep -c ^sbatch {self._calls}))); echo "$PATH" >> {folder}/paths')
         stub("scontrol", f"{note}; echo '{PREEMPTED}'")
-        for name in ("scancel", "squeue"):
-            stub(name, note)
+        stub("scancel", note)
+        stub("squeue", f"{note}; echo '8|PENDING|Dependency'")
         self.paths = folder / "paths"
 
     def calls(self, command: str) -> list[str]:
@@ -126,6 +126,14 @@ def test_a_requeued_job_keeps_the_successor_that_it_has(gang: Gang, slurm: Slurm
     gang.plan_ranks(0, scheduler="slurm", resume="successor")
     assert [preempt(gang, 7), preempt(gang, 7)] == [0, 0]
     assert len(slurm.calls("sbatch")) == 1
+
+
+def test_a_successor_that_somebody_has_cancelled_is_replaced(gang: Gang, slurm: Slurm, stub: Stub) -> None:
+    stub("squeue", "echo '8|CANCELLED|None'")
+    gang.plan_ranks(0, scheduler="slurm", resume="successor")
+    assert preempt(gang, 7) == 0
+    assert len(slurm.calls("sbatch")) == 2
+    assert gang.search().present == {0: "9"}
 
 
 def test_resubmit_queues_the_next_job_when_one_ends(gang: Gang, slurm: Slurm) -> None:
