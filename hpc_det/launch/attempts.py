@@ -198,7 +198,8 @@ class Attempts:
             return _ENDS.get(outcome["kind"]) or self._stop_cause(stop)
         if failure and (stop is None or failure.time < stop.time):
             return Cause.UNHEALTHY if failure.unhealthy else Cause.HUNG if failure.hung else Cause.FAILED
-        if code == 0 and not self._plan.runs_trial:
+        is_killed = stop is not None and stop.reason == "kill"  # then nobody knows its exit code
+        if code == 0 and not self._plan.runs_trial and not is_killed:
             return Cause.FINISHED
         return self._stop_cause(stop) if stop else Cause.FAILED
 
