@@ -25,11 +25,12 @@ def pause(experiment: ExperimentFolder) -> str:
     Raises HpcDetError where it has ended already.
     """
     view, search = _still_there(experiment)
-    if view.search.paused:
-        return f"Experiment {experiment.id} was paused before, by {view.search.paused}"
-    search.pause(getpass.getuser())
-    _stop_trials(experiment, search, "pause")
+    if not (former := view.search.paused):
+        search.pause(getpass.getuser())
+    _stop_trials(experiment, search, "pause")  # once more, where that came to no end
     _withdraw_jobs(view)
+    if former:
+        return f"Experiment {experiment.id} was paused before, by {former}"
     return f"Paused experiment {experiment.id}; go on with `hpc-det experiment activate {experiment.id}`"
 
 
@@ -82,8 +83,9 @@ def _withdraw_jobs(view: ExperimentView) -> None:
     """What waits in the queue has nothing to do any more. What runs leaves by itself."""
     view.look()
     for job in view.jobs[:1]:
-        for job_id in view.job_ids():
-            schedulers.scheduler(job.scheduler).withdraw(job_id, run_command)
+        scheduler = schedulers.scheduler(job.scheduler)
+        for job_id in _left(scheduler, view.job_ids()):
+            scheduler.withdraw(job_id, run_command)
 
 
 def _cancel_jobs(view: ExperimentView) -> None:

@@ -68,7 +68,7 @@ class Pbs:
             flags += ["-l", f"select={named_hosts(wanted(submission.script), submission.exclude, run)}"]
         return ["qsub", *flags, submission.script]
 
-    def parse_submit(self, output: str) -> str:
+    def parse_submit(self, output: str, element: int | None = None) -> str:
         found = re.findall(r"^(\d+(?:\[\d*\])?\.\S+)$", output, re.MULTILINE)
         if len(found) != 1:
             raise ValueError(f"qsub: no job id in its answer {output.strip()!r}")
@@ -153,6 +153,9 @@ class Pbs:
         end = end_of(job) if job else end_by_our_clock(plan, env)
         is_late = end is not None and signalled_at >= end - CLOCKS_DIFFER_S
         return Cause.TIME_LIMIT if is_late and job.get("substate") != BEING_REQUEUED else Cause.PREEMPTED
+
+    def replaced(self, job_id: str, run: Run) -> None:
+        """What waits for its end waits longer then, and does no harm."""
 
     def requeue(self, job_id: str, run: Run) -> None:
         """Where PBS preempts by requeue it does so whatever the job does; nobody but operators can do it otherwise."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-import hpc_det.submit.render  # before a test replaces the schedulers that it takes
 from hpc_det.cli.main import main
+from hpc_det.submit import render  # noqa: F401  # before a test replaces the schedulers that it takes
 from tests.cli.life import FakeScheduler, Life
 
 TRIAL = """

@@ -83,6 +83,23 @@ def test_jobs_that_wait_behind_others_are_withdrawn_too(hpc_det: Command, life: 
     assert scheduler.withdrawn == ["4711", "4712"]
 
 
+def test_what_has_left_the_queue_is_not_withdrawn(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    """Slurm forgets it after minutes, and scancel fails then."""
+    life.begins()
+    scheduler.states = [JobState.RUNNING, JobState.ENDED]
+    assert hpc_det("e", "pause", "1").code == 0
+    assert scheduler.withdrawn == []
+
+
+def test_a_pause_that_came_to_no_end_can_be_asked_for_again(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler
+) -> None:
+    life.begins()
+    life.search.pause("ada")
+    assert hpc_det("e", "pause", "1").out == "Experiment 1 was paused before, by ada\n"
+    assert (reason(life), scheduler.withdrawn) == ("pause", ["4711"])
+
+
 def test_a_job_that_waits_says_what_for(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
     scheduler.states, scheduler.reason = [JobState.QUEUED], "JobHeldUser: let it go with `scontrol release`"
     told = hpc_det("e", "describe", "1").out

@@ -24,7 +24,7 @@ from hpc_det.launch.job.log_policies import matches
 from hpc_det.launch.last_words import size_of
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.process import end_descendants
+from hpc_det.process import end_other_sessions
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide
 from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.scheduler import JobState, scheduler
@@ -36,6 +36,10 @@ from hpc_det.store.stop import Reason, read_stop, request_stop
 HANDOVER_POLL_S = 0.5
 ASK_EVERY_S = 30.0
 """How often the scheduler is asked whether the job of a former gang is still there."""
+NO_NEWS_S = 150.0
+"""After this time without an answer, as where nodes lack its commands, the gang is believed gone: the longest save is
+over, and a commit that comes later still is refused (`store.journal.Journal.insist_on_last`).
+"""
 
 
 class Attempts:
@@ -100,11 +104,12 @@ class Attempts:
         """Two gangs must not write one trial. The search gives it to whoever asks, as soon as it was reported, while
         the worker that had it may still save. Returns early for a stop signal to a job that can come back.
         """
-        ask_at = time.monotonic()
+        ask_at = began = time.monotonic()
         while (former := self._journal.open_job()) and former[0] != self._worker:
             if time.monotonic() >= ask_at:
                 status = self._scheduler.status([former[1]], run_command)[former[1]]
-                if status.state not in (JobState.RUNNING, JobState.UNKNOWN):  # also in the queue nobody writes
+                has_no_news = status.state is JobState.UNKNOWN and time.monotonic() - began < NO_NEWS_S
+                if status.state is not JobState.RUNNING and not has_no_news:  # also in the queue nobody writes
                     return
                 say(f"waits for worker {former[0]}, which still saves this trial")
                 ask_at = time.monotonic() + ASK_EVERY_S
@@ -140,6 +145,7 @@ class Attempts:
 
     def _run_agents(self, number: int) -> int:
         # In a session of their own: Ctrl-C at a terminal means the job, and an agent would take it for a preemption.
+        # What a thread of the job runs in this one, such as sbatch, is no part of the gang, and lives on.
         command = [*self._start_agents, str(self._trial.path), str(number), str(self._worker)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         clock = JobClock(self._scheduler.ends_at(self._plan, os.environ, run_command), self._plan, self._trial.saves)
@@ -149,7 +155,7 @@ class Attempts:
                 self._on_stop_signal(number)
             if clock.rings():
                 self._on_time_limit(number, clock.ends_at)
-        end_descendants()
+        end_other_sessions()
         self._hear_agents(number)
         return process.returncode
 
@@ -182,7 +188,7 @@ class Attempts:
             deadline=end_of_grace(self._plan),
         )
         if stop.reason == "kill":
-            end_descendants()
+            end_other_sessions()
 
     def _end(self, number: int, cause: Cause, failure: Failure | None) -> Decision:
         user_error = failure is not None and failure.user_error

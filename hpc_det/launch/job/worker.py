@@ -53,7 +53,8 @@ class Worker:
 
     def run(self) -> int:
         """DONE or, after a trial that was given up, GAVE_UP when nothing is left to do; WANTS_REQUEUE before that."""
-        if other := self._running_elsewhere():
+        former = self._search.state().present.get(self._number)
+        if other := self._running(former) or self._search.claim(self._number, self._job_id, after=former):
             self._say(f"job {other} is this worker already; nothing is started")
             return GAVE_UP
         close_interrupted(self._experiment, self._search, self._number, self._signals)
@@ -68,7 +69,7 @@ class Worker:
             raise
 
     def _work(self) -> int:
-        work = self._search.ask(self._number, self._job_id) or self._left_by_others()
+        work = self._search.state().open.get(self._number) or self._left_by_others()
         while work is not None:
             action = self._train(work)
             if action is Action.REQUEUE:
@@ -80,15 +81,15 @@ class Worker:
         self._say("nothing is left to do here")
         return self._code
 
-    def _running_elsewhere(self) -> str | None:
+    def _running(self, former: str | None) -> str | None:
         """One worker is one job: the script may be started by hand while the job that has this number still runs.
 
         What was heard before this job began may be of another time: a successor begins a second after the end.
         """
-        other, began = self._search.state().present.get(self._number, self._job_id), time.time()
-        if other == self._job_id or self._states([other])[other] is not JobState.RUNNING:
+        began = time.time()
+        if former in (None, self._job_id) or self._states([former])[former] is not JobState.RUNNING:
             return None
-        return other if self._states([other], since=began)[other] is JobState.RUNNING else None
+        return former if self._states([former], since=began)[former] is JobState.RUNNING else None
 
     def _left_by_others(self) -> Work | None:
         """Work of others whose jobs have ended without a word. The scheduler is asked once, where there may be any."""

@@ -194,6 +194,16 @@ def test_a_kill_request_ends_ranks_that_listen_to_nothing_at_once(gang: Gang) ->
     assert failures(gang) == [None]
 
 
+def test_a_script_that_is_killed_has_not_finished(gang: Gang) -> None:
+    gang.plan("touch up; sleep 60")
+    job = gang.start_job()
+    wait_for((gang.code / "up").exists)
+    request_stop(gang.trial.stop, attempt=None, reason="kill", source="a test")
+    job.terminate()
+    assert job.wait(timeout=30) == 0
+    assert gang.ends() == [("cancelled", "done")]
+
+
 @pytest.mark.parametrize("reason", ["cancel", "kill"])
 def test_a_request_that_was_made_before_the_first_attempt_starts_nothing(gang: Gang, reason: str) -> None:
     gang.plan("touch ran")

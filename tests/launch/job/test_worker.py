@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.launch.job import attempts
+from hpc_det.launch.job.attempts import Attempts
+from hpc_det.launch.signals import SignalPipe
 from hpc_det.process import start_ticks
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.schedulers.shared_answers import SharedAnswers
@@ -30,6 +33,8 @@ FOUR = {"name": "random", "max_trials": 4}
 INVALID = """
 import os
 from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.job import attempts
+from hpc_det.launch.job.attempts import Attempts
 from hpc_det.launch.failure import failure_now, note_failure
 
 attempt = Attempt.from_env(os.environ)
@@ -244,6 +249,18 @@ def test_a_former_gang_whose_job_has_ended_is_not_waited_for(gang: Gang) -> None
     gang.journal.started(1, f"{2**22}-1@{os.uname().nodename}", worker=5)
     assert gang.run_job()[0] == 0
     assert gang.ends() == [("node lost", "requeue"), ("finished", "done")]
+
+
+def test_a_former_gang_that_nobody_can_tell_of_is_waited_for_as_long_as_a_save_may_take(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "NO_NEWS_S", 0)
+    monkeypatch.setattr(Attempts, "_run", lambda self: Action.DONE)
+    gang.plan("true")
+    gang.journal.started(1, "1-1@elsewhere", worker=5)
+    signals = SignalPipe([signal.SIGCHLD])
+    assert Attempts(gang.trial, 0, [], signals, []).run() is Action.DONE
+    signals.close()
 
 
 def test_a_worker_that_begins_again_ends_the_attempt_that_it_could_not_end(gang: Gang) -> None:
