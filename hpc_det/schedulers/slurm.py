@@ -113,6 +113,8 @@ class Slurm:
             return Cause.PREEMPTED  # scontrol may be missing on compute nodes; both causes are requeued alike
         if local_time(job.get("PreemptTime")) is not None:
             return Cause.PREEMPTED
+        if "NODE_FAIL" in job.get("JobState", "") or job.get("Reason") == "NodeDown":  # while it is COMPLETING
+            return Cause.NODE_LOST
         if job.get("JobState") in ("COMPLETING", "CANCELLED") and job.get("Reason") != "TimeLimit":
             return _cause_of_sudden_end(job, env)
         end = local_time(job.get("EndTime"))

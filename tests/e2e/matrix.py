@@ -66,7 +66,7 @@ def _nothing_from_outside(lab: object, story: Story) -> None:
 
 
 ANYWHERE: dict[str, Trouble[object]] = {
-    "pause": Trouble(_paused_for_a_while, ("paused", "finished")),
+    "pause": Trouble(_paused_for_a_while, ("paused", "finished"), ("hyperparameters.batch_s=0.3",)),
     "crash": Trouble(_a_rank_killed, ("failed", "finished"), ("max_restarts=1",)),
     "hang": Trouble(
         _nothing_from_outside,

@@ -104,31 +104,41 @@ class Story:
     def until_batch(self, batch: int) -> None:
         self.until(lambda: self.batches_reported >= batch)
 
+    def until_ended(self, attempts: int) -> None:
+        self.until(lambda: len(self.causes) >= attempts)
+
     def pids(self, module: str) -> list[int]:
         """The processes of the local job that run `python -m module`."""
         job = int(self.job_id.partition("-")[0])
         return [pid for pid in descendants(job) if module in _modules(pid)[:1]]
 
     def rank_pid(self, rank: int) -> int:
-        """The process of a rank, also on a node of the lab: all nodes share this machine's /proc."""
-        wanted = {f"RANK={rank}", f"HPC_DET_FOLDER={self.trial.path}"}
-        numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
-        (pid,) = [
-            n for n in numbers if "hpc_det.launch.rank" in _modules(n)[:1] and wanted <= set(_words(n, "environ"))
-        ]
+        """The process that writes the log of a rank, also on a node of a lab: all share this machine's /proc."""
+        log = self.trial.rank_log(Journal(self.trial.journal).last_attempt(), rank)
+        (pid,) = [n for n in _pids() if "hpc_det.launch.rank" in _modules(n) and _prints_to(n) == str(log)]
         return pid
 
     def job_pids(self) -> list[int]:
         """The processes of its jobs on a lab."""
         folder = str(self.trial.experiment().path)
-        numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
-        return [n for n in numbers if "hpc_det.launch.job" in _modules(n)[:1] and folder in _words(n, "cmdline")]
+        return [n for n in _pids() if "hpc_det.launch.job" in _modules(n)[:1] and folder in _words(n, "cmdline")]
 
     def same_as(self, other: Story) -> bool:
         """Bit for bit: every reported metric and the final weights."""
         assert self.series == other.series
         assert self.weights.keys() == other.weights.keys()
         return all(torch.equal(weight, other.weights[name]) for name, weight in self.weights.items())
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def _prints_to(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/fd/1")
+    except OSError:
+        return ""
 
 
 def _modules(pid: int) -> list[str]:

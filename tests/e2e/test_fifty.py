@@ -85,11 +85,10 @@ def test_fifty_preemptions_cost_nothing_but_their_time(
     story = Story.begin(entrypoint, LONG_ENOUGH, "hyperparameters.batch_s=0.08", cluster="lab")
     traces = []
     for preempted in range(PREEMPTIONS):
-        until_ended(story, preempted)
+        story.until_ended(preempted)
         story.until_batch(newest_steps(story.trial.checkpoints) + 1)
         traces.append(Traces.of(story))
         pbs_lab.preempt(3, seconds=0)
-        until_ended(story, preempted + 1)
     story.wait()
     assert story.causes == ["preempted"] * PREEMPTIONS + ["finished"]
     assert story.same_as(undisturbed)
@@ -102,7 +101,3 @@ def test_fifty_preemptions_cost_nothing_but_their_time(
     assert last.rank_kb < 1.05 * second.rank_kb
     each = (last.journals_bytes - second.journals_bytes) / (PREEMPTIONS - 2)
     assert each < 1000
-
-
-def until_ended(story: Story, attempts: int) -> None:
-    story.until(lambda: len(story.causes) == attempts)

@@ -68,6 +68,7 @@ TROUBLES: dict[str, Trouble[PbsLab]] = {
     "other_node_lost": Trouble(node_lost(1), ("node lost", "finished")),
     **ANYWHERE,
 }
+TAKE_ANOTHER_JOB = ["deleted", "walltime", "pause"]
 IN_A_HURRY = [("direct", "requeued"), ("mpich", "deleted")]
 
 
@@ -76,7 +77,10 @@ def test_a_run_with_trouble_ends_to_the_last_bit_as_the_one_without(
     undisturbed: Story, pbs_lab: PbsLab, profile: Callable[[str, str], None], launcher: str, trouble: str
 ) -> None:
     profile(launcher, "successor")
-    assert told(pbs_lab, LAUNCHERS[launcher], TROUBLES[trouble]).same_as(undisturbed)
+    story = told(pbs_lab, LAUNCHERS[launcher], TROUBLES[trouble])
+    assert story.same_as(undisturbed)
+    jobs = {attempt["job_id"] for attempt in story.describe()["attempts"]}
+    assert len(jobs) == (2 if trouble in TAKE_ANOTHER_JOB else 1)
 
 
 @pytest.mark.long

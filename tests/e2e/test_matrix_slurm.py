@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def preempted(lab: SlurmLab, story: Story) -> None:
 
 
 def out_of_time(lab: SlurmLab, story: Story) -> None:
+    """Slurm looks at limits every 30 s."""
     lab.run("scontrol", "update", f"JobId={story.job_id}", "TimeLimit=1")
 
 
@@ -58,12 +60,13 @@ def node_lost(lab: SlurmLab, story: Story) -> None:
     """The second one, and at once there is another."""
     name = (read_json(story.trial.nodes(1)) or [])[1]
     lab.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=lost")
-    lab.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
+    with suppress(RuntimeError):  # it may be back already
+        lab.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
 
 
 TROUBLES: dict[str, Trouble[SlurmLab]] = {
     "preempted": Trouble(preempted, ("preempted", "finished")),
-    "time_limit": Trouble(out_of_time, ("time limit", "finished")),
+    "time_limit": Trouble(out_of_time, ("time limit", "finished"), ("hyperparameters.batch_s=1.3",)),
     "node_lost": Trouble(node_lost, ("node lost", "finished")),
     **ANYWHERE,
 }

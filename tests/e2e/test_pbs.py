@@ -1,9 +1,7 @@
-"""Whole lives of gang jobs on PBS: two ranks on two nodes, preempted, deleted, out of time, killed, still exact."""
+"""Whole lives of jobs on PBS: gangs, arrays, shared nodes, a deletion. What may stop a gang: test_matrix_pbs."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,40 +56,6 @@ def test_a_gang_on_two_nodes_trains_to_its_end(
 
 
 @pytest.mark.long
-def test_a_gang_that_pbs_requeues_goes_on_bit_for_bit(undisturbed: Story, pbs_lab: PbsLab) -> None:
-    story = Story.begin(TWO_SLOTS, PACED, cluster="lab")
-    story.until_batch(13)
-    pbs_lab.preempt(3)
-    story.wait()
-    assert story.causes == ["preempted", "finished"]
-    assert pbs_lab.job(story.job_id)["run_count"] == 2
-    assert story.same_as(undisturbed)
-
-
-def deleted_by_the_scheduler(lab: PbsLab, job_id: str) -> None:
-    lab.set_preempt_order("D")
-    lab.preempt(3)
-
-
-def out_of_time(lab: PbsLab, job_id: str) -> None:
-    lab.run("qalter", "-l", "walltime=1", job_id)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("end", "cause"), [(deleted_by_the_scheduler, "preempted"), (out_of_time, "time limit")])
-def test_a_job_that_pbs_ends_for_good_has_a_successor_that_goes_on_bit_for_bit(
-    undisturbed: Story, pbs_lab: PbsLab, end: Callable[[PbsLab, str], None], cause: str
-) -> None:
-    story = Story.begin(TWO_SLOTS, PACED, cluster="lab")
-    story.until_batch(3)
-    end(pbs_lab, story.job_id)
-    story.wait()
-    assert story.causes == [cause, "finished"]
-    assert pbs_lab.job(story.job_id)["job_state"] == "F"
-    assert story.same_as(undisturbed)
-
-
-@pytest.mark.long
 def test_a_job_that_its_user_deletes_has_saved_and_does_not_come_back(pbs_lab: PbsLab) -> None:
     story = Story.begin(TWO_SLOTS, PACED, cluster="lab")
     story.until_batch(3)
@@ -101,17 +65,6 @@ def test_a_job_that_its_user_deletes_has_saved_and_does_not_come_back(pbs_lab: P
     assert newest_steps(story.trial.checkpoints) >= 3  # min_checkpoint_period is 8
     assert story.describe()["state"] == "CANCELED"
     assert pbs_lab.run("qselect") == ""
-
-
-@pytest.mark.long
-def test_a_rank_killed_on_the_other_node_restarts_the_gang_in_the_same_job(undisturbed: Story, pbs_lab: PbsLab) -> None:
-    story = Story.begin(TWO_SLOTS, PACED, "max_restarts=1", cluster="lab")
-    story.until_batch(10)
-    os.kill(story.rank_pid(1), signal.SIGKILL)
-    story.wait()
-    assert story.causes == ["failed", "finished"]
-    assert pbs_lab.job(story.job_id)["run_count"] == 1
-    assert story.same_as(undisturbed)
 
 
 @pytest.mark.long

@@ -237,6 +237,7 @@ def test_without_an_end_no_time_limit_can_be_near(stub: Stub, end: str) -> None:
         ("CANCELLED", "None", 0, Cause.CANCELLED),
         ("COMPLETING", "None", 1, Cause.PREEMPTED),  # put back by a preemption without grace, or by `scontrol requeue`
         ("COMPLETING", "TimeLimit", 0, Cause.TIME_LIMIT),
+        ("COMPLETING", "NodeDown", 0, Cause.NODE_LOST),
     ],
 )
 def test_a_job_that_is_being_ended_was_cancelled_unless_it_was_put_back(
