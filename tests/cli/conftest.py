@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,7 +8,6 @@ from typing import NamedTuple
 
 import pytest
 
-import hpc_det.submit.render  # before a test replaces the schedulers that it takes
 from hpc_det.cli.main import main
 from tests.cli.life import FakeScheduler, Life
 
@@ -104,6 +104,7 @@ def life(root: Path) -> Life:
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> FakeScheduler:
     """What every experiment's scheduler answers."""
+    importlib.import_module("hpc_det.submit.render")  # it would keep the fake
     fake = FakeScheduler()
     monkeypatch.setattr("hpc_det.schedulers.scheduler.scheduler", lambda name: fake)
     return fake

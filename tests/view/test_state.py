@@ -227,6 +227,6 @@ def test_elements_of_an_array_are_asked_for_by_its_id_and_jobs_by_hand_by_theirs
 def test_a_job_comes_before_those_that_wait_for_its_end(tmp_path: Path) -> None:
     life = Life.submitted(tmp_path)
     write_json(life.folder.next_jobs(1, 0), {"jobs": ["4711", "4712"]})
-    write_json(life.folder.job(2), {**read_json(life.folder.job(1)), "job_id": "4720"})
+    write_json(life.folder.job(2), (read_json(life.folder.job(1)) or {}) | {"job_id": "4720"})
     write_json(life.folder.next_jobs(2, 0), {"jobs": ["4720", "4721"]})
     assert ExperimentView(life.folder).job_ids() == ["4711", "4712", "4720", "4721"]
