@@ -95,3 +95,8 @@ def _stat(pid: int) -> list[str] | None:
             return file.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):  # hidepid hides other users' processes (proc(5))
         return None
+
+
+def exit_code(returncode: int) -> int:
+    """subprocess' in a shell's words: 128 more than the number of the signal that ended a process (sh(1))."""
+    return returncode if returncode >= 0 else 128 - returncode

@@ -19,9 +19,8 @@ from typing import NoReturn
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.failure import failure_now, note_failure
-from hpc_det.launch.launchers.arguments import Launch, parse_or_note
-from hpc_det.launch.launchers.watched import is_for_python, is_trial
+from hpc_det.launch.failure import mistakes_noted
+from hpc_det.launch.launchers.arguments import Launch, is_for_python, is_trial, parse_or_note
 from hpc_det.launch.signals import turn_deaf
 
 _OF_THE_RUNNER = ("-H", "--hostfile", "-i", "--include", "-e", "--exclude", "--num_nodes", "--num_gpus", "--launcher")
@@ -76,13 +75,10 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def _checked(launch: Launch, attempt: Attempt) -> list[str]:
-    try:
+    with mistakes_noted(attempt.trial, attempt.number):
         if importlib.util.find_spec("deepspeed") is None:
             raise UsageError(f"deepspeed is not there for {sys.executable}; `pip install 'hpc_det[deepspeed]'`")
         return launch_command(launch, attempt, os.environ)
-    except UsageError as error:
-        note_failure(attempt.trial, attempt.number, failure_now(None, str(error), user_error=True))
-        raise
 
 
 if __name__ == "__main__":

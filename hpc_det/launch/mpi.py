@@ -21,10 +21,9 @@ from typing import Literal
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.launchers.arguments import parse_or_note
+from hpc_det.launch.launchers.arguments import is_for_python, parse_or_note
 from hpc_det.launch.launchers.nodes import run_gang
 from hpc_det.launch.launchers.remote_shell import host_name
-from hpc_det.launch.launchers.watched import is_for_python
 from hpc_det.launch.signals import turn_deaf
 from hpc_det.launch.srun import step_command
 from hpc_det.plan.job_plan import JobPlan

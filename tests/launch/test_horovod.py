@@ -11,9 +11,7 @@ from hpc_det.launch.horovod import horovodrun_command, without_auto
 from hpc_det.launch.launchers.arguments import Launch
 from tests.launch.gang import Gang
 from tests.launch.test_attempt import ATTEMPT
-from tests.stub import Stub, stub
-
-__all__ = ["stub"]
+from tests.stub import Stub
 
 HOROVODRUN = """
 echo "$@" >horovodrun.words

@@ -19,7 +19,6 @@ from hpc_det.launch.pbs_node import node_environment
 from hpc_det.store.folders import ExperimentFolder
 from tests.launch.gang import children, is_there
 from tests.stub import Stub
-from tests.stub import stub as stub
 from tests.wait import wait_for
 
 LINES = ["n1", "n1", "n2", "n3"]

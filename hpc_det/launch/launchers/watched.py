@@ -18,11 +18,9 @@ from collections.abc import Sequence
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.doorbell import Line
 from hpc_det.launch.failure import failure_now, note_failure
-from hpc_det.launch.launchers.nodes import exit_code
+from hpc_det.launch.launchers.arguments import for_python, is_trial
 from hpc_det.launch.signals import SignalPipe
-from hpc_det.process import adopt_orphans, end_descendants
-
-RANK_MODULE = "hpc_det.launch.rank"
+from hpc_det.process import adopt_orphans, end_descendants, exit_code
 
 
 def as_rank(command: Sequence[str]) -> list[str]:
@@ -30,20 +28,6 @@ def as_rank(command: Sequence[str]) -> list[str]:
     if is_trial(command):
         return [sys.executable, *command]
     return [sys.executable, "-m", "hpc_det.launch.launchers.watched", *for_python(command)]
-
-
-def is_trial(command: Sequence[str]) -> bool:
-    """What `--trial module:Class` was parsed to."""
-    return list(command[:2]) == ["-m", RANK_MODULE]
-
-
-def for_python(command: Sequence[str]) -> list[str]:
-    """A file or a module is started by this Python, a command as it is."""
-    return [sys.executable, *command] if is_for_python(command) else list(command)
-
-
-def is_for_python(command: Sequence[str]) -> bool:
-    return command[0] == "-m" or command[0].endswith(".py")
 
 
 def watch(command: Sequence[str], attempt: Attempt, rank: int) -> int:

@@ -24,7 +24,7 @@ from hpc_det.schedulers.pbs_hosts import hosts_in
 from hpc_det.store.files import write_atomic
 from hpc_det.submit.submitit_pbs.environment import write_environment
 from hpc_det.submit.submitit_pbs.ids import from_pbs, to_pbs
-from hpc_det.submit.submitit_pbs.on_node import exit_code, start_tasks
+from hpc_det.submit.submitit_pbs.on_node import first_failure, start_tasks
 from hpc_det.submit.submitit_pbs.paths import PbsJobPaths, Reason
 from hpc_det.submit.submitit_pbs.qstat import ask
 
@@ -78,7 +78,7 @@ class FirstProcess:
         try:
             while self._goes_on(processes):
                 time.sleep(POLL_S)
-            return exit_code([process.poll() or 0 for process in processes])
+            return first_failure([process.poll() or 0 for process in processes])
         finally:
             for process in processes:
                 process.kill()

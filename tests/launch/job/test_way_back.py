@@ -10,9 +10,7 @@ import pytest
 
 from hpc_det.store.files import read_json, write_json
 from tests.launch.gang import Gang
-from tests.stub import Stub, stub
-
-__all__ = ["stub"]
+from tests.stub import Stub
 
 PREEMPTED = "JobId=7 JobState=RUNNING Reason=None PreemptTime=2026-11-20T10:42:00 EndTime=2026-11-20T11:42:00"
 

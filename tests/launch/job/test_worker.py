@@ -21,6 +21,7 @@ from hpc_det.store.files import write_json
 from hpc_det.store.journal import Journal
 from hpc_det.store.stop import read_stop, request_stop
 from tests.launch.gang import Gang, children, is_there
+from tests.stub import Stub
 from tests.wait import wait_for
 
 TRIAL = "${HPC_DET_FOLDER##*/}"
@@ -262,17 +263,13 @@ def test_a_worker_that_begins_again_ends_the_attempt_that_it_could_not_end(gang:
 
 
 @pytest.fixture
-def slurm(tmp_path: Path) -> dict[str, str]:
-    """The environment of a Slurm job. Real `scontrol` and `squeue` on PATH note their arguments and show a file."""
-    stubs = tmp_path / "stubs"
-    stubs.mkdir()
+def slurm(stub: Stub, tmp_path: Path) -> dict[str, str]:
+    """The environment of a Slurm job, whose `scontrol` and `squeue` note their arguments and show a file."""
     for name in ("scontrol", "squeue"):
-        (stubs / name).write_text(f'#!/bin/sh\necho "{name} $@" >>{tmp_path}/asked\ncat {tmp_path}/{name}\n')
-        (stubs / name).chmod(0o755)
+        stub(name, f'echo "{name} $@" >>{tmp_path}/asked\ncat {tmp_path}/{name}')
     (tmp_path / "scontrol").write_text("JobState=RUNNING EndTime=2026-11-20T12:00:00 PreemptTime=2026-11-20T11:59:30\n")
     (tmp_path / "squeue").write_text("4711_0|RUNNING|None\n")
-    path = f"{stubs}{os.pathsep}{os.environ['PATH']}"
-    return {"PATH": path, "SLURM_JOB_ID": "4711", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "node1"}
+    return {"SLURM_JOB_ID": "4711", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "node1"}
 
 
 def asked(tmp_path: Path, command: str) -> list[str]:
