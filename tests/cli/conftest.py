@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,6 +105,7 @@ def life(root: Path) -> Life:
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> FakeScheduler:
     """What every experiment's scheduler answers."""
+    importlib.import_module("hpc_det.submit.render")  # it would keep the fake
     fake = FakeScheduler()
     monkeypatch.setattr("hpc_det.schedulers.scheduler.scheduler", lambda name: fake)
     return fake
