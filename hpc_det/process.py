@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
@@ -64,8 +64,17 @@ def children(pid: int) -> list[int]:
 
 def end_descendants(deadline_s: float = 10.0) -> None:
     """KILL every descendant of this process and reap it. Needs `adopt_orphans` to miss none."""
+    _end(lambda: descendants(os.getpid()), deadline_s)
+
+
+def end_other_sessions(deadline_s: float = 10.0) -> None:
+    """The same, but for what stays in the session of this process: commands that its threads run."""
+    _end(lambda: [process for process in descendants(os.getpid()) if _session(process) != os.getsid(0)], deadline_s)
+
+
+def _end(processes: Callable[[], list[int]], deadline_s: float) -> None:
     end = time.monotonic() + deadline_s
-    while left := descendants(os.getpid()):
+    while left := processes():
         for process in left:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
@@ -73,6 +82,12 @@ def end_descendants(deadline_s: float = 10.0) -> None:
         if time.monotonic() > end:  # a process in uninterruptible sleep: the scheduler's own clean-up takes over
             return
         time.sleep(0.005)
+
+
+def _session(pid: int) -> int | None:
+    with suppress(ProcessLookupError):
+        return os.getsid(pid)
+    return None
 
 
 def reap() -> None:
@@ -95,3 +110,8 @@ def _stat(pid: int) -> list[str] | None:
             return file.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):  # hidepid hides other users' processes (proc(5))
         return None
+
+
+def exit_code(returncode: int) -> int:
+    """subprocess' in a shell's words: 128 more than the number of the signal that ended a process (sh(1))."""
+    return returncode if returncode >= 0 else 128 - returncode

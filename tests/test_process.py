@@ -13,7 +13,7 @@ from hpc_det.process import descendants, is_running, start_ticks
 
 TREE = """
 import os, subprocess, sys, time
-from hpc_det.process import adopt_orphans, descendants, end_descendants, reap
+from hpc_det.process import adopt_orphans, descendants, end_descendants, end_other_sessions, reap
 
 def wait_for(condition):
     end = time.monotonic() + 10
@@ -67,6 +67,19 @@ def test_a_process_that_breeds_while_it_is_ended_leaves_nobody() -> None:
         print(len(below()))
         """
     ) == ["0"]
+
+
+def test_a_gang_can_be_ended_while_a_thread_waits_for_a_command() -> None:
+    assert in_a_process(
+        """
+        command = subprocess.Popen(["sleep", "60"])
+        gang = subprocess.Popen(["sh", "-c", "sleep 60 & wait"], start_new_session=True)
+        wait_for(lambda: len(below()) == 3)
+        end_other_sessions()
+        print(below() == [command.pid])
+        end_descendants()
+        """
+    ) == ["True"]
 
 
 def test_without_descendants_there_is_nothing_to_end() -> None:

@@ -7,13 +7,13 @@ import time
 
 from hpc_det.errors import HpcDetError
 from hpc_det.schedulers import scheduler as schedulers
-from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.command import CommandError, run_command
 from hpc_det.schedulers.scheduler import JobState, Scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.stop import Reason, request_stop
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.watch import POLL_S, ask_every_s, state
+from hpc_det.view.watch import POLL_S, ask_every_s, say, state
 
 KILL_WAIT_S = 40.0
 """Slurm itself waits KillWait, 30 s by default, between TERM and KILL (slurm.conf(5))."""
@@ -25,11 +25,12 @@ def pause(experiment: ExperimentFolder) -> str:
     Raises HpcDetError where it has ended already.
     """
     view, search = _still_there(experiment)
-    if view.search.paused:
-        return f"Experiment {experiment.id} was paused before, by {view.search.paused}"
-    search.pause(getpass.getuser())
-    _stop_trials(experiment, search, "pause")
+    if not (former := view.search.paused):
+        search.pause(getpass.getuser())
+    _stop_trials(experiment, search, "pause")  # once more, where that came to no end
     _withdraw_jobs(view)
+    if former:
+        return f"Experiment {experiment.id} was paused before, by {former}"
     return f"Paused experiment {experiment.id}; go on with `hpc-det experiment activate {experiment.id}`"
 
 
@@ -82,8 +83,12 @@ def _withdraw_jobs(view: ExperimentView) -> None:
     """What waits in the queue has nothing to do any more. What runs leaves by itself."""
     view.look()
     for job in view.jobs[:1]:
-        for job_id in view.job_ids():
-            schedulers.scheduler(job.scheduler).withdraw(job_id, run_command)
+        scheduler = schedulers.scheduler(job.scheduler)
+        for job_id in _left(scheduler, view.job_ids()):
+            try:
+                scheduler.withdraw(job_id, run_command)
+            except CommandError as error:  # the trials have been told by now
+                say(f"note: job {job_id} was not withdrawn from the queue, and ends as soon as it begins: {error}")
 
 
 def _cancel_jobs(view: ExperimentView) -> None:

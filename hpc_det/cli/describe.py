@@ -16,6 +16,7 @@ from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import Metrics, why_not_completed
 from hpc_det.view.trials import TrialState, differing, flattened
 from hpc_det.view.watch import state as state_of
+from hpc_det.view.watch import what_to_do
 
 Record = dict[str, Any]
 
@@ -81,6 +82,8 @@ def in_words(experiment: ExperimentFolder) -> str:
         sections += [section("Trials", _table(trials)), section("Failures", list(_failures(trials)))]
     elif trials:
         sections += describe_trial.sections(trials[0])
+    if state is ExperimentState.ERROR:
+        sections.append([what_to_do(view).capitalize()])
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 

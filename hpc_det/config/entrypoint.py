@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import shlex
 import sysconfig
 import warnings
@@ -13,11 +12,8 @@ from importlib.machinery import PathFinder
 from itertools import pairwise
 from pathlib import Path
 
-_TRIAL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
-_LAUNCHER = re.compile(r"(determined|hpc_det)\.launch\.(\w+)")
-LAUNCHERS = ("torch_distributed", "direct", "mpi", "srun", "deepspeed", "horovod", "autohorovod")
-_BEHIND_LAUNCHERS = ("rank", "wrap_rank")
-"""What a launcher of the user's own may start ranks with."""
+from hpc_det.config.entrypoint_command import TRIAL, command_problems, python_files
+
 _REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data_loader")
 _EVALUATE = ("evaluate_batch", "evaluate_full_dataset")
 _ROOT = "PyTorchTrial"
@@ -33,7 +29,7 @@ def check_entrypoint(entrypoint: object, context_dir: Path) -> list[str]:
         trial = _trial(words)
     except ValueError as error:
         return [f"entrypoint: {error}"]
-    if problems := [*_launcher_problems(words)]:
+    if problems := [*command_problems(words, context_dir)]:
         return problems
     if meant := _dotted_trial(words, context_dir):
         return [f"entrypoint: {words[0]} is no command; a trial is named by module and class, as {meant}"]
@@ -58,7 +54,7 @@ def speaks_determined(entrypoint: object, context_dir: Path) -> bool:
     """
     with suppress(OSError, SyntaxError, ValueError):
         words = _words(entrypoint)
-        if len(words) == 1 and _TRIAL.fullmatch(words[0]):
+        if len(words) == 1 and TRIAL.fullmatch(words[0]):
             return True
         if any("determined.launch." in word for word in words):
             return True
@@ -94,16 +90,6 @@ def _own_files(words: list[str], context_dir: Path) -> Iterator[Path]:
     yield from (script for script in scripts if script.is_file())
 
 
-def _launcher_problems(words: list[str]) -> Iterator[str]:
-    for match in filter(None, map(_LAUNCHER.fullmatch, words)):
-        package, launcher = match.groups()
-        if launcher not in (*LAUNCHERS, *_BEHIND_LAUNCHERS):
-            yield (
-                f"entrypoint: {match[0]}: hpc_det has no such launcher; in {package}.launch there are "
-                f"{', '.join(LAUNCHERS)}"
-            )
-
-
 def _trial(words: list[str]) -> tuple[str, str] | None:
     """(module, class), or None where the entrypoint names no trial in the context directory."""
     if any("PYTHONPATH" in word for word in words) or "cd" in words:
@@ -111,7 +97,7 @@ def _trial(words: list[str]) -> tuple[str, str] | None:
     name = _argument(words)
     if name is None or "$" in name:
         return None
-    match = _TRIAL.fullmatch(name)
+    match = TRIAL.fullmatch(name)
     if not match:
         raise ValueError(f"--trial got {name!r}; expected module:Class, such as model_def:MyTrial")
     return match[1], match[2]
@@ -124,7 +110,7 @@ def _shell_words(command: str) -> list[str]:
 
 
 def _argument(words: list[str]) -> str | None:
-    if len(words) == 1 and _TRIAL.fullmatch(words[0]):
+    if len(words) == 1 and TRIAL.fullmatch(words[0]):
         return words[0]
     for word, following in pairwise([*words, ""]):
         if word == "--trial":
@@ -146,8 +132,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _missing_module(module: str, context_dir: Path) -> str:
-    files = ", ".join(sorted(file.name for file in context_dir.glob("*.py"))) or "no Python file"
-    return f"entrypoint: no module {module!r} in context_dir {context_dir}, which holds {files}"
+    return f"entrypoint: no module {module!r} in context_dir {context_dir}, which holds {python_files(context_dir)}"
 
 
 def _parse(file: Path) -> ast.Module:

@@ -6,5 +6,8 @@ Standard library only. What the folders and modules are:
     agent       starts the entrypoint on its node, hears of stops, and ends when a rank is lost
     watch       what the agents and ranks of a gang do to learn that one of them is not well
 
-Launchers are what an entrypoint names: `direct`, `torch_distributed`, `horovod`; `wrap_rank` marks what ranks print.
+    launchers   what the launchers share
+
+Launchers are what an entrypoint names: `direct`, `torch_distributed`, `mpi`, `srun`, `deepspeed` and `horovod`, with
+`wrap_rank` to mark what ranks print.
 """

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hpc_det.errors import HpcDetError, UsageError
@@ -142,9 +143,10 @@ class Agent:
         deadline = end_of_grace(self._plan, name)
         self._doorbell.ring("signal", deadline)
         source = f"{name} on {socket.gethostname()}"
-        self._obey(
-            request_stop(self._trial.stop, attempt=self._number, reason="signal", source=source, deadline=deadline)
-        )
+        with suppress(OSError):  # where the disk is full, the ranks may still save on another one
+            self._obey(
+                request_stop(self._trial.stop, attempt=self._number, reason="signal", source=source, deadline=deadline)
+            )
 
     def _poll_run_folder(self) -> None:
         if time.monotonic() < self._next_poll:

@@ -18,11 +18,10 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.arguments import Launch, parse_or_note
 from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.launch.failure import mistakes_noted
+from hpc_det.launch.launchers.arguments import Launch, is_for_python, is_trial, parse_or_note
 from hpc_det.launch.signals import turn_deaf
-from hpc_det.launch.watched import is_for_python, is_trial
 
 _OF_THE_RUNNER = ("-H", "--hostfile", "-i", "--include", "-e", "--exclude", "--num_nodes", "--num_gpus", "--launcher")
 """Flags of `deepspeed` that say where ranks run, which the plan does here."""
@@ -43,7 +42,7 @@ def launch_command(launch: Launch, attempt: Attempt, env: Mapping[str, str]) -> 
         f"--master_port={attempt.master_port}",
         *([] if _takes_local_rank(launch) else ["--no_local_rank"]),
         *launch.overrides,
-        *("--module", "hpc_det.launch.deepspeed_rank", *launch.command),
+        *("--module", "hpc_det.launch.launchers.deepspeed_rank", *launch.command),
     ]
 
 
@@ -76,13 +75,10 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def _checked(launch: Launch, attempt: Attempt) -> list[str]:
-    try:
+    with mistakes_noted(attempt.trial, attempt.number):
         if importlib.util.find_spec("deepspeed") is None:
             raise UsageError(f"deepspeed is not there for {sys.executable}; `pip install 'hpc_det[deepspeed]'`")
         return launch_command(launch, attempt, os.environ)
-    except UsageError as error:
-        note_failure(attempt.trial, attempt.number, failure_now(None, str(error), user_error=True))
-        raise
 
 
 if __name__ == "__main__":

@@ -23,20 +23,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.arguments import Launch, parse_or_note
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.doorbell import Line
-from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.launch.failure import failure_now, mistakes_noted, note_failure
 from hpc_det.launch.last_words import how_it_ended, size_of
+from hpc_det.launch.launchers.arguments import Launch, parse_or_note
 from hpc_det.launch.signals import SignalPipe
-from hpc_det.process import ends_with_parent
+from hpc_det.process import ends_with_parent, exit_code
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.stop import read_stop
 
 LEAVE_TOGETHER_S = 60.0
 """After a stop: a rank may wait for a peer that a signal has ended before it could listen."""
 RESERVE_S = 5.0
-"""Before the deadline, for the job to write down what has happened."""
+"""Before the deadline, for the job to write down what has happened; of a shorter time the half."""
 POLL_S = 1.0
 
 
@@ -139,7 +139,7 @@ class Ranks:
         """The first that failed."""
         self._send(signal.SIGKILL)
         code = process.returncode
-        self._code = code if code > 0 else 128 - code
+        self._code = exit_code(code)
         message = f"process {process.pid}: {how_it_ended(code, self._log(rank), self._logs_began[rank])}"
         note_failure(self._attempt.trial, self._attempt.number, failure_now(rank, message, lost=code < 0))
 
@@ -156,7 +156,8 @@ class Ranks:
     def _deadline(self) -> float:
         request = read_stop(self._attempt.trial.stop, self._attempt.number)
         if request and request.deadline:
-            return min(self._ends_at, request.deadline - RESERVE_S)
+            reserve_s = min(RESERVE_S, max(request.deadline - request.time, 0) / 2)
+            return min(self._ends_at, request.deadline - reserve_s)
         return self._ends_at
 
     def _send(self, number: signal.Signals) -> None:
@@ -185,11 +186,8 @@ def _begins_and_hears_of_stops() -> None:
 
 def run(launch: Launch, attempt: Attempt) -> int:
     """The launcher's exit code. Raises UsageError, which the attempt has as its failure, for no such command."""
-    try:
+    with mistakes_noted(attempt.trial, attempt.number):
         return Ranks(launch, attempt).run()
-    except UsageError as error:
-        note_failure(attempt.trial, attempt.number, failure_now(None, str(error), user_error=True))
-        raise
 
 
 def main(argv: list[str]) -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
+from hpc_det.errors import UsageError
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import TrialFolder
 
-COLLATERAL_S = 2.0
+COLLATERAL_S = 10.0
 """When a rank dies without a word, its peers' collectives fail within this time, and may be noted before it."""
 
 
@@ -58,6 +61,16 @@ def _name(failure: Failure) -> str:
 
 def failure_now(rank: int | None, message: str, **details: object) -> Failure:
     return Failure(rank=rank, host=socket.gethostname(), time=time.time(), message=message, **details)  # type: ignore[arg-type]
+
+
+@contextmanager
+def mistakes_noted(trial: TrialFolder, attempt: int) -> Iterator[None]:
+    """A UsageError in here becomes the attempt's failure, which the user sees, and which no restart would mend."""
+    try:
+        yield
+    except UsageError as error:
+        note_failure(trial, attempt, failure_now(None, str(error), user_error=True))
+        raise
 
 
 def first_failure(trial: TrialFolder, attempt: int) -> Failure | None:

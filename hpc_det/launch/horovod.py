@@ -16,9 +16,9 @@ from typing import NoReturn
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch import direct
-from hpc_det.launch.arguments import Launch, parse_or_note
 from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.launch.failure import mistakes_noted
+from hpc_det.launch.launchers.arguments import Launch, parse_or_note
 
 AUTO = "--autohorovod"
 RANK = "HOROVOD_RANK,OMPI_COMM_WORLD_RANK,PMI_RANK"
@@ -50,15 +50,12 @@ def without_auto(argv: Sequence[str]) -> tuple[list[str], bool]:
 
 def _check(attempt: Attempt) -> None:
     """Raises UsageError, which the attempt has as its failure."""
-    problem = None
-    if shutil.which("horovodrun") is None:
-        problem = "no horovodrun on this node; install horovod, or use hpc_det.launch.torch_distributed"
-    elif attempt.nodes > 1:
-        problem = f"the gang has {attempt.nodes} nodes; use hpc_det.launch.torch_distributed, or one node"
-    if problem:
-        error = UsageError(f"hpc_det.launch.horovod: {problem}")
-        note_failure(attempt.trial, attempt.number, failure_now(None, str(error), user_error=True))
-        raise error
+    other = "hpc_det.launch.torch_distributed"
+    with mistakes_noted(attempt.trial, attempt.number):
+        if shutil.which("horovodrun") is None:
+            raise UsageError(f"hpc_det.launch.horovod: no horovodrun on this node; install horovod, or use {other}")
+        if attempt.nodes > 1:
+            raise UsageError(f"hpc_det.launch.horovod: the gang has {attempt.nodes} nodes; use {other}, or one node")
 
 
 def main(argv: list[str], *, is_auto: bool = False) -> NoReturn:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
-LONGEST_SEARCH, LONGEST_LINE = 4096, 200
+LONGEST_SEARCH, LONGEST_LINE = 16384, 200
 """Bytes at the end of a log that are searched for its last line, and characters of that which are told."""
+_ERROR = re.compile(r"[\w.]+(?:Error|Exception|Interrupt): \S")
+"""How Python's tracebacks end."""
 
 
 def size_of(log: Path) -> int:
@@ -20,8 +23,10 @@ def last_line(log: Path, begin: int) -> str:
         return ""
     with log.open("rb") as file:
         file.seek(max(begin, size_of(log) - LONGEST_SEARCH))
-        lines = file.read().decode(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")[-LONGEST_LINE:]
+        lines = [line.strip() for line in file.read().decode(errors="replace").split("\n") if line.strip()]
+    if lines and not re.search(r"\w", lines[-1]):  # torchrun's report in its frame, which does not say why ranks failed
+        lines = [line for line in lines if _ERROR.match(line)] or lines
+    return lines[-1][-LONGEST_LINE:] if lines else ""
 
 
 def how_it_ended(code: int, log: Path, begin: int) -> str:

@@ -3,8 +3,8 @@
     python3 -m hpc_det.launch.mpi [[MPIRUN_OVERRIDES...] --] (--trial module:Class | SCRIPT ARGS...)
 
 What starts the ranks is the cluster profile's `mpi_launcher`. mpirun's daemons on the other nodes are started by the
-launchers that wait there (hpc_det.launch.nodes), so each rank descends from its own node's agent. A Python script runs
-under `python -m mpi4py`: one that raises ends the world. Any other command runs as it is.
+launchers that wait there (hpc_det.launch.launchers.nodes), so each rank descends from its own node's agent. A Python
+script runs under `python -m mpi4py`: one that raises ends the world. Any other command runs as it is.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Literal
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.arguments import parse_or_note
 from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.nodes import run_gang
-from hpc_det.launch.on_node import host_name
+from hpc_det.launch.launchers.arguments import is_for_python, parse_or_note
+from hpc_det.launch.launchers.nodes import run_gang
+from hpc_det.launch.launchers.remote_shell import host_name
 from hpc_det.launch.signals import turn_deaf
 from hpc_det.launch.srun import step_command
-from hpc_det.launch.watched import is_for_python
 from hpc_det.plan.job_plan import JobPlan
 
 _OF_ANOTHER_MPI = ("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "OMPI_MCA_ess", "PRTE_MCA_ess")
@@ -111,7 +110,7 @@ def _with_library(path: str, library: str) -> list[str]:
 
 def rank_command(command: Sequence[str]) -> list[str]:
     """With `-m mpi4py` a rank that raises aborts the world; without, the others would wait for it in MPI_Finalize."""
-    entry = ["-m", "hpc_det.launch.mpi_rank", *command]
+    entry = ["-m", "hpc_det.launch.launchers.mpi_rank", *command]
     if not is_for_python(command):
         return [sys.executable, *entry]
     if importlib.util.find_spec("mpi4py") is None:
@@ -122,7 +121,7 @@ def rank_command(command: Sequence[str]) -> list[str]:
 def _write_agent(attempt: Attempt) -> str:
     """mpiexec.hydra takes the path of one executable, and no arguments for it."""
     path = Path(attempt.socket).with_name("on-node")
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hpc_det.launch.on_node "$@"\n')
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hpc_det.launch.launchers.remote_shell "$@"\n')
     path.chmod(stat.S_IRWXU)
     return str(path)
 

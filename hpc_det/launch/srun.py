@@ -13,11 +13,11 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.arguments import parse_or_note
 from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.nodes import run_gang
+from hpc_det.launch.launchers.arguments import parse_or_note
+from hpc_det.launch.launchers.nodes import run_gang
+from hpc_det.launch.launchers.watched import as_rank
 from hpc_det.launch.signals import turn_deaf
-from hpc_det.launch.watched import as_rank
 from hpc_det.plan.job_plan import JobPlan
 
 
@@ -41,7 +41,8 @@ def step_command(srun: Sequence[str], plan: JobPlan, overrides: Sequence[str]) -
     """Up to the rank's own command. Raises UsageError where there is no srun."""
     if shutil.which(srun[0]) is None:
         raise UsageError(f"{srun[0]}: there is no such command on this node; this launcher needs Slurm")
-    return [*srun, *step_flags(plan, os.environ), *overrides, sys.executable, "-m", "hpc_det.launch.srun_rank"]
+    rank = [sys.executable, "-m", "hpc_det.launch.launchers.srun_rank"]
+    return [*srun, *step_flags(plan, os.environ), *overrides, *rank]
 
 
 def main(argv: list[str]) -> int:

@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from hpc_det.errors import HpcDetError
 from hpc_det.launch import direct
-from hpc_det.launch.arguments import Launch, parse_or_note
 from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.launchers.arguments import Launch, is_for_python, parse_or_note
 
 
 def torchrun_command(launch: Launch, attempt: Attempt) -> list[str]:
@@ -33,7 +33,7 @@ def torchrun_command(launch: Launch, attempt: Attempt) -> list[str]:
         "--max-restarts=0",
         # torchrun must not answer the scheduler's signals, the agent does: see hpc_det.launch.signals.shielded
         "--signals-to-handle=SIGQUIT",
-        *([] if launch.is_for_python else ["--no-python"]),
+        *([] if is_for_python(launch.command) else ["--no-python"]),
         *launch.overrides,
         *launch.command,
     ]

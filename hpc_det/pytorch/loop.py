@@ -23,7 +23,7 @@ from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.checkpoint.prune import RESUME_DEPTH
 from hpc_det.core.checkpoint import CheckpointContext, check_loadable
 from hpc_det.core.distributed import Distributed
-from hpc_det.core.metrics import MetricsLog, scalar
+from hpc_det.core.metrics import MetricsLog
 from hpc_det.core.preempt import StopAgreement
 from hpc_det.core.rng import restore_rng, seed_everything, unchanged_generators
 from hpc_det.core.save_pace import SavePace
@@ -36,6 +36,7 @@ from hpc_det.pytorch.load import stored_state
 from hpc_det.pytorch.portable import Portable
 from hpc_det.pytorch.progress import Progress
 from hpc_det.pytorch.schedule import Schedule
+from hpc_det.pytorch.search import Search
 from hpc_det.pytorch.state import (
     PROGRESS,
     STATE_DICT,
@@ -51,7 +52,6 @@ from hpc_det.pytorch.state import (
 from hpc_det.pytorch.training_report import TrainingReport
 from hpc_det.pytorch.trial import PyTorchTrial
 from hpc_det.pytorch.validation import Validation
-from hpc_det.search.metric import better
 
 
 class Loop:
@@ -83,15 +83,10 @@ class Loop:
         self._pace = pace
         self._log = log
         self._portable = portable
-        self._searcher = searcher
+        self._search = Search(searcher, schedule)
         self._warm_start = warm_start
         self._weights = weights
         self._progress = Progress()
-        self._validations: dict[int, float] = {}
-        self._improved = False
-        """Whether the last validation was the best so far."""
-        self._may_come_back = False
-        """Whether the search has let go of the trial, and may want more of it later."""
         self._saved: tuple[int, int] | None = None
         """Batches, and batches at the last validation, in the newest checkpoint."""
 
@@ -113,10 +108,10 @@ class Loop:
         """How `run` ended: "stopped" early because all ranks agreed to, "waiting" for the search, or "finished"."""
         if self._stop.stopped:
             return "stopped"
-        return "waiting" if self._may_come_back else "finished"
+        return "waiting" if self._search.may_come_back else "finished"
 
     def _train_to_the_end(self, batches: Iterator[Any]) -> None:
-        if not self._is_wanted():
+        if not self._search.wants_training():
             return
         while not self._stop.stopped:
             settled = self._settle_boundary()
@@ -125,25 +120,14 @@ class Loop:
             if not self._stop.should_stop() and settled:
                 self._train_to_boundary(batches)
 
-    def _is_wanted(self) -> bool:
-        """Whether the search, where it decides on the length, has work for this gang."""
-        if self._searcher is None or self._schedule.search_unit is None or self._searcher.has_work():
-            return True
-        self._may_come_back = self._searcher.may_come_back()
-        return False
-
     def _goes_on(self) -> bool:
         """Whether the search wants more of this trial, which is trained as long as was asked."""
-        if self._searcher is None:
+        if not self._search.hears_reports:
             return False
         if not self.is_saved:  # a report that stands, of a batch that is gone, would not be made again
             self._save()
-        if self._progress.stop_requested:
-            self._searcher.end()
-            return False
-        until = self._searcher.report(self._validations.get(self._progress.steps))
+        until = self._search.next_length(self._progress)
         if until is None:
-            self._may_come_back = self._searcher.may_come_back()
             return False
         self._schedule = self._schedule.until(until)
         return True
@@ -212,7 +196,7 @@ class Loop:
         for data in (self._data, validation_share):
             stack.callback(data.close)
         self._total = self._schedule.max_length.batches(self._data.batches_per_epoch)
-        if self._searcher and (until := self._searcher.until()) is not None:
+        if (until := self._search.length()) is not None:
             self._schedule = self._schedule.until(until)
         self._validation = Validation(
             self._trial, self._context, self._callbacks, validation_share, self._stop, self._schedule.validation_batches
@@ -253,7 +237,7 @@ class Loop:
         if self._distributed.is_chief:
             self._log.begin_at(trained=self._progress.steps, validated=self._progress.validated)
             if self._schedule.metric:
-                self._validations = self._log.validations(self._schedule.metric)
+                self._search.validations = self._log.validations(self._schedule.metric)
         self._context.tensorboard.begin_at(self._progress.steps)
 
     def _check_savable(self) -> None:
@@ -348,7 +332,9 @@ class Loop:
         if self._schedule.validation_is_due(self._progress) and not self._validate():
             return False
         is_due = self._pace.is_due(self._progress.steps)
-        if (is_due or self._schedule.checkpoint_is_due(self._progress, improved=self._improved)) and not self.is_saved:
+        if (
+            is_due or self._schedule.checkpoint_is_due(self._progress, improved=self._search.improved)
+        ) and not self.is_saved:
             self._save()
         return True
 
@@ -364,14 +350,8 @@ class Loop:
         return True
 
     def _take_validation(self, metrics: dict[str, Any]) -> None:
-        progress, name = self._progress, self._schedule.metric
-        if name is not None:
-            value = _searched(name, metrics)
-            self._improved = better(value, progress.best, self._schedule.smaller_is_better)
-            if self._improved:
-                progress.best = value
-            self._validations[progress.steps] = value
-        progress.validated = progress.steps
+        self._search.take(self._progress, metrics)
+        self._progress.validated = self._progress.steps
         self._report("validation", metrics)
 
     # --- saving
@@ -414,7 +394,7 @@ class Loop:
 
     def _prune(self, latest: int) -> None:
         self._checkpoints.prune(
-            self._validations,
+            self._search.validations,
             smaller_is_better=self._schedule.smaller_is_better,
             best=self._schedule.save_best,
             latest=latest,
@@ -426,17 +406,3 @@ class Loop:
         if self._distributed.is_chief:
             self._log.report(kind, self._progress.steps, self._total, metrics, **facts)
             self._context.tensorboard.report(kind, self._progress.steps, metrics)
-
-
-def _searched(name: str, metrics: dict[str, Any]) -> float:
-    """The searcher metric. Raises UsageError where it is missing or no number."""
-    if name not in metrics:
-        raise UsageError(
-            f"searcher.metric: '{name}' is not among the validation metrics {sorted(metrics)} that the trial returns; "
-            f"name one of those"
-        )
-    value = scalar(metrics[name])
-    if value is None:
-        kind = type(metrics[name]).__name__
-        raise UsageError(f"searcher.metric: '{name}' is {kind}, no number; return one number for it")
-    return value

@@ -19,8 +19,9 @@ from hpc_det.checkpoint.mirror import Mirror
 from hpc_det.checkpoint.remote import Remote, options
 from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.distributed import Distributed
+from hpc_det.core.listener import Listener
 from hpc_det.core.metrics import MetricsLog
-from hpc_det.core.preempt import Listener, StopAgreement, give_notice
+from hpc_det.core.preempt import StopAgreement, give_notice
 from hpc_det.core.save_pace import SavePace
 from hpc_det.core.searcher import SearcherContext
 from hpc_det.errors import UsageError

@@ -43,7 +43,7 @@ class Local:
         # Not in the user's folder: `python -m` would import a module of theirs in the place of one it needs.
         return ["env", f"--chdir={Path(submission.script).parent}", sys.executable, "-m", MODULE, submission.script]
 
-    def parse_submit(self, output: str) -> str:
+    def parse_submit(self, output: str, element: int | None = None) -> str:
         return str(_JobId.parse(output.strip()))
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
@@ -91,6 +91,9 @@ class Local:
 
     def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
         return Cause.PREEMPTED
+
+    def replaced(self, job_id: str, run: Run) -> None:
+        """Nothing ever comes back here."""
 
     def requeue(self, job_id: str, run: Run) -> None:
         raise NotImplementedError("there is no queue")

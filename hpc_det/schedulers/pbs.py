@@ -14,17 +14,19 @@ from hpc_det.requeue import Cause
 from hpc_det.schedulers.command import CommandError, Run, run_command
 from hpc_det.schedulers.pbs_answers import (
     IDS_AT_ONCE,
+    SCHEDULER,
     STATES,
     asked,
     check_is_pbs,
     end_by_our_clock,
     end_of,
+    ended_by,
     is_over,
     shown,
     waiting,
 )
 from hpc_det.schedulers.pbs_flags import INDEX, array_flags, directives, element_log, own_line, wanted
-from hpc_det.schedulers.pbs_hosts import named_hosts
+from hpc_det.schedulers.pbs_hosts import hosts_in, named_hosts
 from hpc_det.schedulers.scheduler import JobState, JobStatus, Submission, agent_command, common_variables
 
 BEING_REQUEUED = 60
@@ -66,7 +68,7 @@ class Pbs:
             flags += ["-l", f"select={named_hosts(wanted(submission.script), submission.exclude, run)}"]
         return ["qsub", *flags, submission.script]
 
-    def parse_submit(self, output: str) -> str:
+    def parse_submit(self, output: str, element: int | None = None) -> str:
         found = re.findall(r"^(\d+(?:\[\d*\])?\.\S+)$", output, re.MULTILINE)
         if len(found) != 1:
             raise ValueError(f"qsub: no job id in its answer {output.strip()!r}")
@@ -118,8 +120,8 @@ class Pbs:
         return int(env["HPC_DET_NODE_RANK"])
 
     def hosts(self, env: Mapping[str, str]) -> list[str]:
-        """Each once, and of a shared job those of this gang. Every node of a job has the file."""
-        hosts = list(dict.fromkeys(Path(env["PBS_NODEFILE"]).read_text(encoding="utf-8").split()))
+        """Of a shared job those of this gang."""
+        hosts = hosts_in(env["PBS_NODEFILE"])
         places = env.get("HPC_DET_HOSTS")
         return [hosts[int(place)] for place in places.split(",")] if places else hosts
 
@@ -146,11 +148,14 @@ class Pbs:
             job = shown(self.job_id(env), run)
         except CommandError:
             job = {}
-        if by := re.search(r"terminated by ([^@\s]+)@", str(job.get("comment", ""))):
-            return Cause.PREEMPTED if by[1] == "Scheduler" else Cause.CANCELLED
+        if by := ended_by(job):
+            return Cause.PREEMPTED if by == SCHEDULER else Cause.CANCELLED
         end = end_of(job) if job else end_by_our_clock(plan, env)
         is_late = end is not None and signalled_at >= end - CLOCKS_DIFFER_S
         return Cause.TIME_LIMIT if is_late and job.get("substate") != BEING_REQUEUED else Cause.PREEMPTED
+
+    def replaced(self, job_id: str, run: Run) -> None:
+        """What waits for its end waits longer then, and does no harm."""
 
     def requeue(self, job_id: str, run: Run) -> None:
         """Where PBS preempts by requeue it does so whatever the job does; nobody but operators can do it otherwise."""

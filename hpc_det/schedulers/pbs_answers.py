@@ -28,6 +28,8 @@ STATES = {
     "F": JobState.ENDED,
 }
 IDS_AT_ONCE = 50
+SCHEDULER = "Scheduler"
+"""Who has ended a job that was preempted."""
 
 
 def check_is_pbs(run: Run) -> None:
@@ -98,6 +100,12 @@ def shown(job_id: str, run: Run) -> dict[str, Any]:
     except (ValueError, KeyError):
         raise CommandError(f"qstat: no news of job {job_id} in its answer") from None
     return job
+
+
+def ended_by(job: Mapping[str, Any]) -> str | None:
+    """Who asked for the job's end, by name; PBS writes it down as soon as it tells the job. None: nobody did."""
+    found = re.search(r"terminated by ([^@\s]+)@", str(job.get("comment", "")))
+    return found and found[1]
 
 
 def end_of(job: Mapping[str, Any]) -> float | None:

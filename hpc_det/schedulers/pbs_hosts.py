@@ -1,10 +1,14 @@
-"""Nodes for a job of PBS that keeps away from some: `select` knows no "not", so all the others are named."""
+"""The hosts of a job of PBS: those that it has, and those for one that keeps away from some.
+
+`select` knows no "not", so all the others are named.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from hpc_det.schedulers.command import CommandError, Run
@@ -13,6 +17,11 @@ from hpc_det.schedulers.command import CommandError, Run
 _ALIVE = {"free", "busy", "job-busy", "job-exclusive", "job-sharing", "resv-exclusive"}
 _COUNTED = ("ncpus", "ngpus", "mem")
 _UNITS = {"kb": 1, "mb": 2, "gb": 3, "tb": 4}
+
+
+def hosts_in(nodefile: str) -> list[str]:
+    """Each once: PBS_NODEFILE, which every host has, names one for every process that a chunk asks for (mpiprocs)."""
+    return list(dict.fromkeys(Path(nodefile).read_text(encoding="utf-8").split()))
 
 
 def named_hosts(wanted: tuple[str, str | None], exclude: Collection[str], run: Run) -> str:

@@ -70,8 +70,8 @@ class Scheduler(Protocol):
     def submit_command(self, submission: Submission, run: Run = run_command) -> list[str]:
         """Raises CommandError where these are another scheduler's commands, or too few nodes are left to run on."""
 
-    def parse_submit(self, output: str) -> str:
-        """The job id; ValueError where there is none."""
+    def parse_submit(self, output: str, element: int | None = None) -> str:
+        """The job id; ValueError where there is none. `element`: the only one of its array that was submitted."""
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
         """One query for all jobs. A failed query is UNKNOWN for each."""
@@ -105,6 +105,9 @@ class Scheduler(Protocol):
 
     def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
         """Why the job that `env` belongs to was signalled."""
+
+    def replaced(self, job_id: str, run: Run) -> None:
+        """Another job goes on for this one: the scheduler need not put it back, whatever happens to it."""
 
     def requeue(self, job_id: str, run: Run) -> None:
         """Put the running job back. Once more is harmless."""

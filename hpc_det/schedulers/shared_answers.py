@@ -2,6 +2,7 @@
 
 A site's one controller answers everybody, so whoever polls goes through here. The file is replaced as a whole. Who asks
 holds a mark that exists meanwhile; one that a dead process left behind counts for no longer than a query can take.
+Where the folder cannot be used, everybody asks: nothing depends on it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from hpc_det.schedulers.command import TIMEOUT_S, Run
 from hpc_det.schedulers.scheduler import JobState, JobStatus, Scheduler
@@ -21,6 +23,8 @@ ASK_S = 2.0
 WANTED_S = 120.0
 """A job that nobody wanted to know of for so long is not asked about any more."""
 WAIT_S = 0.05
+PATIENCE_S = 10.0
+"""Who waits for the answer to a question of somebody else asks as well after this time."""
 
 
 class SharedAnswers:
@@ -29,11 +33,15 @@ class SharedAnswers:
         self._file = root / ".scheduler" / f"{type(scheduler).__name__.lower()}.json"
         self._mark = self._file.with_suffix(".asking")
 
-    def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
-        """An answer that is no older than `ASK_S`, which may take as long to come."""
-        while (found := self.news(job_ids, run, max_age_s=ASK_S)) is None:
+    def status(self, job_ids: Sequence[str], run: Run, *, since: float | None = None) -> dict[str, JobStatus]:
+        """An answer that is no older than `ASK_S`, or than `since`, in seconds since the epoch. It may take `ASK_S`."""
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            max_age_s = ASK_S if since is None else time.time() - since
+            if (found := self.news(job_ids, run, max_age_s)) is not None:
+                return found
             time.sleep(WAIT_S)
-        return found
+        return self._scheduler.status(job_ids, run)
 
     def news(self, job_ids: Sequence[str], run: Run, max_age_s: float) -> dict[str, JobStatus] | None:
         """What is known of these jobs, asked for where that is older; None where the scheduler may not be asked yet."""
@@ -42,43 +50,60 @@ class SharedAnswers:
         if (known := self._known(job_ids, max_age_s)) is not None:
             return known
         with self._only_one() as may_ask:
-            if not may_ask or self._age() < ASK_S:
+            if not may_ask or _age_s(self._read()) < ASK_S:
                 return None
             return self._ask(job_ids, run)
 
     def _ask(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
         now = time.time()
-        before: dict[str, float] = (read_json(self._file) or {"wanted": {}})["wanted"]
+        before: dict[str, float] = self._read()["wanted"]
         wanted = {job: at for job, at in before.items() if now - at < WANTED_S} | dict.fromkeys(job_ids, now)
         found = self._scheduler.status(list(wanted), run)
         told = {job: [status.state.value, status.reason, status.held] for job, status in found.items()}
-        write_json(self._file, {"asked": time.time(), "wanted": wanted, "jobs": told})
+        with suppress(OSError):
+            write_json(self._file, {"asked": time.time(), "wanted": wanted, "jobs": told})
         return {job: found[job] for job in job_ids}
 
     def _known(self, job_ids: Sequence[str], max_age_s: float) -> dict[str, JobStatus] | None:
-        data = read_json(self._file)
-        if data is None or time.time() - data["asked"] > max_age_s or not set(job_ids) <= data["jobs"].keys():
+        data = self._read()
+        if _age_s(data) > max_age_s or not set(job_ids) <= data["jobs"].keys():
             return None
         told = {job: data["jobs"][job] for job in job_ids}
         return {job: JobStatus(JobState(state), reason, tuple(held)) for job, (state, reason, held) in told.items()}
 
-    def _age(self) -> float:
-        data = read_json(self._file)
-        return time.time() - data["asked"] if data else float("inf")
+    def _read(self) -> dict[str, Any]:
+        """Nothing is known where there is no such file, or one that nobody can read."""
+        with suppress(OSError, ValueError):
+            return read_json(self._file) or _NOTHING
+        return _NOTHING
 
     @contextmanager
     def _only_one(self) -> Iterator[bool]:
         """Whether this process may ask."""
-        make_private(self._file.parent)
-        with suppress(FileNotFoundError):
-            if time.time() - self._mark.stat().st_mtime > 2 * TIMEOUT_S:
-                self._mark.unlink()
         try:
-            os.close(os.open(self._mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            self._set_mark()
         except FileExistsError:
             yield False
+            return
+        except OSError:
+            yield True
             return
         try:
             yield True
         finally:
             self._mark.unlink(missing_ok=True)
+
+    def _set_mark(self) -> None:
+        make_private(self._file.parent)
+        with suppress(FileNotFoundError):
+            if abs(time.time() - self._mark.stat().st_mtime) > 2 * TIMEOUT_S:
+                self._mark.unlink()
+        os.close(os.open(self._mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
+_NOTHING: dict[str, Any] = {"asked": 0.0, "wanted": {}, "jobs": {}}
+
+
+def _age_s(data: dict[str, Any]) -> float:
+    """An answer from the future is an old one: a clock was set back, or another host's is wrong."""
+    return abs(time.time() - float(data["asked"]))

@@ -43,12 +43,12 @@ class Slurm:
         given = [f"--{name}={value}" for name, value in flags.items() if value not in (None, "")]
         return ["sbatch", "--parsable", *given, submission.script]
 
-    def parse_submit(self, output: str) -> str:
+    def parse_submit(self, output: str, element: int | None = None) -> str:
         # "ID" or "ID;CLUSTER" (sbatch(1), --parsable)
         found = re.findall(r"^(\d+)(?:;\S+)?$", output, re.MULTILINE)
         if len(found) != 1:  # a site's wrapper or plugin may talk beside it
             raise ValueError(f"sbatch: no job id in its answer {output.strip()!r}")
-        return str(found[0])
+        return str(found[0]) if element is None else f"{found[0]}_{element}"
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
         # --array: an element a line; together they would be shown as `A_[4-9%2]`, cut off after 64 characters
@@ -120,6 +120,10 @@ class Slurm:
         end = local_time(job.get("EndTime"))
         warned_from = float("inf") if end is None else end - plan.signal_lead_s - SIGNAL_EARLY_S
         return Cause.TIME_LIMIT if signalled_at >= warned_from else Cause.PREEMPTED
+
+    def replaced(self, job_id: str, run: Run) -> None:
+        """Otherwise Slurm might requeue it, and hold both back for minutes."""
+        run(["scontrol", "update", f"JobId={job_id}", "Requeue=0"])
 
     def requeue(self, job_id: str, run: Run) -> None:
         """A job that exits 0 within its grace time is COMPLETED on Slurm 22.05, so it is put back by its own hand.

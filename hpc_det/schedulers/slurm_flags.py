@@ -45,7 +45,8 @@ def directives(plan: JobPlan, array: JobArray, script: Path) -> list[str]:
     return [
         *flags,
         f"--signal=USR2@{plan.signal_lead_s}",
-        "--requeue" if plan.resume == "requeue" else "--no-requeue",
+        # Until another job waits to go on for it, only Slurm can bring it back: its node may fail at once.
+        "--no-requeue" if plan.resume == "chain" else "--requeue",
         "--open-mode=append",
         f"--output={_output(script, array)}",
         f"--chdir={plan.folder}",

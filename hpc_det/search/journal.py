@@ -98,6 +98,12 @@ class SearchJournal:
         self._write("asked", worker=worker, job=job)
         return self._state.open.get(worker)
 
+    def claim(self, worker: int, job: str, after: str | None) -> str | None:
+        """The same, where the worker was the job `after` when this one looked. Another job that came first, if any."""
+        self._write("asked", worker=worker, job=job, after=after)
+        holder = self._state.present.get(worker, job)
+        return holder if holder not in (job, after) else None
+
     def report(self, worker: int, work: Work, value: float) -> Work | None:
         """`work` is done, with this value of the metric; what is not finite is the worst. What comes next, if any."""
         plain = value if math.isfinite(value) else None

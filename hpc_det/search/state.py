@@ -4,7 +4,8 @@ Entries are facts; what follows from them is decided here, by the search method.
 to stay alive, and a decision cannot be lost or taken twice.
 
 {"event": "submitted", "first": 0, "count": 64, "stay": false, "rules": 1}   jobs for workers 0 to 63 are in the queue
-{"event": "asked", "worker": 3, "job": "4711_3"}                 a worker has begun, and wants work
+{"event": "asked", "worker": 3, "job": "4711_3", "after": null}  a worker has begun, and wants work; void where the
+                                                                              worker is not that job any more
 {"event": "reported", "worker": 3, "trial": 7, "until": 100, "value": 0.31}   its work is done; it wants more
 {"event": "ended", "worker": 3, "trial": 7, "how": "failed"}     its trial will never go on; it wants other work,
                                                                               unless both were cancelled
@@ -86,7 +87,7 @@ class SearchState:
                 self.workers = first + count
                 self._expected = set() if stay else set(range(first, first + count))
                 self._relied_on = 0
-            case {"event": "asked", "worker": worker, "job": job}:
+            case {"event": "asked", "worker": worker, "job": job} if self._may_begin(entry):
                 self._no_longer_expect(worker)
                 if not self.finished:  # who begins later leaves at once, and writes nothing
                     self.present[worker] = job
@@ -157,6 +158,11 @@ class SearchState:
     def _may_go_on(self, trial: int) -> bool:
         """A search that compares has taken its decisions without a trial that it has closed."""
         return isinstance(self.method, FixedSearch) or not self.method.is_closed(trial)
+
+    def _may_begin(self, entry: Entry) -> bool:
+        """Of two jobs that begin as one worker at the same moment, the first."""
+        present = self.present.get(entry["worker"])
+        return present in (entry["job"], entry.get("after", present))
 
     def _is_due(self, entry: Entry) -> bool:
         """Whether the worker has this work still: it may have been believed lost, and others do it now."""

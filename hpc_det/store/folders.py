@@ -219,8 +219,9 @@ class ExperimentFolder:
         """{"jobs": [ids]}: element `index` of script `number`, and what waits for its end, one for the other."""
         return self.jobs / f"{number}-{index}.next.json"
 
-    def all_next_jobs(self) -> list[Path]:
-        return sorted(self.jobs.glob("*.next.json"))
+    def all_next_jobs(self, number: int) -> list[Path]:
+        """Of all elements of script `number`."""
+        return sorted(self.jobs.glob(f"{number}-*.next.json"))
 
     def job(self, number: int = 1) -> Path:
         """The scheduler's id of it, written right after the submission."""

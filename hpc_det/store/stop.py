@@ -49,8 +49,3 @@ def request_stop(
     request = StopRequest(attempt=attempt, reason=reason, source=source, time=time.time(), deadline=deadline)
     write_json(path, asdict(request))
     return request
-
-
-def withdraw_stop(path: Path) -> None:
-    """A new attempt begins: what was asked of an earlier one is over."""
-    path.unlink(missing_ok=True)

@@ -91,13 +91,16 @@ class ExperimentView:
         return max(self.search.method.trials_expected, len(self.search.trials)) > 1
 
     def job_ids(self) -> list[str]:
-        """Of its jobs and arrays, of the jobs that wait for their end, and of those that somebody started with a script
-        by hand and that have not left.
+        """Of its jobs and arrays, each before those that wait for its end, and of those that somebody started with a
+        script by hand and that have not left.
         """
-        submitted = [job.job_id for job in self.jobs]
-        waiting = (job for path in self.folder.all_next_jobs() for job in (story.read_tolerantly(path) or {})["jobs"])
-        by_hand = (job for job in self.search.present.values() if array_of(job) not in submitted)
-        return list(dict.fromkeys([*submitted, *waiting, *by_hand]))
+        ids: list[str] = []
+        for number, job in enumerate(self.jobs, 1):
+            ids.append(job.job_id)
+            for path in self.folder.all_next_jobs(number):
+                ids += (story.read_tolerantly(path) or {"jobs": []})["jobs"]
+        by_hand = (job for job in self.search.present.values() if array_of(job) not in ids)
+        return list(dict.fromkeys([*ids, *by_hand]))
 
     def settled(self) -> ExperimentState | None:
         """The final state, or PAUSED; None as long as the scheduler has to be asked."""
@@ -149,7 +152,7 @@ class ExperimentView:
         search = self.search
         if found is ExperimentState.CANCELED:
             source = search.cancelled or self._cancellation()
-            return f"killed by {source}" if source else "cancelled"
+            return f"by {source}" if source else "its job was deleted (qdel, scancel)"
         if search.given_up:
             return search.given_up
         blamed = _not_completed(search)

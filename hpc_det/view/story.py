@@ -51,7 +51,8 @@ def cancellation(trial: TrialFolder) -> StopRequest | None:
     """The request that asked for the trial's end."""
     data = read_tolerantly(trial.stop)
     request = StopRequest(**data) if data else None
-    return request if request and request.reason in ("cancel", "kill") else None
+    is_meant = request and request.concerns(Journal(trial.journal).last_attempt())
+    return request if request and is_meant and request.reason in ("cancel", "kill") else None
 
 
 # --- attempts

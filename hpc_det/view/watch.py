@@ -135,7 +135,10 @@ def insist_on_completion(view: ExperimentView, found: ExperimentState) -> None:
     """Raises HpcDetError, which says why, for every other final state."""
     if found is not ExperimentState.COMPLETED:
         told = f"experiment {view.id}: {found.value}: {view.why_not_completed(found)}"
-        more = f"see more with `hpc-det experiment logs {view.id}`"
-        if not view.search.finished:
-            more += f", go on with `hpc-det experiment continue {view.id}`"
-        raise HpcDetError([told, more])
+        raise HpcDetError([told, what_to_do(view)])
+
+
+def what_to_do(view: ExperimentView) -> str:
+    """About an experiment that ended and was not completed."""
+    more = f"see more with `hpc-det experiment logs {view.id}`"
+    return more if view.search.finished else f"{more}, go on with `hpc-det experiment continue {view.id}`"

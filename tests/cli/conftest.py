@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from hpc_det.cli.main import main
+from hpc_det.submit import render  # noqa: F401  # before a test replaces the schedulers that it takes
 from tests.cli.life import FakeScheduler, Life
 
 TRIAL = """
@@ -103,6 +105,7 @@ def life(root: Path) -> Life:
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> FakeScheduler:
     """What every experiment's scheduler answers."""
+    importlib.import_module("hpc_det.submit.render")  # it would keep the fake
     fake = FakeScheduler()
     monkeypatch.setattr("hpc_det.schedulers.scheduler.scheduler", lambda name: fake)
     return fake

@@ -7,6 +7,7 @@ import getpass
 import pytest
 
 from hpc_det.requeue import Action, Cause
+from hpc_det.schedulers.command import CommandError
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.search.method import Work
 from hpc_det.store.files import write_json
@@ -30,6 +31,21 @@ def test_trials_are_asked_to_save_and_nobody_gets_another(
     assert scheduler.withdrawn == ["4711"], "what waits in the queue has nothing to do any more"
     assert scheduler.cancelled == [], "what runs leaves by itself"
     assert life.search.ask(1, "4712") is None
+
+
+def test_a_queue_that_does_not_answer_keeps_no_trial_from_saving(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(job_id: str, run: object) -> None:
+        raise CommandError("qstat: refused")
+
+    monkeypatch.setattr(scheduler, "withdraw", refuse)
+    life.begins()
+    done = hpc_det("e", "pause", "1")
+    assert (done.code, reason(life)) == (0, "pause")
+    assert done.err.endswith(
+        "job 4711 was not withdrawn from the queue, and ends as soon as it begins: qstat: refused\n"
+    )
 
 
 def test_a_paused_experiment_is_paused_once_its_trial_has_left(
@@ -81,6 +97,23 @@ def test_jobs_that_wait_behind_others_are_withdrawn_too(hpc_det: Command, life: 
     write_json(life.folder.next_jobs(1, 0), {"jobs": ["4711", "4712"]})
     hpc_det("e", "pause", "1")
     assert scheduler.withdrawn == ["4711", "4712"]
+
+
+def test_what_has_left_the_queue_is_not_withdrawn(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    """Slurm forgets it after minutes, and scancel fails then."""
+    life.begins()
+    scheduler.states = [JobState.RUNNING, JobState.ENDED]
+    assert hpc_det("e", "pause", "1").code == 0
+    assert scheduler.withdrawn == []
+
+
+def test_a_pause_that_came_to_no_end_can_be_asked_for_again(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler
+) -> None:
+    life.begins()
+    life.search.pause("ada")
+    assert hpc_det("e", "pause", "1").out == "Experiment 1 was paused before, by ada\n"
+    assert (reason(life), scheduler.withdrawn) == ("pause", ["4711"])
 
 
 def test_a_job_that_waits_says_what_for(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:

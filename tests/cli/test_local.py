@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Command
 
-NOWHERE = "the entrypoint 'python3 train.py' names no trial to run in this process"
+NOWHERE = "the entrypoint 'python3 -m train' names no trial to run in this process"
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_flags_that_contradict_each_other(
 def test_an_entrypoint_without_a_trial_has_nothing_to_run_here(
     hpc_det: Command, root: Path, config: Path, code: Path, flags: list[str]
 ) -> None:
-    result = hpc_det("experiment", "create", config, code, *flags, "--config", "entrypoint=python3 train.py")
+    result = hpc_det("experiment", "create", config, code, *flags, "--config", "entrypoint=python3 -m train")
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith(f"hpc-det: --local: {NOWHERE}; use one with `--trial module:Class`")
     assert result.err.count("\n") == 1
@@ -60,6 +60,6 @@ def test_a_test_shows_that_it_is_one_batch_of_everything(hpc_det: Command, confi
 
 def test_explain_is_for_a_local_run_too(hpc_det: Command, config: Path, code: Path) -> None:
     arguments = ["--local", "--explain", "--config", "resources.slots_per_trial=2"]
-    result = hpc_det("experiment", "create", config, code, *arguments, "--config", "entrypoint=python3 train.py")
+    result = hpc_det("experiment", "create", config, code, *arguments, "--config", "entrypoint=python3 -m train")
     assert "# resources.slots_per_trial: 1 " in result.out
     assert NOWHERE in result.err

@@ -220,7 +220,7 @@ def test_kill_leaves_its_request_and_cancels_the_job(hpc_det: Command, life: Lif
     assert request.source == getpass.getuser()
     result = hpc_det(*WAIT)
     assert result.code == 1
-    assert f"experiment 1: CANCELED: killed by {getpass.getuser()}\n" in result.err
+    assert f"experiment 1: CANCELED: by {getpass.getuser()}\n" in result.err
 
 
 def test_kill_refuses_politely_what_has_ended(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:

@@ -142,6 +142,6 @@ def test_a_pool_without_a_grace_time_is_worth_a_note(build: Callable[..., Effect
     found = build(cluster={"pools": POOLS}, resources={"resource_pool": "low"})
     assert found.notes == [
         "pool 'low' of cluster 'lab' preempts without a grace time: a job may end before it has saved, and goes on "
-        "from a checkpoint of min_checkpoint_period"
+        "from a checkpoint of min_checkpoint_period, or of checkpoint_interval: auto, which is on there by itself"
     ]
     assert build(cluster={"pools": POOLS}).notes == []

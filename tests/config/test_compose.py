@@ -19,7 +19,7 @@ from hpc_det.errors import UsageError
 from hpc_det.resources import data_path
 
 UserFile = Callable[[str, Any], Path]
-DIGITS = ["experiment=digits", "entrypoint=python3 train.py"]
+DIGITS = ["experiment=digits", "entrypoint=python3 -m train"]
 
 
 def skeleton(*kinds: type[Section]) -> dict[str, Any]:

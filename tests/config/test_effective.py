@@ -59,8 +59,8 @@ VARIABLES = "environment.environment_variables"
     [
         "model_def:MyTrial",
         "python3 -m determined.launch.torch_distributed --trial model_def:MyTrial",
-        ["python3", "-m", "determined.launch.torch_distributed", "python3", "train.py"],
-        "bash -c 'python3 -m determined.launch.torch_distributed python3 train.py'",
+        ["python3", "-m", "determined.launch.torch_distributed", "python3", "-m", "train"],
+        "bash -c 'python3 -m determined.launch.torch_distributed python3 -m train'",
         "pip install x && python3 -m determined.launch.torch_distributed -- bash run.sh",
     ],
 )
@@ -87,7 +87,7 @@ def test_so_does_a_script_that_imports_determined(build: Build, code: Path) -> N
     [
         "python3 -m hpc_det.launch.torch_distributed --trial model_def:MyTrial",
         ["model_def:MyTrial", "x"],
-        "python3 train.py --note determined",
+        "python3 -m train --note determined",
     ],
 )
 def test_no_other_experiment_hears_of_determined(build: Build, entrypoint: Any) -> None:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.config.entrypoint import LAUNCHERS, check_entrypoint
+from hpc_det.config.entrypoint import check_entrypoint
+from hpc_det.config.entrypoint_command import LAUNCHERS
 
 LOADERS = "def build_training_data_loader(self): ...\n    def build_validation_data_loader(self): ...\n"
 WHOLE = f"def train_batch(self): ...\n    def evaluate_batch(self): ...\n    {LOADERS}"
@@ -87,7 +88,7 @@ def test_a_trial_that_cannot_train_is_told(tmp_path: Path, source: str, problems
 @pytest.mark.parametrize(
     "entrypoint",
     [
-        "python3 x.py --trial=model_def:Other",
+        "python3 -m x --trial=model_def:Other",
         "python3 x.py --trial model_def:Other; true|cat",
         "model_def:Other",
         ["python3", "-m", "x", "--trial", "model_def:Other"],
@@ -102,7 +103,7 @@ def test_every_form_of_naming_a_trial_is_found(tmp_path: Path, entrypoint: objec
 @pytest.mark.parametrize(
     "entrypoint",
     [
-        "python3 train.py",
+        "python3 -m train",
         "cd src && python3 -m x --trial none:T",
         "PYTHONPATH=src python3 -m x --trial none:T",
         "python3 -m x --trial $TRIAL",
@@ -119,7 +120,7 @@ def test_an_entrypoint_that_names_no_module_of_the_folder_is_left_alone(tmp_path
     ("entrypoint", "problem"),
     [
         ("python3 -m determined.launch.nobody --trial model_def:T", "determined.launch.nobody: hpc_det has no such"),
-        ("python3 -m hpc_det.launch.torchrun x.py", "hpc_det.launch.torchrun: hpc_det has no such launcher"),
+        ("python3 -m hpc_det.launch.torchrun -m x", "hpc_det.launch.torchrun: hpc_det has no such launcher"),
     ],
 )
 def test_a_launcher_that_there_is_not_is_told_before_the_job_waits(
@@ -134,7 +135,50 @@ def test_a_launcher_that_there_is_not_is_told_before_the_job_waits(
 @pytest.mark.parametrize("package", ["determined", "hpc_det"])
 @pytest.mark.parametrize("launcher", [*LAUNCHERS, "wrap_rank 0 python3"])
 def test_a_launcher_that_there_is_is_no_problem(tmp_path: Path, package: str, launcher: str) -> None:
+    (tmp_path / "train.py").touch()
     assert check_entrypoint(f"python3 -m {package}.launch.{launcher} train.py", tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "python3 x.py --trial=model_def:T",
+        "/usr/bin/python3.11 -u x.py",
+        ["python3", "x.py"],
+        "SEED=1 exec python x.py",
+        "python3 -m hpc_det.launch.direct x.py --lr 0.1",
+        "python3 -m hpc_det.launch.torch_distributed --log-dir y -- x.py",
+        "python3 -m determined.launch.horovod --fp16-compression -- --autohorovod python3 x.py",
+        "python3 -m hpc_det.launch.mpi -- python3 -m hpc_det.launch.torch_distributed x.py",
+    ],
+)
+def test_a_script_that_is_not_there_is_told_before_the_job_waits(tmp_path: Path, entrypoint: object) -> None:
+    assert check(tmp_path, f"{HEAD}class T(PyTorchTrial):\n    {WHOLE}", entrypoint) == [
+        f"entrypoint: no file 'x.py' in context_dir {tmp_path}, which holds model_def.py"
+    ]
+    (tmp_path / "x.py").touch()
+    assert check_entrypoint(entrypoint, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "cd src && python3 x.py",
+        "python3 $SCRIPT.py",
+        "make x.py; python3 x.py",
+        "python3 -c x.py",
+        "train x.py",
+        "python3",
+    ],
+)
+def test_where_only_a_shell_knows_which_script_is_meant_nothing_is_said(tmp_path: Path, entrypoint: str) -> None:
+    assert check_entrypoint(entrypoint, tmp_path) == []
+
+
+def test_a_trial_without_its_flag_is_told(tmp_path: Path) -> None:
+    assert check(tmp_path, "", "python3 -m hpc_det.launch.direct model_def:T") == [
+        "entrypoint: model_def:T is no script; a trial is named by --trial model_def:T"
+    ]
 
 
 def test_a_missing_module_is_told_with_what_there_is(tmp_path: Path) -> None:

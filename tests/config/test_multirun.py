@@ -20,7 +20,7 @@ from hpc_det.errors import UsageError
 
 UserFile = Callable[[str, Any], Path]
 Problems = Callable[..., list[str]]
-FIXED = ["experiment=digits", "entrypoint=python3 train.py"]
+FIXED = ["experiment=digits", "entrypoint=python3 -m train"]
 RATE, DROPOUT = "hyperparameters.learning_rate", "hyperparameters.dropout"
 
 

@@ -14,7 +14,7 @@ from hpc_det.resources import data_path
 UserFile = Callable[[str, Any], Path]
 CONFIG = """
 name: tiny
-entrypoint: python3 train.py
+entrypoint: python3 -m train
 searcher: {metric: loss, max_length: {batches: 10}}
 """
 
@@ -139,7 +139,7 @@ def requested(config: dict[str, Any], code: Path, template: dict[str, Any] | Non
         cluster={"name": "local", "scheduler": "local", "slots_per_node": 2, "slot_type": "cpu"},
         template=template,
         template_name="site" if template else None,
-        config={"name": "tiny", "entrypoint": "python3 train.py", "searcher": {"metric": "loss"}, **config},
+        config={"name": "tiny", "entrypoint": "python3 -m train", "searcher": {"metric": "loss"}, **config},
         context_dir=code,
     )
 

@@ -38,6 +38,8 @@ PAGES = [
                 "pytorch",
                 "porting",
                 "clusters",
+                "launchers",
+                "reliability",
                 "submitit",
                 "architecture",
             )
@@ -117,8 +119,10 @@ def test_a_real_slurm_is_detected_as_the_page_shows(slurm_lab: SlurmLab, monkeyp
     Reader(slurm_lab.folder()).follow(page, lambda command: "slurm" in command.marks)
 
 
-def test_programs_with_submitit_run_on_a_pbs_as_the_page_shows(pbs_lab: PbsLab, tmp_path: Path) -> None:
-    page = Page.read(CHECKOUT / "docs" / "submitit.md")
+@pytest.mark.parametrize("name", ["submitit", "reliability"])
+def test_a_page_does_what_it_says_on_a_pbs(name: str, pbs_lab: PbsLab, tmp_path: Path) -> None:
+    pbs_lab.set_kill_delay("low", 30)  # the machine may be slow
+    page = Page.read(CHECKOUT / "docs" / f"{name}.md")
     Reader(tmp_path).follow(page, lambda command: "pbs" in command.marks)
 
 

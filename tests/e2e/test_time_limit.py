@@ -54,5 +54,5 @@ def test_a_job_saves_before_its_time_limit_and_the_run_goes_on_bit_for_bit(
 
 def run(story: Story) -> None:
     """What Slurm does with the script."""
-    env = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_NODEID": "0"}
+    env = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "here"}
     subprocess.run(["bash", story.trial.experiment().script()], check=True, timeout=120, env=env)

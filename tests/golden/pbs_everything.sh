@@ -13,6 +13,9 @@
 #PBS -o "/home/a b/experiments/12/jobs/1.log"
 #PBS -P proj -W "group_list=two words" -l place=scatter:excl
 
+# a stop signal before the job listens does not end it
+trap '' TERM USR1 USR2
+
 cd '/home/a b/experiments/12' || exit
 
 module load gcc/12 || exit

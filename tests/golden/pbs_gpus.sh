@@ -10,6 +10,9 @@
 #PBS -j oe
 #PBS -o /home/ada/hpc_det/experiments/12/jobs/1.log
 
+# a stop signal before the job listens does not end it
+trap '' TERM USR1 USR2
+
 cd /home/ada/hpc_det/experiments/12 || exit
 
 export PATH=/opt/venv/bin:"$PATH"

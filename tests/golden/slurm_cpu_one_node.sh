@@ -12,6 +12,9 @@
 #SBATCH --output=/home/ada/hpc_det/experiments/12/jobs/1.log
 #SBATCH --chdir=/home/ada/hpc_det/experiments/12
 
+# a stop signal before the job listens does not end it
+trap '' TERM USR1 USR2
+
 export PATH=/opt/venv/bin:"$PATH"
 
 # one node agent per node, for each attempt

@@ -19,6 +19,9 @@
 #SBATCH --chdir=/home/ada/hpc_det/experiments/12
 #SBATCH --exclusive "--comment=two words"
 
+# a stop signal before the job listens does not end it
+trap '' TERM USR1 USR2
+
 module load gcc/12 || exit
 module load cuda/12.4 || exit
 ulimit -n 4096

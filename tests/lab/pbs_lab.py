@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tests.lab.pbs import client
 from tests.lab.pbs.commands import MANAGER
 from tests.lab.pbs.qstat import typed_job
 from tests.lab.pbs.site import REPOSITORY, Settings, Site
+from tests.wait import wait_for
 
 Job = dict[str, Any]
 Done = subprocess.CompletedProcess[str]
@@ -172,11 +173,3 @@ def _settings(changes: dict[str, Any]) -> Settings:
     )
     nodes = [f"pbsn{number}" if own_hosts else f"127.0.1.{number}" for number in (1, 2, 3)]
     return replace(Settings(nodes=nodes, own_hosts=own_hosts), **changes)
-
-
-def wait_for(condition: Callable[[], object], deadline_s: float = 10) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        if time.monotonic() > end:
-            raise TimeoutError(f"not within {deadline_s} s")
-        time.sleep(0.01)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from tests.lab.pbs_lab import PbsLab, wait_for
+from tests.lab.pbs_lab import PbsLab
 from tests.lab.pbs_recorded import RECORDED, recorded
+from tests.wait import wait_for
 
 ENVDUMP = (RECORDED / "jobs" / "envdump.sh").read_text()
 OF_THIS_MACHINE = {"MANPATH", "HOSTNAME"}

@@ -6,8 +6,9 @@ import json
 import re
 from typing import Any
 
-from tests.lab.pbs_lab import Job, PbsLab, wait_for
+from tests.lab.pbs_lab import Job, PbsLab
 from tests.lab.pbs_recorded import recorded, recorded_job, recorded_names
+from tests.wait import wait_for
 
 STATE = ("job_state", "substate", "Hold_Types", "run_count", "Exit_status", "Resource_List", "exec_host", "exec_vnode")
 WHOLE = ["-l", "select=3:ncpus=4:ngpus=4,place=scatter"]

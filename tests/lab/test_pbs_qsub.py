@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from tests.lab.pbs_lab import Job, PbsLab, wait_for
+from tests.lab.pbs_lab import Job, PbsLab
 from tests.lab.pbs_recorded import RECORDED, Step, recorded, transcript
+from tests.wait import wait_for
 
 REFUSALS = [
     step

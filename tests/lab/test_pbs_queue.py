@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.lab.pbs_lab import Job, PbsLab, wait_for
+from tests.lab.pbs_lab import Job, PbsLab
+from tests.wait import wait_for
 
 WAITS = ["--", "/bin/sh", "-c", "while [ ! -e go ]; do sleep 0.05; done; exit $0"]
 ONE = ["-l", "select=1:ncpus=1"]

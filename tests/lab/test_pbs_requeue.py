@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from tests.lab.pbs_lab import Job, PbsLab, wait_for
+from tests.lab.pbs_lab import Job, PbsLab
 from tests.lab.pbs_recorded import recorded_job, recorded_names
 from tests.lab.test_pbs_qstat import assert_as_recorded, names, without_dates
 from tests.lab.test_pbs_signals import copy_jobs
+from tests.wait import wait_for
 
 LOW = ["-q", "low", "-l", "select=3:ncpus=4:ngpus=4,place=scatter"]
 OUT = ["-j", "oe", "-o", "out"]

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.pbs_lab import Job, PbsLab, wait_for
+from tests.lab.pbs_lab import Job, PbsLab
 from tests.lab.pbs_recorded import RECORDED, Story, recorded, recorded_names, story
+from tests.wait import wait_for
 
 ONE_NODE = [
     "direct__qdel__exit-after-3s",

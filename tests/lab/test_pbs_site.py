@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from tests.lab.pbs_lab import PbsLab, wait_for
+from tests.lab.pbs_lab import PbsLab
 from tests.lab.pbs_recorded import Step, transcript
+from tests.wait import wait_for
 
 RANKS = """
 mkdir -p beats

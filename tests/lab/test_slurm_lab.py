@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.lab.slurm import SCRIPTS, SlurmLab, parse_fields
+from tests.wait import wait_for
 
 slurm = pytest.mark.slurm
 
@@ -44,13 +44,6 @@ def signal_times(folder: Path, event: str) -> list[int]:
     notes = folder / "signals"
     lines = notes.read_text().splitlines() if notes.exists() else []
     return [int(line.split()[1]) for line in lines if line.startswith(event)]
-
-
-def wait_for(condition: Callable[[], object], deadline_s: float) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {deadline_s} s"
-        time.sleep(0.1)
 
 
 def test_fields_of_a_job_may_hold_blanks_and_equals_signs() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.gang import Gang
+from tests.stub import stub as stub
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +21,7 @@ from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.submit.render import render
 from tests.plan.plans import job_plan
+from tests.wait import wait_for
 
 # A rank without torch: it says hello, waits for the bell, saves, says bye. Without its agent it leaves.
 RANK = """
@@ -51,13 +51,6 @@ EFFECTIVE: dict[str, Any] = {
     "hyperparameters": {"lr": 0.1},
     "reproducibility": {"experiment_seed": 7},
 }
-
-
-def wait_for(condition: Callable[[], object], deadline_s: float = 30) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {deadline_s} s"
-        time.sleep(0.005)
 
 
 def is_there(pid: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import sys
@@ -13,7 +14,8 @@ import pytest
 from hpc_det.launch.failure import Failure, first_failure
 from hpc_det.launch.signals import STOP_SIGNALS
 from hpc_det.store.stop import read_stop, request_stop
-from tests.launch.gang import Gang, children, is_there, wait_for
+from tests.launch.gang import Gang, children, is_there
+from tests.wait import wait_for
 
 
 def failure(gang: Gang) -> Failure:
@@ -152,6 +154,17 @@ def test_a_signal_to_the_agent_makes_every_rank_save_and_leave(gang: Gang, numbe
     assert request is not None
     assert (request.reason, request.source) == ("signal", f"{number.name} on {socket.gethostname()}")
     assert read_stop(gang.trial.stop, 2) is None
+
+
+def test_ranks_save_though_the_disk_of_the_run_folder_is_full(gang: Gang) -> None:
+    gang.plan_ranks(0)
+    agent = gang.start_agent()
+    gang.wait_for_ranks(0)
+    resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (0, 0))
+    agent.terminate()
+    assert agent.wait(timeout=30) == 0
+    assert gang.saved() == {"0": "signal"}
+    assert not gang.trial.stop.exists()
 
 
 def test_a_signal_before_any_rank_is_up_is_not_lost(gang: Gang) -> None:

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from hpc_det.errors import UsageError
-from hpc_det.launch.arguments import Launch, parse
 from hpc_det.launch.deepspeed import launch_command
-from hpc_det.launch.deepspeed_rank import with_local_rank
 from hpc_det.launch.failure import first_failure
+from hpc_det.launch.launchers.arguments import Launch, parse
+from hpc_det.launch.launchers.deepspeed_rank import with_local_rank
 from tests.launch.gang import Gang
 from tests.launch.test_attempt import ATTEMPT
 
@@ -29,7 +29,7 @@ def test_every_node_is_told_the_gangs_shape_its_number_and_where_to_meet() -> No
     assert command[7:] == [
         "--no_local_rank",
         "--module",
-        "hpc_det.launch.deepspeed_rank",
+        "hpc_det.launch.launchers.deepspeed_rank",
         "-m",
         "hpc_det.launch.rank",
         "m:C",
@@ -44,7 +44,7 @@ def test_ranks_see_the_devices_that_the_scheduler_gave() -> None:
 def test_overrides_are_the_per_node_launchers_flags_and_those_of_the_runner_are_refused() -> None:
     launch = Launch(("--bind_cores_to_rank",), ("train.py",))
     command = launch_command(launch, ATTEMPT, {})
-    assert command[7:10] == ["--bind_cores_to_rank", "--module", "hpc_det.launch.deepspeed_rank"]
+    assert command[7:10] == ["--bind_cores_to_rank", "--module", "hpc_det.launch.launchers.deepspeed_rank"]
     with pytest.raises(UsageError, match="--num_gpus: nodes and ranks are those of the job"):
         launch_command(Launch(("--num_gpus", "2"), ("train.py",)), ATTEMPT, {})
 

@@ -11,8 +11,9 @@ from hpc_det.launch.direct import rank_environment
 from hpc_det.launch.failure import Failure, first_failure
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.stop import request_stop
-from tests.launch.gang import Gang, children, is_there, wait_for
+from tests.launch.gang import Gang, children, is_there
 from tests.launch.test_attempt import ATTEMPT
+from tests.wait import wait_for
 
 WAITS = """
 import os, signal, sys, time
@@ -219,6 +220,15 @@ def test_a_script_that_does_not_listen_is_ended_before_the_deadline(gang: Gang) 
     request_stop(gang.trial.stop, attempt=1, reason="time limit", source="a test", deadline=time.time())
     assert agent.wait(timeout=30) == 0
     assert not any(map(is_there, pids))
+
+
+def test_of_a_grace_time_that_is_short_a_script_has_the_half(gang: Gang) -> None:
+    plan(gang, SAVES.replace("open(", "time.sleep(0.3); open("), ranks=1, grace_time_s=4)
+    agent = gang.start_agent()
+    gang.wait_for_ranks(0)
+    agent.terminate()
+    assert agent.wait(timeout=30) == 0
+    assert gang.saved() == {"0": "TERM"}
 
 
 def test_a_rank_that_waits_for_a_peer_which_has_left_is_ended(gang: Gang) -> None:

@@ -7,9 +7,7 @@ import pytest
 from hpc_det.launch.failure import first_failure
 from hpc_det.plan.planner import _argv
 from tests.launch.gang import Gang
-from tests.stub import Stub, stub
-
-__all__ = ["stub"]
+from tests.stub import Stub
 
 TOOL = 'while [[ $1 != @(python3|numactl) ]]; do shift; done; exec "$@"'
 """As dlprof and numactl: flags, and then a command."""

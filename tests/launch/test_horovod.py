@@ -6,14 +6,12 @@ import sys
 
 import pytest
 
-from hpc_det.launch.arguments import Launch
 from hpc_det.launch.failure import first_failure
 from hpc_det.launch.horovod import horovodrun_command, without_auto
+from hpc_det.launch.launchers.arguments import Launch
 from tests.launch.gang import Gang
 from tests.launch.test_attempt import ATTEMPT
-from tests.stub import Stub, stub
-
-__all__ = ["stub"]
+from tests.stub import Stub
 
 HOROVODRUN = """
 echo "$@" >horovodrun.words

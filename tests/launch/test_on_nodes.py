@@ -17,9 +17,9 @@ from hpc_det.launch.failure import first_failure
 from hpc_det.launch.on_nodes import start_commands, start_script
 from hpc_det.launch.pbs_node import node_environment
 from hpc_det.store.folders import ExperimentFolder
-from tests.launch.gang import children, is_there, wait_for
+from tests.launch.gang import children, is_there
 from tests.stub import Stub
-from tests.stub import stub as stub
+from tests.wait import wait_for
 
 LINES = ["n1", "n1", "n2", "n3"]
 BARE = 'env -i PATH=/bin:/usr/bin PBS_TASKNUM=$RANDOM GPU_VISIBLE_DEVICES=7 "HOST=$host" "$@"'

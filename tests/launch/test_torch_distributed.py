@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.arguments import Launch
 from hpc_det.launch.failure import first_failure
+from hpc_det.launch.launchers.arguments import Launch
 from hpc_det.launch.rendezvous import free_port
 from hpc_det.launch.torch_distributed import torchrun_command
 from tests.launch.gang import Gang

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,19 +18,13 @@ from hpc_det.schedulers.local import Local, start_detached
 from hpc_det.schedulers.scheduler import JobState
 from tests.plan.plans import job_plan
 from tests.schedulers.one_job import submission
+from tests.wait import wait_for
 
 HOST = socket.gethostname()
 
 
 def state(job_id: str) -> JobState:
     return Local().status([job_id], run_command)[job_id].state
-
-
-def wait_for(condition: Callable[[], object], deadline_s: float = 10) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {deadline_s} s"
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from hpc_det.schedulers.command import Run, run_command
 from hpc_det.schedulers.scheduler import JobState, JobStatus
 from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.schedulers.slurm import Slurm
+from hpc_det.store.files import read_json, write_json
 
 RUNS = JobStatus(JobState.RUNNING, "", ("7_1",))
 
@@ -85,6 +86,47 @@ def test_who_dies_while_asking_holds_nobody_up_for_ever(answers: SharedAnswers, 
     os.utime(mark, (long_ago, long_ago))
     assert answers.news(["7"], run_command, max_age_s=2) == {"7": RUNS}
     assert not mark.exists()
+
+
+def test_who_waits_for_one_that_died_while_asking_asks_at_last(
+    answers: SharedAnswers, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_answers, "PATIENCE_S", 0.1)
+    mark = tmp_path / ".scheduler" / "site.asking"
+    mark.parent.mkdir()
+    mark.touch()
+    assert answers.status(["7"], run_command) == {"7": RUNS}
+
+
+def test_what_was_heard_before_a_moment_can_be_refused(
+    answers: SharedAnswers, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers.status(["7"], run_command)
+    monkeypatch.setattr(shared_answers, "ASK_S", 0)
+    answers.status(["7"], run_command, since=time.time())
+    assert site.asked == [["7"], ["7"]]
+
+
+def test_an_answer_from_the_future_is_an_old_one(answers: SharedAnswers, site: Site, tmp_path: Path) -> None:
+    answers.status(["7"], run_command)
+    file = tmp_path / ".scheduler" / "site.json"
+    write_json(file, (read_json(file) or {}) | {"asked": time.time() + 3600})
+    answers.status(["7"], run_command)
+    assert site.asked == [["7"], ["7"]]
+
+
+@pytest.mark.parametrize("content", ["", "null", '{"asked": 17'])
+def test_a_damaged_file_is_no_answer(answers: SharedAnswers, site: Site, tmp_path: Path, content: str) -> None:
+    file = tmp_path / ".scheduler" / "site.json"
+    file.parent.mkdir()
+    file.write_text(content)
+    assert answers.status(["7"], run_command) == {"7": RUNS}
+
+
+def test_where_nothing_can_be_shared_everybody_asks(site: Site, tmp_path: Path) -> None:
+    (tmp_path / ".scheduler").touch()
+    found = [SharedAnswers(tmp_path, site).status(["7"], run_command) for _ in range(2)]
+    assert found == [{"7": RUNS}] * 2
 
 
 def test_the_answers_are_the_owners_alone(answers: SharedAnswers, tmp_path: Path) -> None:

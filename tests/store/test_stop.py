@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.store.stop import Reason, read_stop, request_stop, withdraw_stop
+from hpc_det.store.stop import Reason, read_stop, request_stop
 
 
 @pytest.fixture
@@ -66,10 +66,3 @@ def test_the_first_request_stands_but_kill_overrules_all(
     found = read_stop(path, 1)
     assert found is not None
     assert (found.reason, found.source) == (stands, "the second" if stands == then != standing else "the first")
-
-
-def test_a_request_withdrawn_is_gone_and_withdrawing_none_is_no_error(path: Path) -> None:
-    ask(path, 1, "cancel")
-    withdraw_stop(path)
-    withdraw_stop(path)
-    assert read_stop(path, 1) is None

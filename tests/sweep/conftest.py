@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,10 +104,3 @@ def app(tmp_path: Path, state_folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     folder.mkdir()
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")])))
     return App(folder, state_folder)
-
-
-def until(happened: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < end, "it does not happen"
-        time.sleep(0.05)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from hpc_det.sweep.saved import checkpoint_of
-from tests.sweep.conftest import App, source, until
+from tests.sweep.conftest import App, source
+from tests.wait import wait_for
 
 DOUBLES = source("return cfg.x * 2")
 WHEN_TOLD = 'while not os.path.exists("go"): time.sleep(0.05)'
@@ -124,7 +125,7 @@ def test_without_waiting_it_returns_at_once_and_the_points_go_on(app: App) -> No
 def test_ctrl_c_ends_the_waiting_and_not_the_sweep(app: App) -> None:
     app.write("app.py", source(WHEN_TOLD, "return cfg.x"))
     waiting = app.start("+x=1")
-    until(app.experiment().trial().rank_log(1, 0).exists)
+    wait_for(app.experiment().trial().rank_log(1, 0).exists)
     waiting.send_signal(signal.SIGINT)
     output, _ = waiting.communicate(timeout=30)
     assert waiting.returncode == 130
@@ -143,7 +144,7 @@ def test_an_edit_of_a_file_while_points_are_queued_changes_nothing(app: App) -> 
     app.write("conf/config.yaml", "defaults: [{group: a}]\nx: 0\n")
     app.write("conf/group/a.yaml", "y: 1\n")
     waiting = app.start("x=1,2,3", "hydra.launcher.array_parallelism=1")
-    until(app.experiment().trial().rank_log(1, 0).exists)
+    wait_for(app.experiment().trial().rank_log(1, 0).exists)
     app.write("conf/config.yaml", "defaults: [{group: a}]\nx: 0\nhydra: {job: {name: edited}}\n")
     app.write("conf/group/a.yaml", "y: 2\n")
     app.write("go", "")

@@ -13,8 +13,8 @@ from hpc_det.store.folders import ExperimentStore
 from hpc_det.store.journal import Journal
 from tests.e2e.test_slurm import use
 from tests.lab.slurm import SlurmLab
-from tests.sweep.conftest import until
 from tests.sweep.test_stops import COUNTS, HOOK
+from tests.wait import wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 
@@ -41,9 +41,9 @@ def test_points_are_elements_of_one_array_and_a_preempted_gang_goes_on_where_it_
     experiment = ExperimentStore(Path(os.environ["HPC_DET_ROOT"])).folder(1)
     with start(folder, "+x=1,2", "hydra.launcher.slots=2") as sweep:
         logs = [experiment.trial(number).rank_log(1, rank) for number in (1, 2) for rank in (0, 1)]
-        until(lambda: all(log.exists() and "has begun" in log.read_text() for log in logs))
+        wait_for(lambda: all(log.exists() and "has begun" in log.read_text() for log in logs))
         slurm_lab.preempt(3, seconds=2)
-        until(lambda: all(experiment.trial(number).rank_log(2, 0).exists() for number in (1, 2)))
+        wait_for(lambda: all(experiment.trial(number).rank_log(2, 0).exists() for number in (1, 2)))
         (folder / "go").touch()
         said, _ = sweep.communicate(timeout=120)
     assert sweep.returncode == 0, said
@@ -53,4 +53,4 @@ def test_points_are_elements_of_one_array_and_a_preempted_gang_goes_on_where_it_
             "finished",
         ]
         assert (folder / "out" / str(number - 1) / "step-1").exists()
-    assert len(list(experiment.jobs.glob("*.json"))) == 1
+    assert len(list(experiment.jobs.glob("[0-9].json"))) == 1

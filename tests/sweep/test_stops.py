@@ -11,7 +11,8 @@ import pytest
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.sweep import may_stop
-from tests.sweep.conftest import App, until
+from tests.sweep.conftest import App
+from tests.wait import wait_for
 
 COUNTS = """
 import os, time
@@ -49,7 +50,7 @@ def checkpoint():
 def preempt(trial: TrialFolder, attempt: int, ranks: int = 1) -> None:
     """As a scheduler tells the agent, once the app of every rank has something to save."""
     logs = [trial.rank_log(attempt, rank) for rank in range(ranks)]
-    until(lambda: all(log.exists() and "has begun" in log.read_text() for log in logs))
+    wait_for(lambda: all(log.exists() and "has begun" in log.read_text() for log in logs))
     os.kill(agent_of(trial), signal.SIGTERM)
 
 
@@ -70,7 +71,7 @@ def test_a_preempted_app_goes_on_where_its_checkpoint_was(app: App, ranks: int) 
     trial = app.experiment().trial()
     sweep = app.start("+x=1", f"hydra.launcher.slots={ranks}")
     preempt(trial, 1, ranks)
-    until(trial.rank_log(2, 0).exists)
+    wait_for(trial.rank_log(2, 0).exists)
     assert all((app.folder / "out" / "0" / f"step-{rank}").exists() for rank in range(ranks))
     app.write("go", "")
     output, _ = sweep.communicate(timeout=60)
@@ -156,7 +157,7 @@ def test_five_preemptions_in_a_row_end_an_app_that_saves_nothing(app: App, hook:
     sweep = app.start("+x=1")
     for attempt in range(1, 6):
         preempt(trial, attempt)
-    until(lambda: len(Journal(trial.journal).history()) == 5)
+    wait_for(lambda: len(Journal(trial.journal).history()) == 5)
     assert Journal(trial.journal).events()[9]["action"] == decision
     app.write("go", "")
     output, _ = sweep.communicate(timeout=60)
@@ -168,7 +169,7 @@ def test_a_checkpoint_that_fails_is_told_and_the_app_starts_again(app: App) -> N
     trial = app.experiment().trial()
     sweep = app.start("+x=1")
     preempt(trial, 1)
-    until(trial.rank_log(2, 0).exists)
+    wait_for(trial.rank_log(2, 0).exists)
     app.write("go", "")
     assert sweep.wait(timeout=60) == 0
     assert sweep.stdout is not None

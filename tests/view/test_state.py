@@ -9,6 +9,7 @@ import pytest
 from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState, JobStatus
+from hpc_det.store.files import read_json, write_json
 from hpc_det.store.stop import request_stop
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.cli.life import Life, halving, random_search
@@ -118,7 +119,7 @@ def test_a_job_that_was_told_to_end_is_canceled(life: Life, reason: str) -> None
     life.begins()
     request_stop(life.trial.stop, attempt=None, reason=reason, source="ada")  # type: ignore[arg-type]
     assert state(life, JobState.ENDED) is CANCELED
-    assert why(life, CANCELED) == "killed by ada"
+    assert why(life, CANCELED) == "by ada"
 
 
 def test_a_signal_is_no_cancellation(life: Life) -> None:
@@ -132,7 +133,7 @@ def test_a_cancelled_search_is_canceled_once_its_jobs_are_gone(life: Life) -> No
     life.search.cancel("ada")
     assert state(life, JobState.RUNNING) is RUNNING
     assert state(life, JobState.ENDED) is CANCELED
-    assert why(life, CANCELED) == "killed by ada"
+    assert why(life, CANCELED) == "by ada"
 
 
 def test_a_trial_that_finishes_before_it_hears_of_a_pause_has_finished(life: Life) -> None:
@@ -221,3 +222,11 @@ def test_elements_of_an_array_are_asked_for_by_its_id_and_jobs_by_hand_by_theirs
     life.begins(1)
     life.begins(2, job="5000")
     assert ExperimentView(life.folder).job_ids() == ["4711", "5000"]
+
+
+def test_a_job_comes_before_those_that_wait_for_its_end(tmp_path: Path) -> None:
+    life = Life.submitted(tmp_path)
+    write_json(life.folder.next_jobs(1, 0), {"jobs": ["4711", "4712"]})
+    write_json(life.folder.job(2), {**(read_json(life.folder.job(1)) or {}), "job_id": "4720"})
+    write_json(life.folder.next_jobs(2, 0), {"jobs": ["4720", "4721"]})
+    assert ExperimentView(life.folder).job_ids() == ["4711", "4712", "4720", "4721"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import subprocess
 import time
 from contextlib import closing
@@ -23,25 +24,38 @@ from hpc_det.launch.job.log_policies import matches
 from hpc_det.launch.last_words import size_of
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.process import end_descendants
+from hpc_det.process import end_other_sessions
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide
 from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.scheduler import JobState, scheduler
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
-from hpc_det.store.stop import Reason, read_stop, request_stop, withdraw_stop
+from hpc_det.store.stop import Reason, read_stop, request_stop
 
 HANDOVER_POLL_S = 0.5
 ASK_EVERY_S = 30.0
 """How often the scheduler is asked whether the job of a former gang is still there."""
+NO_NEWS_S = 150.0
+"""After this time without an answer, as where nodes lack its commands, the gang is believed gone: the longest save is
+over, and a commit that comes later still is refused (`store.journal.Journal.insist_on_last`).
+"""
 
 
 class Attempts:
     """Those of one trial in one job."""
 
-    def __init__(self, trial: TrialFolder, worker: int, start_agents: list[str], signals: SignalPipe) -> None:
-        """`start_agents` starts one agent on each node. `signals`: of the process, stop signals and CHLD."""
+    def __init__(
+        self,
+        trial: TrialFolder,
+        worker: int,
+        start_agents: list[str],
+        signals: SignalPipe,
+        heard: list[signal.Signals],
+    ) -> None:
+        """`start_agents` starts one agent on each node. `signals`: of the process, stop signals and CHLD. `heard`: the
+        stop signals until now. One that came too late for an attempt concerns the next one.
+        """
         self._trial = trial
         self._worker = worker
         self._start_agents = start_agents
@@ -53,8 +67,7 @@ class Attempts:
         self._signals = signals
         self._log_began = 0
         """The size of the trial's log when the attempt began."""
-        self._heard: list[int] = []
-        """Stop signals that came before the attempt that they concern."""
+        self._heard = heard
 
     def run(self) -> Action:
         """What was decided at last, REQUEUE only where there is a queue."""
@@ -91,16 +104,17 @@ class Attempts:
         """Two gangs must not write one trial. The search gives it to whoever asks, as soon as it was reported, while
         the worker that had it may still save. Returns early for a stop signal to a job that can come back.
         """
-        ask_at = time.monotonic()
+        ask_at = began = time.monotonic()
         while (former := self._journal.open_job()) and former[0] != self._worker:
             if time.monotonic() >= ask_at:
                 status = self._scheduler.status([former[1]], run_command)[former[1]]
-                if status.state not in (JobState.RUNNING, JobState.UNKNOWN):  # also in the queue nobody writes
+                has_no_news = status.state is JobState.UNKNOWN and time.monotonic() - began < NO_NEWS_S
+                if status.state is not JobState.RUNNING and not has_no_news:  # also in the queue nobody writes
                     return
                 say(f"waits for worker {former[0]}, which still saves this trial")
                 ask_at = time.monotonic() + ASK_EVERY_S
             self._selector.select(timeout=HANDOVER_POLL_S)
-            self._heard += [received for received in self._signals.received() if received in STOP_SIGNALS]
+            self._listen()
             if self._heard and self._scheduler.has_queue:
                 return
 
@@ -122,7 +136,6 @@ class Attempts:
             self._on_stop_signal(number)
         if stop := read_stop(self._trial.stop, number):  # asked for before it began
             return self._end(number, cause_of_stop(self._plan, stop), None)
-        withdraw_stop(self._trial.stop)
         self._log_began = size_of(self._trial.job_log)
         say_attempt_begins(number)
         code = self._run_agents(number)
@@ -132,17 +145,31 @@ class Attempts:
 
     def _run_agents(self, number: int) -> int:
         # In a session of their own: Ctrl-C at a terminal means the job, and an agent would take it for a preemption.
+        # What a thread of the job runs in this one, such as sbatch, is no part of the gang, and lives on.
         command = [*self._start_agents, str(self._trial.path), str(number), str(self._worker)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         clock = JobClock(self._scheduler.ends_at(self._plan, os.environ, run_command), self._plan, self._trial.saves)
         while process.poll() is None:
             self._selector.select(timeout=clock.timeout_s())
-            if any(received in STOP_SIGNALS for received in self._signals.received()):
+            if self._listen():
                 self._on_stop_signal(number)
             if clock.rings():
                 self._on_time_limit(number, clock.ends_at)
-        end_descendants()
+        end_other_sessions()
+        self._hear_agents(number)
         return process.returncode
+
+    def _listen(self) -> bool:
+        """Whether there was a stop signal."""
+        received = [number for number in self._signals.received() if number in STOP_SIGNALS]
+        self._heard += received
+        return bool(received)
+
+    def _hear_agents(self, number: int) -> None:
+        """What the scheduler told them alone."""
+        stop = read_stop(self._trial.stop, number)
+        if stop and stop.reason == "signal" and self._scheduler.has_queue:
+            self._heard.append(signal.SIGTERM)
 
     def _on_time_limit(self, number: int, deadline: float | None) -> None:
         if read_stop(self._trial.stop, number):  # the scheduler's own warning came before
@@ -161,7 +188,7 @@ class Attempts:
             deadline=end_of_grace(self._plan),
         )
         if stop.reason == "kill":
-            end_descendants()
+            end_other_sessions()
 
     def _end(self, number: int, cause: Cause, failure: Failure | None) -> Decision:
         user_error = failure is not None and failure.user_error

@@ -15,7 +15,7 @@ from contextlib import suppress
 from hpc_det.launch.job.log_lines import say
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.schedulers.command import CommandError, outside_any_job, run_command
-from hpc_det.schedulers.scheduler import Submission, scheduler
+from hpc_det.schedulers.scheduler import JobState, Submission, scheduler
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
 
@@ -43,7 +43,7 @@ class WayBack:
         """The id of the job that goes on, away from the hosts `exclude`. Raises CommandError where none can."""
         if self._plan.resume == "requeue":
             return self._requeue(exclude)
-        waiting = self._waiting()
+        waiting = self._still_there(self._waiting())
         for job in waiting:
             self._avoid(job, exclude)
         if waiting:
@@ -86,6 +86,11 @@ class WayBack:
         queued: list[str] = (read_json(self._file) or {"jobs": []})["jobs"]
         return queued[queued.index(self._job_id) + 1 :] if self._job_id in queued else []
 
+    def _still_there(self, jobs: list[str]) -> list[str]:
+        """Somebody may have cancelled a job that only seemed to wait."""
+        statuses = self._scheduler.status(jobs, run_command) if jobs else {}
+        return [job for job in jobs if statuses[job].state is not JobState.ENDED]
+
     def _try_to_submit(self, exclude: Sequence[str]) -> None:
         """What is wrong will be said where the successor is wanted: then it is tried again."""
         with suppress(CommandError):
@@ -98,8 +103,10 @@ class WayBack:
         environment = outside_any_job(os.environ, self._plan.python)
         answer = run_command(self._scheduler.submit_command(submission), environment)
         try:
-            job = self._scheduler.parse_submit(answer)
+            job = self._scheduler.parse_submit(answer, self._index if self._array.count > 1 else None)
         except ValueError as error:
             raise CommandError(str(error)) from None
         write_json(self._file, {"jobs": [self._job_id, job]})
+        with suppress(CommandError):
+            self._scheduler.replaced(self._job_id, run_command)
         return job

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,13 +45,16 @@ class Worker:
         self._job_id = self._scheduler.job_id(os.environ)
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # a job with several workers holds them back till now
+        self._heard: list[signal.Signals] = []
+        """Stop signals."""
         self._code = DONE
         self._is_cancelled = False
         """With its trial: the job is being ended, and would take others with it."""
 
     def run(self) -> int:
         """DONE or, after a trial that was given up, GAVE_UP when nothing is left to do; WANTS_REQUEUE before that."""
-        if other := self._running_elsewhere():
+        former = self._search.state().present.get(self._number)
+        if other := self._running(former) or self._search.claim(self._number, self._job_id, after=former):
             self._say(f"job {other} is this worker already; nothing is started")
             return GAVE_UP
         close_interrupted(self._experiment, self._search, self._number, self._signals)
@@ -65,7 +69,7 @@ class Worker:
             raise
 
     def _work(self) -> int:
-        work = self._search.ask(self._number, self._job_id) or self._left_by_others()
+        work = self._search.state().open.get(self._number) or self._left_by_others()
         while work is not None:
             action = self._train(work)
             if action is Action.REQUEUE:
@@ -77,10 +81,15 @@ class Worker:
         self._say("nothing is left to do here")
         return self._code
 
-    def _running_elsewhere(self) -> str | None:
-        """One worker is one job: the script may be started by hand while the job that has this number still runs."""
-        other = self._search.state().present.get(self._number, self._job_id)
-        return other if other != self._job_id and self._states([other])[other] is JobState.RUNNING else None
+    def _running(self, former: str | None) -> str | None:
+        """One worker is one job: the script may be started by hand while the job that has this number still runs.
+
+        What was heard before this job began may be of another time: a successor begins a second after the end.
+        """
+        began = time.time()
+        if former in (None, self._job_id) or self._states([former])[former] is not JobState.RUNNING:
+            return None
+        return former if self._states([former], since=began)[former] is JobState.RUNNING else None
 
     def _left_by_others(self) -> Work | None:
         """Work of others whose jobs have ended without a word. The scheduler is asked once, where there may be any."""
@@ -97,10 +106,10 @@ class Worker:
             self._search.lose(number, job)
         return self._search.ask(self._number, self._job_id) if lost else None
 
-    def _states(self, job_ids: list[str]) -> dict[str, JobState]:
+    def _states(self, job_ids: list[str], since: float | None = None) -> dict[str, JobState]:
         """As somebody of this user's has heard just now: many workers may want to know at the same moment."""
         answers = SharedAnswers(self._experiment.store().root, self._scheduler)
-        return {job: status.state for job, status in answers.status(job_ids, run_command).items()}
+        return {job: status.state for job, status in answers.status(job_ids, run_command, since=since).items()}
 
     def _train(self, work: Work) -> Action:
         trial = self._experiment.trial(work.trial)
@@ -111,7 +120,7 @@ class Worker:
             reason: Reason = "kill" if search.cancelled else "pause"
             request_stop(trial.stop, attempt=None, reason=reason, source=search.cancelled or search.paused or "")
         with printed_to(trial.job_log):
-            attempts = Attempts(trial, self._number, self._start_agents, self._signals)
+            attempts = Attempts(trial, self._number, self._start_agents, self._signals, self._heard)
             return attempts.refuse(refusal) if refusal else attempts.run()
 
     def _after(self, number: int, action: Action) -> Work | None:
@@ -157,7 +166,7 @@ def close_interrupted(experiment: ExperimentFolder, search: SearchJournal, worke
         began = Journal(trial.journal).open_job()
         if began and began[0] == worker:
             with printed_to(trial.job_log):
-                Attempts(trial, worker, [], signals).close_interrupted()
+                Attempts(trial, worker, [], signals, []).close_interrupted()
 
 
 def main(argv: list[str]) -> int:

@@ -44,11 +44,6 @@ class Peers:
     def port(self) -> int:
         return int(self._server.getsockname()[1])
 
-    @property
-    def nodes(self) -> set[int]:
-        """Those that have come."""
-        return set(self._lines)
-
     def tell(self, message: dict[str, Any], node: int | None = None) -> None:
         """To one node, or to all."""
         for line in [self._lines[node]] if node is not None else self._lines.values():

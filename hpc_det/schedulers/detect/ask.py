@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hpc_det.errors import UsageError
-from hpc_det.schedulers.command import Run
+from hpc_det.schedulers.command import CommandError, Run
 from hpc_det.schedulers.detect import pbs, slurm
 from hpc_det.schedulers.detect.site import Site
 
@@ -19,21 +19,36 @@ STARTERS = ("pbsdsh", "pbs_tmrsh", "mpiexec")
 
 def scheduler_here(which: Which) -> str | None:
     """slurm, pbs or None. Slurm comes first: it may bring commands named as PBS' own, which speak no JSON."""
-    return "slurm" if which("sinfo") else "pbs" if which("pbsnodes") else None
+    return next(iter(_schedulers_here(which)), None)
 
 
 def ask(run: Run, which: Which) -> Site:
-    """Raises UsageError where there is no scheduler, and CommandError where it does not answer."""
-    kind = scheduler_here(which)
-    if kind is None:
+    """Raises UsageError where there is no scheduler, and CommandError where none answers.
+
+    Where PBS runs, there may be the commands of a Slurm that does not.
+    """
+    here = _schedulers_here(which)
+    if not here:
         raise UsageError(
             "cluster detect: neither Slurm (sinfo) nor PBS (pbsnodes) is on PATH; run it on a login node of the "
             "cluster, or write a profile by hand: see docs/clusters.md"
         )
-    site = slurm.detect(run) if kind == "slurm" else _pbs(run, which)
+    site = _first_answer(here, run)
+    if site.scheduler == "pbs":
+        site = replace(site, start_agents_with=next(filter(which, STARTERS), None))
     found = next((runtime for runtime in ("apptainer", "podman") if which(runtime)), None)
     return site if site.runtime else replace(site, runtime=found)
 
 
-def _pbs(run: Run, which: Which) -> Site:
-    return replace(pbs.detect(run), start_agents_with=next(filter(which, STARTERS), None))
+def _schedulers_here(which: Which) -> list[str]:
+    return [kind for kind, command in (("slurm", "sinfo"), ("pbs", "pbsnodes")) if which(command)]
+
+
+def _first_answer(here: Sequence[str], run: Run) -> Site:
+    refusals: list[str] = []
+    for kind in here:
+        try:
+            return slurm.detect(run) if kind == "slurm" else pbs.detect(run)
+        except CommandError as error:
+            refusals.append(str(error))
+    raise CommandError("\n".join(refusals))

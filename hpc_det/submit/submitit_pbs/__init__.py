@@ -8,7 +8,6 @@
     in_job           the job's first process: starts the tasks, watches the time and the signals, comes back
     on_node          the tasks of one node
     environment      variables on their way to another machine, as a file
-    nodes            of a job, from PBS_NODEFILE
     ids, paths       `12[3].server` <-> `12_3`, and every file name
 
 A job cannot requeue itself in PBS. So a new job goes on for it, under the id of the first: the first job's pickle and

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,11 +19,12 @@ from contextlib import suppress
 from submitit.core.job_environment import JobEnvironment
 from submitit.core.logger import get_logger
 
+from hpc_det.schedulers.pbs_answers import SCHEDULER, ended_by
+from hpc_det.schedulers.pbs_hosts import hosts_in
 from hpc_det.store.files import write_atomic
 from hpc_det.submit.submitit_pbs.environment import write_environment
 from hpc_det.submit.submitit_pbs.ids import from_pbs, to_pbs
-from hpc_det.submit.submitit_pbs.nodes import nodes_of
-from hpc_det.submit.submitit_pbs.on_node import exit_code, start_tasks
+from hpc_det.submit.submitit_pbs.on_node import first_failure, start_tasks
 from hpc_det.submit.submitit_pbs.paths import PbsJobPaths, Reason
 from hpc_det.submit.submitit_pbs.qstat import ask
 
@@ -65,7 +65,7 @@ class FirstProcess:
 
     def run(self) -> int:
         """The job's exit code."""
-        nodes = nodes_of(os.environ["PBS_NODEFILE"])
+        nodes = hosts_in(os.environ["PBS_NODEFILE"])
         if len(nodes) != self._asked.nodes:
             print(f"asked for {self._asked.nodes} nodes, and PBS gave {nodes}; was select changed?", file=sys.stderr)
             return 1
@@ -78,7 +78,7 @@ class FirstProcess:
         try:
             while self._goes_on(processes):
                 time.sleep(POLL_S)
-            return exit_code([process.poll() or 0 for process in processes])
+            return first_failure([process.poll() or 0 for process in processes])
         finally:
             for process in processes:
                 process.kill()
@@ -185,9 +185,8 @@ def unharmed(*command: str) -> list[str]:
 
 
 def _deleted_by_scheduler(job_id: str) -> bool:
-    """A job that is preempted by deletion never comes back. It says who ended it as soon as it is told to end."""
-    found = re.search(r"terminated by (\S+)@", str(ask([job_id]).jobs.get(job_id, {}).get("comment", "")))
-    return found is not None and found[1] == "Scheduler"
+    """A job that is preempted by deletion never comes back."""
+    return ended_by(ask([job_id]).jobs.get(job_id, {})) == SCHEDULER
 
 
 def main() -> None:

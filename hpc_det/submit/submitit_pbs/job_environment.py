@@ -8,8 +8,8 @@ import signal
 from submitit.core import job_environment, logger
 from submitit.core.utils import DelayedSubmission, JobPaths
 
+from hpc_det.schedulers.pbs_hosts import hosts_in
 from hpc_det.store.files import write_atomic
-from hpc_det.submit.submitit_pbs.nodes import nodes_of
 from hpc_det.submit.submitit_pbs.paths import PbsJobPaths, Reason
 
 
@@ -44,7 +44,7 @@ class PbsJobEnvironment(job_environment.JobEnvironment):
 
     @property
     def hostnames(self) -> list[str]:
-        return nodes_of(os.environ["PBS_NODEFILE"]) if "PBS_NODEFILE" in os.environ else [self.hostname]
+        return hosts_in(os.environ["PBS_NODEFILE"]) if "PBS_NODEFILE" in os.environ else [self.hostname]
 
     def _handle_signals(self, paths: JobPaths, submission: DelayedSubmission) -> None:
         super()._handle_signals(paths, submission)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from hpc_det.process import exit_code
 from hpc_det.submit.submitit_pbs.paths import PbsJobPaths
 
 
@@ -20,9 +21,9 @@ def start_tasks(folder: str, command: str, node: int, *, stderr_to_stdout: bool)
     ]
 
 
-def exit_code(codes: Sequence[int]) -> int:
-    """0, or that of the first task that failed, as a shell has it."""
-    return next((code if code > 0 else 128 - code for code in codes if code), 0)
+def first_failure(returncodes: Sequence[int]) -> int:
+    """The exit code of the first task that failed, or 0."""
+    return next((exit_code(code) for code in returncodes if code), 0)
 
 
 def _start(
@@ -51,7 +52,7 @@ def main() -> None:
     parser.add_argument("--stderr-to-stdout", action="store_true")
     asked = parser.parse_args()
     tasks = start_tasks(asked.folder, asked.command, asked.node, stderr_to_stdout=asked.stderr_to_stdout)
-    sys.exit(exit_code([task.wait() for task in tasks]))
+    sys.exit(first_failure([task.wait() for task in tasks]))
 
 
 if __name__ == "__main__":

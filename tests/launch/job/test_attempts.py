@@ -18,7 +18,9 @@ from hpc_det.search.method import Exit
 from hpc_det.store.files import write_json
 from hpc_det.store.stop import read_stop, request_stop
 from tests.lab.slurm import SlurmLab
-from tests.launch.gang import EFFECTIVE, Gang, children, is_there, wait_for
+from tests.launch.gang import EFFECTIVE, Gang, children, is_there
+from tests.stub import Stub
+from tests.wait import wait_for
 
 NOTES_A_FAILURE = """
 import os
@@ -192,6 +194,16 @@ def test_a_kill_request_ends_ranks_that_listen_to_nothing_at_once(gang: Gang) ->
     assert failures(gang) == [None]
 
 
+def test_a_script_that_is_killed_has_not_finished(gang: Gang) -> None:
+    gang.plan("touch up; sleep 60")
+    job = gang.start_job()
+    wait_for((gang.code / "up").exists)
+    request_stop(gang.trial.stop, attempt=None, reason="kill", source="a test")
+    job.terminate()
+    assert job.wait(timeout=30) == 0
+    assert gang.ends() == [("cancelled", "done")]
+
+
 @pytest.mark.parametrize("reason", ["cancel", "kill"])
 def test_a_request_that_was_made_before_the_first_attempt_starts_nothing(gang: Gang, reason: str) -> None:
     gang.plan("touch ran")
@@ -313,12 +325,11 @@ def test_failures_of_earlier_starts_of_the_job_count(gang: Gang) -> None:
     assert gang.ends()[1:] == [("failed", "give up")]
 
 
-def test_a_stop_request_of_an_earlier_attempt_is_withdrawn(gang: Gang) -> None:
+def test_a_stop_request_of_an_earlier_attempt_is_over(gang: Gang) -> None:
     gang.plan("true")
     request_stop(gang.trial.stop, attempt=7, reason="kill", source="long ago")
     assert gang.run_job()[0] == 0
     assert gang.ends() == [("finished", "done")]
-    assert read_stop(gang.trial.stop, 7) is None
 
 
 def test_an_outcome_of_an_earlier_attempt_is_not_taken_for_this_ones(gang: Gang) -> None:
@@ -334,16 +345,15 @@ def test_an_outcome_of_an_earlier_attempt_is_not_taken_for_this_ones(gang: Gang)
 PREEMPTED = "JobId=4711 JobState=RUNNING EndTime=2026-11-20T12:00:00 PreemptTime=2026-11-20T11:59:30"
 
 
+def scontrol(folder: Path, job: str) -> str:
+    return f'echo "$@" >>{folder}/asked\n[ $1 = show ] && echo "{job}"\nexit 0'
+
+
 @pytest.fixture
-def slurm_job(gang: Gang, tmp_path: Path) -> dict[str, str]:
-    """The environment of a Slurm job, where a real `scontrol` on PATH notes its arguments."""
-    stubs = tmp_path / "stubs"
-    stubs.mkdir()
-    scontrol = stubs / "scontrol"
-    scontrol.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n[ $1 = show ] && echo "{PREEMPTED}"\nexit 0\n')
-    scontrol.chmod(0o755)
-    path = f"{stubs}{os.pathsep}{os.environ['PATH']}"
-    return {"PATH": path, "SLURM_JOB_ID": "4711", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "node1"}
+def slurm_job(stub: Stub, tmp_path: Path) -> dict[str, str]:
+    """The environment of a Slurm job, whose `scontrol` notes its arguments."""
+    stub("scontrol", scontrol(tmp_path, PREEMPTED))
+    return {"SLURM_JOB_ID": "4711", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "node1"}
 
 
 def test_a_preempted_job_goes_back_into_the_queue_and_on_from_there(
@@ -364,12 +374,11 @@ def test_a_preempted_job_goes_back_into_the_queue_and_on_from_there(
 
 
 def test_a_job_that_is_out_of_time_soon_has_its_ranks_save_without_any_signal(
-    gang: Gang, slurm_job: dict[str, str], tmp_path: Path
+    gang: Gang, slurm_job: dict[str, str], stub: Stub, tmp_path: Path
 ) -> None:
     ends_at = datetime.now() + timedelta(seconds=60)
     shows = f"JobId=4711 JobState=RUNNING EndTime={ends_at:%Y-%m-%dT%H:%M:%S}"
-    scontrol = Path(slurm_job["PATH"].split(os.pathsep)[0]) / "scontrol"
-    scontrol.write_text(scontrol.read_text().replace(PREEMPTED, shows))
+    stub("scontrol", scontrol(tmp_path, shows))
     gang.plan_ranks(0, 1, scheduler="slurm", time_limit_min=60)
     job = gang.start_job(**slurm_job)
     assert job.wait(timeout=30) == 0
@@ -390,9 +399,10 @@ def test_a_failure_on_slurm_starts_again_on_the_same_nodes(
     assert not (tmp_path / "asked").exists()
 
 
-def test_a_job_that_cannot_go_back_says_so_in_the_journal_and_fails(gang: Gang, slurm_job: dict[str, str]) -> None:
-    scontrol = Path(slurm_job["PATH"].split(os.pathsep)[0]) / "scontrol"
-    scontrol.write_text("#!/bin/sh\necho 'Requeue is disabled for job 4711' >&2; exit 1\n")
+def test_a_job_that_cannot_go_back_says_so_in_the_journal_and_fails(
+    gang: Gang, slurm_job: dict[str, str], stub: Stub
+) -> None:
+    stub("scontrol", "echo 'Requeue is disabled for job 4711' >&2; exit 1")
     gang.plan_ranks(0, scheduler="slurm")
     job = gang.start_job(**slurm_job)
     gang.wait_for_ranks(0)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from hpc_det.launch.job.way_back import WayBack
+from hpc_det.plan.job_plan import JobArray
+from hpc_det.schedulers.slurm import Slurm as SlurmScheduler
+from hpc_det.search.journal import SearchJournal
 from hpc_det.store.files import read_json, write_json
 from tests.launch.gang import Gang
-from tests.stub import Stub, stub
-
-__all__ = ["stub"]
+from tests.stub import Stub
+from tests.wait import wait_for
 
 PREEMPTED = "JobId=7 JobState=RUNNING Reason=None PreemptTime=2026-11-20T10:42:00 EndTime=2026-11-20T11:42:00"
 
@@ -26,8 +30,8 @@ class Slurm:
         note = f'echo "$(basename "$0") $*" >> {self._calls}'
         stub("sbatch", f'{note}; echo $((7 + $(grep -c ^sbatch {self._calls}))); echo "$PATH" >> {folder}/paths')
         stub("scontrol", f"{note}; echo '{PREEMPTED}'")
-        for name in ("scancel", "squeue"):
-            stub(name, note)
+        stub("scancel", note)
+        stub("squeue", f"{note}; echo '8|PENDING|Dependency'")
         self.paths = folder / "paths"
 
     def calls(self, command: str) -> list[str]:
@@ -59,6 +63,7 @@ def test_a_successor_waits_for_the_end_of_the_job_from_its_begin_on(gang: Gang, 
     assert preempt(gang, 7) == 0
     script = gang.experiment.script()
     assert slurm.calls("sbatch") == [f"--parsable --dependency=afterany:7 {script}"]
+    assert "update JobId=7 Requeue=0" in slurm.calls("scontrol"), "only the successor goes on from now on"
     assert (slurm.calls("scancel"), gang.ends()) == ([], [("preempted", "requeue")])
     assert gang.search().present == {0: "8"}, "others leave the work to the successor"
 
@@ -67,6 +72,31 @@ def test_a_successor_waits_for_the_end_of_the_job_from_its_begin_on(gang: Gang, 
     assert gang.run_job(**job(8))[0] == 0
     assert slurm.calls("sbatch")[1:] == [f"--parsable --dependency=afterany:8 {script}"]
     assert slurm.calls("scancel") == ["9"], "nothing is left to do for it"
+
+
+def test_a_successor_that_is_slow_to_submit_is_no_part_of_a_gang_that_ends(
+    gang: Gang, slurm: Slurm, stub: Stub
+) -> None:
+    stub("sbatch", f"echo x >> {gang.code}/asked; while ! [ -e {gang.code}/go ]; do sleep 0.01; done; echo 8")
+    gang.plan("[ $HPC_DET_NUMBER = 1 ] && exit 3; touch go", scheduler="slurm", resume="successor", max_restarts=1)
+    assert gang.run_job(**job(7))[0] == 0
+    assert (gang.code / "asked").read_text() == "x\n"
+    assert slurm.calls("scancel") == ["8"]
+
+
+def test_of_two_jobs_that_begin_as_one_worker_at_the_same_moment_the_first_goes_on(
+    gang: Gang, slurm: Slurm, stub: Stub
+) -> None:
+    gang.plan("touch started", scheduler="slurm", resume="resubmit")
+    SearchJournal(gang.experiment).ask(0, "7")
+    stub("squeue", f"cd {gang.code}; touch asked; while ! [ -e go ]; do sleep 0.01; done; echo '7|NODE_FAIL|None'")
+    process = gang.start_job(**job(8))
+    wait_for((gang.code / "asked").exists)
+    SearchJournal(gang.experiment).claim(0, "9", after="7")
+    (gang.code / "go").touch()
+    assert process.wait(timeout=30) == 1
+    assert "job 9 is this worker already; nothing is started" in gang.printed.read_text()
+    assert (gang.search().present, gang.journal.events()) == ({0: "9"}, [])
 
 
 def test_a_job_that_finds_nothing_to_do_queues_no_other(gang: Gang, slurm: Slurm) -> None:
@@ -78,10 +108,31 @@ def test_a_job_that_finds_nothing_to_do_queues_no_other(gang: Gang, slurm: Slurm
     assert not (gang.code / "started").exists()
 
 
+def test_a_stop_signal_before_the_job_listens_does_not_end_it(gang: Gang, slurm: Slurm, stub: Stub) -> None:
+    stub("srun", 'while [[ $1 == -* ]]; do shift; done; exec "$@"')
+    wait = f"cd {gang.code}; touch up; while ! [ -e go ]; do sleep 0.01; done"
+    gang.plan("true", scheduler="slurm", resume="successor", setup=(wait,))
+    gang.env |= job(7)
+    process = gang.start_script()
+    wait_for((gang.code / "up").exists)
+    os.killpg(process.pid, signal.SIGTERM)
+    (gang.code / "go").touch()
+    assert process.wait(timeout=30) == 0
+    assert gang.ends() == [("finished", "done")]
+
+
 def test_a_requeued_job_keeps_the_successor_that_it_has(gang: Gang, slurm: Slurm) -> None:
     gang.plan_ranks(0, scheduler="slurm", resume="successor")
     assert [preempt(gang, 7), preempt(gang, 7)] == [0, 0]
     assert len(slurm.calls("sbatch")) == 1
+
+
+def test_a_successor_that_somebody_has_cancelled_is_replaced(gang: Gang, slurm: Slurm, stub: Stub) -> None:
+    stub("squeue", "echo '8|CANCELLED|None'")
+    gang.plan_ranks(0, scheduler="slurm", resume="successor")
+    assert preempt(gang, 7) == 0
+    assert len(slurm.calls("sbatch")) == 2
+    assert gang.search().present == {0: "9"}
 
 
 def test_resubmit_queues_the_next_job_when_one_ends(gang: Gang, slurm: Slurm) -> None:
@@ -93,6 +144,20 @@ def test_resubmit_queues_the_next_job_when_one_ends(gang: Gang, slurm: Slurm) ->
     assert process.wait(timeout=30) == 0
     assert len(slurm.calls("sbatch")) == 1
     assert read_json(gang.experiment.next_jobs(1, 0)) == {"jobs": ["7", "8"]}
+
+
+def test_what_follows_an_element_of_an_array_knows_itself(
+    gang: Gang, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gang.plan_ranks(0, scheduler="slurm", resume="resubmit")
+    write_json(gang.experiment.array(), asdict(JobArray(first=0, count=3)))
+    for name, value in {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_ID": "6"}.items():
+        monkeypatch.setenv(name, value)
+    follower = WayBack(gang.experiment, 1).take()
+    assert slurm.calls("sbatch") == [f"--parsable --dependency=afterany:7_2 --array=2 {gang.experiment.script()}"]
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "8")
+    assert follower == SlurmScheduler().job_id(os.environ) == "8_2"
+    assert read_json(gang.experiment.next_jobs(1, 2)) == {"jobs": ["7_2", "8_2"]}
 
 
 def test_requeue_keeps_the_job(gang: Gang, slurm: Slurm) -> None:

@@ -10,13 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.launch.job import attempts
+from hpc_det.launch.job.attempts import Attempts
+from hpc_det.launch.signals import SignalPipe
 from hpc_det.process import start_ticks
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
+from hpc_det.schedulers.shared_answers import SharedAnswers
+from hpc_det.schedulers.slurm import Slurm
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
+from hpc_det.store.files import write_json
 from hpc_det.store.journal import Journal
-from hpc_det.store.stop import request_stop
-from tests.launch.gang import Gang, children, is_there, wait_for
+from hpc_det.store.stop import read_stop, request_stop
+from tests.launch.gang import Gang, children, is_there
+from tests.stub import Stub
+from tests.wait import wait_for
 
 TRIAL = "${HPC_DET_FOLDER##*/}"
 """Its number, for the shell."""
@@ -24,6 +33,8 @@ FOUR = {"name": "random", "max_trials": 4}
 INVALID = """
 import os
 from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.job import attempts
+from hpc_det.launch.job.attempts import Attempts
 from hpc_det.launch.failure import failure_now, note_failure
 
 attempt = Attempt.from_env(os.environ)
@@ -240,6 +251,18 @@ def test_a_former_gang_whose_job_has_ended_is_not_waited_for(gang: Gang) -> None
     assert gang.ends() == [("node lost", "requeue"), ("finished", "done")]
 
 
+def test_a_former_gang_that_nobody_can_tell_of_is_waited_for_as_long_as_a_save_may_take(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "NO_NEWS_S", 0)
+    monkeypatch.setattr(Attempts, "_run", lambda self: Action.DONE)
+    gang.plan("true")
+    gang.journal.started(1, "1-1@elsewhere", worker=5)
+    signals = SignalPipe([signal.SIGCHLD])
+    assert Attempts(gang.trial, 0, [], signals, []).run() is Action.DONE
+    signals.close()
+
+
 def test_a_worker_that_begins_again_ends_the_attempt_that_it_could_not_end(gang: Gang) -> None:
     """It was killed between its rank 0's report and the end of the gang: its work is another trial by now."""
     gang.search_for(**FOUR)
@@ -257,17 +280,13 @@ def test_a_worker_that_begins_again_ends_the_attempt_that_it_could_not_end(gang:
 
 
 @pytest.fixture
-def slurm(tmp_path: Path) -> dict[str, str]:
-    """The environment of a Slurm job. Real `scontrol` and `squeue` on PATH note their arguments and show a file."""
-    stubs = tmp_path / "stubs"
-    stubs.mkdir()
+def slurm(stub: Stub, tmp_path: Path) -> dict[str, str]:
+    """The environment of a Slurm job, whose `scontrol` and `squeue` note their arguments and show a file."""
     for name in ("scontrol", "squeue"):
-        (stubs / name).write_text(f'#!/bin/sh\necho "{name} $@" >>{tmp_path}/asked\ncat {tmp_path}/{name}\n')
-        (stubs / name).chmod(0o755)
+        stub(name, f'echo "{name} $@" >>{tmp_path}/asked\ncat {tmp_path}/{name}')
     (tmp_path / "scontrol").write_text("JobState=RUNNING EndTime=2026-11-20T12:00:00 PreemptTime=2026-11-20T11:59:30\n")
     (tmp_path / "squeue").write_text("4711_0|RUNNING|None\n")
-    path = f"{stubs}{os.pathsep}{os.environ['PATH']}"
-    return {"PATH": path, "SLURM_JOB_ID": "4711", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "node1"}
+    return {"SLURM_JOB_ID": "4711", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "node1"}
 
 
 def asked(tmp_path: Path, command: str) -> list[str]:
@@ -344,6 +363,43 @@ def test_a_job_that_its_owner_cancels_begins_no_other_trial(gang: Gang, slurm: d
     assert (ends(gang), state.present, state.finished) == ({1: Exit.CANCELLED}, {}, False)
 
 
+@pytest.mark.parametrize("how", ["finishes", "fails"])
+def test_a_preemption_that_comes_too_late_for_an_attempt_is_heard_before_the_next_one(
+    gang: Gang, slurm: dict[str, str], tmp_path: Path, how: str
+) -> None:
+    """What would start now would be killed at the end of the grace time."""
+    gang.search_for(**FOUR)
+    gang.plan(f"touch began-{TRIAL}; while ! [ -e go ]; do sleep 0.01; done; [ {how} = finishes ]", scheduler="slurm")
+    first = gang.experiment.trial(1)
+    job = gang.start_job(**slurm)
+    wait_for((gang.code / "began-1").exists)
+    if how == "fails":
+        note_failure(first, 1, failure_now(0, "ValueError"))
+    else:
+        write_json(first.outcome, {"attempt": 1, "kind": "finished"})
+    job.terminate()
+    wait_for(lambda: read_stop(first.stop, 1))
+    (gang.code / "go").touch()
+    assert job.wait(timeout=30) == 0
+    assert asked(tmp_path, "scontrol requeue") == ["scontrol requeue 4711"]
+    assert not (gang.code / "began-2").exists()
+    assert causes(gang, 1)[0][0] == {"finishes": "finished", "fails": "failed"}[how]
+
+
+def test_control_c_that_comes_too_late_for_a_trial_cancels_the_others(gang: Gang) -> None:
+    gang.search_for(**FOUR)
+    gang.plan(f"touch began-{TRIAL}; while ! [ -e go ]; do sleep 0.01; done")
+    job = gang.start_job()
+    wait_for((gang.code / "began-1").exists)
+    write_json(gang.experiment.trial(1).outcome, {"attempt": 1, "kind": "finished"})
+    job.send_signal(signal.SIGINT)
+    wait_for(gang.experiment.trial(1).stop.exists)
+    (gang.code / "go").touch()
+    assert job.wait(timeout=30) == 0
+    assert not (gang.code / "began-2").exists()
+    assert gang.search().cancelled == "a signal to the job"
+
+
 def test_an_element_of_an_array_is_the_worker_of_its_place(gang: Gang, slurm: dict[str, str]) -> None:
     gang.plan("true", scheduler="slurm")
     seventh = {**ELEMENT, "SLURM_ARRAY_TASK_ID": "7"}
@@ -387,6 +443,17 @@ def test_a_scheduler_that_gives_no_answer_loses_nobody(gang: Gang, slurm: dict[s
     (tmp_path / "squeue").unlink()
     assert gang.run_job(**slurm, **ELEMENT)[0] == 0
     assert gang.search().open == {3: Work(1, 100)}
+
+
+def test_a_successor_does_not_believe_what_was_heard_of_the_job_before_it_ended(
+    gang: Gang, slurm: dict[str, str], tmp_path: Path
+) -> None:
+    gang.plan("true", scheduler="slurm")
+    SearchJournal(gang.experiment).ask(0, "4710")
+    SharedAnswers(gang.experiment.store().root, Slurm()).status(["4710"], lambda command: "4710|RUNNING|None\n")
+    (tmp_path / "squeue").write_text("4710|NODE_FAIL|None\n")
+    assert gang.run_job(**slurm)[0] == 0
+    assert gang.ends() == [("finished", "done")]
 
 
 def test_the_scheduler_is_not_asked_where_nobody_else_has_work(

@@ -19,7 +19,8 @@ from hpc_det.launch.watch import vigil
 from hpc_det.launch.watch.peers import ToNode0
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.files import read_json
-from tests.launch.gang import Gang, wait_for
+from tests.launch.gang import Gang
+from tests.wait import wait_for
 
 # Says hello, makes a few steps and stands still: `stuck` is where rank 1 hangs.
 RANK = """

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.plain_yaml import parse_yaml
 from hpc_det.errors import UsageError
-from hpc_det.schedulers.command import Run
+from hpc_det.schedulers.command import CommandError, Run
 from hpc_det.schedulers.detect.ask import ask
 from hpc_det.schedulers.detect.site import FoundPool, Site, to_yaml
 from tests.schedulers.detect.recorded import PBS, SLURM, replay
@@ -94,6 +94,21 @@ def test_a_runtime_on_path_is_taken(commands: tuple[str, ...], runtime: str | No
 
 def test_slurm_comes_first() -> None:
     assert ask(replay("slurm-22.05", SLURM), only("sinfo", "pbsnodes")).scheduler == "slurm"
+
+
+def down(command: Sequence[str]) -> str:
+    raise CommandError(f"{command[0]}: refused")
+
+
+def test_of_a_slurm_that_is_not_there_only_the_commands_may_be_left() -> None:
+    pbs = replay("pbs-23.06", PBS)
+    site = ask(lambda command: down(command) if command[0] == "scontrol" else pbs(command), only("sinfo", "pbsnodes"))
+    assert site.scheduler == "pbs"
+
+
+def test_where_nobody_answers_all_are_heard() -> None:
+    with pytest.raises(CommandError, match="scontrol: refused\npbsnodes: refused"):
+        ask(down, only("sinfo", "pbsnodes"))
 
 
 def test_a_machine_without_a_scheduler_is_told_what_to_do() -> None:

@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +75,3 @@ class Running:
 
     def end(self) -> int:
         return self._process.wait(PATIENCE_S)
-
-
-def until(done: Callable[[], Any]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < end, "it does not happen"
-        time.sleep(0.02)

@@ -12,7 +12,8 @@ from submitit.core.utils import FailedJobError, UncompletedJobError
 from hpc_det.submit.submitit_pbs import in_job
 from hpc_det.submit.submitit_pbs.executor import PbsExecutor
 from tests.submit.submitit_pbs import functions
-from tests.submit.submitit_pbs.site import StubSite, until
+from tests.submit.submitit_pbs.site import StubSite
+from tests.wait import wait_for
 
 PREEMPTED = {"12.pbshead": {"job_state": "R", "comment": "Job run at Fri and terminated by Scheduler@pbshead"}}
 DELETED = {"12.pbshead": {"job_state": "R", "comment": "Job run at Fri and terminated by alice@pbslogin"}}
@@ -49,7 +50,7 @@ def test_what_the_user_ends_does_not_come_back(
 ) -> None:
     job = executor.submit(functions.Counts(str(tmp_path / "enough")))
     running = site.start(job.paths.submission_file, "12.pbshead")
-    until((tmp_path / "enough.running").exists)
+    wait_for((tmp_path / "enough.running").exists)
     site.answer(DELETED)
     if not by_hand:
         job.cancel()
@@ -76,9 +77,9 @@ def test_a_task_that_works_on_after_the_first_is_done_has_all_of_its_time(
     executor.update_parameters(timeout_min=0.05, tasks_per_node=2)
     job = executor.submit(functions.second_waits_for, str(tmp_path / "enough"))
     running = site.start(job.paths.submission_file, "12.pbshead")
-    until(job.task(0).paths.result_pickle.exists)
+    wait_for(job.task(0).paths.result_pickle.exists)
     running.term()
-    until((executor.folder / "12_stop").exists)
+    wait_for((executor.folder / "12_stop").exists)
     (tmp_path / "enough").touch()
     running.end()
     assert job.results() == ["first", "came"]
@@ -99,7 +100,7 @@ def test_preemptions_are_not(site: StubSite, tmp_path: Path) -> None:
     site.answer(RUNS)
     for _ in range(2):
         running = site.start(job.paths.submission_file, "12.pbshead")
-        until((tmp_path / "enough.running").exists)
+        wait_for((tmp_path / "enough.running").exists)
         running.term()
         running.end()
     (tmp_path / "enough").touch()
@@ -110,7 +111,7 @@ def test_preemptions_are_not(site: StubSite, tmp_path: Path) -> None:
 def test_a_site_that_takes_no_jobs_from_a_node_says_so(executor: PbsExecutor, site: StubSite, tmp_path: Path) -> None:
     job = executor.submit(functions.Counts(str(tmp_path / "enough")))
     running = site.start(job.paths.submission_file, "12.pbshead")
-    until((tmp_path / "enough.running").exists)
+    wait_for((tmp_path / "enough.running").exists)
     site.answer(PREEMPTED)
     site.refuse_qsub()
     running.term()
@@ -162,7 +163,7 @@ def test_a_signal_of_the_users_choice(
     monkeypatch.setenv("SUBMITIT_PREEMPT_SIGNAL", "TERM")
     job = executor.submit(functions.Counts(str(tmp_path / "enough")))
     running = site.start(job.paths.submission_file, "12.pbshead")
-    until((tmp_path / "enough.running").exists)
+    wait_for((tmp_path / "enough.running").exists)
     site.answer(RUNS)
     running.term()
     running.end()

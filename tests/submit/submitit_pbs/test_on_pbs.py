@@ -14,7 +14,7 @@ from hpc_det.submit.submitit_pbs.job import PbsJob
 from tests.lab.pbs_fixture import pbs_lab as pbs_lab
 from tests.lab.pbs_lab import PbsLab
 from tests.submit.submitit_pbs import functions
-from tests.submit.submitit_pbs.site import until
+from tests.wait import wait_for
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_result_and_an_exception(executor: submitit.AutoExecutor) -> None:
     assert good.result() == 3
     with pytest.raises(FailedJobError, match="on purpose"):
         bad.result()
-    until(lambda: good.get_info()["State"] == "COMPLETED" and bad.get_info()["State"] == "FAILED")
+    wait_for(lambda: good.get_info()["State"] == "COMPLETED" and bad.get_info()["State"] == "FAILED")
 
 
 def test_an_array_of_which_two_run_at_once(executor: submitit.AutoExecutor) -> None:
@@ -51,16 +51,16 @@ def test_without_a_history_a_job_still_ends(executor: submitit.AutoExecutor, pbs
     pbs_lab.set_history(False)
     good, bad = executor.submit(functions.add, 1, 2), executor.submit(functions.fail)
     assert good.result() == 3
-    until(lambda: bad.done(force_check=True))
-    until(lambda: (good.get_info()["State"], bad.get_info()["State"]) == ("COMPLETED", "FAILED"))
+    wait_for(lambda: bad.done(force_check=True))
+    wait_for(lambda: (good.get_info()["State"], bad.get_info()["State"]) == ("COMPLETED", "FAILED"))
 
 
 def test_a_cancelled_job_is_over(executor: submitit.AutoExecutor, tmp_path: Path) -> None:
     job = executor.submit(functions.Counts(str(tmp_path / "never")))
-    until((tmp_path / "never.running").exists)
+    wait_for((tmp_path / "never.running").exists)
     assert job.get_info()["State"] == "RUNNING"
     job.cancel()
-    until(lambda: job.done(force_check=True))
+    wait_for(lambda: job.done(force_check=True))
     assert job.state == "CANCELLED"
     with pytest.raises(UncompletedJobError):
         job.result()
@@ -69,9 +69,9 @@ def test_a_cancelled_job_is_over(executor: submitit.AutoExecutor, tmp_path: Path
 def test_an_element_is_cancelled_and_the_others_go_on(executor: submitit.AutoExecutor, tmp_path: Path) -> None:
     paths = [str(tmp_path / name) for name in "ab"]
     jobs = executor.map_array(functions.wait_for, paths)
-    until(lambda: all(Path(f"{path}.running").exists() for path in paths))
+    wait_for(lambda: all(Path(f"{path}.running").exists() for path in paths))
     jobs[0].cancel()
-    until(lambda: jobs[0].done(force_check=True))
+    wait_for(lambda: jobs[0].done(force_check=True))
     Path(paths[1]).touch()
     assert jobs[1].result() == "came"
 
@@ -83,9 +83,9 @@ def test_a_preempted_job_comes_back_with_its_work(
     pbs_lab.set_preempt_order(way)
     executor.update_parameters(nodes=3, pbs_queue="low")
     job = executor.submit(functions.Counts(str(tmp_path / "enough")))
-    until((tmp_path / "enough.running").exists)
+    wait_for((tmp_path / "enough.running").exists)
     pbs_lab.preempt()
-    until((tmp_path / "enough.saved").exists)
+    wait_for((tmp_path / "enough.saved").exists)
     (tmp_path / "enough").touch()
     assert job.task(0).result() == 2
     assert job.paths.folder.joinpath(f"{job.job_id}_next").exists() == (way == "D")
@@ -95,7 +95,7 @@ def test_a_job_at_its_time_limit_comes_back_with_its_work(pbs_lab: PbsLab, execu
     own = PbsExecutor(tmp_path / "jobs")
     own.update_parameters(timeout_min=0.05)
     job = own.submit(functions.Counts(str(tmp_path / "enough")))
-    until((tmp_path / "jobs" / f"{job.job_id}_next").exists)
+    wait_for((tmp_path / "jobs" / f"{job.job_id}_next").exists)
     (tmp_path / "enough").touch()
     assert job.result() == 2
 
@@ -106,9 +106,9 @@ def test_a_cancelled_job_that_had_moved_on_is_over(
     pbs_lab.set_preempt_order("D")
     executor.update_parameters(nodes=3, pbs_queue="low")
     job = executor.submit(functions.Counts(str(tmp_path / "never")))
-    until((tmp_path / "never.running").exists)
+    wait_for((tmp_path / "never.running").exists)
     pbs_lab.preempt(seconds=60)
-    until(job.paths.folder.joinpath(f"{job.job_id}_next").exists)
+    wait_for(job.paths.folder.joinpath(f"{job.job_id}_next").exists)
     job.cancel()
-    until(lambda: job.done(force_check=True))
+    wait_for(lambda: job.done(force_check=True))
     assert job.state == "CANCELLED"

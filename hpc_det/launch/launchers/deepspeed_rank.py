@@ -1,4 +1,6 @@
-"""A process of DeepSpeed's becomes a rank: python3 -m hpc_det.launch.deepspeed_rank [--local_rank=K] COMMAND...
+"""A process of DeepSpeed's becomes a rank.
+
+    python3 -m hpc_det.launch.launchers.deepspeed_rank [--local_rank=K] COMMAND...
 
 DeepSpeed gives each rank torchrun's variables but one, and its script an argument, which a script of the user's gets.
 """
@@ -8,8 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
+from hpc_det.launch.launchers.watched import as_rank
 from hpc_det.launch.signals import hear_again
-from hpc_det.launch.watched import as_rank
 
 
 def with_local_rank(words: list[str]) -> list[str]:

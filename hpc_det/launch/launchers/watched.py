@@ -1,6 +1,6 @@
 """A rank that is a script of the user's, under a parent that tells the agent what becomes of it.
 
-    RANK=R ... python3 -m hpc_det.launch.watched COMMAND...
+    RANK=R ... python3 -m hpc_det.launch.launchers.watched COMMAND...
 
 srun and deepspeed start it. A script that fails is named with its rank and exit code, and ends the gang at once. When
 the agent is gone, the script is ended.
@@ -18,32 +18,16 @@ from collections.abc import Sequence
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.doorbell import Line
 from hpc_det.launch.failure import failure_now, note_failure
-from hpc_det.launch.nodes import exit_code
+from hpc_det.launch.launchers.arguments import for_python, is_trial
 from hpc_det.launch.signals import SignalPipe
-from hpc_det.process import adopt_orphans, end_descendants
-
-RANK_MODULE = "hpc_det.launch.rank"
+from hpc_det.process import adopt_orphans, end_descendants, exit_code
 
 
 def as_rank(command: Sequence[str]) -> list[str]:
     """The command line of one rank: of a trial class, or of a script under watch."""
     if is_trial(command):
         return [sys.executable, *command]
-    return [sys.executable, "-m", "hpc_det.launch.watched", *for_python(command)]
-
-
-def is_trial(command: Sequence[str]) -> bool:
-    """What `--trial module:Class` was parsed to."""
-    return list(command[:2]) == ["-m", RANK_MODULE]
-
-
-def for_python(command: Sequence[str]) -> list[str]:
-    """A file or a module is started by this Python, a command as it is."""
-    return [sys.executable, *command] if is_for_python(command) else list(command)
-
-
-def is_for_python(command: Sequence[str]) -> bool:
-    return command[0] == "-m" or command[0].endswith(".py")
+    return [sys.executable, "-m", "hpc_det.launch.launchers.watched", *for_python(command)]
 
 
 def watch(command: Sequence[str], attempt: Attempt, rank: int) -> int:

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.nodes import CONNECTION_LOST, Host, run_on
-from hpc_det.launch.on_node import host_name, node_of
+from hpc_det.launch.launchers.nodes import CONNECTION_LOST, Host, run_on
+from hpc_det.launch.launchers.remote_shell import host_name, node_of
 from hpc_det.store.files import write_json
-from tests.launch.gang import wait_for
 from tests.launch.test_attempt import ATTEMPT
+from tests.wait import wait_for
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_nonsense_disturbs_nobody(attempt: Attempt, waiting: Waiting, said: byte
 
 
 def test_a_command_ends_when_the_asking_side_is_gone(attempt: Attempt, waiting: Waiting) -> None:
-    sleeps = [sys.executable, "-m", "hpc_det.launch.on_node", host_name(1), "sleep 60"]
+    sleeps = [sys.executable, "-m", "hpc_det.launch.launchers.remote_shell", host_name(1), "sleep 60"]
     with subprocess.Popen(sleeps, env=os.environ | attempt.to_env()) as asking:
         wait_for(lambda: waiting.host.children)
         asking.kill()

@@ -1,4 +1,4 @@
-"""A task of srun's becomes a rank: python3 -m hpc_det.launch.srun_rank COMMAND...
+"""A task of srun's becomes a rank: python3 -m hpc_det.launch.launchers.srun_rank COMMAND...
 
 srun hands on the environment of node 0. What differs on this node comes from what its launcher published, the rank's
 numbers from srun's variables (srun(1)).
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 
 from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.nodes import environment_of
+from hpc_det.launch.launchers.nodes import environment_of
 from hpc_det.launch.signals import hear_again
 
 

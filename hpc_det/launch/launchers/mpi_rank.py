@@ -1,4 +1,4 @@
-"""A process of mpirun's becomes a rank: python3 -m mpi4py -m hpc_det.launch.mpi_rank COMMAND...
+"""A process of mpirun's becomes a rank: python3 -m mpi4py -m hpc_det.launch.launchers.mpi_rank COMMAND...
 
 Its numbers come from MPI itself, and are held against the plan: MPI libraries and mpiruns of different vendors do not
 fail, they make N worlds of one rank each. It sets torchrun's variables and runs the trial or the script in this
@@ -21,10 +21,10 @@ from hpc_det.launch import rank as trial_rank
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.doorbell import Line
 from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.launch.launchers.arguments import is_for_python, is_trial
 from hpc_det.launch.rank import leave, note_error
 from hpc_det.launch.rendezvous import free_port
 from hpc_det.launch.signals import hear_again
-from hpc_det.launch.watched import is_for_python, is_trial
 
 if TYPE_CHECKING:
     from mpi4py import MPI

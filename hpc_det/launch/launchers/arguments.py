@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from hpc_det.errors import UsageError
 from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.launch.failure import mistakes_noted
+
+RANK = "hpc_det.launch.rank"
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,6 @@ class Launch:
     """What each rank runs: a Python file or `-m module` with arguments, or any command."""
 
     @property
-    def is_for_python(self) -> bool:
-        """A file or a module; all else is a command, which is what upstream's launchers take."""
-        return self.command[0] == "-m" or self.command[0].endswith(".py")
-
-    @property
     def joins_by_itself(self) -> bool:
         """Whether it is hpc_det's own way into a rank, which tells the agent of itself and hears of stops."""
         return self.command[0] == "-m" and self.command[1].startswith("hpc_det.")
@@ -35,7 +32,22 @@ class Launch:
     @property
     def rank_command(self) -> list[str]:
         """What each rank executes."""
-        return [sys.executable, *self.command] if self.is_for_python else [*self.command]
+        return for_python(self.command)
+
+
+def is_for_python(command: Sequence[str]) -> bool:
+    """A file or a module; all else is a command, which is what upstream's launchers take."""
+    return command[0] == "-m" or command[0].endswith(".py")
+
+
+def for_python(command: Sequence[str]) -> list[str]:
+    """A file or a module is started by this Python, a command as it is."""
+    return [sys.executable, *command] if is_for_python(command) else [*command]
+
+
+def is_trial(command: Sequence[str]) -> bool:
+    """What `--trial module:Class` was parsed to."""
+    return list(command[:2]) == ["-m", RANK]
 
 
 def parse(argv: Sequence[str], launcher: str, *, takes_overrides: bool = True) -> Launch:
@@ -64,12 +76,9 @@ def parse(argv: Sequence[str], launcher: str, *, takes_overrides: bool = True) -
 
 
 def parse_or_note(argv: Sequence[str], launcher: str, attempt: Attempt, *, takes_overrides: bool = True) -> Launch:
-    """As `parse`; what is wrong becomes the attempt's failure, which the user sees, and which no restart would mend."""
-    try:
+    """As `parse`; what is wrong becomes the attempt's failure."""
+    with mistakes_noted(attempt.trial, attempt.number):
         return parse(argv, launcher, takes_overrides=takes_overrides)
-    except UsageError as error:
-        note_failure(attempt.trial, attempt.number, failure_now(None, str(error), user_error=True))
-        raise
 
 
 def _trial(words: Sequence[str], launcher: str) -> tuple[str, ...]:
@@ -77,7 +86,7 @@ def _trial(words: Sequence[str], launcher: str) -> tuple[str, ...]:
         raise UsageError(_usage(launcher, "--trial needs module:Class"))
     if len(words) > 1:
         raise UsageError(_usage(launcher, f"extra arguments after --trial {words[0]}: {' '.join(words[1:])}"))
-    return ("-m", "hpc_det.launch.rank", words[0])
+    return ("-m", RANK, words[0])
 
 
 def _usage(launcher: str, problem: str) -> str:

@@ -30,6 +30,7 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.launch.rendezvous import WAIT_S
+from hpc_det.process import exit_code
 from hpc_det.store.files import read_json, write_json
 
 CONNECTION_LOST = 255
@@ -68,11 +69,6 @@ def _lead(attempt: Attempt, command: Callable[[], Sequence[str]]) -> int:
         print(f"hpc-det: {message}", file=sys.stderr, flush=True)
         return 1
     return exit_code(ended)
-
-
-def exit_code(returncode: int) -> int:
-    """As a shell says it: 128 more than the signal that ended a process (sh(1))."""
-    return returncode if returncode >= 0 else 128 - returncode
 
 
 def run_on(attempt: Attempt, node: int, command: str) -> int:

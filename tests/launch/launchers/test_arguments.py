@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpc_det.errors import UsageError
-from hpc_det.launch.arguments import Launch, parse
+from hpc_det.launch.launchers.arguments import Launch, parse
 
 HARNESS = ("-m", "hpc_det.launch.rank")
 

@@ -1,4 +1,4 @@
-"""mpirun's remote shell: python3 -m hpc_det.launch.on_node [-x] HOST COMMAND...
+"""mpirun's remote shell: python3 -m hpc_det.launch.launchers.remote_shell [-x] HOST COMMAND...
 
 mpirun calls it as it would call ssh. HOST is a name that `host_name` made; the launcher that waits on that node of the
 gang runs COMMAND, as long as this process lives.
@@ -12,7 +12,7 @@ import sys
 
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.nodes import CONNECTION_LOST, run_on
+from hpc_det.launch.launchers.nodes import CONNECTION_LOST, run_on
 
 _FIRST = ipaddress.IPv4Address("198.18.0.0")  # no host has these: they are for benchmarks of networks (RFC 2544)
 

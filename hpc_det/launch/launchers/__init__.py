@@ -1,0 +1,9 @@
+"""What launchers share, and how what they start becomes a rank.
+
+The launchers themselves lie in the folder above, where entrypoints name them: `python3 -m hpc_det.launch.mpi`.
+
+    arguments      their command line
+    nodes          those of a gang's nodes work together, where the one on node 0 leads; `remote_shell` for mpirun
+    mpi_rank       a process of mpirun's becomes a rank; `srun_rank`, `deepspeed_rank`: of srun's and DeepSpeed's
+    watched        a rank that is a script, under a parent that tells the agent what becomes of it
+"""
