@@ -50,7 +50,7 @@ def test_a_gang_on_two_nodes_trains_to_its_end(
     story.wait()
     assert story.causes == ["finished"]
     assert story.same_as(undisturbed)
-    job = pbs_lab.job(story.job_id)
+    job = pbs_lab.wait_for(story.job_id, "F")
     assert (job["Exit_status"], job["exec_host"]) == (0, f"{pbs_lab.nodes[0]}/0+{pbs_lab.nodes[1]}/0")
     assert not list(story.trial.experiment().jobs.glob(".nodes-*"))
 
