@@ -69,7 +69,7 @@ class Attempts:
         self._heard = heard
 
     def run(self) -> Action:
-        """What was decided at last, REQUEUE only where there is a queue."""
+        """What was decided at last, REQUEUE only where there is a queue. Raises Overtaken."""
         with closing(selectors.DefaultSelector()) as self._selector:
             self._selector.register(self._signals.fd, selectors.EVENT_READ)
             self._await_former_gang()
@@ -140,6 +140,7 @@ class Attempts:
         self._log_began = size_of(self._trial.job_log)
         say_attempt_begins(number)
         code = self._run_agents(number)
+        self._journal.insist_on_last(number)
         failure = first_failure(self._trial, number)
         return self._end(number, self._cause(number, code, failure), failure or failure_now(None, _unexplained(code)))
 

@@ -58,7 +58,7 @@ class Job:
             codes = self._run_side_by_side()
         if WANTS_REQUEUE in codes:
             return self._come_back()
-        self._way_back.leave()
+        self._way_back.leave(SearchJournal(self._experiment).state().present.values())
         return GAVE_UP if any(codes) else 0
 
     def _has_nothing_to_do(self) -> bool:

@@ -29,7 +29,7 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
-from hpc_det.store.journal import Journal
+from hpc_det.store.journal import Journal, Overtaken
 from hpc_det.store.stop import Reason, request_stop
 
 DONE, GAVE_UP, WANTS_REQUEUE = 0, 1, 75
@@ -64,6 +64,9 @@ class Worker:
         close_interrupted(self._experiment, self._search, self._number, self._signals)
         try:
             return self._work()
+        except Overtaken as error:
+            self._say(str(error))
+            return GAVE_UP
         except BaseException:
             end_descendants()
             with suppress(OSError):  # a full disk may be what has ended it
@@ -118,6 +121,7 @@ class Worker:
     def _train(self, work: Work) -> Action:
         trial = self._experiment.trial(work.trial)
         self._say(f"trial {work.trial}" + (f" until {work.until}" if work.until is not None else ""))
+        self._insist_on_being_present()
         refusal = _refusal(trial, self._search)
         search = self._search.state()
         if search.cancelled or search.paused:  # by somebody who may not have seen this trial
@@ -126,6 +130,12 @@ class Worker:
         with _printed_to(trial.job_log):
             attempts = Attempts(trial, self._number, self._start_agents, self._signals, self._heard)
             return attempts.refuse(refusal) if refusal else attempts.run()
+
+    def _insist_on_being_present(self) -> None:
+        search = self._search.state()
+        holder = search.present.get(self._number, self._job_id)
+        if holder != self._job_id and not search.finished:  # then who begins is noted nowhere
+            raise Overtaken(f"job {holder} is this worker now, and goes on")
 
     def _after(self, number: int, action: Action) -> Work | None:
         """Rank 0 has told the search of a stretch that came to its end. Of other ends it is told here."""
