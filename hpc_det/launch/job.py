@@ -19,7 +19,7 @@ from hpc_det.launch.excluded import excluded_hosts
 from hpc_det.launch.log_lines import say
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.launch.way_back import WayBack
-from hpc_det.launch.worker import GAVE_UP, WANTS_REQUEUE, Worker
+from hpc_det.launch.worker import GAVE_UP, OVERTAKEN, WANTS_REQUEUE, Worker
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.process import adopt_orphans, children, ends_with_parent
 from hpc_det.schedulers.command import CommandError
@@ -56,9 +56,11 @@ class Job:
             codes = [Worker(self._experiment, self._workers[0], self._start_agents).run()]
         else:
             codes = self._run_side_by_side()
+        if OVERTAKEN in codes:  # what waits behind this job is the other one's, which may have the same id
+            return GAVE_UP
         if WANTS_REQUEUE in codes:
             return self._come_back()
-        self._way_back.leave(SearchJournal(self._experiment).state().present.values())
+        self._way_back.leave()
         return GAVE_UP if any(codes) else 0
 
     def _has_nothing_to_do(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from hpc_det.launch.log_lines import say
@@ -52,11 +52,9 @@ class WayBack:
             raise CommandError(f"none is left of the {self._plan.chain_length} jobs that waited behind the first")
         return self._submit(exclude)
 
-    def leave(self, begun: Collection[str] = ()) -> None:
-        """Nothing is left to do: nothing needs to wait any more. Jobs that have `begun` do not wait."""
+    def leave(self) -> None:
+        """Nothing is left to do: nothing needs to wait any more."""
         for job in self._waiting():
-            if job in begun:
-                continue
             try:
                 self._scheduler.cancel(job, run_command)
             except CommandError as error:

@@ -32,7 +32,7 @@ from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal, Overtaken
 from hpc_det.store.stop import Reason, request_stop
 
-DONE, GAVE_UP, WANTS_REQUEUE = 0, 1, 75
+DONE, GAVE_UP, OVERTAKEN, WANTS_REQUEUE = 0, 1, 3, 75
 """Exit codes. The last is EX_TEMPFAIL of sysexits.h: try again later."""
 LONGEST_SAVE_S, SAVE_POLL_S = 120.0, 0.2
 """A trial reports before it saves: how long another one that begins with its weights waits for them."""
@@ -56,7 +56,9 @@ class Worker:
         """With its trial: the job is being ended, and would take others with it."""
 
     def run(self) -> int:
-        """DONE or, after a trial that was given up, GAVE_UP when nothing is left to do; WANTS_REQUEUE before that."""
+        """DONE or, after a trial that was given up, GAVE_UP when nothing is left to do; WANTS_REQUEUE before that;
+        OVERTAKEN where another job does it.
+        """
         former = self._search.state().present.get(self._number)
         if other := self._running(former) or self._search.claim(self._number, self._job_id, after=former):
             self._say(f"job {other} is this worker already; nothing is started")
@@ -66,7 +68,7 @@ class Worker:
             return self._work()
         except Overtaken as error:
             self._say(str(error))
-            return GAVE_UP
+            return OVERTAKEN
         except BaseException:
             end_descendants()
             with suppress(OSError):  # a full disk may be what has ended it
