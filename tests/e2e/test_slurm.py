@@ -75,6 +75,7 @@ def test_a_preempted_gang_is_requeued_and_goes_on_bit_for_bit(undisturbed: Story
     assert story.same_as(undisturbed)
 
 
+@pytest.mark.long
 def test_a_gang_out_of_time_is_requeued_and_goes_on_bit_for_bit(undisturbed: Story) -> None:
     story = Story.begin(SIX_SLOTS, "hyperparameters.batch_s=1", "resources.time_limit=2", cluster="lab")
     story.until(lambda: story.causes == ["time limit"])
