@@ -1,4 +1,4 @@
-"""Determined's trials and RaySGD's drivers as gang jobs on the Slurm cluster that a site already runs.
+"""Determined's trials and RaySGD's drivers as gang jobs on the Slurm or PBS cluster that a site runs.
 
 One flow, one folder a step:
 

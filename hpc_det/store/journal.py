@@ -20,6 +20,10 @@ from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.store.files import append_line, read_lines
 
 
+class Overtaken(HpcDetError):
+    """Another job goes on with the trial: this one was believed gone with its node."""
+
+
 @dataclass(frozen=True)
 class Journal:
     path: Path
@@ -54,11 +58,11 @@ class Journal:
         return max((event["attempt"] for event in self.events()), default=0)
 
     def insist_on_last(self, attempt: int) -> None:
-        """Raises HpcDetError where a later attempt has begun: two jobs may be alive at once, when one was believed gone
+        """Raises Overtaken where a later attempt has begun: two jobs may be alive at once, when one was believed gone
         with its node, and only the later one may write.
         """
         if (last := self.last_attempt()) > attempt:
-            raise HpcDetError(f"attempt {last} of this trial has begun; this one, {attempt}, writes no more")
+            raise Overtaken(f"attempt {last} of this trial has begun; this one, {attempt}, writes no more")
 
     def open_job(self) -> tuple[int, str] | None:
         """Worker and job of the attempt that has started and not ended."""

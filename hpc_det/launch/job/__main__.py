@@ -18,7 +18,7 @@ from pathlib import Path
 from hpc_det.launch.job.excluded import excluded_hosts
 from hpc_det.launch.job.log_lines import say
 from hpc_det.launch.job.way_back import WayBack
-from hpc_det.launch.job.worker import GAVE_UP, WANTS_REQUEUE, Worker
+from hpc_det.launch.job.worker import GAVE_UP, OVERTAKEN, WANTS_REQUEUE, Worker
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.process import adopt_orphans, children, ends_with_parent
@@ -56,6 +56,8 @@ class Job:
             codes = [Worker(self._experiment, self._workers[0], self._start_agents).run()]
         else:
             codes = self._run_side_by_side()
+        if OVERTAKEN in codes:  # what waits behind this job is the other one's, which may have the same id
+            return GAVE_UP
         if WANTS_REQUEUE in codes:
             return self._come_back()
         self._way_back.leave()

@@ -70,7 +70,7 @@ class Attempts:
         self._heard = heard
 
     def run(self) -> Action:
-        """What was decided at last, REQUEUE only where there is a queue."""
+        """What was decided at last, REQUEUE only where there is a queue. Raises Overtaken."""
         with closing(selectors.DefaultSelector()) as self._selector:
             self._selector.register(self._signals.fd, selectors.EVENT_READ)
             self._await_former_gang()
@@ -139,6 +139,7 @@ class Attempts:
         self._log_began = size_of(self._trial.job_log)
         say_attempt_begins(number)
         code = self._run_agents(number)
+        self._journal.insist_on_last(number)
         failure = first_failure(self._trial, number)
         cause = cause_of_end(self._trial, self._plan, number, code, failure)
         return self._end(number, cause, failure or failure_now(None, unexplained(code)))

@@ -27,10 +27,10 @@ from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
-from hpc_det.store.journal import Journal
+from hpc_det.store.journal import Journal, Overtaken
 from hpc_det.store.stop import Reason, request_stop
 
-DONE, GAVE_UP, WANTS_REQUEUE = 0, 1, 75
+DONE, GAVE_UP, OVERTAKEN, WANTS_REQUEUE = 0, 1, 3, 75
 """Exit codes. The last is EX_TEMPFAIL of sysexits.h: try again later."""
 
 
@@ -52,7 +52,9 @@ class Worker:
         """With its trial: the job is being ended, and would take others with it."""
 
     def run(self) -> int:
-        """DONE or, after a trial that was given up, GAVE_UP when nothing is left to do; WANTS_REQUEUE before that."""
+        """DONE or, after a trial that was given up, GAVE_UP when nothing is left to do; WANTS_REQUEUE before that;
+        OVERTAKEN where another job does it.
+        """
         former = self._search.state().present.get(self._number)
         if other := self._running(former) or self._search.claim(self._number, self._job_id, after=former):
             self._say(f"job {other} is this worker already; nothing is started")
@@ -60,6 +62,9 @@ class Worker:
         close_interrupted(self._experiment, self._search, self._number, self._signals)
         try:
             return self._work()
+        except Overtaken as error:
+            self._say(str(error))
+            return OVERTAKEN
         except BaseException:
             end_descendants()
             with suppress(OSError):  # a full disk may be what has ended it
@@ -114,6 +119,7 @@ class Worker:
     def _train(self, work: Work) -> Action:
         trial = self._experiment.trial(work.trial)
         self._say(f"trial {work.trial}" + (f" until {work.until}" if work.until is not None else ""))
+        self._insist_on_being_present()
         refusal = _refusal(trial, self._search)
         search = self._search.state()
         if search.cancelled or search.paused:  # by somebody who may not have seen this trial
@@ -122,6 +128,12 @@ class Worker:
         with printed_to(trial.job_log):
             attempts = Attempts(trial, self._number, self._start_agents, self._signals, self._heard)
             return attempts.refuse(refusal) if refusal else attempts.run()
+
+    def _insist_on_being_present(self) -> None:
+        search = self._search.state()
+        holder = search.present.get(self._number, self._job_id)
+        if holder != self._job_id and not search.finished:  # then who begins is noted nowhere
+            raise Overtaken(f"job {holder} is this worker now, and goes on")
 
     def _after(self, number: int, action: Action) -> Work | None:
         """Rank 0 has told the search of a stretch that came to its end. Of other ends it is told here."""

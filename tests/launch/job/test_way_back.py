@@ -99,6 +99,24 @@ def test_of_two_jobs_that_begin_as_one_worker_at_the_same_moment_the_first_goes_
     assert (gang.search().present, gang.journal.events()) == ({0: "9"}, [])
 
 
+def test_a_job_that_was_believed_gone_leaves_the_trial_to_the_one_that_goes_on(
+    gang: Gang, slurm: Slurm, tmp_path: Path
+) -> None:
+    """Its node was lost for the scheduler, and still runs."""
+    gang.plan(
+        "touch up; while ! [ -e go ]; do sleep 0.01; done; exit 3", scheduler="slurm", resume="chain", max_restarts=9
+    )
+    write_json(gang.experiment.next_jobs(1, 0), {"jobs": ["7", "8"]})
+    process = gang.start_job(**job(7))
+    wait_for((gang.code / "up").exists)
+    SearchJournal(gang.experiment).claim(0, "8", after="7")
+    gang.journal.started(2, "8")
+    (gang.code / "go").touch()
+    assert process.wait(timeout=30) == 1
+    assert (gang.journal.last_attempt(), gang.journal.open_attempt(), gang.ends()) == (2, 2, [])
+    assert slurm.calls("scancel") == []
+
+
 def test_a_job_that_finds_nothing_to_do_queues_no_other(gang: Gang, slurm: Slurm) -> None:
     gang.plan("true", scheduler="slurm", resume="resubmit")
     assert gang.run_job(**job(7))[0] == 0
