@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from hpc_det.errors import UsageError
-from hpc_det.schedulers.command import Run
+from hpc_det.schedulers.command import CommandError, Run
 from hpc_det.schedulers.detect import pbs, slurm
 from hpc_det.schedulers.detect.site import Site
 
@@ -30,9 +31,20 @@ def ask(run: Run, which: Which) -> Site:
             "cluster detect: neither Slurm (sinfo) nor PBS (pbsnodes) is on PATH; run it on a login node of the "
             "cluster, or write a profile by hand: see docs/clusters.md"
         )
-    site = slurm.detect(run) if kind == "slurm" else _pbs(run, which)
+    site = _slurm(run, which) if kind == "slurm" else _pbs(run, which)
     found = next((runtime for runtime in ("apptainer", "podman") if which(runtime)), None)
     return site if site.runtime else replace(site, runtime=found)
+
+
+def _slurm(run: Run, which: Which) -> Site:
+    """Its commands may lie on machines that have no Slurm, but PBS."""
+    try:
+        return slurm.detect(run)
+    except CommandError:
+        with suppress(CommandError):
+            if which("pbsnodes"):
+                return _pbs(run, which)
+        raise
 
 
 def _pbs(run: Run, which: Which) -> Site:

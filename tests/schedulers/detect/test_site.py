@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.plain_yaml import parse_yaml
 from hpc_det.errors import UsageError
-from hpc_det.schedulers.command import Run
+from hpc_det.schedulers.command import CommandError, Run
 from hpc_det.schedulers.detect.ask import ask
 from hpc_det.schedulers.detect.site import FoundPool, Site, to_yaml
 from tests.schedulers.detect.recorded import PBS, SLURM, replay
@@ -94,6 +94,19 @@ def test_a_runtime_on_path_is_taken(commands: tuple[str, ...], runtime: str | No
 
 def test_slurm_comes_first() -> None:
     assert ask(replay("slurm-22.05", SLURM), only("sinfo", "pbsnodes")).scheduler == "slurm"
+
+
+def test_commands_of_slurm_without_a_slurm_do_not_hide_a_pbs() -> None:
+    pbs = replay("pbs-23.06", PBS)
+
+    def run(command: Sequence[str]) -> str:
+        if command[0] in ("sinfo", "scontrol"):
+            raise CommandError(f"{command[0]}: Could not establish a configuration source")
+        return pbs(command)
+
+    assert ask(run, only("sinfo", "pbsnodes")).scheduler == "pbs"
+    with pytest.raises(CommandError, match="configuration source"):
+        ask(run, only("sinfo"))
 
 
 def test_a_machine_without_a_scheduler_is_told_what_to_do() -> None:
