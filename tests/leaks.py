@@ -19,6 +19,8 @@ ENVIRONMENT_OF_OTHERS = {
     "KMP_INIT_AT_FORK",
 }
 LASTS_AS_LONG_AS_PYTHON = "multiprocessing.resource_tracker"
+WAITS_FOR_THE_NEXT = "qsub "
+"""A real PBS' qsub stays for a minute, in case that more is submitted."""
 
 
 class LeakCheck:
@@ -68,11 +70,15 @@ class LeakCheck:
         return {
             pid: command
             for pid, command in commands.items()
-            if LASTS_AS_LONG_AS_PYTHON not in command and _runs(pid) and (self._is_marked(pid) or _descends(pid))
+            if not _is_known(command) and _runs(pid) and (self._is_marked(pid) or _descends(pid))
         }
 
     def _is_marked(self, pid: int) -> bool:
         return f"{MARK}={self._test_id}" in _read(pid, "environ").split("\0")
+
+
+def _is_known(command: str) -> bool:
+    return LASTS_AS_LONG_AS_PYTHON in command or command.startswith(WAITS_FOR_THE_NEXT)
 
 
 def _pids() -> set[int]:

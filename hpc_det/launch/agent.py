@@ -43,6 +43,9 @@ from hpc_det.store.stop import StopRequest, read_stop, request_stop
 POLL_S = 1.0
 """How often the run folder is asked for a stop request that came by no signal to this node."""
 
+LAST_WORDS_S = 0.2
+"""How long a lost rank's end may be seen after its peers complain of it: its memory is given back first."""
+
 
 class Agent:
     def __init__(self, trial: TrialFolder, plan: JobPlan, number: int, worker: int, folders: NodeFolders) -> None:
@@ -60,12 +63,13 @@ class Agent:
         self._selector.register(self._signals.fd, selectors.EVENT_READ, self._on_signals)
         self._doorbell = Doorbell(self._socket, self._selector)
         self._doorbell.on_lost = self._on_lost
-        self._doorbell.on_failed = self._end
+        self._doorbell.on_failed = self._on_failed
         self._doorbell.on_heard = self._on_stop_signal
         gang = Gang(trial, plan, number, own_scheduler.hosts(os.environ))
         self._vigil = vigil(gang, self._node_rank, self._selector, self._doorbell, end=self._end)
         self._parent = os.getppid()
         self._ended = False
+        self._last_words_s = 0.0
         self._next_poll = 0.0
         self._log_began = size_of(trial.job_log)
 
@@ -90,7 +94,7 @@ class Agent:
 
     def _hear_last_words(self) -> None:
         """A rank that is the entrypoint itself may be gone before its line was looked at."""
-        for key, _ in self._selector.select(timeout=0):
+        for key, _ in self._selector.select(timeout=self._last_words_s):
             key.data()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -168,6 +172,11 @@ class Agent:
         """A rank's process is gone without a bye: no collective of its peers can end well."""
         message = f"process {self._doorbell.ranks[rank]} was gone without a word (killed, or crashed)"
         note_failure(self._trial, self._number, failure_now(rank, message, lost=True))
+        self._end()
+
+    def _on_failed(self) -> None:
+        """A rank says that it failed, perhaps of one that was lost, which may take a moment to be seen."""
+        self._last_words_s = LAST_WORDS_S
         self._end()
 
     def _end(self) -> None:

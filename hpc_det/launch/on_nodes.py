@@ -59,8 +59,8 @@ class OnNodes:
             self._running = {_started(command): ranks for ranks, command in commands}
         except OSError as error:
             raise UsageError(
-                f"cluster.start_agents_with: {error.filename}: {error.strerror}; choose another of pbsdsh, pbs_tmrsh "
-                "and mpiexec"
+                f"cluster.start_agents_with: {error.filename}: {error.strerror}; put its folder on the PATH of jobs "
+                "with `setup`, or choose another of pbsdsh, pbs_tmrsh and mpiexec"
             ) from None
         self._watch()
         return next((code for code in self._codes.values() if code), 0)

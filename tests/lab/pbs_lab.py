@@ -66,6 +66,11 @@ class PbsLab:
         return self.site.user_home
 
     @property
+    def queue(self) -> str | None:
+        """For jobs that may be preempted; None: the site's default."""
+        return "low"
+
+    @property
     def env(self) -> dict[str, str]:
         """What to add to a subprocess's environment so that its PBS commands reach this site."""
         return {"PATH": f"{self.site.bin}{os.pathsep}{os.environ['PATH']}"}

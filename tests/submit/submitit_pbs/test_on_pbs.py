@@ -11,14 +11,13 @@ from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from hpc_det.submit.submitit_pbs.executor import PbsExecutor, _is_pbs
 from hpc_det.submit.submitit_pbs.job import PbsJob
-from tests.lab.pbs_fixture import pbs_lab as pbs_lab
 from tests.lab.pbs_lab import PbsLab
 from tests.submit.submitit_pbs import functions
 from tests.wait import wait_for
 
 
 @pytest.fixture
-def executor(pbs_lab: PbsLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[submitit.AutoExecutor]:
+def executor(any_pbs: PbsLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[submitit.AutoExecutor]:
     monkeypatch.setattr(PbsJob, "watcher", type(PbsJob.watcher)())
     monkeypatch.setattr(PbsJob, "_results_timeout_s", 0)
     yield submitit.AutoExecutor(tmp_path / "jobs", cluster="pbs")
@@ -78,20 +77,20 @@ def test_an_element_is_cancelled_and_the_others_go_on(executor: submitit.AutoExe
 
 @pytest.mark.parametrize("way", ["D", "R"])
 def test_a_preempted_job_comes_back_with_its_work(
-    way: str, executor: submitit.AutoExecutor, pbs_lab: PbsLab, tmp_path: Path
+    way: str, executor: submitit.AutoExecutor, any_pbs: PbsLab, tmp_path: Path
 ) -> None:
-    pbs_lab.set_preempt_order(way)
+    any_pbs.set_preempt_order(way)
     executor.update_parameters(nodes=3, pbs_queue="low")
     job = executor.submit(functions.Counts(str(tmp_path / "enough")))
     wait_for((tmp_path / "enough.running").exists)
-    pbs_lab.preempt()
+    any_pbs.preempt()
     wait_for((tmp_path / "enough.saved").exists)
     (tmp_path / "enough").touch()
     assert job.task(0).result() == 2
     assert job.paths.folder.joinpath(f"{job.job_id}_next").exists() == (way == "D")
 
 
-def test_a_job_at_its_time_limit_comes_back_with_its_work(pbs_lab: PbsLab, executor: object, tmp_path: Path) -> None:
+def test_a_job_at_its_time_limit_comes_back_with_its_work(any_pbs: PbsLab, executor: object, tmp_path: Path) -> None:
     own = PbsExecutor(tmp_path / "jobs")
     own.update_parameters(timeout_min=0.05)
     job = own.submit(functions.Counts(str(tmp_path / "enough")))
@@ -101,13 +100,13 @@ def test_a_job_at_its_time_limit_comes_back_with_its_work(pbs_lab: PbsLab, execu
 
 
 def test_a_cancelled_job_that_had_moved_on_is_over(
-    executor: submitit.AutoExecutor, pbs_lab: PbsLab, tmp_path: Path
+    executor: submitit.AutoExecutor, any_pbs: PbsLab, tmp_path: Path
 ) -> None:
-    pbs_lab.set_preempt_order("D")
+    any_pbs.set_preempt_order("D")
     executor.update_parameters(nodes=3, pbs_queue="low")
     job = executor.submit(functions.Counts(str(tmp_path / "never")))
     wait_for((tmp_path / "never.running").exists)
-    pbs_lab.preempt(seconds=60)
+    any_pbs.preempt(seconds=60)
     wait_for(job.paths.folder.joinpath(f"{job.job_id}_next").exists)
     job.cancel()
     wait_for(lambda: job.done(force_check=True))
