@@ -48,7 +48,7 @@ def _record(view: ExperimentView, state: ExperimentState) -> Record:
         "nodes": plan.nodes,
         "ranks_per_node": plan.ranks_per_node,
         "scheduler": plan.scheduler,
-        "job_id": job_ids[-1] if job_ids else None,
+        "job_id": next(iter([*view.search.present.values(), *reversed(job_ids)]), None),
         "job_ids": job_ids,
         "submitted": iso(view.jobs[0].submitted) if view.jobs else None,
         "trial_counts": known.pop("trials"),

@@ -111,8 +111,8 @@ def describe(experiment: ExperimentFolder, as_json: bool) -> None:
     empty. `why` says in a sentence what ended an ERROR or CANCELED experiment.
     `complete`: every file is there in its size. Of an open attempt, all from
     `ended` on is null. `cause` is finished, failed, preempted, time limit,
-    node lost, cancelled or paused; `action` done, restart, requeue, give up
-    or wait (for the searcher).
+    node lost, unhealthy node, hung, cancelled, paused or waiting (for the
+    searcher); `action` done, restart, requeue, give up, pause or wait.
     """
     from hpc_det.cli.describe import described, in_words
 
