@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hpc_det.errors import UsageError
@@ -31,9 +32,13 @@ from hpc_det.schedulers.pbs import Pbs
 from hpc_det.store.files import write_atomic
 from hpc_det.store.folders import TrialFolder
 
-ORDERS, EXIT = "orders", "exit-"
-"""The files that both sides know: words for the agents, "TERM" or "end", and the exit code of each by its rank."""
+ORDERS, BEGUN, EXIT = "orders", "begun-", "exit-"
+"""The files that both sides know: words for the agents, "TERM" or "end", and by the rank of each that its host has
+begun, and its exit code.
+"""
 POLL_S = 0.5
+START_S = 120.0
+"""A host that has not begun by then is lost: PBS may leave its job alone for minutes, and a starter would wait on."""
 LEAVE_S = 15.0
 """How long all may take to leave after the order to end: a starter whose host is lost would wait for ever."""
 
@@ -52,6 +57,8 @@ class OnNodes:
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
         self._running: dict[subprocess.Popen[bytes], range] = {}
         """The starters, and the ranks of the agents that each has started."""
+        self.silent: list[int] = []
+        """The ranks on hosts that have not begun."""
 
     def run(self, commands: Iterator[tuple[range, list[str]]]) -> int:
         try:
@@ -62,7 +69,7 @@ class OnNodes:
                 "with `setup`, or choose another of pbsdsh, pbs_tmrsh and mpiexec"
             ) from None
         self._watch()
-        return next((code for code in self._codes.values() if code), 0)
+        return 1 if self.silent else next((code for code in self._codes.values() if code), 0)
 
     @property
     def mute(self) -> list[int]:
@@ -70,7 +77,7 @@ class OnNodes:
         return [rank for rank, code in self._codes.items() if code < 0]
 
     def _watch(self) -> None:
-        give_up_at = float("inf")
+        start_by, give_up_at = time.monotonic() + START_S, float("inf")
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals.fd, selectors.EVENT_READ)
             while self._running and time.monotonic() < give_up_at:
@@ -78,7 +85,10 @@ class OnNodes:
                 if set(self._signals.received()) & set(STOP_SIGNALS):
                     self._order("TERM")
                 self._look()
-                if any(self._codes.values()) and give_up_at == float("inf"):
+                if time.monotonic() >= start_by:
+                    self._give_silent_up()
+                    start_by = float("inf")
+                if (self.silent or any(self._codes.values())) and give_up_at == float("inf"):
                     self._order("end")
                     give_up_at = time.monotonic() + LEAVE_S
 
@@ -91,6 +101,11 @@ class OnNodes:
         for process in ended:
             for rank in self._running.pop(process):
                 self._codes.setdefault(rank, -1)
+
+    def _give_silent_up(self) -> None:
+        """Nobody waits for those any more."""
+        self.silent = [rank for rank in range(self._hosts) if not (self._folder / f"{BEGUN}{rank}").exists()]
+        self._running = {process: ranks for process, ranks in self._running.items() if set(ranks) - set(self.silent)}
 
     def _code(self, rank: int) -> int | None:
         try:
@@ -163,6 +178,9 @@ def main(argv: list[str]) -> int:
                 f"the agent on {hosts[rank]} was gone without a word; {starter} may have said why: {trial.job_log}"
             )
             note_failure(trial, attempt, failure_now(None, message))
+        for rank in gang.silent:
+            message = f"{starter} started nothing there within {START_S:g} s; the node may be lost"
+            note_failure(trial, attempt, replace(failure_now(None, message, unhealthy=True), host=hosts[rank]))
         end_descendants()
     return 1 if code else 0
 
