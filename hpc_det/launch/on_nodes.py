@@ -31,9 +31,13 @@ from hpc_det.schedulers.pbs import Pbs
 from hpc_det.store.files import write_atomic
 from hpc_det.store.folders import TrialFolder
 
-ORDERS, EXIT = "orders", "exit-"
-"""The files that both sides know: words for the agents, "TERM" or "end", and the exit code of each by its rank."""
+ORDERS, BEGUN, EXIT = "orders", "begun-", "exit-"
+"""The files that both sides know: words for the agents, "TERM" or "end", and by the rank of each that its host has
+begun, and its exit code.
+"""
 POLL_S = 0.5
+START_S = 120.0
+"""A host that has not begun by then is lost: PBS may leave its job alone for minutes, and a starter would wait on."""
 LEAVE_S = 15.0
 """How long all may take to leave after the order to end: a starter whose host is lost would wait for ever."""
 
@@ -53,6 +57,8 @@ class OnNodes:
         self._parent = os.getppid()
         self._running: dict[subprocess.Popen[bytes], range] = {}
         """The starters, and the ranks of the agents that each has started."""
+        self.silent: list[int] = []
+        """The ranks on hosts that have not begun."""
 
     def run(self, commands: Iterator[tuple[range, list[str]]]) -> int:
         try:
@@ -63,7 +69,7 @@ class OnNodes:
                 "with `setup`, or choose another of pbsdsh, pbs_tmrsh and mpiexec"
             ) from None
         self._watch()
-        return next((code for code in self._codes.values() if code), 0)
+        return 1 if self.silent else next((code for code in self._codes.values() if code), 0)
 
     @property
     def mute(self) -> list[int]:
@@ -76,7 +82,7 @@ class OnNodes:
         return os.getppid() == self._parent
 
     def _watch(self) -> None:
-        give_up_at = float("inf")
+        start_by, give_up_at = time.monotonic() + START_S, float("inf")
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals.fd, selectors.EVENT_READ)
             while self._running and time.monotonic() < give_up_at and self._is_awaited:
@@ -84,7 +90,10 @@ class OnNodes:
                 if set(self._signals.received()) & set(STOP_SIGNALS):
                     self._order("TERM")
                 self._look()
-                if any(self._codes.values()) and give_up_at == float("inf"):
+                if time.monotonic() >= start_by:
+                    self._give_silent_up()
+                    start_by = float("inf")
+                if (self.silent or any(self._codes.values())) and give_up_at == float("inf"):
                     self._order("end")
                     give_up_at = time.monotonic() + LEAVE_S
 
@@ -97,6 +106,11 @@ class OnNodes:
         for process in ended:
             for rank in self._running.pop(process):
                 self._codes.setdefault(rank, -1)
+
+    def _give_silent_up(self) -> None:
+        """Nobody waits for those any more."""
+        self.silent = [rank for rank in range(self._hosts) if not (self._folder / f"{BEGUN}{rank}").exists()]
+        self._running = {process: ranks for process, ranks in self._running.items() if set(ranks) - set(self.silent)}
 
     def _code(self, rank: int) -> int | None:
         try:
@@ -148,12 +162,11 @@ def _own_log() -> str | None:
     return path if os.path.isfile(path) else None
 
 
-def _gone(host: str, hint: str, mute: Sequence[str], hosts: Sequence[str]) -> Failure:
-    """The host's own fault, as PBS may see minutes later only, unless most of the gang say as little."""
-    if len(mute) > len(hosts) / 2:
-        return failure_now(None, f"the agent on {host} was gone without a word; {hint}")
-    message = f"its agent was gone without a word; {hint}"
-    return Failure(rank=None, host=host, time=time.time(), message=message, unhealthy=True)
+def _lost(host: str, said: str, lost: int, hosts: int) -> Failure:
+    """The host's own fault, as PBS may see minutes later only, unless most of the gang are lost alike."""
+    if lost > hosts / 2:
+        return failure_now(None, f"the agent on {host} {said}")
+    return Failure(rank=None, host=host, time=time.time(), message=f"its agent {said}", unhealthy=True)
 
 
 def main(argv: list[str]) -> int:
@@ -172,9 +185,12 @@ def main(argv: list[str]) -> int:
         except UsageError as error:
             note_failure(trial, attempt, failure_now(None, str(error), user_error=True))
             code = 1
-        mute = [hosts[rank] for rank in gang.mute]
-        for host in mute:
-            note_failure(trial, attempt, _gone(host, f"{starter} may have said why: {trial.job_log}", mute, hosts))
+        lost = [hosts[rank] for rank in gang.mute]
+        for rank, host in zip(gang.mute, lost, strict=True):
+            said = f"was gone without a word; {starter} may have said why: {trial.job_log}"
+            if rank in gang.silent:
+                said = f"did not start: {starter} had started nothing there after {START_S:g} s"
+            note_failure(trial, attempt, _lost(host, said, len(lost), len(hosts)))
         end_descendants()
     return 1 if code else 0
 

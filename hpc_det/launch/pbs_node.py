@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from hpc_det.launch.on_nodes import EXIT, ORDERS, POLL_S
+from hpc_det.launch.on_nodes import BEGUN, EXIT, ORDERS, POLL_S
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.process import adopt_orphans, end_descendants
 from hpc_det.store.files import write_atomic
@@ -60,6 +60,8 @@ def main(argv: list[str]) -> int:
     """Exit code 0 always: mpiexec would kill the other agents after any other one."""
     folder, rank, *command = argv
     adopt_orphans()
+    with suppress(FileNotFoundError):
+        Path(folder, f"{BEGUN}{rank}").touch(mode=0o600)
     code = run(Path(folder), rank, command)
     end_descendants()
     with suppress(FileNotFoundError):

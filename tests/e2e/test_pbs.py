@@ -23,7 +23,7 @@ name: lab
 scheduler: pbs
 slots_per_node: 1
 max_nodes: 3
-slot_type: gpu
+slot_type: {slot}
 resource_pool: {queue}
 setup: ["export PYTHONPATH={repository}"]
 start_agents_with: {starter}
@@ -36,11 +36,10 @@ def profile(any_pbs: PbsLab, state_folder: Path) -> Callable[[str], None]:
     folder = state_folder / "conf" / "cluster"
     folder.mkdir(parents=True)
     any_pbs.set_kill_delay("low", 30)  # the machine may be slow
-
-    queue = any_pbs.queue or "null"
+    site = {"queue": any_pbs.queue or "null", "slot": "cpu" if pbs_real.ASKED_FOR else "gpu"}
 
     def write(starter: str) -> None:
-        text = PROFILE.format(repository=Path(package.__file__).parents[1], starter=starter, queue=queue)
+        text = PROFILE.format(repository=Path(package.__file__).parents[1], starter=starter, **site)
         (folder / "lab.yaml").write_text(text)
 
     write("pbsdsh")

@@ -31,14 +31,17 @@ REPOSITORY = str(Path(__file__).parents[2])
 class Gang:
     """`on_nodes` with agents that are a few lines of Python."""
 
-    def __init__(self, folder: Path, starter: str, agent: str, through: str = "", **env: str) -> None:
+    def __init__(
+        self, folder: Path, starter: str, agent: str, *, through: str = "", start_s: float = 120, **env: str
+    ) -> None:
         (folder / "nodes").write_text("\n".join(LINES) + "\n")
         (folder / "jobs").mkdir()
         self.jobs, self.out, self.log = folder / "jobs", folder / "out", folder / "log"
         self.out.mkdir()
         self.trial = ExperimentFolder(folder).trial()
         code = f"import os, sys, signal, time\nOUT, RANK = {str(self.out)!r}, os.environ['HPC_DET_NODE_RANK']\n{agent}"
-        command = [sys.executable, "-m", "hpc_det.launch.on_nodes", starter, self.jobs, sys.executable, "-c", code]
+        main = f"from hpc_det.launch import on_nodes as n; n.START_S = {start_s}; sys.exit(n.main(sys.argv[1:]))"
+        command = [sys.executable, "-c", f"import sys; {main}", starter, self.jobs, sys.executable, "-c", code]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*shlex.split(through), *map(str, command), str(self.trial.path), "1", "0"],
@@ -116,6 +119,17 @@ def test_what_pbs_does_not_kill_with_the_job_leaves_by_itself(tmp_path: Path, st
     wait_for(lambda: not is_there(there))
     assert not list(gang.jobs.iterdir())
     assert first_failure(gang.trial, 1) is None
+
+
+def test_a_host_on_which_nothing_starts_is_excluded(tmp_path: Path, stub: Stub) -> None:
+    """A real PBS' pbsdsh waits for a lost host as long as PBS does."""
+    stub("pbsdsh", f'[ "$2" != 2 ] || exec sleep 60; {PBSDSH}')
+    gang = Gang(tmp_path, "pbsdsh", "time.sleep(60)", start_s=3)
+    assert gang.end() == 1
+    failure = first_failure(gang.trial, 1)
+    assert failure is not None
+    assert failure.unhealthy
+    assert failure.sentence() == "node n2: its agent did not start: pbsdsh had started nothing there after 3 s"
 
 
 def test_a_term_reaches_every_agent_and_everybody_stays_until_all_have_left(tmp_path: Path, starter: str) -> None:

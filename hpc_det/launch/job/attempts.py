@@ -167,8 +167,10 @@ class Attempts:
         return bool(received)
 
     def _hear_agents(self, number: int) -> None:
-        """What the scheduler told them alone."""
-        stop = read_stop(self._trial.stop, number)
+        """What the scheduler told them alone. After a failure srun signals the agents of the other nodes by itself."""
+        stop, failure = read_stop(self._trial.stop, number), first_failure(self._trial, number)
+        if failure and stop and failure.time < stop.time:
+            return
         if stop and stop.reason == "signal" and self._scheduler.has_queue:
             self._heard.append(signal.SIGTERM)
 
