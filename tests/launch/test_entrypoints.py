@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 
 from hpc_det.launch.failure import first_failure
@@ -12,6 +16,12 @@ from tests.stub import Stub
 TOOL = 'while [[ $1 != @(python3|numactl) ]]; do shift; done; exec "$@"'
 """As dlprof and numactl: flags, and then a command."""
 SHOWS = "import os, sys; print(os.environ.get('RANK'), *sys.argv[1:])"
+
+
+@pytest.fixture(autouse=True)
+def job_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It puts the folder of its Python before the PATH."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.mark.parametrize(
