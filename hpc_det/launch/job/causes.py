@@ -29,8 +29,8 @@ _CAUSES = {
 def cause_of_end(trial: TrialFolder, plan: JobPlan, number: int, code: int, failure: Failure | None) -> Cause:
     """Of attempt `number`, whose agents' launcher has ended with `code`; `failure` is the first, if any.
 
-    Trials write an outcome, and so does `hpc_det.launch.direct` for a script that was stopped. Otherwise a script has heard
-    of no stop, and its exit code 0 means that it has finished.
+    Trials write an outcome, and so does `hpc_det.launch.direct` for a script that was stopped. Otherwise a script has
+    heard of no stop, and its exit code 0 means that it has finished.
     """
     outcome = read_json(trial.outcome)
     stop = read_stop(trial.stop, number)
