@@ -115,3 +115,12 @@ def _stat(pid: int) -> list[str] | None:
 def exit_code(returncode: int) -> int:
     """subprocess' in a shell's words: 128 more than the number of the signal that ended a process (sh(1))."""
     return returncode if returncode >= 0 else 128 - returncode
+
+
+def has_no_memory(pid: int) -> bool:
+    """Whether nothing of a process runs any more: it ends, or has ended (proc(5): its command line is empty then)."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return not file.read(1)
+    except (FileNotFoundError, ProcessLookupError):
+        return True

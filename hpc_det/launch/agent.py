@@ -43,9 +43,6 @@ from hpc_det.store.stop import StopRequest, read_stop, request_stop
 POLL_S = 1.0
 """How often the run folder is asked for a stop request that came by no signal to this node."""
 
-LAST_WORDS_S = 0.2
-"""How long a lost rank's end may be seen after its peers complain of it: its memory is given back first."""
-
 
 class Agent:
     def __init__(self, trial: TrialFolder, plan: JobPlan, number: int, worker: int, folders: NodeFolders) -> None:
@@ -69,7 +66,6 @@ class Agent:
         self._vigil = vigil(gang, self._node_rank, self._selector, self._doorbell, end=self._end)
         self._parent = os.getppid()
         self._ended = False
-        self._last_words_s = 0.0
         self._next_poll = 0.0
         self._log_began = size_of(trial.job_log)
 
@@ -94,7 +90,7 @@ class Agent:
 
     def _hear_last_words(self) -> None:
         """A rank that is the entrypoint itself may be gone before its line was looked at."""
-        for key, _ in self._selector.select(timeout=self._last_words_s):
+        for key, _ in self._selector.select(timeout=0):
             key.data()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -175,8 +171,11 @@ class Agent:
         self._end()
 
     def _on_failed(self) -> None:
-        """A rank says that it failed, perhaps of one that was lost, which may take a moment to be seen."""
-        self._last_words_s = LAST_WORDS_S
+        """A rank says that it failed, and is still there: nobody has ended its peers for that yet. What is gone of them
+        was lost before, though the end of its line may take a moment more than the end of its connections to peers.
+        """
+        for rank in self._doorbell.gone():
+            self._on_lost(rank)
         self._end()
 
     def _end(self) -> None:

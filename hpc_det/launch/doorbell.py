@@ -12,9 +12,12 @@ import json
 import os
 import selectors
 import socket
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+
+from hpc_det.process import has_no_memory
 
 LONGEST_MESSAGE = 2**20
 """In bytes: what is longer was sent by no agent and no rank."""
@@ -64,6 +67,8 @@ class Doorbell:
         """Rank -> process id, of all that ever said hello."""
         self._rung: dict[str, Any] | None = None
         self._lines: list[Line] = []
+        self._aboard: dict[int, int] = {}
+        """Rank -> process as this node knows it, of those between hello and bye; 0 where it cannot see that."""
         self._selector = selector
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(path)
@@ -77,6 +82,10 @@ class Doorbell:
             self._rung = {"stop": reason, "deadline": deadline}
             for line in self._lines:
                 line.send(self._rung)
+
+    def gone(self) -> list[int]:
+        """The ranks without a bye whose processes have given back their memory, which comes before all else."""
+        return [rank for rank, pid in self._aboard.items() if pid and has_no_memory(pid)]
 
     def close(self) -> None:
         for line in list(self._lines):
@@ -98,17 +107,21 @@ class Doorbell:
         if messages is None:
             self._drop(line)
             for rank in on_board:
+                self._aboard.pop(rank, None)
                 self.on_lost(rank)
             return
         for message in messages:
             if "hello" in message:
                 self.ranks[message["hello"]] = message["pid"]
                 on_board.append(message["hello"])
+                self._aboard[message["hello"]] = peer_of(line.connection)
             elif "heart" in message:
                 self.on_heart(line, message)
             elif "heard" in message:
                 self.on_heard(message["heard"])
             elif "bye" in message:
+                for rank in on_board:
+                    self._aboard.pop(rank, None)
                 on_board.clear()
                 if message["bye"]:
                     self.on_failed()
@@ -117,3 +130,9 @@ class Doorbell:
         self._lines.remove(line)
         self._selector.unregister(line.connection)
         line.connection.close()
+
+
+def peer_of(connection: socket.socket) -> int:
+    """The process at the other end of a Unix socket, in this one's own numbers (unix(7), SO_PEERCRED)."""
+    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import selectors
 import stat
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -73,6 +75,31 @@ def test_the_agent_knows_the_process_of_every_rank_that_said_hello(agent: Agent)
 def test_a_rank_that_is_gone_without_a_bye_was_lost(agent: Agent) -> None:
     agent.rank_says_hello(2).connection.close()
     agent.until(lambda: agent.told == [("lost", 2)])
+
+
+HELD_OPEN = """
+import os, socket, subprocess, sys
+line = socket.socket(socket.AF_UNIX)
+line.connect(sys.argv[1])
+line.sendall(b'{"hello": 1, "pid": 0}\\n')
+subprocess.Popen(["cat"], pass_fds=[line.fileno()], stdin=sys.stdin)
+os.abort()
+"""
+"""A rank that crashes while something else still holds its end of the line."""
+
+
+def test_a_rank_that_is_gone_is_known_before_its_line_ends(agent: Agent) -> None:
+    there = agent.rank_says_hello(0)
+    assert agent.doorbell.gone() == []
+    command = [sys.executable, "-c", HELD_OPEN, str(agent.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as crashed:
+        agent.until(lambda: agent.doorbell.gone() == [1])
+        assert agent.told == []
+        assert crashed.stdin is not None
+        crashed.stdin.close()
+        agent.until(lambda: agent.told == [("lost", 1)])
+    assert agent.doorbell.gone() == []
+    there.connection.close()
 
 
 def test_a_rank_that_said_bye_may_go(agent: Agent) -> None:
