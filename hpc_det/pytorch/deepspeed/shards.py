@@ -15,7 +15,7 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointComm
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
-from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.checkpoint.staging import checksummed
@@ -30,7 +30,7 @@ _DEEPSPEEDS_OWN: list[Any] = [DynamicLossScaler, LossScaler, SubparamShape, Zero
 @contextmanager
 def deepspeeds_own_allowed() -> Iterator[None]:
     """Within, torch.load(weights_only=True) takes every file that an engine writes, and no more."""
-    with safe_globals(_DEEPSPEEDS_OWN), stand_ins():
+    with stand_ins(also=_DEEPSPEEDS_OWN):
         yield
 
 

@@ -77,15 +77,13 @@ def _loss(outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 
 def batches(engine: Any, first: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The micro batches of this rank's share from the global batch numbered `first` on, whatever the number of ranks."""
+    """This rank's micro batches from the global batch numbered `first` on, whatever the number of ranks."""
     everything = torch.Generator().manual_seed(7)
     records = torch.randn(RECORDS, FEATURES, generator=everything)
     wanted = records.sum(1)
-    dtype = next((d for name, d in (("bf16", torch.bfloat16),) if engine._config.bfloat16_config.enabled), torch.float32)
-    rank, size = engine.grid.get_data_parallel_rank() if hasattr(engine, "grid") and engine.grid else None, None
-    if rank is None:
-        rank = torch.distributed.get_rank()
+    dtype = torch.bfloat16 if engine.bfloat16_enabled() else torch.float32
     size = engine.dp_world_size
+    rank = torch.distributed.get_rank() % size
     micro, gas = engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()
     whole = micro * gas * size
     for batch in range(first, RECORDS // whole):
@@ -98,11 +96,11 @@ def train(engine: Any, first: int, count: int) -> list[float]:
     """The loss of each micro batch on this rank; of each batch for a pipeline."""
     source = batches(engine, first)
     if hasattr(engine, "num_stages"):
-        return [float(engine.train_batch(source)) for _ in range(count)]
+        return [engine.train_batch(source).item() for _ in range(count)]
     losses = []
     for _ in range(count * engine.gradient_accumulation_steps()):
         loss = engine(*next(source))
         engine.backward(loss)
         engine.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses

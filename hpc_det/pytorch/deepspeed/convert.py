@@ -1,0 +1,41 @@
+"""Run as a process of its own: an engine's shards, of any number of ranks, as DeepSpeed's universal checkpoint.
+
+    python -m hpc_det.pytorch.deepspeed.convert SHARDS UNIVERSAL
+
+DeepSpeed's converter unpickles what it reads. Here it takes what shards.py takes: whoever starts this sets
+TORCH_FORCE_WEIGHTS_ONLY_LOAD, and its workers inherit the short list of classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+
+from deepspeed.checkpoint import ds_to_universal
+
+from hpc_det.pytorch.deepspeed.shards import deepspeeds_own_allowed
+
+WORKERS = 4
+
+
+def main(shards: str, universal: str) -> None:
+    assert os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD") == "1"
+    multiprocessing.set_start_method("fork")
+    with deepspeeds_own_allowed():
+        ds_to_universal.main(
+            argparse.Namespace(
+                input_folder=shards,
+                output_folder=universal,
+                num_extract_workers=WORKERS,
+                num_merge_workers=WORKERS // 2,  # these hold whole parameters
+                keep_temp_folder=False,
+                strict=True,
+                inject_missing_state=True,
+            )
+        )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
