@@ -65,10 +65,13 @@ class ShardFiles(CheckpointEngine):  # type: ignore[misc]  # deepspeed has no ty
         return {str(path.relative_to(folder)): entry for path, entry in entries.items() if folder in path.parents}
 
 
-def _check_loadable(path: Path, state: Any) -> None:
-    """By what the file names, which torch reads without its tensors."""
+def refused_names(path: Path) -> list[str]:
+    """The classes and functions of a file that `load` would refuse it for; torch finds them without its tensors."""
     with deepspeeds_own_allowed():
-        refused = get_unsafe_globals_in_checkpoint(path)
-    if refused:
+        return [str(name) for name in get_unsafe_globals_in_checkpoint(path)]
+
+
+def _check_loadable(path: Path, state: Any) -> None:
+    if refused := refused_names(path):
         places = [place for place in not_loadable(state, path.name) if any(name in place for name in refused)]
         raise HpcDetError(places or [f"{path.name}: {name} cannot be part of a checkpoint" for name in refused])

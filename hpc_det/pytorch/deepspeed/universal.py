@@ -4,6 +4,7 @@ checkpoints, which hold each parameter and its optimizer state as a whole.
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import shutil
@@ -31,8 +32,6 @@ _WORDS = {
     "zero_stage": "ZeRO stage",
     "dtype": "dtype",
 }
-_SAID = 2000
-"""Characters of the converter's last words that are shown."""
 
 
 def engine_facts(engine: Any) -> Facts:
@@ -69,6 +68,8 @@ def load_engine(
     now = engine_facts(engine)
     if problems := obstacles(saved, now, weights_alone=weights_alone):
         raise UsageError([f"{folder / tag}: {problem}; {_remedy(saved)}" for problem in problems])
+    if not (folder / tag).is_dir():
+        raise HpcDetError(f"{folder / tag}: no such folder, so no shards of this engine; use another checkpoint")
     if not _needs_conversion(saved, now, weights_alone=weights_alone):
         _load_as_it_was(engine, folder, tag, weights_alone=weights_alone)
         return
@@ -120,18 +121,12 @@ def _optimizer_states(engine: Any) -> list[str]:
 
 
 def _load_as_it_was(engine: Any, folder: Path, tag: str, *, weights_alone: bool) -> None:
-    _check_there(folder / tag)
     engine.load_checkpoint(str(folder), tag=tag, load_module_only=weights_alone)
     if weights_alone and engine.zero_optimization_stage() == 3:
         # load_module_only takes buffers alone: the weights are in the optimizer's shards
         engine.optimizer.checkpoint_event_prologue()
         engine._load_zero_checkpoint(str(folder), tag, load_optimizer_states=False)
         engine.optimizer.checkpoint_event_epilogue()
-
-
-def _check_there(shards: Path) -> None:
-    if not shards.is_dir():
-        raise HpcDetError(f"{shards}: no such folder; the checkpoint holds no shards of this engine: use another one")
 
 
 # --- through a universal checkpoint
@@ -145,7 +140,6 @@ def _universal(shards: Path, aside: Path, distributed: Distributed) -> Iterator[
     try:
         said = None
         if distributed.is_chief:
-            _check_there(shards)
             said = _convert(shards, hidden / shards.name)
         distributed.wait_for_rank_0()
         if said := distributed.broadcast_json(said):
@@ -171,19 +165,31 @@ def _convert(shards: Path, universal: Path) -> str | None:
         text=True,
         check=False,
     )
-    return process.stderr[-_SAID:] or f"exit code {process.returncode}" if process.returncode else None
+    if not process.returncode:
+        return None
+    return ([line for line in process.stderr.splitlines() if line.strip()] or [f"exit code {process.returncode}"])[-1]
 
 
 def _load_universal(engine: Any, shards: Path, universal: Path, saved: Facts, *, weights_alone: bool) -> None:
-    """And what DeepSpeed leaves out of it: buffers, frozen parameters, at stage 3 all parameter groups but the first."""
+    """And what DeepSpeed leaves out of it: buffers, frozen parameters, at stage 3 all groups but the first."""
+    stage_3 = engine.zero_optimization_stage() == 3
+    if stage_3:
+        engine.optimizer.checkpoint_event_prologue()  # buffers and frozen parameters are loaded beside parts
     engine._curr_ckpt_path = str(shards)  # where a pipeline looks for its layers
     engine.load_module_state_dict(_module(engine, shards, saved["data_parallel_size"]))
     with _universal_allowed(engine):
         engine.load_checkpoint(str(universal.parent), tag=universal.name, load_module_only=weights_alone)
-        if engine.zero_optimization_stage() == 3 and not weights_alone:
-            stored = torch.load(universal / "zero" / "optimizer_state.pt", mmap=True)["param_groups"]
-            for group, values in zip(engine.optimizer.optimizer.param_groups, stored, strict=True):
-                group.update({name: value for name, value in values.items() if name != "params"})
+        if stage_3 and not weights_alone:
+            _give_groups_their_own(engine.optimizer.optimizer, universal / "zero" / "optimizer_state.pt")
+
+
+def _give_groups_their_own(optimizer: torch.optim.Optimizer, file: Path) -> None:
+    """DeepSpeed gives all groups the settings of the first, and one tensor as their step, which each then counts up."""
+    stored = torch.load(file, mmap=True)["param_groups"]
+    for group, settings in zip(optimizer.param_groups, stored, strict=True):
+        group.update({name: value for name, value in settings.items() if name != "params"})
+    for state in optimizer.state.values():
+        state["step"] = copy.deepcopy(state["step"])
 
 
 @contextmanager
