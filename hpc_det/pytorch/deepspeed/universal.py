@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from deepspeed.checkpoint.constants import FROZEN_PARAM_FRAGMENTS, FROZEN_PARAM_SHAPES
+from deepspeed.pipe import TiedLayerSpec
 
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import HpcDetError, UsageError
@@ -44,6 +45,7 @@ def engine_facts(engine: Any) -> Facts:
         "model_parallel_size": engine.mp_world_size // stages,
         "dtype": "bf16" if engine.bfloat16_enabled() else "fp16" if engine.fp16_enabled() else "fp32",
         "experts": bool(engine.has_moe_layers),
+        "tied_layers": any(isinstance(spec, TiedLayerSpec) for spec in getattr(engine.module, "_layer_specs", ())),
         "optimizer_states": _optimizer_states(engine),
     }
 
@@ -90,8 +92,9 @@ def obstacles(saved: Facts, now: Facts, *, weights_alone: bool = False) -> list[
     if problems or not _needs_conversion(saved, now, weights_alone=weights_alone):
         return problems
     sizes = f"saved by {saved['data_parallel_size']} data-parallel ranks, and {now['data_parallel_size']} are here"
-    if saved["experts"] or now["experts"]:
-        problems.append(f"{sizes}: DeepSpeed does not spread mixtures of experts anew")
+    for name, what in (("experts", "mixtures of experts"), ("tied_layers", "pipelines with tied layers")):
+        if saved[name] or now[name]:
+            problems.append(f"{sizes}: DeepSpeed does not spread {what} anew")
     states = set(saved["optimizer_states"]) - {"step"}
     if states != _STATES and not weights_alone:
         problems.append(
@@ -109,7 +112,7 @@ def _remedy(saved: Facts) -> str:
 def _needs_conversion(saved: Facts, now: Facts, *, weights_alone: bool) -> bool:
     """Stage 0 keeps everything on every rank, and up to stage 2 each has the weights."""
     spread_from = 3 if weights_alone else 1
-    return now["zero_stage"] >= spread_from and saved["data_parallel_size"] != now["data_parallel_size"]
+    return bool(now["zero_stage"] >= spread_from and saved["data_parallel_size"] != now["data_parallel_size"])
 
 
 def _optimizer_states(engine: Any) -> list[str]:

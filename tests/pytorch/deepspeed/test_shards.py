@@ -51,7 +51,7 @@ def test_pipelines_go_on_to_the_bit(on_ranks: OnRanks, tmp_path: Path, stage: in
 def saved(distributed: Distributed, folder: Path) -> list[dict[str, Any]]:
     """What `take` says of each engine's files."""
     files = ShardFiles()
-    taken = []
+    taken: list[dict[str, Any]] = []
     for engine in (new_engine(distributed, config(3)), new_pipeline(distributed, config(1))):
         engine.checkpoint_engine = files
         train(engine, 0, 1)
