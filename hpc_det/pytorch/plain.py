@@ -180,6 +180,3 @@ class PlainStrategy:
 
     def restore_rank(self, folder: Path, ranks: int, window: MetricWindow) -> dict[str, Any] | None:
         return restore_rank(folder, ranks, self._context, window)
-
-    def let_go(self) -> None:
-        self._context.let_go()

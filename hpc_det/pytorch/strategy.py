@@ -107,7 +107,3 @@ class Strategy(Protocol):
     def restore_rank(self, folder: Path, ranks: int, window: MetricWindow) -> dict[str, Any] | None:
         """Everything of this rank but its generators, whose state is returned; None if it was not in the gang."""
         ...
-
-    def let_go(self) -> None:
-        """Training is over, and the process group may end before the models do."""
-        ...

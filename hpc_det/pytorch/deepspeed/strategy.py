@@ -1,0 +1,144 @@
+"""DeepSpeedTrial: engines step their optimizers, and every rank saves its part of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
+
+from hpc_det.pytorch.evaluation import numbered
+from hpc_det.pytorch.trial_context import TrialContext
+
+if TYPE_CHECKING:
+    from hpc_det.pytorch.deepspeed.trial import DeepSpeedTrial
+
+
+class DeepSpeedStrategy:
+    trial_type: ClassVar = "DeepSpeedTrial"
+    context_class: ClassVar[type[TrialContext]] = DeepSpeedTrialContext
+    saves_on_every_rank: ClassVar = True
+
+    def __init__(self, trial: DeepSpeedTrial, context: DeepSpeedTrialContext) -> None:
+        self._trial = trial
+        self._context = context
+        self._evaluate = numbered(trial.evaluate_batch)
+
+    @property
+    def mpu(self) -> ModelParallelUnit:
+        return self._context.mpu
+
+    @property
+    def micro_batches(self) -> int:
+        return self._context.get_num_micro_batches_per_slot()
+
+    def check(self) -> None:
+        name, context = type(self._trial).__name__, self._context
+        if not context.models:
+            raise UsageError(
+                f"{name}: __init__ wraps no engine; call context.wrap_model_engine, or a checkpoint would miss it"
+            )
+        if context.evaluates_together and context.distributed.size > 1 and self._evaluates_in_full():
+            raise UsageError(
+                f"{name}: evaluate_full_dataset runs on rank 0 alone, and ZeRO-3 and pipelines need all ranks for each "
+                f"batch; implement evaluate_batch"
+            )
+
+    # --- training
+
+    def begin(self, data: TrainingData) -> None:
+        context = self._context
+        self._calls = self.micro_batches if context.auto_grad_accumulation and not context.use_pipeline_parallel else 1
+        self._records = self.micro_batches * context.get_train_micro_batch_size_per_gpu()
+        self._accumulating = [] if context.use_pipeline_parallel else context.models
+        for engine in context.models:
+            engine.train()
+
+    def begin_stretch(self, position: Position, first: int) -> None:
+        pass
+
+    def train_batch(self, batches: Iterator[Any], epoch: int, number: int) -> tuple[Any, int]:
+        train_batch = self._trial.train_batch
+        if self._calls == 1:
+            return train_batch(batches, epoch, number), self._records
+        return mean([train_batch(batches, epoch, number) for _ in range(self._calls)]), self._records
+
+    def end_batch(self, number: int) -> None:
+        for engine in self._accumulating:
+            if engine.micro_steps % engine.gradient_accumulation_steps():
+                raise UsageError(_unfinished(engine, number))
+
+    # --- validation
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        for engine in self._context.models:
+            engine.eval()
+        yield
+        for engine in self._context.models:
+            engine.train()
+
+    def evaluate(self, batch: Any, number: int) -> Any:
+        return self._evaluate(batch, number)
+
+    def owned(self) -> Iterator[object]:
+        yield from (self._trial, self._context, *self._context.models)
+        for engine in self._context.models:
+            yield from (engine.optimizer, engine.lr_scheduler)
+            yield from (*engine.module.modules(), *engine.module.parameters(), *engine.module.buffers())
+
+    def snapshot(self, callbacks: Callbacks) -> None:
+        """Nobody has all of an engine's weights."""
+
+    def put_back(self, snapshot: None, callbacks: Callbacks) -> None:
+        """A validation without a snapshot is never left half-way."""
+
+    def _evaluates_in_full(self) -> bool:
+        return implements(type(self._trial), "evaluate_full_dataset")
+
+    # --- checkpoints
+
+    def check_savable(self, callbacks: Callbacks) -> None:
+        check_loadable({rank_file(self._context.distributed.rank): {"callbacks": callbacks.state()}})
+
+    def files(self, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
+        state = rank_state(self._context, callbacks, window)
+        callbacks.call("on_checkpoint_save_start", state)
+        return {rank_file(self._context.distributed.rank): state}
+
+    def write(self, folder: Path) -> Mapping[str, FileEntry]:
+        self._trial.save(self._context, folder)
+        return self._context.shards.take(folder)
+
+    def restore(self, folder: Path, callbacks: Callbacks) -> None:
+        state = load(own_file(folder, self._context))
+        callbacks.call("on_checkpoint_load_start", state)
+        self._trial.load(self._context, folder)
+        callbacks.restore(state["callbacks"])
+
+    def restore_weights(self, folder: Path) -> None:
+        load_engines(self._context, folder, weights_only=True)
+
+    def restore_rank(self, folder: Path, ranks: int, window: MetricWindow) -> dict[str, Any] | None:
+        return restore_rank(folder, ranks, self._context, window)
+
+
+def mean(metrics: Sequence[Any]) -> Any:
+    """Of what one batch's micro batches returned, by name; what is no number keeps its last value."""
+    if not isinstance(metrics[0], dict):
+        return sum(metrics[1:], metrics[0]) / len(metrics)
+    return {name: _mean_of([each[name] for each in metrics]) for name in metrics[0]}
+
+
+def _mean_of(values: Sequence[Any]) -> Any:
+    if all(isinstance(value, (torch.Tensor, int, float)) for value in values):
+        return sum(values[1:], values[0]) / len(values)
+    return values[-1]
+
+
+def _unfinished(engine: Any, number: int) -> str:
+    steps = engine.gradient_accumulation_steps()
+    return (
+        f"train_batch: after batch {number} an engine is at micro batch {engine.micro_steps % steps} of {steps} "
+        f"(gradient_accumulation_steps); call its backward and step once in each call of train_batch, or, after "
+        f"context.disable_auto_grad_accumulation(), {steps} times"
+    )
