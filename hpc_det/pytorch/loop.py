@@ -31,7 +31,7 @@ from hpc_det.core.searcher import SearcherContext
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.context import PyTorchTrialContext
-from hpc_det.pytorch.data import DataLoader, TrainingData, length_of, training_data, validation_data
+from hpc_det.pytorch.data import DataLoader, training_data, validation_data
 from hpc_det.pytorch.load import stored_state
 from hpc_det.pytorch.portable import Portable
 from hpc_det.pytorch.progress import Progress
@@ -186,13 +186,11 @@ class Loop:
         return ranks
 
     def _build_data(self, stack: ExitStack) -> Iterator[Any]:
-        place = {"rank": self._distributed.rank, "size": self._distributed.size, "seed": self._context.get_trial_seed()}
+        rank, size, seed = self._distributed.rank, self._distributed.size, self._context.get_trial_seed()
         training = self._checked(self._trial.build_training_data_loader(), "training")
         validation = self._checked(self._trial.build_validation_data_loader(), "validation")
-        # All ranks take rank 0's word for the end of an epoch, as upstream does.
-        length = None if isinstance(training, DataLoader) else self._distributed.broadcast_json(length_of(training))
-        self._data: TrainingData = training_data(training, **place, batches_per_epoch=length)
-        validation_share = validation_data(validation, **place)
+        self._data = training_data(training, rank=rank, size=size, seed=seed, gang=self._distributed)
+        validation_share = validation_data(validation, rank=rank, size=size, seed=seed, gang=self._distributed)
         for data in (self._data, validation_share):
             stack.callback(data.close)
         self._total = self._schedule.max_length.batches(self._data.batches_per_epoch)
