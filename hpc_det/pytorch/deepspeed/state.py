@@ -32,10 +32,11 @@ def rank_state(context: DeepSpeedTrialContext, callbacks: Callbacks, window: Met
     }
 
 
-def own_file(folder: Path, context: DeepSpeedTrialContext, ranks: int) -> Path:
+def stored_rank(folder: Path, context: DeepSpeedTrialContext) -> dict[str, Any]:
     """Rank 0's for a rank that the gang did not have."""
-    rank = context.distributed.rank
-    return folder / rank_file(rank if rank < ranks else 0)
+    own = folder / rank_file(context.distributed.rank)
+    state: dict[str, Any] = load(own if own.exists() else folder / rank_file(0))
+    return state
 
 
 def restore_rank(
@@ -46,7 +47,7 @@ def restore_rank(
     In a gang of another size the first rank that reports takes over all open windows.
     """
     gang = context.distributed
-    own = load(own_file(folder, context, ranks))
+    own = stored_rank(folder, context)
     set_evaluating(context.models, own["evaluating"])
     if ranks == gang.size:
         restore_open(context, window, own)

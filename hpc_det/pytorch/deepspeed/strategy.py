@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
+from hpc_det.checkpoint.committed import FileEntry
+from hpc_det.core.checkpoint import check_loadable
+from hpc_det.core.metrics import MetricWindow
+from hpc_det.errors import UsageError
+from hpc_det.pytorch.callback import Callbacks
+from hpc_det.pytorch.data import Counted, Evaluation, Position, TrainingData
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
-
+from hpc_det.pytorch.deepspeed.state import rank_state, restore_rank, stored_rank
 from hpc_det.pytorch.evaluation import numbered
+from hpc_det.pytorch.model_parallel import ModelParallelUnit
+from hpc_det.pytorch.state import rank_file
 from hpc_det.pytorch.trial_context import TrialContext
 
 if TYPE_CHECKING:
@@ -17,11 +30,14 @@ class DeepSpeedStrategy:
     trial_type: ClassVar = "DeepSpeedTrial"
     context_class: ClassVar[type[TrialContext]] = DeepSpeedTrialContext
     saves_on_every_rank: ClassVar = True
+    may_load_nothing: ClassVar = True
+    own_loaders_allowed_by: ClassVar = "context.disable_dataset_reproducibility_checks"
 
     def __init__(self, trial: DeepSpeedTrial, context: DeepSpeedTrialContext) -> None:
         self._trial = trial
         self._context = context
         self._evaluate = numbered(trial.evaluate_batch)
+        self._counted: Counted | None = None
 
     @property
     def mpu(self) -> ModelParallelUnit:
@@ -43,26 +59,37 @@ class DeepSpeedStrategy:
                 f"batch; implement evaluate_batch"
             )
 
+    @property
+    def evaluation(self) -> Evaluation:
+        if self._context.use_pipeline_parallel:
+            return Evaluation.PIPELINED
+        return Evaluation.TOGETHER if self._context.evaluates_together else Evaluation.APART
+
     # --- training
 
-    def begin(self, data: TrainingData) -> None:
+    def begin(self, data: TrainingData, batches: Iterator[Any] | None) -> Counted | None:
         context = self._context
         self._calls = self.micro_batches if context.auto_grad_accumulation and not context.use_pipeline_parallel else 1
         self._records = self.micro_batches * context.get_train_micro_batch_size_per_gpu()
         self._accumulating = [] if context.use_pipeline_parallel else context.models
         for engine in context.models:
             engine.train()
+        if batches is not None:
+            self._counted = Counted(batches, self.micro_batches if data.is_shared_out else None)
+        return self._counted
 
     def begin_stretch(self, position: Position, first: int) -> None:
         pass
 
-    def train_batch(self, batches: Iterator[Any], epoch: int, number: int) -> tuple[Any, int]:
+    def train_batch(self, batches: Any, epoch: int, number: int) -> tuple[Any, int]:
         train_batch = self._trial.train_batch
         if self._calls == 1:
             return train_batch(batches, epoch, number), self._records
         return mean([train_batch(batches, epoch, number) for _ in range(self._calls)]), self._records
 
     def end_batch(self, number: int) -> None:
+        if self._counted:
+            self._counted.end_batch(number)
         for engine in self._accumulating:
             if engine.micro_steps % engine.gradient_accumulation_steps():
                 raise UsageError(_unfinished(engine, number))
@@ -77,8 +104,8 @@ class DeepSpeedStrategy:
         for engine in self._context.models:
             engine.train()
 
-    def evaluate(self, batch: Any, number: int) -> Any:
-        return self._evaluate(batch, number)
+    def evaluate(self, batches: Any, number: int) -> Any:
+        return self._evaluate(batches, number)
 
     def owned(self) -> Iterator[object]:
         yield from (self._trial, self._context, *self._context.models)
@@ -110,7 +137,7 @@ class DeepSpeedStrategy:
         return self._context.shards.take(folder)
 
     def restore(self, folder: Path, callbacks: Callbacks) -> None:
-        state = load(own_file(folder, self._context))
+        state = stored_rank(folder, self._context)
         callbacks.call("on_checkpoint_load_start", state)
         self._trial.load(self._context, folder)
         callbacks.restore(state["callbacks"])
@@ -123,16 +150,21 @@ class DeepSpeedStrategy:
 
 
 def mean(metrics: Sequence[Any]) -> Any:
-    """Of what one batch's micro batches returned, by name; what is no number keeps its last value."""
+    """Of what the micro batches of one batch returned: the losses, or what has numbers of each name."""
     if not isinstance(metrics[0], dict):
-        return sum(metrics[1:], metrics[0]) / len(metrics)
-    return {name: _mean_of([each[name] for each in metrics]) for name in metrics[0]}
+        return _mean_of(metrics)
+    names = dict.fromkeys(name for each in metrics for name in each)
+    return {name: _mean_of([each[name] for each in metrics if name in each]) for name in names}
 
 
 def _mean_of(values: Sequence[Any]) -> Any:
-    if all(isinstance(value, (torch.Tensor, int, float)) for value in values):
-        return sum(values[1:], values[0]) / len(values)
-    return values[-1]
+    """What is no number keeps its last value."""
+    if not all(isinstance(value, (torch.Tensor, int, float)) for value in values):
+        return values[-1]
+    total = values[0].detach() if isinstance(values[0], torch.Tensor) else values[0]
+    for value in values[1:]:
+        total = total + (value.detach() if isinstance(value, torch.Tensor) else value)
+    return total / len(values)
 
 
 def _unfinished(engine: Any, number: int) -> str:
