@@ -195,7 +195,7 @@ class Life:
             trial,
             context,
             strategy(trial, context),
-            Schedule.from_config(self.config, self.hparams["global_batch_size"]),
+            Schedule.from_config(self.config, self.hparams.get("global_batch_size")),
             stop=stop,
             checkpoints=CheckpointContext(self.folder.checkpoints, context.distributed),
             pace=SavePace(self.folder, context.distributed, **self.pace),

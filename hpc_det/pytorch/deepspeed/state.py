@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
 
 from hpc_det.core.checkpoint import load
 from hpc_det.core.metrics import MetricWindow
 from hpc_det.core.rng import rng_state
 from hpc_det.pytorch.callback import Callbacks
+from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
 from hpc_det.pytorch.model_parallel import reporting_ranks
 from hpc_det.pytorch.state import evaluating, open_state, rank_file, restore_open, set_evaluating
 

@@ -20,6 +20,7 @@ from hpc_det.pytorch.deepspeed.state import rank_state, restore_rank, stored_ran
 from hpc_det.pytorch.evaluation import numbered
 from hpc_det.pytorch.model_parallel import ModelParallelUnit
 from hpc_det.pytorch.state import rank_file
+from hpc_det.pytorch.trial import implements
 from hpc_det.pytorch.trial_context import TrialContext
 
 if TYPE_CHECKING:
@@ -49,11 +50,12 @@ class DeepSpeedStrategy:
 
     def check(self) -> None:
         name, context = type(self._trial).__name__, self._context
-        if not context.models:
-            raise UsageError(
-                f"{name}: __init__ wraps no engine; call context.wrap_model_engine, or a checkpoint would miss it"
-            )
-        if context.evaluates_together and context.distributed.size > 1 and self._evaluates_in_full():
+        context.check()
+        if (
+            context.evaluates_together
+            and context.distributed.size > 1
+            and implements(type(self._trial), "evaluate_full_dataset")
+        ):
             raise UsageError(
                 f"{name}: evaluate_full_dataset runs on rank 0 alone, and ZeRO-3 and pipelines need all ranks for each "
                 f"batch; implement evaluate_batch"
@@ -69,7 +71,7 @@ class DeepSpeedStrategy:
 
     def begin(self, data: TrainingData, batches: Iterator[Any] | None) -> Counted | None:
         context = self._context
-        self._calls = self.micro_batches if context.auto_grad_accumulation and not context.use_pipeline_parallel else 1
+        self._calls = self.micro_batches if context.auto_grad_accumulation else 1
         self._records = self.micro_batches * context.get_train_micro_batch_size_per_gpu()
         self._accumulating = [] if context.use_pipeline_parallel else context.models
         for engine in context.models:
@@ -119,9 +121,6 @@ class DeepSpeedStrategy:
     def put_back(self, snapshot: None, callbacks: Callbacks) -> None:
         """A validation without a snapshot is never left half-way."""
 
-    def _evaluates_in_full(self) -> bool:
-        return implements(type(self._trial), "evaluate_full_dataset")
-
     # --- checkpoints
 
     def check_savable(self, callbacks: Callbacks) -> None:
@@ -143,7 +142,8 @@ class DeepSpeedStrategy:
         callbacks.restore(state["callbacks"])
 
     def restore_weights(self, folder: Path) -> None:
-        load_engines(self._context, folder, weights_only=True)
+        for number, engine in enumerate(self._context.models):
+            engine.load_checkpoint(folder, tag=f"model{number}", load_module_only=True)
 
     def restore_rank(self, folder: Path, ranks: int, window: MetricWindow) -> dict[str, Any] | None:
         return restore_rank(folder, ranks, self._context, window)
