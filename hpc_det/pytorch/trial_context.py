@@ -195,6 +195,9 @@ class TrialContext:
         self._first_of_epoch = first
         self._last_of_epoch = last
 
+    def let_go(self) -> None:
+        """Training is over, and the process group may end before the models do."""
+
     def _hparam(self, name: str) -> Any:
         hparams = self._spec["hparams"]
         if name not in hparams:

@@ -11,6 +11,7 @@ from deepspeed import DeepSpeedEngine, PipelineEngine
 
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import UsageError, shown
+from hpc_det.pytorch.deepspeed.shards import ShardFiles
 from hpc_det.pytorch.deepspeed.start import prepare
 from hpc_det.pytorch.model_parallel import ModelParallelUnit, make_data_parallel_mpu, make_deepspeed_mpu, plain
 from hpc_det.pytorch.trial_context import TrialContext
@@ -29,6 +30,8 @@ class DeepSpeedTrialContext(TrialContext):
         """As given to `wrap_model_engine`."""
         self.mpu: ModelParallelUnit = make_data_parallel_mpu(distributed)
         """This rank's; of the first engine, or as given to `set_mpu`."""
+        self.shards = ShardFiles()
+        """Through which all engines write and read their checkpoints."""
         self._mpu_is_given = False
         self._accumulates = True
 
@@ -46,6 +49,7 @@ class DeepSpeedTrialContext(TrialContext):
             self._compare_with_first(model)
         elif isinstance(model, PipelineEngine):
             self.mpu = make_deepspeed_mpu(model.grid)
+        model.checkpoint_engine = self.shards
         self.models.append(model)
         return model
 

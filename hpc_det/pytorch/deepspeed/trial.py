@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from hpc_det.errors import HpcDetError
 from hpc_det.pytorch.data import DataLoader
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
+from hpc_det.pytorch.deepspeed.strategy import DeepSpeedStrategy
 from hpc_det.pytorch.trial import Trial
 
 
@@ -20,7 +21,7 @@ class DeepSpeedTrial(Trial):
     `train_batch`, both loaders and one of `evaluate_batch` and `evaluate_full_dataset` are required.
     """
 
-    strategy: ClassVar[Any] = None
+    strategy_class = DeepSpeedStrategy
 
     def __init__(self, context: DeepSpeedTrialContext) -> None:
         self.context = context
