@@ -22,7 +22,9 @@ class Gang(Distributed):
         return [*self.told]
 
 
-def by_ranks(make: Callable[..., Data], *loaders: Any, parts: Sequence[int] | None = None, **options: Any) -> list[Data]:
+def by_ranks(
+    make: Callable[..., Data], *loaders: Any, parts: Sequence[int] | None = None, **options: Any
+) -> list[Data]:
     """What `make` (training_data, validation_data) gives to each rank; `parts`: their data-parallel ranks."""
     parts = parts or range(len(loaders))
     shapes = [None if loader is None else asdict(shape_of(loader)) for loader in loaders]
