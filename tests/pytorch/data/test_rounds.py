@@ -200,6 +200,8 @@ class Short(Sampler[int]):
 
 def test_a_sampler_that_gives_fewer_than_it_says_cannot_be_evaluated_together() -> None:
     made = DataLoader(Records(10), sampler=Short())
-    assert len(evaluated(*by_ranks(validation_data, made))) == 9
+    (apart,) = by_ranks(validation_data, made)
+    assert len(evaluated(apart)) == 9
+    (together,) = by_ranks(validation_data, made, evaluation=TOGETHER)
     with pytest.raises(UsageError, match="the sampler gives 9 records in epoch 0, and its len"):
-        evaluated(*by_ranks(validation_data, made, evaluation=TOGETHER))
+        evaluated(together)

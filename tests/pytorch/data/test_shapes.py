@@ -62,6 +62,13 @@ def test_they_load_in_no_worker_and_can_be_closed() -> None:
     data.close()
 
 
+@pytest.mark.parametrize("kind", LOADERS)
+def test_they_have_no_batch(kind: str) -> None:
+    _, data = by_ranks(training_data, LOADERS[kind](), None, parts=[0, 0])
+    with pytest.raises(UsageError, match="build_training_data_loader: it returned None on this rank, which asks for"):
+        next(data.batches(Position()))
+
+
 class Shrinking(Sampler[int]):
     """Its epochs are one record shorter than its len(), from the second one on."""
 
