@@ -175,7 +175,7 @@ def plain_gang(distributed: Distributed) -> dict[str, Any]:
     context = new_context(distributed, global_batch_size=16)
     context.wrap_model_engine(new_engine(distributed, config(1, micro=4, gas=2)))
     context.check()
-    said = {"unit": context.mpu, "together": context.evaluates_together}
+    said: dict[str, Any] = {"unit": context.mpu, "together": context.evaluates_together}
     said["wrong unit"] = refusal(context.set_mpu, ModelParallelUnit(2, 4, True, True))
     context.set_mpu(ModelParallelUnit(0, 1, distributed.is_chief, True))
     return {**said, "one copy": refusal(context.check), "one copy together": context.evaluates_together}
