@@ -22,8 +22,8 @@ from torch._C._distributed_c10d import TCPStore
 from hpc_det.core.distributed import Distributed
 
 PRELOAD = [
+    "hpc_det.pytorch.deepspeed",
     "hpc_det.pytorch.harness",
-    "hpc_det.pytorch.deepspeed.universal",
     "hypothesis",
     "pytest",
     "torch._dynamo",  # DDP imports that one, for seconds
