@@ -16,6 +16,7 @@ from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.data import Counted, Evaluation, Position, TrainingData
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
+from hpc_det.pytorch.deepspeed.engines import facts, load_engines, save_facts
 from hpc_det.pytorch.deepspeed.failures import explained
 from hpc_det.pytorch.deepspeed.state import rank_state, restore_rank, stored_rank
 from hpc_det.pytorch.evaluation import numbered
@@ -138,17 +139,18 @@ class DeepSpeedStrategy:
 
     def write(self, folder: Path) -> Mapping[str, FileEntry]:
         self._trial.save(self._context, folder)
+        save_facts(self._context, folder)
         return self._context.shards.take(folder)
 
     def restore(self, folder: Path, callbacks: Callbacks) -> None:
+        _ = facts(folder)  # another kind of trial's has none
         state = stored_rank(folder, self._context)
         callbacks.call("on_checkpoint_load_start", state)
         self._trial.load(self._context, folder)
         callbacks.restore(state["callbacks"])
 
     def restore_weights(self, folder: Path) -> None:
-        for number, engine in enumerate(self._context.models):
-            engine.load_checkpoint(folder, tag=f"model{number}", load_module_only=True)
+        load_engines(self._context, folder, weights_alone=True)
 
     def restore_rank(self, folder: Path, ranks: int, window: MetricWindow) -> dict[str, Any] | None:
         return restore_rank(folder, ranks, self._context, window)
