@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
 from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.core.checkpoint import check_loadable
-from hpc_det.core.metrics import MetricWindow
+from hpc_det.core.metrics import MetricWindow, number_of
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.data import Counted, Evaluation, Position, TrainingData
@@ -22,6 +21,7 @@ from hpc_det.pytorch.deepspeed.state import rank_state, restore_rank, stored_ran
 from hpc_det.pytorch.evaluation import numbered
 from hpc_det.pytorch.model_parallel import ModelParallelUnit
 from hpc_det.pytorch.state import rank_file
+from hpc_det.pytorch.training_report import named
 from hpc_det.pytorch.trial import implements
 from hpc_det.pytorch.trial_context import TrialContext
 
@@ -93,7 +93,7 @@ class DeepSpeedStrategy:
         train_batch = self._trial.train_batch
         if self._calls == 1:
             return train_batch(batches, epoch, number), self._records
-        return mean([train_batch(batches, epoch, number) for _ in range(self._calls)]), self._records
+        return mean([named(train_batch(batches, epoch, number)) for _ in range(self._calls)]), self._records
 
     def end_batch(self, number: int) -> None:
         if self._counted:
@@ -156,22 +156,15 @@ class DeepSpeedStrategy:
         return restore_rank(folder, ranks, self._context, window)
 
 
-def mean(metrics: Sequence[Any]) -> Any:
-    """Of what the micro batches of one batch returned: the losses, or what has numbers of each name."""
-    if not isinstance(metrics[0], dict):
-        return _mean_of(metrics)
-    names = dict.fromkeys(name for each in metrics for name in each)
+def mean(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of what the micro batches of one batch returned. What is no number keeps its last value."""
+    names = dict.fromkeys(chain(*metrics))
     return {name: _mean_of([each[name] for each in metrics if name in each]) for name in names}
 
 
 def _mean_of(values: Sequence[Any]) -> Any:
-    """What is no number keeps its last value."""
-    if not all(isinstance(value, (torch.Tensor, int, float)) for value in values):
-        return values[-1]
-    total = values[0].detach() if isinstance(values[0], torch.Tensor) else values[0]
-    for value in values[1:]:
-        total = total + (value.detach() if isinstance(value, torch.Tensor) else value)
-    return total / len(values)
+    numbers = [number for value in values if (number := number_of(value)) is not None]
+    return sum(numbers) / len(numbers) if len(numbers) == len(values) else values[-1]
 
 
 def _unfinished(engine: Any, number: int) -> str:
