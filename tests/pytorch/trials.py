@@ -187,7 +187,7 @@ class Life:
         spec: dict[str, Any] = {"experiment_id": 1, "trial_id": 1, "trial_seed": 5}
         spec |= {"hparams": self.hparams, "config": self.config}
         strategy: type[Strategy] = self.trial_class.strategy_class
-        context = strategy.context_class(spec, distributed or Distributed(), self.folder.tensorboard)
+        context = strategy.context_class(spec, distributed or Distributed(), self.folder)
         context.set_enable_tensorboard_logging(self.tensorboard)
         seed_everything(5)
         trial = self.trial_class(context)
@@ -234,7 +234,8 @@ class Life:
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Also of what is no number: scaled gradients overflow now and then."""
-    return one.shape == other.shape and one.numpy().tobytes() == other.numpy().tobytes()
+    first, second = (value.detach().flatten().contiguous().view(torch.uint8) for value in (one, other))
+    return one.shape == other.shape and torch.equal(first, second)
 
 
 def differences(one: Any, other: Any, where: str = "") -> list[str]:
