@@ -19,7 +19,12 @@ from hpc_det.core.distributed import Distributed
 from hpc_det.core.numpy_values import is_plain, stand_ins, with_arrays
 from hpc_det.errors import HpcDetError
 
-Finish = Callable[[Path], Mapping[str, FileEntry] | None]
+Write = Callable[[Path], Mapping[str, FileEntry] | None]
+"""Adds files to the partial folder of a checkpoint; the entries of those that are on disk and need no reading."""
+
+
+def _nothing(partial: Path) -> None:
+    pass
 
 
 class CheckpointContext:
@@ -40,11 +45,11 @@ class CheckpointContext:
         self.saved: Committed | None = None
         """On rank 0: the last one that was saved here."""
 
-    def save(self, steps: int, files: Mapping[str, Any], finish: Finish) -> str:
+    def save(self, steps: int, files: Mapping[str, Any], finish: Write = _nothing, *, write: Write = _nothing) -> str:
         """Write this rank's `files` (name -> what torch.save takes), and commit those of all ranks; the uuid.
 
-        `finish(partial folder)` runs on rank 0 before the commit; files it adds belong to the checkpoint. It may return
-        the entries of those that are on disk already; the others are flushed and read for their checksums.
+        `write` follows on every rank, and when all have written `finish` on rank 0. Files without an entry are flushed
+        by rank 0 and read for their checksums.
         """
         check_loadable(files)
         chief = self._distributed.is_chief
@@ -54,6 +59,7 @@ class CheckpointContext:
         for name, content in files.items():
             with staging.file(name, entries) as file:
                 torch.save(content, file)  # type: ignore[arg-type]  # anything that writes will do
+        entries.update(write(staging.partial) or {})
         written = self._distributed.gather_json({name: asdict(entry) for name, entry in entries.items()})
         if chief:
             everyone = {name: FileEntry(**entry) for part in written for name, entry in part.items()}

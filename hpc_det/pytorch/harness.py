@@ -11,7 +11,7 @@ from hpc_det.errors import UsageError
 from hpc_det.launch.rank import RankProcess
 from hpc_det.pytorch.run import Outcome, Run
 from hpc_det.pytorch.schedule import Schedule
-from hpc_det.pytorch.trial import PyTorchTrial, interface_problems
+from hpc_det.pytorch.trial import Trial, interface_problems
 
 
 def run_trial(trial_name: str, process: RankProcess, env: Mapping[str, str]) -> None:
@@ -26,12 +26,12 @@ def run_trial(trial_name: str, process: RankProcess, env: Mapping[str, str]) -> 
 def train_by_name(trial_name: str, run: Run) -> Outcome:
     trial_class = load_trial_class(trial_name)
     seed_everything(run.spec["trial_seed"])
-    context = run.new_context()
+    context = run.new_context(trial_class)
     schedule = Schedule.from_config(run.spec["config"], run.spec["hparams"].get("global_batch_size"))
     return run.train(trial_class(context), context, schedule, is_trainer=False)
 
 
-def load_trial_class(name: str) -> type[PyTorchTrial]:
+def load_trial_class(name: str) -> type[Trial]:
     """The class `module:Class`. Raises UsageError with one sentence that says what is wrong where."""
     module_name, separator, class_name = name.partition(":")
     if not separator:
@@ -43,7 +43,7 @@ def load_trial_class(name: str) -> type[PyTorchTrial]:
     trial_class = getattr(module, class_name, None)
     if trial_class is None:
         raise UsageError(f"--trial {name}: {module.__file__} has no {class_name}")
-    if not (isinstance(trial_class, type) and issubclass(trial_class, PyTorchTrial)):
+    if not (isinstance(trial_class, type) and issubclass(trial_class, Trial)):
         raise UsageError(f"--trial {name}: {class_name} is no subclass of hpc_det.pytorch.PyTorchTrial")
     if problems := interface_problems(trial_class):
         raise UsageError([f"--trial {name}: {class_name} {problem}" for problem in problems])

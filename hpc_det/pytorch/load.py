@@ -8,30 +8,22 @@ from __future__ import annotations
 
 import importlib
 import os
-import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
-
 from hpc_det.checkpoint.committed import MANIFEST, committed
-from hpc_det.core.checkpoint import load
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.fresh_import import importing_from
 from hpc_det.pytorch.portable import CODE, LOAD_DATA, METADATA
-from hpc_det.pytorch.state import STATE_DICT, restore_models
+from hpc_det.pytorch.state import restore_models
+from hpc_det.pytorch.stored import state_file, stored_state
 from hpc_det.pytorch.trial import PyTorchTrial
 from hpc_det.store.files import read_json
-
-PLACES = (STATE_DICT, f"determined/{STATE_DICT}", f"pedl/{STATE_DICT}", "checkpoint.pt")
-"""Where the state is, ours and Determined's through the years."""
-_DDP_PREFIX = "module."
 
 
 class CheckpointLoadContext(PyTorchTrialContext):
@@ -80,28 +72,6 @@ def load_trial_from_checkpoint_path(
     return trial
 
 
-def stored_state(folder: Path, models: Sequence[torch.nn.Module] = (), **options: Any) -> dict[str, Any]:
-    """The content of a checkpoint's state_dict.pth, at any of its places, with the four keys of the API guide.
-
-    Fitted to `models`: Determined stored those of several slots with DDP's "module." before each name. `options` are
-    torch.load's `map_location` and `mmap`. Raises UsageError where there is no such file, HpcDetError for one that is
-    damaged, holds objects, or holds something else.
-    """
-    file = _state_file(folder)
-    state = _loaded(file, options)
-    if not isinstance(state, dict) or "models_state_dict" not in state:
-        raise HpcDetError(f"{file}: has no models_state_dict, so it is not the state of a PyTorchTrial")
-    stored = state["models_state_dict"]
-    fitted = [_without_prefix(content, model) for content, model in zip(stored, models, strict=False)]
-    return {
-        "optimizers_state_dict": [],
-        "lr_schedulers_state_dict": [],
-        "callbacks": {},
-        **state,
-        "models_state_dict": [*fitted, *stored[len(fitted) :]],
-    }
-
-
 def _torch_options(given: Mapping[str, Any]) -> dict[str, Any]:
     problems = [
         f"torch_load_kwargs: {name} is not supported; use map_location and mmap"
@@ -121,20 +91,13 @@ def _torch_options(given: Mapping[str, Any]) -> dict[str, Any]:
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; name the folder of a checkpoint, checkpoints/UUID of its trial")
-    _state_file(folder)
+    state_file(folder)
     if not (folder / MANIFEST).exists():
         return  # Determined wrote none
     checkpoint = next((known for known in committed(folder.parent) if known.path == folder), None)
     problems = checkpoint.damage() if checkpoint else [f"{MANIFEST} itself"]
     if problems:
         raise HpcDetError([f"{folder}: damaged: {problem}; use another checkpoint" for problem in problems])
-
-
-def _state_file(folder: Path) -> Path:
-    found = next((folder / place for place in PLACES if (folder / place).is_file()), None)
-    if found is None:
-        raise UsageError(f"{folder}: none of {', '.join(PLACES)} is there; name the folder of a checkpoint")
-    return found
 
 
 def _about(folder: Path) -> dict[str, Any]:
@@ -183,31 +146,3 @@ def _remedy(error: ImportError) -> str:
     if (error.name or "").split(".")[0] == "determined":
         return "call hpc_det.compat.install() first: then it imports hpc_det instead"
     return "install what it imports, or pass the class as trial_class"
-
-
-def _loaded(path: Path, options: Mapping[str, Any]) -> Any:
-    try:
-        return load(path, **options)
-    except pickle.UnpicklingError as error:
-        raise HpcDetError(
-            f"{path}: holds more than tensors, numbers, texts, lists and maps, and to load it could run code that it "
-            f"brings ({_reason(error)}). If you trust it: torch.load it with weights_only=False, take that out, and "
-            f"torch.save it"
-        ) from None
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise HpcDetError(f"{path}: cannot be read ({said}); it may be damaged: use another checkpoint") from None
-
-
-def _reason(error: pickle.UnpicklingError) -> str:
-    """torch's own words, between its advice how to load the file anyway and the address of its documentation."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = lines[-2] if len(lines) > 1 else str(error)
-    return reason.removeprefix("WeightsUnpickler error: ").partition(". Please use ")[0]
-
-
-def _without_prefix(content: dict[str, Any], model: torch.nn.Module) -> dict[str, Any]:
-    """A model may have a child called `module` itself."""
-    if content.keys() != model.state_dict().keys() and all(name.startswith(_DDP_PREFIX) for name in content):
-        consume_prefix_in_state_dict_if_present(content, _DDP_PREFIX)
-    return content

@@ -14,14 +14,14 @@ does after its resume exactly what it would have done without the stop.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.checkpoint.prune import RESUME_DEPTH
-from hpc_det.core.checkpoint import CheckpointContext, check_loadable
+from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricsLog
 from hpc_det.core.preempt import StopAgreement
@@ -30,35 +30,26 @@ from hpc_det.core.save_pace import SavePace
 from hpc_det.core.searcher import SearcherContext
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
-from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.data import DataLoader, TrainingData, length_of, training_data, validation_data
-from hpc_det.pytorch.load import stored_state
+from hpc_det.pytorch.model_parallel import reporting_ranks
 from hpc_det.pytorch.portable import Portable
 from hpc_det.pytorch.progress import Progress
 from hpc_det.pytorch.schedule import Schedule
 from hpc_det.pytorch.search import Search
-from hpc_det.pytorch.state import (
-    PROGRESS,
-    STATE_DICT,
-    model_state,
-    progress_state,
-    rank_file,
-    rank_state,
-    restore_models,
-    restore_rank,
-    restore_weights,
-    restored_progress,
-)
+from hpc_det.pytorch.state import PROGRESS, progress_state, restored_progress
+from hpc_det.pytorch.strategy import Strategy
 from hpc_det.pytorch.training_report import TrainingReport
-from hpc_det.pytorch.trial import PyTorchTrial
+from hpc_det.pytorch.trial import Trial
+from hpc_det.pytorch.trial_context import TrialContext
 from hpc_det.pytorch.validation import Validation
 
 
 class Loop:
     def __init__(
         self,
-        trial: PyTorchTrial,
-        context: PyTorchTrialContext,
+        trial: Trial,
+        context: TrialContext,
+        strategy: Strategy,
         schedule: Schedule,
         *,
         stop: StopAgreement,
@@ -76,6 +67,7 @@ class Loop:
         """
         self._trial = trial
         self._context = context
+        self._strategy = strategy
         self._schedule = schedule
         self._distributed: Distributed = context.distributed
         self._stop = stop
@@ -143,11 +135,11 @@ class Loop:
         batches = self._build_data(stack)
         generators = self._resume(folder, ranks) if folder else None
         if not folder and self._warm_start:
-            self._load_models(self._warm_start)
+            self._strategy.restore(self._warm_start, self._callbacks)
         elif not folder and self._weights:
             self._load_weights(self._weights)
         self._continue_log()
-        self._check_savable()
+        self._strategy.check_savable(self._callbacks)  # better now than when the first checkpoint is due
         self._pace.begin(self._progress.steps)
         self._callbacks.call("on_training_start")
         self._context.profiler.start()
@@ -186,7 +178,12 @@ class Loop:
         return ranks
 
     def _build_data(self, stack: ExitStack) -> Iterator[Any]:
-        place = {"rank": self._distributed.rank, "size": self._distributed.size, "seed": self._context.get_trial_seed()}
+        mpu = self._strategy.mpu
+        place = {
+            "rank": mpu.data_parallel_rank,
+            "size": mpu.data_parallel_world_size,
+            "seed": self._context.get_trial_seed(),
+        }
         training = self._checked(self._trial.build_training_data_loader(), "training")
         validation = self._checked(self._trial.build_validation_data_loader(), "validation")
         # All ranks take rank 0's word for the end of an epoch, as upstream does.
@@ -198,12 +195,19 @@ class Loop:
         self._total = self._schedule.max_length.batches(self._data.batches_per_epoch)
         if (until := self._search.length()) is not None:
             self._schedule = self._schedule.until(until)
+        reporting = reporting_ranks(self._distributed.gather_json(self._strategy.mpu.should_report_metrics))
         self._validation = Validation(
-            self._trial, self._context, self._callbacks, validation_share, self._stop, self._schedule.validation_batches
+            self._trial,
+            self._context,
+            self._strategy,
+            self._callbacks,
+            validation_share,
+            self._stop,
+            reporting,
+            self._schedule.validation_batches,
         )
-        for model in self._context.wrapped_models:
-            model.train()
-        self._open_report = TrainingReport(self._context, self._callbacks)
+        self._strategy.begin(self._data)
+        self._open_report = TrainingReport(self._context, self._strategy.mpu, reporting, self._callbacks)
         batches = self._data.batches(self._progress.position)
         return self._context.on_device(batches, loaded_in_workers=self._data.loads_in_workers)
 
@@ -218,20 +222,14 @@ class Loop:
 
     def _resume(self, folder: Path, ranks: int) -> dict[str, Any] | None:
         """Everything as it was, but for the generators, whose state is returned, if this rank was there."""
-        self._load_models(folder)
+        self._strategy.restore(folder, self._callbacks)
         self._saved = self._reached()
-        return restore_rank(folder, ranks, self._context, self._open_report.window)
-
-    def _load_models(self, folder: Path) -> None:
-        state = stored_state(folder, self._context.models)
-        self._callbacks.call("on_checkpoint_load_start", state)
-        restore_models(state, self._context, folder)
-        self._callbacks.restore(state["callbacks"])
+        return self._strategy.restore_rank(folder, ranks, self._open_report.window)
 
     def _load_weights(self, folder: Path) -> None:
         if self._distributed.is_chief:
             print(f"hpc-det: begins with the weights in {folder}", flush=True)
-        restore_weights(stored_state(folder, self._context.models), self._context, folder)
+        self._strategy.restore_weights(folder)
 
     def _continue_log(self) -> None:
         if self._distributed.is_chief:
@@ -240,14 +238,11 @@ class Loop:
                 self._search.validations = self._log.validations(self._schedule.metric)
         self._context.tensorboard.begin_at(self._progress.steps)
 
-    def _check_savable(self) -> None:
-        """Better now than when the first checkpoint is due. Raises HpcDetError naming what cannot be saved."""
-        if self._distributed.is_chief:
-            check_loadable({STATE_DICT: model_state(self._context, self._callbacks)})
-
     def _seed_this_rank(self) -> None:
-        """Weights were built from the trial's seed, the same on all ranks; their noise from here on differs."""
-        seed_everything((self._context.get_trial_seed() + self._distributed.rank) % 2**32)
+        """Weights were built from the trial's seed, the same on all ranks; their noise from here on differs, but for
+        ranks that have one copy of the model among them.
+        """
+        seed_everything((self._context.get_trial_seed() + self._strategy.mpu.data_parallel_rank) % 2**32)
 
     # --- batches
 
@@ -261,6 +256,7 @@ class Loop:
         count = int(min(until - first, max(self._data.whole_batches(start), 1)))
         ends_epoch = self._data.after(start, count).epoch > start.epoch
         self._context.batch = first
+        self._strategy.begin_stretch(start, first)
         self._context.begin_epoch(
             start.epoch,
             first=first if progress.starts_epoch else None,
@@ -283,43 +279,18 @@ class Loop:
 
         At least one: it is agreed on already.
         """
-        context, trial, report, stop = self._context, self._trial, self._open_report, self._stop
-        frequency, profiler = context.aggregation_frequency, context.profiler if context.profiler.running else None
-        ends_steps = context.precision.scales_losses or bool(context.scheduled_steps)
+        context, report, stop = self._context, self._open_report, self._stop
+        train_batch, end_batch = self._strategy.train_batch, self._strategy.end_batch
+        profiler = context.profiler if context.profiler.running else None
         for number in range(first, first + count):
             if number > first and stop.should_stop():
                 return number - first
-            batch = next(batches)
             context.batch = number
-            steps_now = (number + 1) % frequency == 0
-            if steps_now:
-                metrics = trial.train_batch(batch, epoch, number)
-            else:
-                with context.keeping_gradients():
-                    metrics = trial.train_batch(batch, epoch, number)
-            report.add(metrics, trial.get_batch_length(batch))
-            del batch, metrics  # their memory is for the next ones
-            if steps_now and ends_steps:
-                self._end_optimizer_steps(number)
+            report.add(*train_batch(batches, epoch, number))  # whose memory is for the next one
+            end_batch(number)
             if profiler:
                 profiler.step()
         return count
-
-    def _end_optimizer_steps(self, number: int) -> None:
-        if self._context.precision.scales_losses:
-            self._context.precision.end_batch()
-        for scheduled in self._context.scheduled_steps:
-            scheduled.after_optimizer_step(
-                number, self._context.aggregation_frequency, lambda: self._epochs_until_next_step(number)
-            )
-
-    def _epochs_until_next_step(self, number: int) -> range:
-        """Those that batch `number` or one after it ends, up to the batch of the next optimizer step."""
-        start, trained = self._progress.position, number - self._progress.steps
-        before = position = self._data.after(start, trained) if trained else start
-        for _ in range(self._context.aggregation_frequency):
-            position = self._data.after(position)
-        return range(before.epoch, position.epoch)
 
     def _report_training(self) -> None:
         metrics, facts, self._progress.stop_requested = self._open_report.close()
@@ -372,14 +343,11 @@ class Loop:
     def _save(self) -> None:
         self._pace.save_begins()
         with unchanged_generators():
-            files = {rank_file(self._distributed.rank): rank_state(self._context, self._open_report.window)}
+            files = self._strategy.files(self._callbacks, self._open_report.window)
             if self._distributed.is_chief:
-                state = model_state(self._context, self._callbacks)
-                self._callbacks.call("on_checkpoint_save_start", state)
-                files[STATE_DICT] = state
                 files[PROGRESS] = progress_state(self._progress, self._distributed.size)
                 self._log.flush()
-            uuid = self._checkpoints.save(self._progress.steps, files, self._finish_checkpoint)
+            uuid = self._checkpoints.save(self._progress.steps, files, self._finish_checkpoint, write=self._write)
             self._pace.save_committed()
             self._saved = self._reached()
             if self._distributed.is_chief:
@@ -387,9 +355,16 @@ class Loop:
             self._callbacks.call("on_checkpoint_upload_end", uuid)
         self._pace.save_ends(self._progress.steps, self._checkpoints.saved)
 
-    def _finish_checkpoint(self, folder: Path) -> dict[str, FileEntry]:
+    def _write(self, folder: Path) -> Mapping[str, FileEntry]:
+        entries = self._strategy.write(folder)
+        if self._strategy.saves_on_every_rank:
+            self._callbacks.call("on_checkpoint_write_end", str(folder))
+        return entries
+
+    def _finish_checkpoint(self, folder: Path) -> Mapping[str, FileEntry]:
         entries = self._portable.write(folder, self._progress.steps)
-        self._callbacks.call("on_checkpoint_write_end", str(folder))
+        if not self._strategy.saves_on_every_rank:
+            self._callbacks.call("on_checkpoint_write_end", str(folder))
         return entries
 
     def _prune(self, latest: int) -> None:

@@ -23,6 +23,7 @@ from hpc_det.checkpoint.committed import FileEntry, checksum
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.state import PROGRESS
+from hpc_det.pytorch.trial import Trial
 from hpc_det.store.files import flush_folder, read_json
 
 CODE = "code"
@@ -39,11 +40,13 @@ class Portable:
     for hyperparameters or a configuration that are no JSON.
     """
 
-    def __init__(self, spec: Mapping[str, Any], trial_class: type, code: Path | None, *, is_trainer: bool) -> None:
+    def __init__(
+        self, spec: Mapping[str, Any], trial_class: type[Trial], code: Path | None, *, is_trainer: bool
+    ) -> None:
         self._code = code
         self._load_data = _json(
             {
-                "trial_type": "PyTorchTrial",
+                "trial_type": trial_class.strategy.trial_type,
                 "trial_cls_spec": f"{trial_class.__module__}:{trial_class.__qualname__}",
                 "is_trainer": is_trainer,
                 "experiment_config": _masked(spec["config"]),

@@ -6,7 +6,6 @@ import gc
 import hashlib
 import json
 import uuid
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,13 +28,12 @@ from hpc_det.launch.doorbell import Line
 from hpc_det.launch.rank import RankProcess
 from hpc_det.launch.signals import SignalPipe
 from hpc_det.launch.watch.heartbeat import Progress
-from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.loop import Loop
 from hpc_det.pytorch.portable import Portable, keep_code
 from hpc_det.pytorch.schedule import Schedule
 from hpc_det.pytorch.shown_log import ShownLog
-from hpc_det.pytorch.trial import PyTorchTrial
-from hpc_det.pytorch.trial_context import parameters_of
+from hpc_det.pytorch.trial import Trial
+from hpc_det.pytorch.trial_context import TrialContext
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
@@ -110,13 +108,13 @@ class Run:
                 test=test,
             )
 
-    def new_context(self) -> PyTorchTrialContext:
-        return PyTorchTrialContext(self.spec, self.distributed, self.folder.tensorboard)
+    def new_context(self, trial_class: type[Trial]) -> TrialContext:
+        return trial_class.strategy.context_class(self.spec, self.distributed, self.folder.tensorboard)
 
     def train(
         self,
-        trial: PyTorchTrial,
-        context: PyTorchTrialContext,
+        trial: Trial,
+        context: TrialContext,
         schedule: Schedule,
         *,
         is_trainer: bool,
@@ -126,10 +124,12 @@ class Run:
 
         Raises UsageError for a trial that wraps nothing; whatever the trial raises goes through.
         """
-        _check_wrapped(type(trial), context)
+        strategy = trial.strategy(trial, context)
+        strategy.check()
         loop = Loop(
             trial,
             context,
+            strategy,
             schedule.for_test() if self.test else schedule,
             stop=self.stop,
             checkpoints=CheckpointContext(
@@ -230,21 +230,3 @@ def _stops(distributed: Distributed, secret: str, signals: SignalPipe, line: Lin
         if all_well or alone:
             give_notice(speaking, prefix)
             stop.close()
-
-
-def _check_wrapped(trial_class: type[PyTorchTrial], context: PyTorchTrialContext) -> None:
-    problems = [
-        f"{trial_class.__name__}: __init__ wraps no {what}; call context.wrap_{what}, or a checkpoint would miss it"
-        for what, wrapped in (("model", context.models), ("optimizer", context.optimizers))
-        if not wrapped
-    ]
-    if problems:
-        raise UsageError(problems)
-    models = {id(parameter) for model in context.models for parameter in model.parameters()}
-    trained = [parameter for optimizer in context.optimizers for parameter in parameters_of(optimizer)]
-    if loose := sum(id(parameter) not in models for parameter in trained):
-        warnings.warn(
-            f"{trial_class.__name__}: optimizers train {loose} parameters of no wrapped model, which no checkpoint "
-            f"holds and ranks do not share; make them parameters of a model, and wrap that",
-            stacklevel=2,
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,15 +11,20 @@ import torch
 from hpc_det.core.metrics import MetricWindow
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
-from hpc_det.pytorch.context import PyTorchTrialContext
+from hpc_det.pytorch.model_parallel import ModelParallelUnit
+from hpc_det.pytorch.trial_context import TrialContext
 
 
 class TrainingReport:
-    def __init__(self, context: PyTorchTrialContext, callbacks: Callbacks) -> None:
+    def __init__(
+        self, context: TrialContext, mpu: ModelParallelUnit, reporting: Sequence[int], callbacks: Callbacks
+    ) -> None:
+        """`reporting`: the ranks whose metrics count."""
         self._context = context
+        self._mpu = mpu
         self._callbacks = callbacks
         self._keeps_batches = callbacks.overrides("on_training_workload_end")
-        self._averages = _averages(context)
+        self._reporting = reporting if _averages(context) else reporting[:1]
         context.reducers.reset(training=True)
         self.window = MetricWindow(keep_batches=self._keeps_batches)
         self._records = 0
@@ -36,28 +42,26 @@ class TrainingReport:
         """
         gang = self._context.distributed
         by_rank = gang.gather_json({"window": self.window.sums(), "stop": self._context.get_stop_requested()})
-        metrics: dict[str, Any] = dict(self.window.reduced([rank["window"] for rank in self._reporting(by_rank)]))
+        metrics: dict[str, Any] = dict(self.window.reduced([by_rank[rank]["window"] for rank in self._reporting]))
         metrics.update(self._context.reducers.reduce(gang, training=True))
         if self._keeps_batches:
-            batches = self._reporting(gang.gather_json(self.window.kept_sums()))
-            self._callbacks.call("on_training_workload_end", metrics, self.window.reduced_batches(batches))
+            kept = gang.gather_json(self.window.kept_sums())
+            batches = self.window.reduced_batches([kept[rank] for rank in self._reporting])
+            self._callbacks.call("on_training_workload_end", metrics, batches)
         self.window.reset()
         self._context.reducers.reset(training=True)
         return metrics, {"records_per_s": self._records_per_s()}, any(rank["stop"] for rank in by_rank)
 
-    def _reporting(self, by_rank: list[Any]) -> list[Any]:
-        """All ranks, or rank 0 alone (optimizations.average_training_metrics)."""
-        return by_rank if self._averages else by_rank[:1]
-
     def _records_per_s(self) -> float:
         """Of all ranks, by this one's count."""
         now = time.monotonic()
-        rate = self._records * self._context.distributed.size / max(now - self._began, 1e-9)
+        rate = self._records * self._mpu.data_parallel_world_size / max(now - self._began, 1e-9)
         self._records, self._began = 0, now
         return rate
 
 
-def _averages(context: PyTorchTrialContext) -> bool:
+def _averages(context: TrialContext) -> bool:
+    """Or the first rank of them speaks alone (optimizations.average_training_metrics)."""
     return bool(context.get_experiment_config().get("optimizations", {}).get("average_training_metrics", True))
 
 

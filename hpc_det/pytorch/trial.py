@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,13 +13,44 @@ from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import PyTorchCallback
 from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.data import DataLoader
+from hpc_det.pytorch.plain import PlainStrategy
+from hpc_det.pytorch.strategy import Strategy
 
 
-class PyTorchTrial:
+class Trial:
+    """What all kinds of trials have in common."""
+
+    strategy: ClassVar[type[Strategy]]
+    """How the loop trains this kind."""
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+
+    def build_training_data_loader(self) -> Any:
+        raise NotImplementedError
+
+    def build_validation_data_loader(self) -> Any:
+        raise NotImplementedError
+
+    def evaluate_full_dataset(self, data_loader: Iterable[Any]) -> dict[str, Any]:
+        """All validation data at once, on rank 0 alone, while the other ranks wait. Returns the metrics."""
+        raise NotImplementedError
+
+    def evaluation_reducer(self) -> Reducer | dict[str, Reducer]:
+        """How a metric of `evaluate_batch` becomes one number; a dict names every metric."""
+        return Reducer.AVG
+
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return {}
+
+
+class PyTorchTrial(Trial):
     """Subclass this; wrap models, optimizers and schedulers in `__init__`.
 
     `train_batch`, both loaders and one of `evaluate_batch` and `evaluate_full_dataset` are required.
     """
+
+    strategy = PlainStrategy
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
@@ -46,17 +76,6 @@ class PyTorchTrial:
         """
         raise NotImplementedError
 
-    def evaluate_full_dataset(self, data_loader: Iterable[Any]) -> dict[str, Any]:
-        """All validation data at once, on rank 0 alone, while the other ranks wait. Returns the metrics."""
-        raise NotImplementedError
-
-    def evaluation_reducer(self) -> Reducer | dict[str, Reducer]:
-        """How a metric of `evaluate_batch` becomes one number; a dict names every metric."""
-        return Reducer.AVG
-
-    def build_callbacks(self) -> dict[str, PyTorchCallback]:
-        return {}
-
     def get_batch_length(self, batch: Any) -> int:
         """The number of records in a batch: the first dimension of the first tensor or array in nested dicts, lists and
         tuples (upstream's rule). Override it for batches without any; it raises UsageError for them.
@@ -79,7 +98,7 @@ REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data_
 EVALUATIONS = ("evaluate_batch", "evaluate_full_dataset")
 
 
-def interface_problems(trial_class: type[PyTorchTrial]) -> list[str]:
+def interface_problems(trial_class: type[Trial]) -> list[str]:
     """What keeps a class from being a trial: a sentence each."""
     missing = [name for name in REQUIRED if not implements(trial_class, name)]
     problems = [f"does not implement {', '.join(missing)}"] if missing else []
@@ -90,22 +109,7 @@ def interface_problems(trial_class: type[PyTorchTrial]) -> list[str]:
     return problems
 
 
-def implements(trial_class: type[PyTorchTrial], name: str) -> bool:
-    return getattr(trial_class, name) is not getattr(PyTorchTrial, name)
-
-
-def evaluation_of(trial: PyTorchTrial) -> Callable[[Any, int], Any]:
-    """`evaluate_batch` as a function of (batch, number), whether its signature takes the number or not.
-
-    It does with a parameter `batch_idx`, or a second one that must be given.
-    """
-    evaluate = trial.evaluate_batch
-    parameters = inspect.signature(evaluate).parameters
-    if "batch_idx" in parameters:
-        return lambda batch, number: evaluate(batch, batch_idx=number)
-    needed = [each for each in parameters.values() if each.default is each.empty]
-    if len([each for each in needed if each.kind is each.POSITIONAL_OR_KEYWORD]) > 1:
-        return evaluate
-    if any(each.kind is each.VAR_POSITIONAL for each in needed):
-        return evaluate
-    return lambda batch, number: evaluate(batch)
+def implements(trial_class: type[Trial], name: str) -> bool:
+    """Whether the user has, beside the kind of trial that it is."""
+    kind = next(base for base in trial_class.__mro__ if "strategy" in vars(base))
+    return getattr(trial_class, name) is not getattr(kind, name)

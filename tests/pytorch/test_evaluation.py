@@ -14,8 +14,9 @@ from torch.utils.data import IterableDataset, TensorDataset
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import DataLoader, PyTorchTrial, PyTorchTrialContext, Reducer, Trainer, init
+from hpc_det.pytorch.evaluation import numbered
 from hpc_det.pytorch.harness import load_trial_class
-from hpc_det.pytorch.trial import evaluation_of, interface_problems
+from hpc_det.pytorch.trial import interface_problems
 from hpc_det.store.files import read_lines
 from tests.core.ranks import OnRanks
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
@@ -296,7 +297,7 @@ class OtherName(Steady):
 
 @pytest.mark.parametrize(("trial", "got"), [(Optional, None), (Keyword, 7), (Anything, 7), (OtherName, 7)])
 def test_the_signature_says_whether_a_batch_comes_with_its_number(trial: type[Tiny], got: int | None) -> None:
-    assert evaluation_of(object.__new__(trial))("a batch", 7) == {"got": got}
+    assert numbered(object.__new__(trial).evaluate_batch)("a batch", 7) == {"got": got}
 
 
 @pytest.mark.parametrize(

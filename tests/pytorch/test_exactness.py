@@ -267,7 +267,7 @@ class BucketView(Aggregating):
 
 def weights_after(distributed: Distributed, life: Life, stop_at: float) -> list[Any]:
     loop = life.attempt(StopAt(stop_at), distributed)
-    return [parameter.detach().numpy().tobytes() for parameter in loop._context.models[0].parameters()]
+    return [parameter.detach().numpy().tobytes() for parameter in loop._context.models[0].parameters()]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,9 @@ from hpc_det.core.distributed import Distributed
 from hpc_det.core.rng import restore_rng, rng_state
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.pytorch import LRScheduler, PyTorchTrial
-from hpc_det.pytorch.load import CheckpointLoadContext, load_trial_from_checkpoint_path, stored_state
+from hpc_det.pytorch.load import CheckpointLoadContext, load_trial_from_checkpoint_path
 from hpc_det.pytorch.portable import Portable
+from hpc_det.pytorch.stored import stored_state
 from tests.pytorch.trials import Life, StopAt, Tiny, differences
 
 MODEL_DEF = """
@@ -120,7 +121,7 @@ def saved(
     path: Path, state: dict[str, Any], *, word: str = "", is_trainer: bool = False, cls: str = "", **more: str
 ) -> Path:
     """A checkpoint of ours, with its code."""
-    named = type("_Named", (), {})
+    named = type("_Named", (PyTorchTrial,), {})
     named.__module__, _, named.__qualname__ = (cls or "model_def:Outer.Trial").partition(":")
     spec = {
         "experiment_id": 4,

@@ -181,7 +181,9 @@ def gan(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[PyTorchTrial]]:
     """The class that the example's config names."""
     monkeypatch.syspath_prepend(str(data_path("docs/examples/gan")))
     monkeypatch.delitem(sys.modules, "model_def", raising=False)
-    yield load_trial_class(GAN["entrypoint"].split()[-1])
+    trial_class = load_trial_class(GAN["entrypoint"].split()[-1])
+    assert issubclass(trial_class, PyTorchTrial)
+    yield trial_class
     del sys.modules["model_def"]
 
 

@@ -18,6 +18,7 @@ from hpc_det.checkpoint.committed import Committed, checksum, committed
 from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import UsageError
+from hpc_det.pytorch import PyTorchTrial
 from hpc_det.pytorch import portable as portable_module
 from hpc_det.pytorch.portable import Portable, keep_code
 from tests.pytorch.trials import Life, StopAt
@@ -35,7 +36,7 @@ SPEC: dict[str, Any] = {
 
 
 class Outer:
-    class Trial:
+    class Trial(PyTorchTrial):
         pass
 
 

@@ -17,7 +17,7 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.core.rng import restore_rng, rng_state
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import Batch, Epoch, PyTorchTrial, PyTorchTrialContext, Trainer, init
-from hpc_det.pytorch.load import stored_state
+from hpc_det.pytorch.stored import stored_state
 from hpc_det.store.files import read_json, read_lines
 from hpc_det.store.folders import TrialFolder
 from tests.pytorch.trials import Life, Tiny, differences

@@ -29,6 +29,8 @@ from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchCallback, PyTorchTri
 from hpc_det.pytorch.loop import Loop
 from hpc_det.pytorch.portable import LOAD_DATA, METADATA, Portable
 from hpc_det.pytorch.schedule import Schedule
+from hpc_det.pytorch.strategy import Strategy
+from hpc_det.pytorch.trial import Trial
 from hpc_det.store.files import read_lines
 from hpc_det.store.folders import TrialFolder
 
@@ -160,7 +162,7 @@ class Life:
     """One trial, from attempt to attempt."""
 
     folder: TrialFolder
-    trial_class: type[PyTorchTrial] = Tiny
+    trial_class: type[Trial] = Tiny
     config: Mapping[str, Any] = field(default_factory=dict)
     hparams: Mapping[str, Any] = field(default_factory=dict)
     attempts: int = 0
@@ -171,7 +173,7 @@ class Life:
     """The checkpoint whose weights it begins with."""
 
     @classmethod
-    def begin(cls, path: Path, trial_class: type[PyTorchTrial] = Tiny, hparams: Any = None, **config: Any) -> Life:
+    def begin(cls, path: Path, trial_class: type[Trial] = Tiny, hparams: Any = None, **config: Any) -> Life:
         folder = TrialFolder(path)
         folder.checkpoints.mkdir(parents=True)
         return cls(
@@ -184,12 +186,15 @@ class Life:
         stop = stop or StopAt()
         spec: dict[str, Any] = {"experiment_id": 1, "trial_id": 1, "trial_seed": 5}
         spec |= {"hparams": self.hparams, "config": self.config}
-        context = PyTorchTrialContext(spec, distributed or Distributed(), self.folder.tensorboard)
+        strategy: type[Strategy] = self.trial_class.strategy
+        context = strategy.context_class(spec, distributed or Distributed(), self.folder.tensorboard)
         context.set_enable_tensorboard_logging(self.tensorboard)
         seed_everything(5)
+        trial = self.trial_class(context)
         loop = Loop(
-            self.trial_class(context),
+            trial,
             context,
+            strategy(trial, context),
             Schedule.from_config(self.config, self.hparams["global_batch_size"]),
             stop=stop,
             checkpoints=CheckpointContext(self.folder.checkpoints, context.distributed),

@@ -1,0 +1,185 @@
+"""PyTorchTrial: the trial steps its optimizers, DDP shares gradients, and rank 0 saves the models of all."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from hpc_det.checkpoint.committed import FileEntry
+from hpc_det.core.checkpoint import check_loadable
+from hpc_det.core.metrics import MetricWindow
+from hpc_det.errors import UsageError
+from hpc_det.pytorch.callback import Callbacks
+from hpc_det.pytorch.context import PyTorchTrialContext
+from hpc_det.pytorch.data import Position, TrainingData
+from hpc_det.pytorch.ddp import DataParallel, share_buffers
+from hpc_det.pytorch.evaluation import numbered
+from hpc_det.pytorch.model_parallel import ModelParallelUnit
+from hpc_det.pytorch.state import (
+    STATE_DICT,
+    model_state,
+    rank_file,
+    rank_state,
+    restore_models,
+    restore_rank,
+    restore_weights,
+)
+from hpc_det.pytorch.stored import stored_state
+from hpc_det.pytorch.trial_context import TrialContext, parameters_of
+
+if TYPE_CHECKING:
+    from hpc_det.pytorch.trial import PyTorchTrial
+
+
+class PlainStrategy:
+    trial_type: ClassVar = "PyTorchTrial"
+    context_class: ClassVar[type[TrialContext]] = PyTorchTrialContext
+    saves_on_every_rank: ClassVar = False
+    micro_batches = 1
+
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+        gang = context.distributed
+        self.mpu = ModelParallelUnit(gang.rank, gang.size, should_report_metrics=True, should_build_data_loader=True)
+        self._trial = trial
+        self._context = context
+        self._evaluate = numbered(trial.evaluate_batch)
+
+    def check(self) -> None:
+        name, context = type(self._trial).__name__, self._context
+        problems = [
+            f"{name}: __init__ wraps no {what}; call context.wrap_{what}, or a checkpoint would miss it"
+            for what, wrapped in (("model", context.models), ("optimizer", context.optimizers))
+            if not wrapped
+        ]
+        if problems:
+            raise UsageError(problems)
+        models = {id(parameter) for model in context.models for parameter in model.parameters()}
+        trained = [parameter for optimizer in context.optimizers for parameter in parameters_of(optimizer)]
+        if loose := sum(id(parameter) not in models for parameter in trained):
+            warnings.warn(
+                f"{name}: optimizers train {loose} parameters of no wrapped model, which no checkpoint holds and ranks "
+                f"do not share; make them parameters of a model, and wrap that",
+                stacklevel=2,
+            )
+
+    # --- training
+
+    def begin(self, data: TrainingData) -> None:
+        self._data = data
+        self._ends_steps = self._context.precision.scales_losses or bool(self._context.scheduled_steps)
+        self._set_training_mode(True)
+
+    def begin_stretch(self, position: Position, first: int) -> None:
+        self._position, self._first = position, first
+
+    def train_batch(self, batches: Iterator[Any], epoch: int, number: int) -> tuple[Any, int]:
+        trial, context = self._trial, self._context
+        batch = next(batches)
+        if (number + 1) % context.aggregation_frequency:
+            with context.keeping_gradients():
+                return trial.train_batch(batch, epoch, number), trial.get_batch_length(batch)
+        return trial.train_batch(batch, epoch, number), trial.get_batch_length(batch)
+
+    def end_batch(self, number: int) -> None:
+        if not self._ends_steps or (number + 1) % self._context.aggregation_frequency:
+            return
+        if self._context.precision.scales_losses:
+            self._context.precision.end_batch()
+        for scheduled in self._context.scheduled_steps:
+            scheduled.after_optimizer_step(
+                number, self._context.aggregation_frequency, lambda: self._epochs_until_next_step(number)
+            )
+
+    def _epochs_until_next_step(self, number: int) -> range:
+        """Those that batch `number` or one after it ends, up to the batch of the next optimizer step."""
+        start, trained = self._position, number - self._first
+        before = position = self._data.after(start, trained) if trained else start
+        for _ in range(self._context.aggregation_frequency):
+            position = self._data.after(position)
+        return range(before.epoch, position.epoch)
+
+    # --- validation
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        share_buffers(self._context.wrapped_models)
+        self._set_training_mode(False)
+        yield
+        self._set_training_mode(True)
+
+    def evaluate(self, batch: Any, number: int) -> Any:
+        return self._evaluate(batch, number)
+
+    def _set_training_mode(self, training: bool) -> None:
+        for model in self._context.wrapped_models:
+            model.train(training)
+            if isinstance(model, DataParallel):
+                model.alone = not training
+
+    def owned(self) -> Iterator[object]:
+        context = self._context
+        yield from (self._trial, context, *context.optimizers, *context.lr_schedulers)
+        for model in (*context.models, *context.wrapped_models):
+            yield from (*model.modules(), *model.parameters(), *model.buffers())
+
+    def snapshot(self, callbacks: Callbacks) -> dict[str, Any]:
+        """Callbacks swap weights, say."""
+        models = [
+            {name: value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else value for name, value in state}
+            for state in (model.state_dict().items() for model in self._context.models)
+        ]
+        groups = [
+            {name: value for name, value in group.items() if name != "params"}
+            for optimizer in self._context.optimizers
+            for group in optimizer.param_groups
+        ]
+        schedulers = [scheduler.state_dict() for scheduler in self._context.lr_schedulers]
+        others = {"groups": groups, "schedulers": schedulers, "callbacks": callbacks.state()}
+        return {"models": models, **copy.deepcopy(others)}
+
+    def put_back(self, snapshot: dict[str, Any], callbacks: Callbacks) -> None:
+        for model, state in zip(self._context.models, snapshot["models"], strict=True):
+            model.load_state_dict(state)
+        groups = (group for optimizer in self._context.optimizers for group in optimizer.param_groups)
+        for group, former in zip(groups, snapshot["groups"], strict=True):
+            group.update(former)
+        for scheduler, state in zip(self._context.lr_schedulers, snapshot["schedulers"], strict=True):
+            scheduler.load_state_dict(state)
+        callbacks.restore(snapshot["callbacks"])
+
+    # --- checkpoints
+
+    def check_savable(self, callbacks: Callbacks) -> None:
+        if self._context.distributed.is_chief:
+            check_loadable({STATE_DICT: model_state(self._context, callbacks)})
+
+    def files(self, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
+        files = {rank_file(self._context.distributed.rank): rank_state(self._context, window)}
+        if self._context.distributed.is_chief:
+            files[STATE_DICT] = model_state(self._context, callbacks)
+            callbacks.call("on_checkpoint_save_start", files[STATE_DICT])
+        return files
+
+    def write(self, folder: Path) -> Mapping[str, FileEntry]:
+        return {}
+
+    def restore(self, folder: Path, callbacks: Callbacks) -> None:
+        state = stored_state(folder, self._context.models)
+        callbacks.call("on_checkpoint_load_start", state)
+        restore_models(state, self._context, folder)
+        callbacks.restore(state["callbacks"])
+
+    def restore_weights(self, folder: Path) -> None:
+        restore_weights(stored_state(folder, self._context.models), self._context, folder)
+
+    def restore_rank(self, folder: Path, ranks: int, window: MetricWindow) -> dict[str, Any] | None:
+        return restore_rank(folder, ranks, self._context, window)
+
+    def let_go(self) -> None:
+        self._context.let_go()

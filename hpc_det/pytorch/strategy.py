@@ -1,0 +1,113 @@
+"""What the one loop leaves to the kind of trial: one training batch, one evaluation, what a checkpoint holds.
+
+The loop decides when; the strategy does. PyTorchTrial has hpc_det.pytorch.plain, DeepSpeedTrial
+hpc_det.pytorch.deepspeed.strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from hpc_det.checkpoint.committed import FileEntry
+from hpc_det.core.metrics import MetricWindow
+from hpc_det.pytorch.callback import Callbacks
+from hpc_det.pytorch.data import Position, TrainingData
+from hpc_det.pytorch.model_parallel import ModelParallelUnit
+from hpc_det.pytorch.trial_context import TrialContext
+
+
+class Strategy(Protocol):
+    """Made once per process, when the trial is built."""
+
+    trial_type: ClassVar[str]
+    """As checkpoints name it."""
+    context_class: ClassVar[type[TrialContext]]
+    saves_on_every_rank: ClassVar[bool]
+    """Whether each rank saves models and callbacks of its own, or rank 0 does for all."""
+
+    def __init__(self, trial: Any, context: Any) -> None: ...
+
+    @property
+    def mpu(self) -> ModelParallelUnit:
+        """Which part of the data this rank trains on, and whether its metrics count."""
+        ...
+
+    @property
+    def micro_batches(self) -> int:
+        """So many batches of the loader make a batch of training."""
+        ...
+
+    def check(self) -> None:
+        """Raises UsageError for what the trial's `__init__` has left out."""
+        ...
+
+    # --- training
+
+    def begin(self, data: TrainingData) -> None:
+        """Before the first batch of this process, and before anything is restored."""
+        ...
+
+    def begin_stretch(self, position: Position, first: int) -> None:
+        """Batches from number `first` on come next, which are at `position`."""
+        ...
+
+    def train_batch(self, batches: Iterator[Any], epoch: int, number: int) -> tuple[Any, int]:
+        """One batch of training, number `number`: what the trial returned of it, and its records on this rank."""
+        ...
+
+    def end_batch(self, number: int) -> None:
+        """After each; its metrics are taken."""
+        ...
+
+    # --- validation
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Collective: around a validation, with what it needs to see of the other ranks."""
+        ...
+
+    def evaluate(self, batch: Any, number: int) -> Any:
+        """What `evaluate_batch` returns."""
+        ...
+
+    def owned(self) -> Iterator[object]:
+        """What training goes on to change, and reducers may hold."""
+        ...
+
+    def snapshot(self, callbacks: Callbacks) -> Any:
+        """What a callback may change in a validation, for `put_back`."""
+        ...
+
+    def put_back(self, snapshot: Any, callbacks: Callbacks) -> None: ...
+
+    # --- checkpoints
+
+    def check_savable(self, callbacks: Callbacks) -> None:
+        """Raises HpcDetError naming what no checkpoint could hold."""
+        ...
+
+    def files(self, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
+        """What this rank saves by torch.save, by file name."""
+        ...
+
+    def write(self, folder: Path) -> Mapping[str, FileEntry]:
+        """Collective: what else it saves, written into the partial folder of a checkpoint, and flushed to disk."""
+        ...
+
+    def restore(self, folder: Path, callbacks: Callbacks) -> None:
+        """Models, and all that trains them, as they were saved. Raises HpcDetError where they do not fit."""
+        ...
+
+    def restore_weights(self, folder: Path) -> None:
+        """Of the models alone."""
+        ...
+
+    def restore_rank(self, folder: Path, ranks: int, window: MetricWindow) -> dict[str, Any] | None:
+        """Everything of this rank but its generators, whose state is returned; None if it was not in the gang."""
+        ...
+
+    def let_go(self) -> None:
+        """Training is over, and the process group may end before the models do."""
+        ...
