@@ -1,7 +1,6 @@
 """A page of the documentation as something to execute: its files and its commands, in the order in which they stand.
 
-A fenced block whose first line is `# file: PATH` is a file, and so is a block ```json PATH, since JSON has no comments.
-In a block ```console each line `$ COMMAND` is a command
+A fenced block whose first line is `# file: PATH` is a file. In a block ```console each line `$ COMMAND` is a command
 (longer ones go on in lines `> ...`), and what follows is its whole output, with `...` for any text. Words after
 `console` say more:
 
@@ -66,8 +65,6 @@ class Page:
         for language, marks, body in _BLOCK.findall(self.text):
             if language == "console":
                 yield from _commands(body, frozenset(marks.split()))
-            elif language == "json":
-                yield File(path=marks.strip(), text=body)
             elif file := _FILE.match(body):
                 yield File(path=file[1], text=body)
 

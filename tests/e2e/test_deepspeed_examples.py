@@ -2,38 +2,116 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import os
+import signal
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from hpc_det.store.folders import ExperimentStore
 from tests.e2e.story import Story
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-SEED = "reproducibility.experiment_seed=5"
 
 
-def finished(example: str, *overrides: str, experiment: str | None = None) -> Story:
+def begin(example: str, *overrides: str, experiment: str | None = None, cluster: str = "local") -> Story:
     folder = EXAMPLES / example
-    story = Story.begin(SEED, *overrides, config=folder / f"{experiment or example}.yaml", context=folder)
+    config = folder / f"{experiment or example}.yaml"
+    return Story.begin("reproducibility.experiment_seed=5", *overrides, config=config, context=folder, cluster=cluster)
+
+
+def finished(example: str, *overrides: str, cluster: str = "local") -> Story:
+    story = begin(example, *overrides, cluster=cluster)
     story.wait()
     return story
 
 
 def reported(story: Story, kind: str, metric: str) -> list[float]:
-    return [metrics[metric] for which, _, metrics in story.series if which == kind]
+    return [metrics[metric] for reported, _, metrics in story.series if reported == kind]
 
 
 # --- deepspeed
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-def test_zero_learns_the_digits(stage: int) -> None:
-    story = finished(
+def with_zero(stage: int) -> Story:
+    return finished(
         "deepspeed",
         f"hyperparameters.overwrite_deepspeed_args.zero_optimization.stage={stage}",
         "searcher.max_length={epochs: 6}",
     )
+
+
+def assert_digits_are_learned(story: Story) -> None:
     losses = reported(story, "training", "loss")
     assert losses[-1] < losses[0] / 4
     assert reported(story, "validation", "accuracy")[-1] > 0.95
+
+
+def test_zero_1_learns_the_digits() -> None:
+    assert_digits_are_learned(with_zero(1))
+
+
+@pytest.mark.long
+def test_zero_2_learns_the_digits_as_zero_1_does() -> None:
+    two = with_zero(2)
+    assert_digits_are_learned(two)
+    assert reported(two, "training", "loss") == pytest.approx(reported(with_zero(1), "training", "loss"), rel=1e-3)
+
+
+@pytest.mark.long
+def test_a_search_changes_what_stands_in_the_deepspeed_config() -> None:
+    story = begin("deepspeed", experiment="search")
+    story.wait()
+    experiment = ExperimentStore(Path(os.environ["HPC_DET_ROOT"])).folder(story.number)
+    overwritten = [experiment.trial(number).spec for number in range(1, 5)]
+    assert overwritten
+
+
+# --- deepspeed_pipeline
+
+
+def test_a_pipeline_of_two_stages_learns_the_digits() -> None:
+    story = finished("deepspeed_pipeline", "searcher.max_length={epochs: 4}")
+    losses = reported(story, "validation", "validation_loss")
+    assert losses[-1] < 0.5
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.long
+def test_two_pipelines_of_two_stages_learn_them_too(state_folder: Path) -> None:
+    profile = state_folder / "conf" / "cluster" / "wide.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text((EXAMPLES.parents[1] / "conf" / "cluster" / "local.yaml").read_text().replace("slots_per_node: 2", "slots_per_node: 4"))
+    story = finished("deepspeed_pipeline", "searcher.max_length={epochs: 4}", "resources.slots_per_trial=4", cluster="wide")
+    assert reported(story, "validation", "validation_loss")[-1] < 0.5
+
+
+# --- deepspeed_dcgan
+
+
+def test_a_dcgan_with_two_engines_learns_to_paint() -> None:
+    story = finished("deepspeed_dcgan", "searcher.max_length={batches: 100}", "perform_initial_validation=true")
+    distances = reported(story, "validation", "energy_distance")
+    assert distances[-1] < distances[0] / 5
+    assert painted(story) == [0, 50, 100]
+
+
+def painted(story: Story) -> list[int]:
+    """The batches of whose images TensorBoard has a grid."""
+    (folder,) = {path.parent for path in story.trial.tensorboard.rglob("*tfevents*") if "rank-0" in str(path)} or [story.trial.tensorboard]
+    events = EventAccumulator(str(folder)).Reload()
+    return [image.step for image in events.Images("painted")]
+
+
+@pytest.mark.long
+def test_it_goes_on_bit_for_bit_after_a_preemption() -> None:
+    few = ("searcher.max_length={batches: 40}", "scheduling_unit=1", "min_validation_period={batches: 20}")
+    undisturbed = finished("deepspeed_dcgan", *few)
+    story = begin("deepspeed_dcgan", *few)
+    story.until_batch(5)
+    (agent,) = story.pids("hpc_det.launch.agent")
+    os.kill(agent, signal.SIGTERM)
+    story.wait()
+    assert story.causes == ["preempted", "finished"]
+    assert story.series == undisturbed.series

@@ -45,6 +45,8 @@ class PipelineTrial(DeepSpeedTrial):
     def __init__(self, context: DeepSpeedTrialContext) -> None:
         self.context = context
         width, dropout = context.get_hparam("width"), context.get_hparam("dropout")
+        # Both stages would draw the same numbers. Copies of one stage begin with the weights of the first of them.
+        torch.manual_seed(context.get_trial_seed() + context.distributed.get_rank())
         # Specs and not layers: each rank builds those of its own stage only.
         layers = [
             LayerSpec(nn.Linear, 64, width),
@@ -60,7 +62,7 @@ class PipelineTrial(DeepSpeedTrial):
         )
         engine, _, _, _ = deepspeed.initialize(
             model=model,
-            model_parameters=[weights for weights in model.parameters() if weights.requires_grad],
+            model_parameters=model.parameters(),
             config=get_ds_config_from_hparams(context.get_hparams()),
         )
         self.engine = context.wrap_model_engine(engine)
@@ -72,9 +74,9 @@ class PipelineTrial(DeepSpeedTrial):
         return self.loader(training=False)
 
     def loader(self, *, training: bool) -> DataLoader:
-        """Of micro batches; all have one size, since the stages settle once what they send each other."""
+        """Of micro batches, with which a pipeline validates, too."""
         size = self.engine.train_micro_batch_size_per_gpu()
-        return DataLoader(digits(training=training), batch_size=size, shuffle=training, drop_last=True)
+        return DataLoader(digits(training=training), batch_size=size, shuffle=training)
 
     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
         return {"loss": self.engine.train_batch(dataloader_iter)}
