@@ -43,6 +43,16 @@ class ChecksummedFile:
         return FileEntry(size=self._size, crc32=self._crc)
 
 
+@contextmanager
+def checksummed(path: Path) -> Iterator[ChecksummedFile]:
+    """Write `path`; flushed to disk when the block ends."""
+    with open(path, "wb") as raw:
+        file = ChecksummedFile(raw)
+        yield file
+        raw.flush()
+        os.fsync(raw.fileno())
+
+
 @dataclass(frozen=True)
 class Staging:
     """A checkpoint that is being written. All ranks share the uuid; each adds files of its own names."""
@@ -57,11 +67,8 @@ class Staging:
     @contextmanager
     def file(self, name: str, entries: dict[str, FileEntry]) -> Iterator[ChecksummedFile]:
         """Write `name`; flushed to disk, and its entry put into `entries`, when the block ends."""
-        with open(self.partial / name, "wb") as raw:
-            file = ChecksummedFile(raw)
+        with checksummed(self.partial / name) as file:
             yield file
-            raw.flush()
-            os.fsync(raw.fileno())
         entries[name] = file.entry
 
     def add_others(self, entries: dict[str, FileEntry]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -128,3 +129,25 @@ def load(path: Path, **options: Any) -> Any:
     """
     with stand_ins():
         return with_arrays(torch.load(path, **{"map_location": "cpu", **options, "weights_only": True}))
+
+
+def read(path: Path, **options: Any) -> Any:
+    """`load`, for a file that somebody else may have written: raises HpcDetError that says what is wrong with it."""
+    try:
+        return load(path, **options)
+    except pickle.UnpicklingError as error:
+        raise HpcDetError(
+            f"{path}: holds more than tensors, numbers, texts, lists and maps, and to load it could run code that it "
+            f"brings ({_reason(error)}). If you trust it: torch.load it with weights_only=False, take that out, and "
+            f"torch.save it"
+        ) from None
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise HpcDetError(f"{path}: cannot be read ({said}); it may be damaged: use another checkpoint") from None
+
+
+def _reason(error: pickle.UnpicklingError) -> str:
+    """torch's own words, between its advice how to load the file anyway and the address of its documentation."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = lines[-2] if len(lines) > 1 else str(error)
+    return reason.removeprefix("WeightsUnpickler error: ").partition(". Please use ")[0]

@@ -16,7 +16,6 @@ from hpc_det.pytorch.ddp import DataParallel, data_parallel, synchronized_batch_
 from hpc_det.pytorch.experimental import PyTorchExperimentalContext
 from hpc_det.pytorch.lr_scheduler import LRScheduler, ScheduledStep
 from hpc_det.pytorch.trial_context import TrialContext, parameters_of
-from hpc_det.search.sample import sample
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -44,17 +43,6 @@ class PyTorchTrialContext(TrialContext):
         self._averages: dict[int, bool] = {}
         """By id() of an optimizer: whether its aggregated gradients are averaged, or summed."""
         self._steps_now = True
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> PyTorchTrialContext:
-        """Off cluster: to build a trial in a notebook or a test. Each hyperparameter with a range is drawn at random.
-
-        `wrap_*` give back what they are given, on this machine's device.
-        """
-        seed = config.get("reproducibility", {}).get("experiment_seed") or 0
-        hparams = sample(config.get("hyperparameters", {}))
-        spec = {"experiment_id": 0, "trial_id": 0, "trial_seed": seed, "hparams": hparams, "config": config}
-        return cls(spec, Distributed())
 
     @property
     def lr_schedulers(self) -> list[torch.optim.lr_scheduler.LRScheduler]:

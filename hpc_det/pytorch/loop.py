@@ -14,7 +14,7 @@ does after its resume exactly what it would have done without the stop.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from hpc_det.core.save_pace import SavePace
 from hpc_det.core.searcher import SearcherContext
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
-from hpc_det.pytorch.data import DataLoader, TrainingData, length_of, training_data, validation_data
+from hpc_det.pytorch.data import DataLoader, Evaluation, training_data, validation_data
 from hpc_det.pytorch.model_parallel import reporting_ranks
 from hpc_det.pytorch.portable import Portable
 from hpc_det.pytorch.progress import Progress
@@ -102,7 +102,7 @@ class Loop:
             return "stopped"
         return "waiting" if self._search.may_come_back else "finished"
 
-    def _train_to_the_end(self, batches: Iterator[Any]) -> None:
+    def _train_to_the_end(self, batches: Any) -> None:
         if not self._search.wants_training():
             return
         while not self._stop.stopped:
@@ -126,7 +126,7 @@ class Loop:
 
     # --- start
 
-    def _begin(self, stack: ExitStack) -> Iterator[Any]:
+    def _begin(self, stack: ExitStack) -> Any:
         """Data first, then state (upstream's order): making an iterator may draw random numbers."""
         folder = self._checkpoint_to_resume()
         ranks = self._read_progress(folder) if folder else 0
@@ -177,46 +177,49 @@ class Loop:
             )
         return ranks
 
-    def _build_data(self, stack: ExitStack) -> Iterator[Any]:
-        mpu = self._strategy.mpu
-        place = {
-            "rank": mpu.data_parallel_rank,
-            "size": mpu.data_parallel_world_size,
+    def _build_data(self, stack: ExitStack) -> Any:
+        strategy, training, validation = self._strategy, self._loader("training"), self._loader("validation")
+        place: dict[str, Any] = {
+            "rank": strategy.mpu.data_parallel_rank,
+            "size": strategy.mpu.data_parallel_world_size,
             "seed": self._context.get_trial_seed(),
+            "gang": self._distributed,
+            "per_batch": strategy.micro_batches,
         }
-        training = self._checked(self._trial.build_training_data_loader(), "training")
-        validation = self._checked(self._trial.build_validation_data_loader(), "validation")
-        # All ranks take rank 0's word for the end of an epoch, as upstream does.
-        length = None if isinstance(training, DataLoader) else self._distributed.broadcast_json(length_of(training))
-        self._data: TrainingData = training_data(training, **place, batches_per_epoch=length)
-        validation_share = validation_data(validation, **place)
+        self._data = training_data(training, **place, whole_only=strategy.evaluation is Evaluation.PIPELINED)
+        validation_share = validation_data(validation, **place, evaluation=strategy.evaluation)
         for data in (self._data, validation_share):
             stack.callback(data.close)
         self._total = self._schedule.max_length.batches(self._data.batches_per_epoch)
         if (until := self._search.length()) is not None:
             self._schedule = self._schedule.until(until)
-        reporting = reporting_ranks(self._distributed.gather_json(self._strategy.mpu.should_report_metrics))
+        reporting = reporting_ranks(self._distributed.gather_json(strategy.mpu.should_report_metrics))
         self._validation = Validation(
             self._trial,
             self._context,
-            self._strategy,
+            strategy,
             self._callbacks,
             validation_share,
+            validation is not None,
             self._stop,
             reporting,
             self._schedule.validation_batches,
         )
-        self._strategy.begin(self._data)
-        self._open_report = TrainingReport(self._context, self._strategy.mpu, reporting, self._callbacks)
-        batches = self._data.batches(self._progress.position)
-        return self._context.on_device(batches, loaded_in_workers=self._data.loads_in_workers)
+        self._open_report = TrainingReport(self._context, strategy.mpu, reporting, self._callbacks)
+        return strategy.begin(self._data, None if training is None else self._data.batches(self._progress.position))
 
-    def _checked(self, loader: Any, kind: str) -> Any:
+    def _loader(self, kind: str) -> Any:
+        """What the trial loads on this rank; None where others do it."""
+        if not self._strategy.mpu.should_build_data_loader:
+            return None
+        loader = getattr(self._trial, f"build_{kind}_data_loader")()
+        if loader is None and self._strategy.may_load_nothing:
+            return None
         if not isinstance(loader, DataLoader) and self._context.checks_dataset_reproducibility:
             raise UsageError(
                 f"build_{kind}_data_loader returned {type(loader).__name__}: hpc_det.pytorch.DataLoader makes the "
                 f"order of records reproducible and shares them over ranks; use that, or call "
-                f"context.experimental.disable_dataset_reproducibility_checks() and see to both in your loader"
+                f"{self._strategy.own_loaders_allowed_by}() and see to both in your loader"
             )
         return loader
 
@@ -246,7 +249,7 @@ class Loop:
 
     # --- batches
 
-    def _train_to_boundary(self, batches: Iterator[Any]) -> None:
+    def _train_to_boundary(self, batches: Any) -> None:
         """Batches of one epoch, until something can be due, or all ranks agree to stop.
 
         What is the same for all of them is done once: at a batch it would cost microseconds.
@@ -274,7 +277,7 @@ class Loop:
         if self._schedule.report_is_due(progress):
             self._report_training()
 
-    def _train(self, batches: Iterator[Any], first: int, count: int, epoch: int) -> int:
+    def _train(self, batches: Any, first: int, count: int, epoch: int) -> int:
         """`count` batches from number `first` on, or as many as are trained when all ranks agree to stop; how many.
 
         At least one: it is agreed on already.

@@ -17,7 +17,7 @@ from hpc_det.core.metrics import MetricWindow
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.context import PyTorchTrialContext
-from hpc_det.pytorch.data import Position, TrainingData
+from hpc_det.pytorch.data import Evaluation, Position, TrainingData
 from hpc_det.pytorch.ddp import DataParallel, share_buffers
 from hpc_det.pytorch.evaluation import numbered
 from hpc_det.pytorch.model_parallel import ModelParallelUnit
@@ -41,7 +41,10 @@ class PlainStrategy:
     trial_type: ClassVar = "PyTorchTrial"
     context_class: ClassVar[type[TrialContext]] = PyTorchTrialContext
     saves_on_every_rank: ClassVar = False
+    may_load_nothing: ClassVar = False
+    own_loaders_allowed_by: ClassVar = "context.experimental.disable_dataset_reproducibility_checks"
     micro_batches = 1
+    evaluation = Evaluation.APART
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
         gang = context.distributed
@@ -70,10 +73,12 @@ class PlainStrategy:
 
     # --- training
 
-    def begin(self, data: TrainingData) -> None:
+    def begin(self, data: TrainingData, batches: Iterator[Any] | None) -> Iterator[Any]:
         self._data = data
         self._ends_steps = self._context.precision.scales_losses or bool(self._context.scheduled_steps)
         self._set_training_mode(True)
+        assert batches is not None  # all ranks load
+        return self._context.on_device(batches, loaded_in_workers=data.loads_in_workers)
 
     def begin_stretch(self, position: Position, first: int) -> None:
         self._position, self._first = position, first
@@ -113,8 +118,8 @@ class PlainStrategy:
         yield
         self._set_training_mode(True)
 
-    def evaluate(self, batch: Any, number: int) -> Any:
-        return self._evaluate(batch, number)
+    def evaluate(self, batches: Iterator[Any], number: int) -> Any:
+        return self._evaluate(next(batches), number)
 
     def _set_training_mode(self, training: bool) -> None:
         for model in self._context.wrapped_models:
@@ -180,6 +185,3 @@ class PlainStrategy:
 
     def restore_rank(self, folder: Path, ranks: int, window: MetricWindow) -> dict[str, Any] | None:
         return restore_rank(folder, ranks, self._context, window)
-
-    def let_go(self) -> None:
-        self._context.let_go()

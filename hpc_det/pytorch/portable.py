@@ -46,7 +46,7 @@ class Portable:
         self._code = code
         self._load_data = _json(
             {
-                "trial_type": trial_class.strategy.trial_type,
+                "trial_type": trial_class.strategy_class.trial_type,
                 "trial_cls_spec": f"{trial_class.__module__}:{trial_class.__qualname__}",
                 "is_trainer": is_trainer,
                 "experiment_config": _masked(spec["config"]),

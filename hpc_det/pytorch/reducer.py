@@ -158,12 +158,14 @@ class Reducers:
                     each.carry()
 
     @contextlib.contextmanager
-    def set_aside(self, shared: Iterable[object] = ()) -> Iterator[None]:
+    def set_aside(self, shared: Iterable[object] = (), *, in_training_only: bool = True) -> Iterator[None]:
         """For a validation in the middle of training: what reducers that serve both have of training comes back.
 
-        `shared`: what reducers may hold and training goes on to change, such as models.
+        `shared`: what reducers may hold and training goes on to change, such as models. `in_training_only=False`: also
+        what those that serve validation alone have of it.
         """
-        both = [each.reducer for each in self._wrapped if each.for_training and each.for_validation]
+        serving = (each for each in self._wrapped if each.for_validation)
+        both = [each.reducer for each in serving if each.for_training or not in_training_only]
         known = {id(each): each for each in shared}
         attributes = [{name: _copied(value, known) for name, value in vars(reducer).items()} for reducer in both]
         try:

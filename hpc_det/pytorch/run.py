@@ -109,7 +109,7 @@ class Run:
             )
 
     def new_context(self, trial_class: type[Trial]) -> TrialContext:
-        return trial_class.strategy.context_class(self.spec, self.distributed, self.folder.tensorboard)
+        return trial_class.strategy_class.context_class(self.spec, self.distributed, self.folder.tensorboard)
 
     def train(
         self,
@@ -124,7 +124,7 @@ class Run:
 
         Raises UsageError for a trial that wraps nothing; whatever the trial raises goes through.
         """
-        strategy = trial.strategy(trial, context)
+        strategy = trial.strategy_class(trial, context)
         strategy.check()
         loop = Loop(
             trial,

@@ -10,6 +10,7 @@ rank-R.pth        random generators, gradients that wait for an optimizer step, 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.data import Position
 from hpc_det.pytorch.ddp import DataParallel, shares_buffers
 from hpc_det.pytorch.progress import Progress
-from hpc_det.pytorch.trial_context import parameters_of
+from hpc_det.pytorch.trial_context import TrialContext, parameters_of
 
 STATE_DICT = "state_dict.pth"
 PROGRESS = "progress.pth"
@@ -110,20 +111,36 @@ def restored_progress(folder: Path) -> tuple[Progress, int]:
     return Progress(**{**state, "position": Position(**state["position"])}), ranks
 
 
+# --- what is open between two reports, of any kind of trial
+
+
+def open_state(context: TrialContext, window: MetricWindow) -> dict[str, Any]:
+    return {
+        "window": window.state(),
+        "reducers": context.reducers.state(),
+        "stop_requested": context.get_stop_requested(),
+    }
+
+
+def restore_open(context: TrialContext, window: MetricWindow, *states: Mapping[str, Any]) -> None:
+    """As this rank left it; or what several ranks of a gang of another size did, all of it."""
+    window.restore(*(state["window"] for state in states))
+    context.reducers.restore(*(state["reducers"] for state in states))
+    context.set_stop_requested(any(state["stop_requested"] for state in states))
+
+
 # --- ranks
 
 
 def rank_state(context: PyTorchTrialContext, window: MetricWindow) -> dict[str, Any]:
     return {
         "rng": rng_state(),
-        "window": window.state(),
-        "reducers": context.reducers.state(),
+        **open_state(context, window),
         "gradients": _gradients(context),
         "buffers": _own_buffers(context),
         "sends_buffers": [model.require_forward_param_sync for model in _in_ddp(context)],
-        "stop_requested": context.get_stop_requested(),
         "frozen": [name for name, parameter in _parameters(context) if not parameter.requires_grad],
-        "evaluating": [name for name, module in _modules(context) if not module.training],
+        "evaluating": evaluating(context.models),
     }
 
 
@@ -137,13 +154,11 @@ def restore_rank(folder: Path, ranks: int, context: PyTorchTrialContext, window:
     own = load(folder / rank_file(rank if rank < ranks else 0))
     _set_modes(context, own)
     if ranks == size:
-        window.restore(own["window"])
-        context.reducers.restore(own["reducers"])
+        restore_open(context, window, own)
         _set_gradients(context, own["gradients"])
         _set_own_buffers(context, own["buffers"])
         for model, sends in zip(_in_ddp(context), own["sends_buffers"], strict=True):
             model.require_forward_param_sync = sends
-        context.set_stop_requested(own["stop_requested"])
     else:
         _take_over(folder, ranks, context, window)
     generators: dict[str, Any] = own["rng"]
@@ -151,18 +166,15 @@ def restore_rank(folder: Path, ranks: int, context: PyTorchTrialContext, window:
 
 
 def _take_over(folder: Path, ranks: int, context: PyTorchTrialContext, window: MetricWindow) -> None:
-    windows, reducers = [], []
+    states = []
     gradients: dict[str, torch.Tensor] = {}
     for rank in range(ranks):  # one file after the other: they may hold as much as a model
         state = load(folder / rank_file(rank))
-        windows.append(state["window"])
-        context.set_stop_requested(context.get_stop_requested() or state["stop_requested"])
-        reducers.append(state["reducers"])
+        states.append({name: state[name] for name in ("window", "reducers", "stop_requested")})
         for name, gradient in state["gradients"].items():  # a rank without one counts as zero
             gradients[name] = gradients[name] + gradient if name in gradients else gradient
     if context.distributed.is_chief:
-        window.restore(*windows)
-        context.reducers.restore(*reducers)
+        restore_open(context, window, *states)
     _set_gradients(context, {name: total / ranks for name, total in gradients.items()})
 
 
@@ -213,8 +225,7 @@ def _set_modes(context: PyTorchTrialContext, state: dict[str, Any]) -> None:
     """What the trial or a callback has frozen or thawed on the way."""
     for name, parameter in _parameters(context):
         parameter.requires_grad_(name not in state["frozen"])
-    for name, module in _modules(context):
-        module.training = name not in state["evaluating"]
+    set_evaluating(context.models, state["evaluating"])
 
 
 def _in_ddp(context: PyTorchTrialContext) -> list[DataParallel]:
@@ -229,5 +240,19 @@ def _parameters(context: PyTorchTrialContext) -> list[tuple[str, torch.nn.Parame
     ]
 
 
-def _modules(context: PyTorchTrialContext) -> list[tuple[str, torch.nn.Module]]:
-    return [(f"{k}.{name}", module) for k, model in enumerate(context.models) for name, module in model.named_modules()]
+# --- modes
+
+
+def evaluating(models: Sequence[torch.nn.Module]) -> list[str]:
+    """The modules in eval mode."""
+    return [name for name, module in _modules(models) if not module.training]
+
+
+def set_evaluating(models: Sequence[torch.nn.Module], names: Collection[str]) -> None:
+    """These in eval mode, all others in training mode."""
+    for name, module in _modules(models):
+        module.training = name not in names
+
+
+def _modules(models: Sequence[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:
+    return [(f"{k}.{name}", module) for k, model in enumerate(models) for name, module in model.named_modules()]

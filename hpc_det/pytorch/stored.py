@@ -5,15 +5,14 @@ Files are read without unpickling anything but tensors, numbers, texts and plain
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from hpc_det.core.checkpoint import load
+from hpc_det.core.checkpoint import read
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.pytorch.state import STATE_DICT
 
@@ -30,7 +29,7 @@ def stored_state(folder: Path, models: Sequence[torch.nn.Module] = (), **options
     damaged, holds objects, or holds something else.
     """
     file = state_file(folder)
-    state = _loaded(file, options)
+    state = read(file, **options)
     if not isinstance(state, dict) or "models_state_dict" not in state:
         raise HpcDetError(f"{file}: has no models_state_dict, so it is not the state of a PyTorchTrial")
     stored = state["models_state_dict"]
@@ -49,27 +48,6 @@ def state_file(folder: Path) -> Path:
     if found is None:
         raise UsageError(f"{folder}: none of {', '.join(PLACES)} is there; name the folder of a checkpoint")
     return found
-
-
-def _loaded(path: Path, options: Mapping[str, Any]) -> Any:
-    try:
-        return load(path, **options)
-    except pickle.UnpicklingError as error:
-        raise HpcDetError(
-            f"{path}: holds more than tensors, numbers, texts, lists and maps, and to load it could run code that it "
-            f"brings ({_reason(error)}). If you trust it: torch.load it with weights_only=False, take that out, and "
-            f"torch.save it"
-        ) from None
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise HpcDetError(f"{path}: cannot be read ({said}); it may be damaged: use another checkpoint") from None
-
-
-def _reason(error: pickle.UnpicklingError) -> str:
-    """torch's own words, between its advice how to load the file anyway and the address of its documentation."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = lines[-2] if len(lines) > 1 else str(error)
-    return reason.removeprefix("WeightsUnpickler error: ").partition(". Please use ")[0]
 
 
 def _without_prefix(content: dict[str, Any], model: torch.nn.Module) -> dict[str, Any]:

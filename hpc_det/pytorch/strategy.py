@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.core.metrics import MetricWindow
 from hpc_det.pytorch.callback import Callbacks
-from hpc_det.pytorch.data import Position, TrainingData
+from hpc_det.pytorch.data import Evaluation, Position, TrainingData
 from hpc_det.pytorch.model_parallel import ModelParallelUnit
 from hpc_det.pytorch.trial_context import TrialContext
 
@@ -27,6 +27,10 @@ class Strategy(Protocol):
     context_class: ClassVar[type[TrialContext]]
     saves_on_every_rank: ClassVar[bool]
     """Whether each rank saves models and callbacks of its own, or rank 0 does for all."""
+    may_load_nothing: ClassVar[bool]
+    """Whether a rank may return None instead of a loader."""
+    own_loaders_allowed_by: ClassVar[str]
+    """The method that the user calls to return other loaders than ours."""
 
     def __init__(self, trial: Any, context: Any) -> None: ...
 
@@ -40,21 +44,24 @@ class Strategy(Protocol):
         """So many batches of the loader make a batch of training."""
         ...
 
+    @property
+    def evaluation(self) -> Evaluation: ...
+
     def check(self) -> None:
         """Raises UsageError for what the trial's `__init__` has left out."""
         ...
 
     # --- training
 
-    def begin(self, data: TrainingData) -> None:
-        """Before the first batch of this process, and before anything is restored."""
+    def begin(self, data: TrainingData, batches: Iterator[Any] | None) -> Any:
+        """Before anything is restored: what `train_batch` takes its batches from. None: others load them."""
         ...
 
     def begin_stretch(self, position: Position, first: int) -> None:
         """Batches from number `first` on come next, which are at `position`."""
         ...
 
-    def train_batch(self, batches: Iterator[Any], epoch: int, number: int) -> tuple[Any, int]:
+    def train_batch(self, batches: Any, epoch: int, number: int) -> tuple[Any, int]:
         """One batch of training, number `number`: what the trial returned of it, and its records on this rank."""
         ...
 
@@ -68,8 +75,8 @@ class Strategy(Protocol):
         """Collective: around a validation, with what it needs to see of the other ranks."""
         ...
 
-    def evaluate(self, batch: Any, number: int) -> Any:
-        """What `evaluate_batch` returns."""
+    def evaluate(self, batches: Any, number: int) -> Any:
+        """What `evaluate_batch` returns of the next of `batches`, which is None where others load them."""
         ...
 
     def owned(self) -> Iterator[object]:
@@ -77,7 +84,7 @@ class Strategy(Protocol):
         ...
 
     def snapshot(self, callbacks: Callbacks) -> Any:
-        """What a callback may change in a validation, for `put_back`."""
+        """What a callback may change in a validation, for `put_back`. None where nobody could put it back."""
         ...
 
     def put_back(self, snapshot: Any, callbacks: Callbacks) -> None: ...
@@ -106,8 +113,4 @@ class Strategy(Protocol):
 
     def restore_rank(self, folder: Path, ranks: int, window: MetricWindow) -> dict[str, Any] | None:
         """Everything of this rank but its generators, whose state is returned; None if it was not in the gang."""
-        ...
-
-    def let_go(self) -> None:
-        """Training is over, and the process group may end before the models do."""
         ...

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,10 +23,13 @@ from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.local import STOP_SIGNALS_BUT_INTERRUPT, announce, new_folder
 from hpc_det.pytorch.run import Run, gang, is_test
 from hpc_det.pytorch.schedule import CheckpointPolicy, Schedule
-from hpc_det.pytorch.trial import PyTorchTrial, interface_problems
+from hpc_det.pytorch.trial import Trial, interface_problems
+from hpc_det.pytorch.trial_context import TrialContext
 from hpc_det.pytorch.units import Batch, TrainUnit, unit_from_config, unit_of
 from hpc_det.search.sample import first_sample
 from hpc_det.store.folders import TrialFolder
+
+Context = TypeVar("Context", bound=TrialContext)
 
 
 class TrainerContext(PyTorchTrialContext):
@@ -57,9 +60,26 @@ def init(
 
     Raises UsageError for a process group that does not go with the variables.
     """
+
+    def new_context(run: Run) -> TrainerContext:
+        return TrainerContext(_aggregating(run, aggregation_frequency))
+
+    with context_of_script(new_context, hparams, exp_conf, distributed, enable_tensorboard_logging) as context:
+        yield context
+
+
+@contextmanager
+def context_of_script(
+    new_context: Callable[[Run], Context],
+    hparams: dict[str, Any] | None,
+    exp_conf: dict[str, Any] | None,
+    distributed: Distributed | None,
+    enable_tensorboard_logging: bool,
+) -> Iterator[Context]:
+    """For `init`, of any kind of trial. A script that leaves with code 0 from within has done its work."""
     leaving = None
     with _in_job() if _is_in_job() else _unmanaged(hparams or {}, exp_conf or {}, distributed) as run:
-        context = TrainerContext(_aggregating(run, aggregation_frequency))
+        context = new_context(run)
         context.set_enable_tensorboard_logging(enable_tensorboard_logging)
         try:
             yield context
@@ -73,14 +93,16 @@ def init(
 
 
 class Trainer:
-    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+    def __init__(self, trial: Trial, context: TrialContext) -> None:
         """`context`: of `init`. Raises UsageError for another, and for a trial with missing methods."""
         if problems := interface_problems(type(trial)):
             raise UsageError([f"{type(trial).__name__} {problem}" for problem in problems])
-        if not isinstance(context, TrainerContext):
+        run = getattr(context, "run", None)
+        if not isinstance(run, Run):
             raise UsageError("Trainer: the context is not of hpc_det.pytorch.init(); make it with that")
         self._trial = trial
         self._context = context
+        self._run = run
 
     def fit(
         self,
@@ -108,7 +130,7 @@ class Trainer:
             warnings.warn("fit: profiling_enabled has no effect here; see context.set_profiler", stacklevel=2)
         if test_mode and _is_in_job():
             raise UsageError("fit: test_mode is for runs without a job; create the experiment with --test instead")
-        run, config = self._context.run, self._context.get_experiment_config()
+        run, config = self._run, self._context.get_experiment_config()
         searcher = config.get("searcher", {})
         if max_length and searcher.get("name") in ("async_halving", "adaptive_asha"):
             raise UsageError(

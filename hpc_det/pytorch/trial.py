@@ -20,7 +20,7 @@ from hpc_det.pytorch.strategy import Strategy
 class Trial:
     """What all kinds of trials have in common."""
 
-    strategy: ClassVar[type[Strategy]]
+    strategy_class: ClassVar[type[Strategy]]
     """How the loop trains this kind."""
 
     def __init__(self, context: Any) -> None:
@@ -50,7 +50,7 @@ class PyTorchTrial(Trial):
     `train_batch`, both loaders and one of `evaluate_batch` and `evaluate_full_dataset` are required.
     """
 
-    strategy = PlainStrategy
+    strategy_class = PlainStrategy
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
@@ -111,5 +111,5 @@ def interface_problems(trial_class: type[Trial]) -> list[str]:
 
 def implements(trial_class: type[Trial], name: str) -> bool:
     """Whether the user has, beside the kind of trial that it is."""
-    kind = next(base for base in trial_class.__mro__ if "strategy" in vars(base))
+    kind = next(base for base in trial_class.__mro__ if "strategy_class" in vars(base))
     return getattr(trial_class, name) is not getattr(kind, name)

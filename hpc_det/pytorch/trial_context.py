@@ -15,12 +15,14 @@ from hpc_det.pytorch.device import ToDevice, prefetched
 from hpc_det.pytorch.profiler import Profiler
 from hpc_det.pytorch.reducer import MetricReducer, Reducers
 from hpc_det.pytorch.tensorboard import TensorBoard
+from hpc_det.search.sample import sample
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
 Known = TypeVar("Known")
+Context = TypeVar("Context", bound="TrialContext")
 
 
 class TrialContext:
@@ -44,6 +46,17 @@ class TrialContext:
         self._epoch: int | None = None
         self._first_of_epoch: int | None = None
         self._last_of_epoch: int | None = None
+
+    @classmethod
+    def from_config(cls: type[Context], config: dict[str, Any]) -> Context:
+        """Off cluster: to build a trial in a notebook or a test, alone on this machine's device.
+
+        Each hyperparameter with a range is drawn at random.
+        """
+        seed = config.get("reproducibility", {}).get("experiment_seed") or 0
+        hparams = sample(config.get("hyperparameters", {}))
+        spec = {"experiment_id": 0, "trial_id": 0, "trial_seed": seed, "hparams": hparams, "config": config}
+        return cls(spec, Distributed())
 
     # --- information
 
@@ -181,6 +194,9 @@ class TrialContext:
         self._epoch = epoch
         self._first_of_epoch = first
         self._last_of_epoch = last
+
+    def let_go(self) -> None:
+        """Training is over, and the process group may end before the models do."""
 
     def _hparam(self, name: str) -> Any:
         hparams = self._spec["hparams"]

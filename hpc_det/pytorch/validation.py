@@ -27,21 +27,24 @@ class Validation:
         strategy: Strategy,
         callbacks: Callbacks,
         data: ValidationData,
+        loads: bool,
         stop: StopAgreement,
         reporting: Sequence[int],
         limit: int | None,
     ) -> None:
-        """`reporting`: the ranks whose metrics count. `limit`: batches of each rank, at most."""
+        """`loads`: whether this rank does. `reporting`: those whose metrics count. `limit`: evaluations, at most."""
         self._trial = trial
         self._context = context
         self._strategy = strategy
         self._callbacks = callbacks
         self._data = data
+        self._loads = loads
         self._stop = stop
         self._reporting = reporting
+        self._reports = context.distributed.rank in reporting
         self._limit = limit
         self._ticks = min(context.distributed.gather_json(data.length or 0))
-        """Batches that every rank has, as far as anybody knows."""
+        """Evaluations that every rank makes, as far as anybody knows."""
         self._may_change = callbacks.overrides("on_validation_start", "on_validation_epoch_start")
         self._in_full = implements(type(trial), "evaluate_full_dataset")
         self._keeps_outputs = callbacks.overrides("on_validation_epoch_end")
@@ -80,24 +83,31 @@ class Validation:
         self._callbacks.call("on_validation_epoch_start")
         window = MetricWindow(self._trial.evaluation_reducer(), numbers_only=True)
         outputs: list[Any] = []
-        batches = self._context.on_device(self._data.batches(), loaded_in_workers=self._data.loads_in_workers)
         with self._stop.steps("validation"):
-            for number, batch in enumerate(islice(batches, self._limit)):
+            for number, (batches, counts) in enumerate(islice(self._data.rounds(self._iterated()), self._limit)):
                 if self._may_leave and number < self._ticks and self._stop.should_stop():
                     return None
-                metrics = self._evaluate(batch, number)
+                if counts:
+                    metrics = self._strategy.evaluate(batches, number)
+                    if self._reports:
+                        window.add(_checked(metrics))
+                    if self._keeps_outputs:
+                        outputs.append(metrics)
+                else:
+                    self._keep_company(batches, number)
                 self._stop.step()
-                window.add(metrics)
-                if self._keeps_outputs:
-                    outputs.append(metrics)
         self._callbacks.call("on_validation_epoch_end", outputs)
         return self._reduced(window)
 
-    def _evaluate(self, batch: Any, number: int) -> dict[str, Any]:
-        metrics = self._strategy.evaluate(batch, number)
-        if not isinstance(metrics, dict):
-            raise UsageError(f"evaluate_batch returned {type(metrics).__name__}; return a dict of metrics")
-        return metrics
+    def _iterated(self) -> Iterator[Any] | None:
+        if not self._loads:
+            return None
+        return self._context.on_device(self._data.batches(), loaded_in_workers=self._data.loads_in_workers)
+
+    def _keep_company(self, batches: Any, number: int) -> None:
+        """The other ranks have batches left, and need this one for them."""
+        with self._context.reducers.set_aside(self._strategy.owned(), in_training_only=False):
+            self._strategy.evaluate(batches, number)
 
     def _reduced(self, window: MetricWindow) -> dict[str, Any]:
         by_rank = self._context.distributed.gather_json(window.sums())
@@ -130,6 +140,12 @@ class Validation:
         except Abandoned:
             return Abandoned
         return {name: plain(value) for name, value in metrics.items()} if isinstance(metrics, dict) else metrics
+
+
+def _checked(metrics: Any) -> dict[str, Any]:
+    if not isinstance(metrics, dict):
+        raise UsageError(f"evaluate_batch returned {type(metrics).__name__}; return a dict of metrics")
+    return metrics
 
 
 class Abandoned(BaseException):

@@ -186,7 +186,7 @@ class Life:
         stop = stop or StopAt()
         spec: dict[str, Any] = {"experiment_id": 1, "trial_id": 1, "trial_seed": 5}
         spec |= {"hparams": self.hparams, "config": self.config}
-        strategy: type[Strategy] = self.trial_class.strategy
+        strategy: type[Strategy] = self.trial_class.strategy_class
         context = strategy.context_class(spec, distributed or Distributed(), self.folder.tensorboard)
         context.set_enable_tensorboard_logging(self.tensorboard)
         seed_everything(5)
@@ -195,7 +195,7 @@ class Life:
             trial,
             context,
             strategy(trial, context),
-            Schedule.from_config(self.config, self.hparams["global_batch_size"]),
+            Schedule.from_config(self.config, self.hparams.get("global_batch_size")),
             stop=stop,
             checkpoints=CheckpointContext(self.folder.checkpoints, context.distributed),
             pace=SavePace(self.folder, context.distributed, **self.pace),

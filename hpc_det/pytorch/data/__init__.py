@@ -12,23 +12,28 @@ from typing import Any, Protocol
 
 import torch
 
-from hpc_det.errors import UsageError
+from hpc_det.core.distributed import Distributed
 from hpc_det.pytorch.data.data_loader import DataLoader
 from hpc_det.pytorch.data.foreign import ForeignTraining, ForeignValidation, length_of
-from hpc_det.pytorch.data.index_batches import OnePass, TrainingBatches
+from hpc_det.pytorch.data.micro_batches import Counted, MicroBatches
+from hpc_det.pytorch.data.rounds import Evaluation, rounds_of
+from hpc_det.pytorch.data.shapes import Shapes
+from hpc_det.pytorch.data.shared import SharedTraining, SharedValidation
 from hpc_det.pytorch.data.shares import Position
-from hpc_det.pytorch.data.workers import ClosableLoader
 
 __all__ = [
+    "Counted",
     "DataLoader",
+    "Evaluation",
     "Position",
     "TorchData",
     "TrainingData",
     "ValidationData",
-    "length_of",
     "training_data",
     "validation_data",
 ]
+
+ALONE = Distributed()
 
 TorchData = dict[str, Any] | list[Any] | tuple[Any, ...] | torch.Tensor
 
@@ -37,11 +42,10 @@ class TrainingData(Protocol):
     """One rank's view of the training data."""
 
     loads_in_workers: bool
-
-    @property
-    def batches_per_epoch(self) -> int | None:
-        """None: it has no length, and epochs never end."""
-        ...
+    is_shared_out: bool
+    """By us: then positions are exact, and each batch takes as many of its micro batches as it has."""
+    batches_per_epoch: int | None
+    """None: it has no length, and epochs never end."""
 
     def whole_batches(self, position: Position) -> int:
         """How many from `position` on are of one size and of one epoch; 0: the next one is not."""
@@ -52,7 +56,10 @@ class TrainingData(Protocol):
         ...
 
     def batches(self, position: Position) -> Iterator[Any]:
-        """This rank's batches from `position` on, without end."""
+        """This rank's batches (micro batches, where several make one) from `position` on, without end.
+
+        Of no use on a rank that has no loader, here and below.
+        """
         ...
 
     def close(self) -> None:
@@ -65,10 +72,20 @@ class ValidationData(Protocol):
 
     loads_in_workers: bool
     length: int | None
-    """Batches of this rank's share; None where nobody knows."""
+    """Rounds of this rank; None where nobody knows."""
 
     def batches(self) -> Iterator[Any]:
-        """This rank's share, once; over all ranks every record once. A loader of the user's own: all of it."""
+        """This rank's share, once; over all ranks every record once. A loader of the user's own: all of it.
+
+        Where ranks evaluate together: as many as their rounds take, see `Evaluation`.
+        """
+        ...
+
+    def rounds(self, batches: Iterator[Any] | None) -> Iterator[tuple[Any, bool]]:
+        """For each evaluation what it takes its batches from, which is `batches`, and whether it counts.
+
+        `batches`: those of `batches()`; None on a rank without a loader.
+        """
         ...
 
     def whole(self) -> Iterable[Any]:
@@ -81,79 +98,61 @@ class ValidationData(Protocol):
 
 
 def training_data(
-    loader: DataLoader | Iterable[Any], *, rank: int, size: int, seed: int, batches_per_epoch: int | None = None
+    loader: DataLoader | Iterable[Any] | None,
+    *,
+    rank: int,
+    size: int,
+    seed: int,
+    gang: Distributed = ALONE,
+    per_batch: int = 1,
+    whole_only: bool = False,
 ) -> TrainingData:
-    """`batches_per_epoch`: of a loader that is not ours, where it is known better than by its len().
+    """Collective over `gang`; `rank` and `size` are those of data parallelism.
 
-    Raises UsageError for fewer records than ranks.
+    Without a loader the rank only counts, as those do that have one. `per_batch`: batches of the loader that make one
+    of training. `whole_only`: all have to be of one size, which is the user's to see to in a loader of their own.
+
+    Raises UsageError for too few records, and where ranks do not load the same.
     """
+    shapes = Shapes.gathered("training", loader, rank, gang)
+    shapes.check()
+    loader = shapes.stand_in(rank) if loader is None else loader
+    data: TrainingData
     if isinstance(loader, DataLoader):
-        return SharedTraining(loader, rank=rank, size=size, seed=seed)
-    return ForeignTraining(loader, batches_per_epoch)
+        data = SharedTraining(
+            loader, rank=rank, size=size, seed=seed, by_its_word=not shapes.all_load, whole_only=whole_only
+        )
+    else:
+        data = ForeignTraining(loader, shapes.shortest)
+    return data if per_batch == 1 else MicroBatches(data, per_batch)
 
 
-def validation_data(loader: DataLoader | Iterable[Any], *, rank: int, size: int, seed: int) -> ValidationData:
-    """Raises UsageError for no records."""
-    if isinstance(loader, DataLoader):
-        return SharedValidation(loader, rank=rank, size=size, seed=seed)
-    return ForeignValidation(loader, size)
+def validation_data(
+    loader: DataLoader | Iterable[Any] | None,
+    *,
+    rank: int,
+    size: int,
+    seed: int,
+    gang: Distributed = ALONE,
+    evaluation: Evaluation = Evaluation.APART,
+    per_batch: int = 1,
+) -> ValidationData:
+    """Collective over `gang`; `rank` and `size` are those of data parallelism.
 
+    Where a rank has no loader, all evaluate equally often. `per_batch`: batches of the loader in one evaluation of a
+    pipeline.
 
-class SharedTraining:
-    def __init__(self, loader: DataLoader, *, rank: int, size: int, seed: int) -> None:
-        self._loader = loader
-        self._rank = rank
-        self._seed = seed
-        self._items = loader.items(seed)
-        self._share = loader.share(self._items, size)
-        self._share.check(self._items.nominal_length)
-        self._torch_loader: ClosableLoader | None = None
-        self.batches_per_epoch = self._share.batches_per_epoch(self._items.nominal_length)
-        self.loads_in_workers = loader.num_workers > 0
-
-    def whole_batches(self, position: Position) -> int:
-        return self._share.whole_batches(position)
-
-    def after(self, position: Position, batches: int = 1) -> Position:
-        return self._share.after(position) if batches == 1 else self._share.after_whole(position, batches)
-
-    def batches(self, position: Position) -> Iterator[Any]:
-        """Raises UsageError for a position that the epoch does not have."""
-        length = self._items.length(position.epoch)
-        if position.done >= length:
-            raise UsageError(
-                f"build_training_data_loader: epoch {position.epoch} has {length} {self._items.name}, of which the "
-                f"checkpoint has trained {position.done}; resume with the data that it was trained on"
-            )
-        self.close()
-        batches = TrainingBatches(self._share, rank=self._rank, position=position)
-        self._torch_loader = self._loader.torch_loader(batches, "training", self._seed, self._rank)
-        return iter(self._torch_loader)
-
-    def close(self) -> None:
-        if self._torch_loader is not None:
-            self._torch_loader.close()
-
-
-class SharedValidation:
-    def __init__(self, loader: DataLoader, *, rank: int, size: int, seed: int) -> None:
-        items = loader.items(seed)
-        if not items.nominal_length:
-            raise UsageError(f"build_validation_data_loader: there are no {items.name}; validation needs at least one")
-        share = OnePass(items, per_slot=loader.batch_size, rank=rank, size=size)
-        whole = OnePass(items, per_slot=loader.batch_size, rank=0, size=1)
-        self.length: int | None = len(share)
-        self._share = loader.torch_loader(share, "validation", seed)
-        self._whole = loader.torch_loader(whole, "validation", seed)
-        self.loads_in_workers = loader.num_workers > 0
-
-    def batches(self) -> Iterator[Any]:
-        iterator: Iterator[Any] = iter(self._share)
-        return iterator
-
-    def whole(self) -> Iterable[Any]:
-        return self._whole
-
-    def close(self) -> None:
-        self._share.close()
-        self._whole.close()
+    Raises UsageError for too few records, and where ranks evaluate together and do not load the same.
+    """
+    shapes = Shapes.gathered("validation", loader, rank, gang)
+    if evaluation is Evaluation.APART and not shapes.all_load:
+        evaluation = Evaluation.TOGETHER
+    if evaluation is not Evaluation.APART:
+        shapes.check()
+    loader = shapes.stand_in(rank) if loader is None else loader
+    if not isinstance(loader, DataLoader):
+        return ForeignValidation(loader, rounds_of(evaluation, length_of(loader), shapes.lengths, per_batch), size)
+    data = SharedValidation(loader, rank=rank, size=size, seed=seed, evaluation=evaluation, per_batch=per_batch)
+    if data.left_out and gang.is_chief:
+        print(f"hpc-det: validation leaves out {data.left_out}", flush=True)
+    return data

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampl
 
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.foreign import length_of
-from hpc_det.pytorch.data.index_batches import ForTorch, OnePass, TrainingBatches
+from hpc_det.pytorch.data.index_batches import ForTorch, IndexBatches, OnePass, TrainingBatches
 from hpc_det.pytorch.data.items import Drawn, Items, Records
 from hpc_det.pytorch.data.seeds import mixed_seed
 from hpc_det.pytorch.data.shares import Position, Rest, Share
@@ -135,7 +135,7 @@ class DataLoader:
             rest = Rest.FILLED
         return Share(items, per_slot=self.batch_size, size=size, rest=rest)
 
-    def torch_loader(self, batches: TrainingBatches | OnePass, *seed: int | str) -> ClosableLoader:
+    def torch_loader(self, batches: IndexBatches, *seed: int | str) -> ClosableLoader:
         """`seed`: what the random numbers of workers depend on, besides the batch."""
         keyed = self.num_workers > 0
         return ClosableLoader(

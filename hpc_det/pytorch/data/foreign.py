@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
+from itertools import islice
+from typing import Any, ClassVar
 
 import torch
 
 from hpc_det.errors import UsageError
+from hpc_det.pytorch.data.rounds import Rounds
 from hpc_det.pytorch.data.shares import Position
 from hpc_det.pytorch.data.workers import end_workers, shield, with_live_workers
 
@@ -26,17 +28,52 @@ def length_of(loader: object) -> int | None:
     return length
 
 
-class ForeignTraining:
-    """Counts batches. A loader that comes to its end is iterated again."""
+class _Foreign:
+    kind: ClassVar[str]
 
-    def __init__(self, loader: Iterable[Any], batches_per_epoch: int | None) -> None:
+    def __init__(self, loader: Iterable[Any]) -> None:
         shield(loader)
         self._loader = loader
         self._iterator: Iterator[Any] | None = None
-        self.batches_per_epoch = batches_per_epoch if batches_per_epoch is not None else length_of(loader)
-        self.loads_in_workers = _loads_in_workers(loader)
-        if self.batches_per_epoch == 0:
-            raise UsageError(f"build_training_data_loader: {_name(loader)} has no batches; training needs at least one")
+        self.loads_in_workers = bool(getattr(loader, "num_workers", 0))
+
+    def close(self) -> None:
+        end_workers(self._iterator)
+
+    def _begin(self) -> Iterator[Any]:
+        self._iterator = _iterated(self._loader, self._iterator)
+        return self._iterator
+
+    def _endless(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """One that comes to its end is iterated again."""
+        again = ""
+        while True:
+            empty = True
+            for batch in iterator:
+                empty = False
+                yield batch
+            if empty:
+                raise self._problem(
+                    f"gives no batch{again}; return a loader that can be iterated over and over, or that never ends"
+                )
+            iterator = self._begin()
+            again = " when it is iterated again"
+
+    def _problem(self, what: str) -> UsageError:
+        return UsageError(f"build_{self.kind}_data_loader: the {type(self._loader).__name__} {what}")
+
+
+class ForeignTraining(_Foreign):
+    """Counts batches."""
+
+    kind = "training"
+    is_shared_out = False
+
+    def __init__(self, loader: Iterable[Any], batches_per_epoch: int | None) -> None:
+        super().__init__(loader)
+        self.batches_per_epoch = batches_per_epoch
+        if batches_per_epoch == 0:
+            raise self._problem("has no batches; training needs at least one")
 
     def whole_batches(self, position: Position) -> int:
         """Without a length: of an epoch that never ends."""
@@ -50,52 +87,33 @@ class ForeignTraining:
 
     def batches(self, position: Position) -> Iterator[Any]:
         """Its iterator is made here, not at the first batch: that may draw random numbers."""
-        self._iterator = _iterated(self._loader, self._iterator)
-        return self._endless(self._iterator)
-
-    def _endless(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        again = ""
-        while True:
-            empty = True
-            for batch in iterator:
-                empty = False
-                yield batch
-            if empty:
-                raise UsageError(
-                    f"build_training_data_loader: {_name(self._loader)} gives no batch{again}; return a loader that "
-                    f"can be iterated over and over, or that never ends"
-                )
-            self._iterator = iterator = _iterated(self._loader, iterator)
-            again = " when it is iterated again"
-
-    def close(self) -> None:
-        end_workers(self._iterator)
+        return self._endless(self._begin())
 
 
-class ForeignValidation:
+class ForeignValidation(_Foreign):
     """Each rank's own loader, all of it."""
 
-    def __init__(self, loader: Iterable[Any], size: int) -> None:
-        """`size`: ranks; the only one must have a batch."""
-        shield(loader)
-        self._loader = loader
-        self._iterator: Iterator[Any] | None = None
-        self.loads_in_workers = _loads_in_workers(loader)
-        self.length = length_of(loader)
-        if size == 1 and self.length == 0:
-            raise UsageError(
-                f"build_validation_data_loader: {_name(loader)} has no batches; validation needs at least one"
-            )
+    kind = "validation"
+
+    def __init__(self, loader: Iterable[Any], rounds: Rounds, size: int) -> None:
+        """`size`: ranks; the only one must have a batch, and each where all evaluate together."""
+        super().__init__(loader)
+        self._rounds = rounds
+        self._together = rounds.number is not None
+        own = length_of(loader)
+        self.length = rounds.number if self._together else own
+        if own == 0 and (size == 1 or self._together):
+            raise self._problem("has no batches; validation needs at least one")
 
     def batches(self) -> Iterator[Any]:
-        self._iterator = _iterated(self._loader, self._iterator)
-        return self._iterator
+        batches = self._begin()
+        return islice(self._endless(batches), self._rounds.taken) if self._together else batches
+
+    def rounds(self, batches: Iterator[Any] | None) -> Iterator[tuple[Any, bool]]:
+        return self._rounds.of(batches)
 
     def whole(self) -> Iterable[Any]:
         return self._loader
-
-    def close(self) -> None:
-        end_workers(self._iterator)
 
 
 def _iterated(loader: Iterable[Any], former: Iterator[Any] | None) -> Iterator[Any]:
@@ -107,11 +125,3 @@ def _iterated(loader: Iterable[Any], former: Iterator[Any] | None) -> Iterator[A
     if iterator is not former:
         end_workers(former)
     return iterator
-
-
-def _loads_in_workers(loader: object) -> bool:
-    return bool(getattr(loader, "num_workers", 0))
-
-
-def _name(loader: object) -> str:
-    return f"the {type(loader).__name__}"

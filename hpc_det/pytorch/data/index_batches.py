@@ -6,7 +6,7 @@ Each yields (key, items). The key names the batch in the whole of training, or o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
+from itertools import chain, count, islice
 from typing import Any
 
 import numpy as np
@@ -90,10 +90,27 @@ class OnePass:
         return range(self._begin, batches, self._size)
 
 
+class SoMany:
+    """So many batches of `own`, and where these are too few, the first ones of `more`."""
+
+    def __init__(self, own: OnePass, more: OnePass, number: int) -> None:
+        self._batches = own, more
+        self._number = number
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __iter__(self) -> Iterator[KeyedBatch]:
+        return islice(chain.from_iterable(self._batches), self._number)
+
+
+IndexBatches = TrainingBatches | OnePass | SoMany
+
+
 class ForTorch:
     """As the batch sampler of a torch DataLoader."""
 
-    def __init__(self, batches: TrainingBatches | OnePass, *, keyed: bool, items_are_batches: bool) -> None:
+    def __init__(self, batches: IndexBatches, *, keyed: bool, items_are_batches: bool) -> None:
         """`keyed`: with the keys; `items_are_batches`: each batch has one item, which is what the dataset is asked."""
         self._batches = batches
         self._keyed = keyed

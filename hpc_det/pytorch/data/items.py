@@ -115,6 +115,51 @@ class Drawn:
             return _compact(self._sampler, most)
 
 
+class _Checked:
+    def __init__(self, items: Items) -> None:
+        self._items = items
+        self.name = items.name
+        self.nominal_length = items.nominal_length
+
+    def length(self, epoch: int) -> int:
+        return self._items.length(epoch)
+
+    def rows(self, epoch: int, places: Numbers) -> list[list[Any]]:
+        return self._items.rows(epoch, places)
+
+
+class Nominal(_Checked):
+    """Items whose epochs are as long as the sampler says, where other ranks go by its word."""
+
+    def length(self, epoch: int) -> int:
+        """Raises UsageError where it is not so."""
+        length = super().length(epoch)
+        if length != self.nominal_length:
+            raise UsageError(
+                f"DataLoader: the sampler gives {length} {self.name} in epoch {epoch}, and its len() was "
+                f"{self.nominal_length}, which other ranks go by here; give as many in every epoch"
+            )
+        return length
+
+
+class SameSize(_Checked):
+    """Batches of a batch sampler that all have as many records as the first one that was looked at."""
+
+    _size: int | None = None
+
+    def rows(self, epoch: int, places: Numbers) -> list[list[Any]]:
+        """Raises UsageError where it is not so."""
+        rows = super().rows(epoch, places)
+        for size in (len(batch) for row in rows for batch in row):
+            self._size = self._size or size
+            if size != self._size:
+                raise UsageError(
+                    f"DataLoader: the batch sampler gives batches of {self._size} and of {size} records, and a "
+                    f"pipeline takes one size only; use drop_last=True in it"
+                )
+        return rows
+
+
 def _set_epoch(sampler: Any, epoch: int) -> None:
     """Also inside a batch sampler, which holds its sampler as `sampler` (torch.utils.data.BatchSampler)."""
     while sampler is not None:

@@ -102,6 +102,20 @@ class Share:
         begin = rank * each + min(rank, more)
         return _between(stretches, begin, begin + each + (rank < more))
 
+    def only_whole(self) -> Share:
+        """The same for batches of one size alone. Raises UsageError where an epoch ends with one of another size."""
+        if self.rest is not Rest.SHORT:
+            return self
+        length = self.items.nominal_length
+        if left := length % self.whole:
+            raise UsageError(
+                f"build_training_data_loader: {length} {self.items.name} make micro batches of {self.per_slot} per "
+                f"slot on {self.size} slots, which leaves {left} for one of another size, and a pipeline takes one "
+                f"size only; use drop_last=True"
+            )
+        # After a resume on other slots epochs do not come out even any more.
+        return Share(self.items, per_slot=self.per_slot, size=self.size, rest=Rest.FILLED)
+
     def check(self, length: int) -> None:
         """Raises UsageError for a `length` of an epoch that makes no batch."""
         if length >= self.least:

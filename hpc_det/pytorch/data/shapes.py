@@ -1,0 +1,104 @@
+"""What ranks tell each other of their loaders, so that all see the same epochs, also those that load nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import repeat
+from typing import Any
+
+from hpc_det.core.distributed import Distributed
+from hpc_det.errors import UsageError
+from hpc_det.pytorch.data.data_loader import DataLoader
+from hpc_det.pytorch.data.foreign import length_of
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A loader, as far as where its epochs and batches end."""
+
+    name: str
+    """What it counts: "records"; of a batch sampler "batches"; of a loader of the user's own "own batches"."""
+    length: int | None
+    """Of an epoch; None where it does not say."""
+    batch_size: int = 1
+    drop_last: bool = False
+
+    def __str__(self) -> str:
+        if self.name != "records":
+            return f"{'an unknown number of' if self.length is None else self.length} {self.name}"
+        return f"{self.length} records with batch_size={self.batch_size} and drop_last={self.drop_last}"
+
+    def fits(self, other: Shape) -> bool:
+        """Whether one training may use both. Of loaders of the user's own the shortest says where an epoch ends."""
+        return self == other or self.name == other.name == OWN
+
+    def stand_in(self) -> DataLoader | Iterable[Any]:
+        """A loader of this shape, of no data."""
+        if self.name == OWN:
+            return repeat(None) if self.length is None else range(self.length)
+        items: Any = range(self.length or 0)
+        if self.name == "batches":
+            return DataLoader(items, batch_sampler=items)
+        return DataLoader(items, self.batch_size, drop_last=self.drop_last)
+
+
+OWN = "own batches"
+
+
+def shape_of(loader: DataLoader | Iterable[Any]) -> Shape:
+    if not isinstance(loader, DataLoader):
+        return Shape(OWN, length_of(loader))
+    items = loader.items(seed=0)
+    return Shape(items.name, items.nominal_length, loader.batch_size, loader.drop_last)
+
+
+class Shapes:
+    """Of the loaders of all ranks."""
+
+    def __init__(self, kind: str, told: list[tuple[int, Shape | None]]) -> None:
+        """`told`: by rank its data-parallel rank, and its loader if it has one; `kind`: "training" or "validation"."""
+        self._kind = kind
+        self._told = told
+        self.all_load = all(shape for _, shape in told)
+        self.lengths = [shape.length for _, shape in told if shape]
+        """Of the ranks that load."""
+
+    @classmethod
+    def gathered(cls, kind: str, loader: DataLoader | Iterable[Any] | None, rank: int, gang: Distributed) -> Shapes:
+        """Collective over `gang`. `rank`: the data-parallel one."""
+        own = None if loader is None else asdict(shape_of(loader))
+        return cls(kind, [(part, shape and Shape(**shape)) for part, shape in gang.gather_json((rank, own))])
+
+    def check(self) -> None:
+        """Raises UsageError where a part of the data has no loader, or ranks load different things."""
+        if problems := [*_parts_without(self._told), *_disagreements(self._told)]:
+            raise UsageError([f"build_{self._kind}_data_loader: {problem}" for problem in problems])
+
+    @property
+    def shortest(self) -> int | None:
+        """Of the lengths that are known."""
+        return min((length for length in self.lengths if length is not None), default=None)
+
+    def stand_in(self, rank: int) -> DataLoader | Iterable[Any]:
+        """For the loader of the same data-parallel rank, on a rank that has none."""
+        return next(shape for part, shape in self._told if part == rank and shape).stand_in()
+
+
+def _parts_without(told: list[tuple[int, Shape | None]]) -> Iterator[str]:
+    if missing := sorted({part for part, _ in told} - {part for part, shape in told if shape}):
+        parts = ", ".join(map(str, missing))
+        where = f"of data-parallel rank {parts}" if any(shape for _, shape in told) else "at all"
+        yield f"it returned None, and no rank {where} loads data; return a loader on one rank of each"
+
+
+def _disagreements(told: list[tuple[int, Shape | None]]) -> Iterator[str]:
+    loading = [(rank, shape) for rank, (_, shape) in enumerate(told) if shape]
+    for rank, shape in loading:
+        first_rank, first = loading[0]
+        if not shape.fits(first):
+            yield (
+                f"rank {first_rank} loads {first}, and rank {rank} {shape}; return a loader of the same data with "
+                f"the same arguments on all ranks that load, which get their shares of it"
+            )
+            return

@@ -1,0 +1,119 @@
+"""A rank's share of what an hpc_det DataLoader loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from hpc_det.errors import UsageError
+from hpc_det.pytorch.data.data_loader import DataLoader
+from hpc_det.pytorch.data.index_batches import OnePass, SoMany, TrainingBatches
+from hpc_det.pytorch.data.items import Items, Nominal, SameSize
+from hpc_det.pytorch.data.rounds import Evaluation, rounds_of
+from hpc_det.pytorch.data.shares import Position
+from hpc_det.pytorch.data.workers import ClosableLoader
+
+
+class SharedTraining:
+    is_shared_out = True
+
+    def __init__(
+        self,
+        loader: DataLoader,
+        *,
+        rank: int,
+        size: int,
+        seed: int,
+        by_its_word: bool = False,
+        whole_only: bool = False,
+    ) -> None:
+        """`by_its_word`: ranks that load nothing go by the length that it says."""
+        self._loader = loader
+        self._rank = rank
+        self._seed = seed
+        self._items = _items(loader, seed, by_its_word=by_its_word, whole_only=whole_only)
+        share = loader.share(self._items, size)
+        share.check(self._items.nominal_length)
+        self._share = share.only_whole() if whole_only else share
+        self._torch_loader: ClosableLoader | None = None
+        self.batches_per_epoch: int | None = self._share.batches_per_epoch(self._items.nominal_length)
+        self.loads_in_workers = loader.num_workers > 0
+
+    def whole_batches(self, position: Position) -> int:
+        return self._share.whole_batches(position)
+
+    def after(self, position: Position, batches: int = 1) -> Position:
+        return self._share.after(position) if batches == 1 else self._share.after_whole(position, batches)
+
+    def batches(self, position: Position) -> Iterator[Any]:
+        """Raises UsageError for a position that the epoch does not have."""
+        length = self._items.length(position.epoch)
+        if position.done >= length:
+            raise UsageError(
+                f"build_training_data_loader: epoch {position.epoch} has {length} {self._items.name}, of which the "
+                f"checkpoint has trained {position.done}; resume with the data that it was trained on"
+            )
+        self.close()
+        batches = TrainingBatches(self._share, rank=self._rank, position=position)
+        self._torch_loader = self._loader.torch_loader(batches, "training", self._seed, self._rank)
+        return iter(self._torch_loader)
+
+    def close(self) -> None:
+        if self._torch_loader is not None:
+            self._torch_loader.close()
+
+
+class SharedValidation:
+    def __init__(
+        self,
+        loader: DataLoader,
+        *,
+        rank: int,
+        size: int,
+        seed: int,
+        evaluation: Evaluation = Evaluation.APART,
+        per_batch: int = 1,
+    ) -> None:
+        together, pipelined = evaluation is not Evaluation.APART, evaluation is Evaluation.PIPELINED
+        items = _items(loader, seed, by_its_word=together, whole_only=pipelined)
+        if not items.nominal_length:
+            raise UsageError(f"build_validation_data_loader: there are no {items.name}; validation needs at least one")
+        cut = partial(OnePass, items, per_slot=loader.batch_size)
+        shares = [cut(rank=part, size=size, drop_last=pipelined) for part in range(size)]
+        own, whole = shares[rank], cut(rank=0, size=1)
+        self._rounds = rounds = rounds_of(evaluation, len(own), [len(share) for share in shares], per_batch)
+        self.length: int | None = len(own) if rounds.number is None else rounds.number
+        self.left_out = ""
+        """What nobody evaluates, and why."""
+        left = items.nominal_length - rounds.taken * loader.batch_size * size
+        if pipelined and left:
+            self.left_out = (
+                f"{left} of {items.nominal_length} {items.name}: an evaluation of the pipeline takes {per_batch} "
+                f"whole micro batches of {loader.batch_size} on each of {size} data-parallel ranks"
+            )
+        batches = SoMany(own, whole, rounds.taken) if together else own
+        self._share = loader.torch_loader(batches, "validation", seed)
+        self._whole = loader.torch_loader(whole, "validation", seed)
+        self.loads_in_workers = loader.num_workers > 0
+
+    def batches(self) -> Iterator[Any]:
+        iterator: Iterator[Any] = iter(self._share)
+        return iterator
+
+    def rounds(self, batches: Iterator[Any] | None) -> Iterator[tuple[Any, bool]]:
+        return self._rounds.of(batches)
+
+    def whole(self) -> Iterable[Any]:
+        return self._whole
+
+    def close(self) -> None:
+        self._share.close()
+        self._whole.close()
+
+
+def _items(loader: DataLoader, seed: int, *, by_its_word: bool, whole_only: bool) -> Items:
+    items = loader.items(seed)
+    if by_its_word:
+        items = Nominal(items)
+    return SameSize(items) if whole_only and loader.batch_sampler is not None else items

@@ -1,0 +1,212 @@
+"""What a DeepSpeedTrial can ask and must wrap."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from deepspeed import DeepSpeedEngine, PipelineEngine
+
+from hpc_det.core.distributed import Distributed
+from hpc_det.errors import UsageError, shown
+from hpc_det.pytorch.deepspeed.shards import ShardFiles
+from hpc_det.pytorch.deepspeed.start import prepare
+from hpc_det.pytorch.model_parallel import ModelParallelUnit, make_data_parallel_mpu, make_deepspeed_mpu, plain
+from hpc_det.pytorch.trial_context import TrialContext
+
+Engine = TypeVar("Engine", bound=DeepSpeedEngine)
+
+
+class DeepSpeedTrialContext(TrialContext):
+    """Registers the engines of deepspeed.initialize. Batches come to the trial as they are loaded: see `to_device`."""
+
+    def __init__(self, spec: dict[str, Any], distributed: Distributed, tensorboard: Path | None = None) -> None:
+        super().__init__(spec, distributed, tensorboard)
+        prepare(distributed)
+        self.to_device_automatically = False
+        self.models: list[DeepSpeedEngine] = []
+        """As given to `wrap_model_engine`."""
+        self.mpu: ModelParallelUnit = make_data_parallel_mpu(distributed)
+        """This rank's; of the first engine, or as given to `set_mpu`."""
+        self.shards = ShardFiles()
+        """Through which all engines write and read their checkpoints."""
+        self._mpu_is_given = False
+        self._accumulates = True
+
+    # --- wrapping
+
+    def wrap_model_engine(self, model: Engine) -> Engine:
+        """Register an engine, which is returned as it is. Loaders and calls of `train_batch` go by the first one.
+
+        Several engines are all plain, or all pipelines over the same ranks. Raises UsageError for others, for one that
+        is wrapped already, and for what is no engine.
+        """
+        self._check_kind(model)
+        _check_whole_numbers(model)
+        if self.models:
+            self._compare_with_first(model)
+        elif isinstance(model, PipelineEngine):
+            self.mpu = make_deepspeed_mpu(model.grid)
+        model.checkpoint_engine = self.shards
+        self.models.append(model)
+        return model
+
+    def set_mpu(self, mpu: ModelParallelUnit) -> None:
+        """For model parallelism of another kind than DeepSpeed's pipelines; see ModelParallelUnit.
+
+        After the first engine is wrapped, and once; raises UsageError otherwise, and for numbers that cannot be.
+        """
+        if not self.models:
+            raise UsageError("set_mpu: no model engine is wrapped yet; call wrap_model_engine first")
+        if self._mpu_is_given:
+            raise UsageError("set_mpu: the ModelParallelUnit is set already; call it once")
+        self.mpu = plain(mpu, self.distributed.size)
+        self._mpu_is_given = True
+
+    wrap_mpu = set_mpu
+    """As the documentation of Determined's ModelParallelUnit calls it."""
+
+    def disable_auto_grad_accumulation(self) -> None:
+        """The trial trains on all micro batches of a batch in one call of `train_batch`."""
+        self._accumulates = False
+
+    def disable_dataset_reproducibility_checks(self) -> None:
+        """Allow other loaders than hpc_det's. They shuffle, repeat, shard and skip by themselves."""
+        self.checks_dataset_reproducibility = False
+
+    def check(self) -> None:
+        """When the trial is built. Raises UsageError with all that does not fit together."""
+        if problems := list(self._problems()):
+            raise UsageError(problems)
+
+    # --- information
+
+    @property
+    def use_pipeline_parallel(self) -> bool:
+        return any(isinstance(engine, PipelineEngine) for engine in self.models)
+
+    @property
+    def auto_grad_accumulation(self) -> bool:
+        """Whether the loop calls `train_batch` once for every micro batch."""
+        return self._accumulates and not self.use_pipeline_parallel
+
+    @property
+    def evaluates_together(self) -> bool:
+        """Whether the ranks of an engine must evaluate equally many batches: they exchange something in each."""
+        shares_model = self.mpu.data_parallel_world_size < self.distributed.size
+        return self.use_pipeline_parallel or shares_model or any(map(_exchanges_parameters, self.models))
+
+    @property
+    def train_micro_batch_size_per_gpu(self) -> int:
+        """Records of a batch of the training loader, as the first engine is configured."""
+        return int(self._first.train_micro_batch_size_per_gpu())
+
+    @property
+    def num_micro_batches_per_slot(self) -> int:
+        """The gradient_accumulation_steps of the first engine: so many of the loader's batches are one of training."""
+        return int(self._first.gradient_accumulation_steps())
+
+    def get_train_micro_batch_size_per_gpu(self) -> int:
+        return self.train_micro_batch_size_per_gpu
+
+    def get_num_micro_batches_per_slot(self) -> int:
+        return self.num_micro_batches_per_slot
+
+    def get_per_slot_batch_size(self) -> int:
+        """Records of one batch of training on each rank that loads data."""
+        return self.train_micro_batch_size_per_gpu * self.num_micro_batches_per_slot
+
+    def get_hparam(self, name: str) -> Any:
+        """Raises UsageError naming the known ones."""
+        return self._hparam(name)
+
+    # --- helpers
+
+    @property
+    def _first(self) -> Any:
+        if not self.models:
+            raise UsageError("no model engine is wrapped yet; call context.wrap_model_engine first")
+        return self.models[0]
+
+    def _check_kind(self, model: Any) -> None:
+        if not isinstance(model, DeepSpeedEngine):
+            raise UsageError(
+                f"wrap_model_engine: got {shown(model)}; pass the engine, the first thing that "
+                f"deepspeed.initialize returns"
+            )
+        if any(model is known for known in self.models):
+            raise UsageError("wrap_model_engine: this engine is wrapped already; wrap each engine once")
+        if self.models and isinstance(model, PipelineEngine) is not self.use_pipeline_parallel:
+            raise UsageError(
+                f"wrap_model_engine: a {type(model).__name__} after a {type(self._first).__name__}: a pipeline and a "
+                f"plain engine share out the data differently; wrap engines of one kind"
+            )
+
+    def _compare_with_first(self, model: Any) -> None:
+        if isinstance(model, PipelineEngine):
+            self._check_same_grid(make_deepspeed_mpu(model.grid), make_deepspeed_mpu(self._first.grid))
+        own, firsts = _micro_batches(model), _micro_batches(self._first)
+        if own != firsts:
+            warnings.warn(
+                f"wrap_model_engine: an engine has {own}, and the first one {firsts}: loaders and calls of train_batch "
+                f"go by the first",
+                stacklevel=3,
+            )
+
+    def _check_same_grid(self, own: ModelParallelUnit, firsts: ModelParallelUnit) -> None:
+        mine = (own.data_parallel_rank, own.data_parallel_world_size)
+        if mine != (firsts.data_parallel_rank, firsts.data_parallel_world_size):
+            raise UsageError(
+                f"wrap_model_engine: rank {self.distributed.rank} is in pipeline {mine[0]} of {mine[1]}, and in "
+                f"{firsts.data_parallel_rank} of {firsts.data_parallel_world_size} of the first engine; give all "
+                f"PipelineModules the same number of stages"
+            )
+
+    def _problems(self) -> Iterator[str]:
+        if not self.models:
+            yield "__init__ wraps no model engine; call context.wrap_model_engine, or there is nothing to train"
+            return
+        for engine in self.models:
+            yield from self._batch_problems(engine)
+        whole = self._spec["hparams"].get("global_batch_size")
+        configured = self._first.train_batch_size()
+        if whole is not None and whole != configured:
+            yield (
+                f"hyperparameters.global_batch_size: {shown(whole)}, and train_batch_size of the deepspeed config is "
+                f"{configured} ({_micro_batches(self._first)}, data-parallel size "
+                f"{self.mpu.data_parallel_world_size}); make them the same, with overwrite_deepspeed_config, "
+                f"or leave global_batch_size out"
+            )
+
+    def _batch_problems(self, engine: Any) -> Iterator[str]:
+        configured, size = engine.train_batch_size(), self.mpu.data_parallel_world_size
+        product = engine.train_micro_batch_size_per_gpu() * engine.gradient_accumulation_steps() * size
+        if configured != product:
+            yield (
+                f"deepspeed config: train_batch_size is {configured}, and {_micro_batches(engine)}, data-parallel size "
+                f"{size} of {self.distributed.size} ranks make {product}: the engine's data-parallel size is "
+                f"{engine.dp_world_size}; give deepspeed.initialize and context.set_mpu the same model parallelism"
+            )
+
+
+def _check_whole_numbers(engine: Any) -> None:
+    """DeepSpeed takes 2.0 as it is, and a loader does not."""
+    numbers = {
+        "train_micro_batch_size_per_gpu": engine.train_micro_batch_size_per_gpu(),
+        "gradient_accumulation_steps": engine.gradient_accumulation_steps(),
+    }
+    if wrong := {name: value for name, value in numbers.items() if not isinstance(value, int)}:
+        raise UsageError([f"deepspeed config: {name}: {value!r} is no whole number" for name, value in wrong.items()])
+
+
+def _micro_batches(engine: Any) -> str:
+    return (
+        f"train_micro_batch_size_per_gpu {engine.train_micro_batch_size_per_gpu()}, gradient_accumulation_steps "
+        f"{engine.gradient_accumulation_steps()}"
+    )
+
+
+def _exchanges_parameters(engine: Any) -> bool:
+    return bool(engine.zero_optimization_stage() == 3 or engine.has_moe_layers)

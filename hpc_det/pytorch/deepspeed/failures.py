@@ -1,0 +1,99 @@
+"""What DeepSpeed says of a config that cannot work, in words that name the keys and the remedy."""
+
+from __future__ import annotations
+
+import re
+import traceback
+
+from pydantic import ValidationError
+
+from hpc_det.errors import UsageError, shown
+
+_BATCH_SIZES = (
+    "set two of train_batch_size, train_micro_batch_size_per_gpu and gradient_accumulation_steps, and DeepSpeed works "
+    "out the third"
+)
+_WORDS = {
+    r"Check batch related parameters.* (?P<whole>\S+) != (?P<micro>\S+) \* (?P<steps>\S+) \* (?P<size>\S+)": (
+        "train_batch_size {whole} is not train_micro_batch_size_per_gpu {micro} x gradient_accumulation_steps {steps} "
+        "x data-parallel size {size}, which follows from resources.slots_per_trial; change one of them, or "
+        + _BATCH_SIZES
+    ),
+    r"Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided": (
+        "neither train_batch_size nor train_micro_batch_size_per_gpu; " + _BATCH_SIZES
+    ),
+    r"Micro batch size per gpu: (?P<micro>\S+) has to be greater than 0": (
+        "train_micro_batch_size_per_gpu comes to {micro}; train_batch_size must be at least "
+        "gradient_accumulation_steps x data-parallel size, which follows from resources.slots_per_trial"
+    ),
+    r"Train batch size: (?P<whole>\S+) has to be greater than 0": (
+        "train_batch_size comes to {whole}; use at least 1 for each of train_batch_size, "
+        "train_micro_batch_size_per_gpu and gradient_accumulation_steps"
+    ),
+    r"Gradient accumulation steps: (?P<steps>\S+) has to be greater than 0": (
+        "gradient_accumulation_steps comes to {steps}; train_batch_size must be at least train_micro_batch_size_per_gpu"
+    ),
+    r"Type fp16 is not supported on your device": (
+        "fp16.enabled: this device cannot compute in fp16, as most CPUs cannot; use bf16.enabled instead, or neither"
+    ),
+    r"Type bf16 is not supported on your device": (
+        "bf16.enabled: this device cannot compute in bf16; use fp16.enabled instead, or neither"
+    ),
+    r"ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism": (
+        "zero_optimization.stage: 2 and 3 do not go with a PipelineModule; use 1 or 0"
+    ),
+    r"Unable to JIT load the (?P<op>\S+) op": (
+        "DeepSpeed's op {op} would have to be compiled, for which this machine lacks what it takes (ninja on PATH, a "
+        'compiler); give "torch_adam": true in optimizer.params, or an optimizer of torch.optim to '
+        "deepspeed.initialize, and none is needed"
+    ),
+    r"You are using an untested ZeRO Optimizer": (
+        "ZeRO with an optimizer that DeepSpeed has not tested it with, which Adam and AdamW are not; use one of those, "
+        'or add "zero_allow_untested_optimizer": true'
+    ),
+    r"You are using ZeRO-Offload with a client provided optimizer": (
+        "zero_optimization.offload_optimizer with an optimizer given to deepspeed.initialize; name it in the section "
+        'optimizer instead (with "torch_adam": true nothing is compiled), or add "zero_force_ds_cpu_optimizer": false'
+    ),
+    r"zero stage (?P<stage>\S+) requires an optimizer": (
+        "zero_optimization.stage: {stage} shares out an optimizer, and there is none; give one to "
+        "deepspeed.initialize, or add the section optimizer"
+    ),
+    r"Expected a string path to an existing deepspeed config.*Received: (?P<path>.*)": (
+        "no file {path}; give deepspeed.initialize a dict, or a path that is there"
+    ),
+}
+"""Patterns of messages, as DeepSpeed 0.19.8 has them, and ours; tests have it say each."""
+
+
+def in_our_words(error: BaseException) -> UsageError | None:
+    """What a user should read of an error that DeepSpeed has raised; None where it knows better than we do."""
+    if isinstance(error, ValidationError):
+        return _of_section(error)
+    if isinstance(error, TypeError) and _is_about_batch_sizes(error):
+        return UsageError(
+            f'deepspeed config: a batch size is no number ("auto" is for Transformers alone: {error}); {_BATCH_SIZES}'
+        )
+    for pattern, words in _WORDS.items():
+        if found := re.search(pattern, str(error), re.DOTALL):
+            return UsageError(f"deepspeed config: {words.format(**found.groupdict())}")
+    return None
+
+
+def _of_section(error: ValidationError) -> UsageError | None:
+    if not error.title.startswith("DeepSpeed"):
+        return None
+    return UsageError(
+        [
+            f"deepspeed config: {'.'.join(map(str, one['loc']))}: {shown(one['input'])}: {one['msg']} ({error.title})"
+            for one in error.errors()
+        ]
+    )
+
+
+def _is_about_batch_sizes(error: TypeError) -> bool:
+    """Where the sizes are computed, it is the one thing that DeepSpeed does with values that are no numbers."""
+    innermost = traceback.extract_tb(error.__traceback__)[-1:]
+    return any(
+        frame.filename.endswith("deepspeed/runtime/config.py") and "_batch_" in frame.name for frame in innermost
+    )

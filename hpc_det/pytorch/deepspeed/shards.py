@@ -1,0 +1,74 @@
+"""How DeepSpeed engines write and read their shards: checksummed and flushed like all files of a checkpoint, and read
+without unpickling anything but tensors, numbers, texts, plain containers and a few of DeepSpeed's own small classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.checkpoint.universal_checkpoint import SubparamShape
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo, CheckpointEngine
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+
+from hpc_det.checkpoint.committed import FileEntry
+from hpc_det.checkpoint.staging import checksummed
+from hpc_det.core.checkpoint import not_loadable, read
+from hpc_det.core.numpy_values import stand_ins
+from hpc_det.errors import HpcDetError
+
+_DEEPSPEEDS_OWN: list[Any] = [DynamicLossScaler, LossScaler, SubparamShape, ZeroStageEnum, fragment_address]
+"""What engines of all kinds put into their files beside plain content. Numbers with names: loading runs none of it."""
+
+
+@contextmanager
+def deepspeeds_own_allowed() -> Iterator[None]:
+    """Within, torch.load(weights_only=True) takes every file that an engine writes, and no more."""
+    with safe_globals(_DEEPSPEEDS_OWN), stand_ins():
+        yield
+
+
+class ShardFiles(CheckpointEngine):  # type: ignore[misc]  # deepspeed has no types
+    """The way of one rank's engines to their files. Training waits for each: it is on disk when `save` returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._entries: dict[Path, FileEntry] = {}
+
+    def create(self, info: CheckpointCommitInfo) -> None:
+        pass
+
+    def commit(self, info: CheckpointCommitInfo) -> bool:
+        return True  # the checkpoint as a whole is committed, see hpc_det.checkpoint.staging
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Raises HpcDetError for what `load` would refuse."""
+        with checksummed(Path(path)) as file:
+            torch.save(state_dict, file)  # type: ignore[arg-type]  # anything that writes will do
+        _check_loadable(Path(path), state_dict)
+        self._entries[Path(path)] = file.entry
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """Raises HpcDetError where it holds anything else, or is damaged."""
+        with deepspeeds_own_allowed():
+            return read(Path(path), map_location=map_location or "cpu")
+
+    def take(self, folder: Path) -> dict[str, FileEntry]:
+        """What was saved below `folder` since the last call, by its name there; all others are forgotten."""
+        entries, self._entries = self._entries, {}
+        return {str(path.relative_to(folder)): entry for path, entry in entries.items() if folder in path.parents}
+
+
+def _check_loadable(path: Path, state: Any) -> None:
+    """By what the file names, which torch reads without its tensors."""
+    with deepspeeds_own_allowed():
+        refused = get_unsafe_globals_in_checkpoint(path)
+    if refused:
+        places = [place for place in not_loadable(state, path.name) if any(name in place for name in refused)]
+        raise HpcDetError(places or [f"{path.name}: {name} cannot be part of a checkpoint" for name in refused])

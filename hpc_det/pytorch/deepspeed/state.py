@@ -1,0 +1,76 @@
+"""What a checkpoint of a DeepSpeedTrial holds beside the engines' shards, and how it comes back.
+
+rank-R.pth      each rank: random generators, callbacks, the open windows of metrics and reducers, modules in eval
+                mode, buffers, which data-parallel ranks do not share
+engines.json    rank 0: what a resume on another number of ranks must know of the engines
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpc_det.core.checkpoint import load
+from hpc_det.core.metrics import MetricWindow
+from hpc_det.core.rng import rng_state
+from hpc_det.pytorch.callback import Callbacks
+from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
+from hpc_det.pytorch.model_parallel import reporting_ranks
+from hpc_det.pytorch.state import evaluating, open_state, rank_file, restore_open, set_evaluating
+
+
+def rank_state(context: DeepSpeedTrialContext, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
+    return {
+        "rng": rng_state(),
+        "callbacks": callbacks.state(),
+        **open_state(context, window),
+        "reports": context.mpu.should_report_metrics,
+        "evaluating": evaluating(context.models),
+        "buffers": _buffers(context),
+    }
+
+
+def stored_rank(folder: Path, context: DeepSpeedTrialContext) -> dict[str, Any]:
+    """Rank 0's for a rank that the gang did not have."""
+    own = folder / rank_file(context.distributed.rank)
+    state: dict[str, Any] = load(own if own.exists() else folder / rank_file(0))
+    return state
+
+
+def restore_rank(
+    folder: Path, ranks: int, context: DeepSpeedTrialContext, window: MetricWindow
+) -> dict[str, Any] | None:
+    """Everything of this rank but callbacks and generators, whose state is returned; None if the gang did not have it.
+
+    In a gang of another size the first rank that reports takes over all open windows.
+    """
+    gang = context.distributed
+    own = stored_rank(folder, context)
+    set_evaluating(context.models, own["evaluating"])
+    if ranks == gang.size:
+        restore_open(context, window, own)
+        _set_buffers(context, own["buffers"])
+    elif gang.rank == reporting_ranks(gang.gather_json(context.mpu.should_report_metrics))[0]:
+        states = [load(folder / rank_file(rank)) for rank in range(ranks)]
+        restore_open(context, window, *(state for state in states if state["reports"]))
+    generators: dict[str, Any] = own["rng"]
+    return generators if gang.rank < ranks else None
+
+
+def _buffers(context: DeepSpeedTrialContext) -> dict[str, torch.Tensor]:
+    """Of what a state_dict holds; DeepSpeed saves those of the first data-parallel rank."""
+    return {
+        f"{k}.{path}.{name}": buffer
+        for k, engine in enumerate(context.models)
+        for path, module in engine.module.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    }
+
+
+def _set_buffers(context: DeepSpeedTrialContext, buffers: dict[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, buffer in _buffers(context).items():
+            buffer.copy_(buffers[name])

@@ -1,0 +1,176 @@
+"""DeepSpeedTrial: engines step their optimizers, and every rank saves its part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from hpc_det.checkpoint.committed import FileEntry
+from hpc_det.core.checkpoint import check_loadable
+from hpc_det.core.metrics import MetricWindow
+from hpc_det.errors import UsageError
+from hpc_det.pytorch.callback import Callbacks
+from hpc_det.pytorch.data import Counted, Evaluation, Position, TrainingData
+from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
+from hpc_det.pytorch.deepspeed.state import rank_state, restore_rank, stored_rank
+from hpc_det.pytorch.evaluation import numbered
+from hpc_det.pytorch.model_parallel import ModelParallelUnit
+from hpc_det.pytorch.state import rank_file
+from hpc_det.pytorch.trial import implements
+from hpc_det.pytorch.trial_context import TrialContext
+
+if TYPE_CHECKING:
+    from hpc_det.pytorch.deepspeed.trial import DeepSpeedTrial
+
+
+class DeepSpeedStrategy:
+    trial_type: ClassVar = "DeepSpeedTrial"
+    context_class: ClassVar[type[TrialContext]] = DeepSpeedTrialContext
+    saves_on_every_rank: ClassVar = True
+    may_load_nothing: ClassVar = True
+    own_loaders_allowed_by: ClassVar = "context.disable_dataset_reproducibility_checks"
+
+    def __init__(self, trial: DeepSpeedTrial, context: DeepSpeedTrialContext) -> None:
+        self._trial = trial
+        self._context = context
+        self._evaluate = numbered(trial.evaluate_batch)
+        self._counted: Counted | None = None
+
+    @property
+    def mpu(self) -> ModelParallelUnit:
+        return self._context.mpu
+
+    @property
+    def micro_batches(self) -> int:
+        return self._context.get_num_micro_batches_per_slot()
+
+    def check(self) -> None:
+        name, context = type(self._trial).__name__, self._context
+        context.check()
+        if (
+            context.evaluates_together
+            and context.distributed.size > 1
+            and implements(type(self._trial), "evaluate_full_dataset")
+        ):
+            raise UsageError(
+                f"{name}: evaluate_full_dataset runs on rank 0 alone, and ZeRO-3 and pipelines need all ranks for each "
+                f"batch; implement evaluate_batch"
+            )
+
+    @property
+    def evaluation(self) -> Evaluation:
+        if self._context.use_pipeline_parallel:
+            return Evaluation.PIPELINED
+        return Evaluation.TOGETHER if self._context.evaluates_together else Evaluation.APART
+
+    # --- training
+
+    def begin(self, data: TrainingData, batches: Iterator[Any] | None) -> Counted | None:
+        context = self._context
+        self._calls = self.micro_batches if context.auto_grad_accumulation else 1
+        self._records = self.micro_batches * context.get_train_micro_batch_size_per_gpu()
+        self._accumulating = [] if context.use_pipeline_parallel else context.models
+        for engine in context.models:
+            engine.train()
+        if batches is not None:
+            self._counted = Counted(batches, self.micro_batches if data.is_shared_out else None)
+        return self._counted
+
+    def begin_stretch(self, position: Position, first: int) -> None:
+        pass
+
+    def train_batch(self, batches: Any, epoch: int, number: int) -> tuple[Any, int]:
+        train_batch = self._trial.train_batch
+        if self._calls == 1:
+            return train_batch(batches, epoch, number), self._records
+        return mean([train_batch(batches, epoch, number) for _ in range(self._calls)]), self._records
+
+    def end_batch(self, number: int) -> None:
+        if self._counted:
+            self._counted.end_batch(number)
+        for engine in self._accumulating:
+            if engine.micro_steps % engine.gradient_accumulation_steps():
+                raise UsageError(_unfinished(engine, number))
+
+    # --- validation
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        for engine in self._context.models:
+            engine.eval()
+        yield
+        for engine in self._context.models:
+            engine.train()
+
+    def evaluate(self, batches: Any, number: int) -> Any:
+        return self._evaluate(batches, number)
+
+    def owned(self) -> Iterator[object]:
+        yield from (self._trial, self._context, *self._context.models)
+        for engine in self._context.models:
+            yield from (engine.optimizer, engine.lr_scheduler)
+            yield from (*engine.module.modules(), *engine.module.parameters(), *engine.module.buffers())
+
+    def snapshot(self, callbacks: Callbacks) -> None:
+        """Nobody has all of an engine's weights."""
+
+    def put_back(self, snapshot: None, callbacks: Callbacks) -> None:
+        """A validation without a snapshot is never left half-way."""
+
+    # --- checkpoints
+
+    def check_savable(self, callbacks: Callbacks) -> None:
+        check_loadable({rank_file(self._context.distributed.rank): {"callbacks": callbacks.state()}})
+
+    def files(self, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
+        state = rank_state(self._context, callbacks, window)
+        callbacks.call("on_checkpoint_save_start", state)
+        return {rank_file(self._context.distributed.rank): state}
+
+    def write(self, folder: Path) -> Mapping[str, FileEntry]:
+        self._trial.save(self._context, folder)
+        return self._context.shards.take(folder)
+
+    def restore(self, folder: Path, callbacks: Callbacks) -> None:
+        state = stored_rank(folder, self._context)
+        callbacks.call("on_checkpoint_load_start", state)
+        self._trial.load(self._context, folder)
+        callbacks.restore(state["callbacks"])
+
+    def restore_weights(self, folder: Path) -> None:
+        for number, engine in enumerate(self._context.models):
+            engine.load_checkpoint(folder, tag=f"model{number}", load_module_only=True)
+
+    def restore_rank(self, folder: Path, ranks: int, window: MetricWindow) -> dict[str, Any] | None:
+        return restore_rank(folder, ranks, self._context, window)
+
+
+def mean(metrics: Sequence[Any]) -> Any:
+    """Of what the micro batches of one batch returned: the losses, or what has numbers of each name."""
+    if not isinstance(metrics[0], dict):
+        return _mean_of(metrics)
+    names = dict.fromkeys(name for each in metrics for name in each)
+    return {name: _mean_of([each[name] for each in metrics if name in each]) for name in names}
+
+
+def _mean_of(values: Sequence[Any]) -> Any:
+    """What is no number keeps its last value."""
+    if not all(isinstance(value, (torch.Tensor, int, float)) for value in values):
+        return values[-1]
+    total = values[0].detach() if isinstance(values[0], torch.Tensor) else values[0]
+    for value in values[1:]:
+        total = total + (value.detach() if isinstance(value, torch.Tensor) else value)
+    return total / len(values)
+
+
+def _unfinished(engine: Any, number: int) -> str:
+    steps = engine.gradient_accumulation_steps()
+    return (
+        f"train_batch: after batch {number} an engine is at micro batch {engine.micro_steps % steps} of {steps} "
+        f"(gradient_accumulation_steps); call its backward and step once in each call of train_batch, or, after "
+        f"context.disable_auto_grad_accumulation(), {steps} times"
+    )

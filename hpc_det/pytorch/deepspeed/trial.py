@@ -1,0 +1,71 @@
+"""What a user of DeepSpeed implements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpc_det.errors import HpcDetError
+from hpc_det.pytorch.data import DataLoader
+from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
+from hpc_det.pytorch.deepspeed.strategy import DeepSpeedStrategy
+from hpc_det.pytorch.trial import Trial
+
+
+class DeepSpeedTrial(Trial):
+    """Subclass this; give deepspeed.initialize models, optimizers and schedulers in `__init__`, and wrap its engines.
+
+    `train_batch`, both loaders and one of `evaluate_batch` and `evaluate_full_dataset` are required.
+    """
+
+    strategy_class = DeepSpeedStrategy
+
+    def __init__(self, context: DeepSpeedTrialContext) -> None:
+        self.context = context
+
+    def build_training_data_loader(self) -> DataLoader | Iterable[Any] | None:
+        """hpc_det's DataLoader, with batches of train_micro_batch_size_per_gpu records; any other after
+        `context.disable_dataset_reproducibility_checks()`. None on ranks that load nothing.
+        """
+        raise NotImplementedError
+
+    def build_validation_data_loader(self) -> DataLoader | Iterable[Any] | None:
+        """Like the one for training; its batches may be of another size."""
+        raise NotImplementedError
+
+    def train_batch(
+        self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int
+    ) -> torch.Tensor | dict[str, Any]:
+        """A micro batch, `next(dataloader_iter)`, moved by `context.to_device`: the engine's forward pass, `backward`
+        and `step`. Called gradient_accumulation_steps times for a batch, whose metrics are the averages.
+
+        With a pipeline, or after `context.disable_auto_grad_accumulation()`, a whole batch: called once for it.
+
+        `batch_idx` counts batches from the start of the trial; the micro batches of one have the same.
+        `dataloader_iter` is None on ranks that load nothing. Returns scalars by name; a bare tensor is the loss.
+        """
+        raise NotImplementedError
+
+    def evaluate_batch(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """(dataloader_iter) or (dataloader_iter, batch_idx): one batch of this rank's share of the validation data, or
+        what a pipeline takes at once; counted from 0.
+
+        Without gradients, engines in eval mode. Returns scalars by name.
+        """
+        raise NotImplementedError
+
+    def save(self, context: DeepSpeedTrialContext, path: Path) -> None:
+        """On every rank: its shards of the engines, into the folder `path`. Override it together with `load`."""
+        for number, engine in enumerate(context.models):
+            engine.save_checkpoint(path, tag=f"model{number}")
+
+    def load(self, context: DeepSpeedTrialContext, load_path: Path) -> None:
+        """On every rank: what `save` has written. Raises HpcDetError where an engine has nothing there."""
+        for number, engine in enumerate(context.models):
+            tag = f"model{number}"
+            if not (load_path / tag).is_dir():
+                raise HpcDetError(f"{load_path}: has no {tag}; the trial wraps {len(context.models)} engines")
+            engine.load_checkpoint(load_path, tag=tag)

@@ -1,0 +1,128 @@
+"""Small trials with engines, one for each way that DeepSpeed trains here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.pipe import LayerSpec, PipelineModule
+from torch import nn
+from torch.nn import functional
+from torch.optim import lr_scheduler
+from torch.utils.data import TensorDataset
+
+from hpc_det.pytorch import DataLoader, PyTorchCallback
+from hpc_det.pytorch.deepspeed import DeepSpeedTrial, DeepSpeedTrialContext
+
+WIDTH = 6
+
+
+class Counting(PyTorchCallback):
+    """Of each rank its own, as part of every checkpoint."""
+
+    def __init__(self, rank: int) -> None:
+        self.seen = {"rank": rank, "epochs": 0, "validations": 0}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.seen)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        assert state_dict["rank"] == self.seen["rank"]
+        self.seen = dict(state_dict)
+
+    def on_training_epoch_end(self, epoch_idx: int) -> None:
+        assert epoch_idx == self.seen["epochs"]
+        self.seen["epochs"] += 1
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        self.seen["validations"] += 1
+
+
+def config(stage: int = 0, accumulation: int = 1, micro: int = 3, **changes: Any) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": 0.5,
+        "zero_optimization": {"stage": stage},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.02, "torch_adam": True}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 8, "warmup_max_lr": 0.02}},
+        "steps_per_print": 10**9,
+        **changes,
+    }
+
+
+class WithData(DeepSpeedTrial):
+    """Hyperparameters: `stage`, `accumulation`."""
+
+    training_records = 46
+
+    def __init__(self, context: DeepSpeedTrialContext) -> None:
+        self.context = context
+
+    def build_training_data_loader(self) -> DataLoader:
+        return self.loader(self.training_records, shuffle=True)
+
+    def build_validation_data_loader(self) -> DataLoader:
+        return self.loader(26)
+
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return {"counting": Counting(self.context.distributed.rank)}
+
+    def loader(self, records: int, **options: Any) -> DataLoader:
+        inputs = torch.randn(records, WIDTH, generator=torch.Generator().manual_seed(records))
+        return DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=3, **options)
+
+    def configured(self) -> dict[str, Any]:
+        hparams = self.context.get_hparams()
+        return config(hparams.get("stage", 0), hparams.get("accumulation", 1), **hparams.get("config", {}))
+
+
+class Zero(WithData):
+    """Dropout, batch norm, momentum and a schedule: all that a resume must bring back on each rank."""
+
+    def __init__(self, context: DeepSpeedTrialContext) -> None:
+        super().__init__(context)
+        model = nn.Sequential(nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1))
+        engine, *_ = deepspeed.initialize(
+            model=model, model_parameters=list(model.parameters()), config=self.configured()
+        )
+        self.engine = context.wrap_model_engine(engine)
+
+    def train_batch(self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        loss = self._loss(dataloader_iter)
+        self.engine.backward(loss)
+        self.engine.step()
+        return {"loss": loss, "batch": batch_idx}
+
+    def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
+        return {"loss": self._loss(dataloader_iter)}
+
+    def _loss(self, batches: Iterator[Any] | None) -> torch.Tensor:
+        assert batches is not None
+        inputs, targets = self.context.to_device(next(batches))
+        return functional.mse_loss(self.engine(inputs), targets)
+
+
+class Piped(WithData):
+    """Two stages."""
+
+    training_records = 48
+
+    def __init__(self, context: DeepSpeedTrialContext) -> None:
+        super().__init__(context)
+        layers = [LayerSpec(nn.Linear, WIDTH, 8), nn.ReLU(), nn.Dropout(0.2), LayerSpec(nn.Linear, 8, 8), nn.ReLU()]
+        module = PipelineModule([*layers, LayerSpec(nn.Linear, 8, 1)], num_stages=2, loss_fn=nn.MSELoss())
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.engine, *_ = deepspeed.initialize(model=module, model_parameters=parameters, config=self.configured())
+        context.wrap_model_engine(self.engine)
+
+    def train_batch(self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        return {"loss": self.engine.train_batch(dataloader_iter), "batch": batch_idx}
+
+    def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
+        return {"loss": self.engine.eval_batch(dataloader_iter)}
+
+
+__all__ = ["Piped", "WithData", "Zero", "config", "lr_scheduler"]
