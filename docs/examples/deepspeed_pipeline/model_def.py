@@ -74,9 +74,9 @@ class PipelineTrial(DeepSpeedTrial):
         return self.loader(training=False)
 
     def loader(self, *, training: bool) -> DataLoader:
-        """Of micro batches, with which a pipeline validates, too."""
+        """Of micro batches, all of one size: the stages settle once what they send each other."""
         size = self.engine.train_micro_batch_size_per_gpu()
-        return DataLoader(digits(training=training), batch_size=size, shuffle=training)
+        return DataLoader(digits(training=training), batch_size=size, shuffle=training, drop_last=True)
 
     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
         return {"loss": self.engine.train_batch(dataloader_iter)}
