@@ -66,7 +66,7 @@ def _problems(said: ModelParallelUnit, ranks: int) -> Iterator[str]:
             f"data_parallel_world_size: {size} copies of the model do not have the same number of the {ranks} ranks; "
             f"use a divisor of {ranks}"
         )
-    if not 0 <= rank < size:
+    if size >= 1 and not 0 <= rank < size:
         yield f"data_parallel_rank: {rank} is not one of 0 to {size - 1}, as data_parallel_world_size is {size}"
 
 

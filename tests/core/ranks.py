@@ -21,7 +21,13 @@ from torch._C._distributed_c10d import TCPStore
 
 from hpc_det.core.distributed import Distributed
 
-PRELOAD = ["hpc_det.pytorch.harness", "hypothesis", "pytest", "torch._dynamo"]  # DDP imports that one, for seconds
+PRELOAD = [
+    "hpc_det.pytorch.deepspeed",
+    "hpc_det.pytorch.harness",
+    "hypothesis",
+    "pytest",
+    "torch._dynamo",  # DDP imports that one, for seconds
+]
 
 OnRanks = Callable[..., list[Any]]
 """on_ranks(size, function, *arguments, deadline_s=60, on_a_gpu=False): what `function(distributed, *arguments)`

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.shares import Position
 
-
-class Loading(Protocol):
-    """Training data whose batches are the micro batches here."""
-
-    loads_in_workers: bool
-    is_shared_out: bool
-    batches_per_epoch: int | None
-
-    def whole_batches(self, position: Position) -> int: ...
-
-    def after(self, position: Position, batches: int = 1) -> Position: ...
-
-    def batches(self, position: Position) -> Iterator[Any]: ...
-
-    def close(self) -> None: ...
+if TYPE_CHECKING:
+    from hpc_det.pytorch.data import TrainingData
 
 
 class MicroBatches:
@@ -31,7 +18,7 @@ class MicroBatches:
     Positions are those of the micro batches, so a resume with another `per_batch` goes on at the right one, too.
     """
 
-    def __init__(self, loading: Loading, per_batch: int) -> None:
+    def __init__(self, loading: TrainingData, per_batch: int) -> None:
         """Raises UsageError where an epoch does not make one batch."""
         self._loading = loading
         self._per_batch = per_batch

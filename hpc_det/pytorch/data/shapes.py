@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import repeat
 from typing import Any
 
 from hpc_det.core.distributed import Distributed
@@ -33,14 +32,30 @@ class Shape:
         """Whether one training may use both. Of loaders of the user's own the shortest says where an epoch ends."""
         return self == other or self.name == other.name == OWN
 
-    def stand_in(self) -> DataLoader | Iterable[Any]:
-        """A loader of this shape, of no data."""
+    def stand_in(self, kind: str) -> DataLoader | Iterable[Any]:
+        """A loader of this shape that refuses to load; `kind`: see `Shapes`."""
+        nothing: Any = Nothing(kind, self.length)
         if self.name == OWN:
-            return repeat(None) if self.length is None else range(self.length)
-        items: Any = range(self.length or 0)
+            return nothing  # type: ignore[no-any-return]
         if self.name == "batches":
-            return DataLoader(items, batch_sampler=items)
-        return DataLoader(items, self.batch_size, drop_last=self.drop_last)
+            return DataLoader(nothing, batch_sampler=[[0]] * len(nothing))
+        return DataLoader(nothing, self.batch_size, drop_last=self.drop_last)
+
+
+class Nothing:
+    """As long as the data that a rank does not load."""
+
+    def __init__(self, kind: str, length: int | None) -> None:
+        self._kind = kind
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length  # type: ignore[return-value]  # TypeError for None: it has no length
+
+    def __getitem__(self, index: int) -> Any:
+        raise UsageError(
+            f"build_{self._kind}_data_loader: it returned None on this rank, which asks for a batch; return a loader"
+        )
 
 
 OWN = "own batches"
@@ -82,7 +97,7 @@ class Shapes:
 
     def stand_in(self, rank: int) -> DataLoader | Iterable[Any]:
         """For the loader of the same data-parallel rank, on a rank that has none."""
-        return next(shape for part, shape in self._told if part == rank and shape).stand_in()
+        return next(shape for part, shape in self._told if part == rank and shape).stand_in(self._kind)
 
 
 def _parts_without(told: list[tuple[int, Shape | None]]) -> Iterator[str]:

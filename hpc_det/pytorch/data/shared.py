@@ -10,7 +10,7 @@ from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.data_loader import DataLoader
 from hpc_det.pytorch.data.index_batches import OnePass, SoMany, TrainingBatches
 from hpc_det.pytorch.data.items import Items, Nominal, SameSize
-from hpc_det.pytorch.data.rounds import Evaluation, rounds_of
+from hpc_det.pytorch.data.rounds import Evaluation, Rounds, rounds_of
 from hpc_det.pytorch.data.shares import Position
 from hpc_det.pytorch.data.workers import ClosableLoader
 
@@ -84,14 +84,8 @@ class SharedValidation:
         own, whole = shares[rank], cut(rank=0, size=1)
         self._rounds = rounds = rounds_of(evaluation, len(own), [len(share) for share in shares], per_batch)
         self.length: int | None = len(own) if rounds.number is None else rounds.number
-        self.left_out = ""
-        """What nobody evaluates, and why."""
-        left = items.nominal_length - rounds.taken * loader.batch_size * size
-        if pipelined and left:
-            self.left_out = (
-                f"{left} of {items.nominal_length} {items.name}: an evaluation of the pipeline takes {per_batch} "
-                f"whole micro batches of {loader.batch_size} on each of {size} data-parallel ranks"
-            )
+        self.left_out = _left_out(items, loader.batch_size, size, rounds) if pipelined else ""
+        """What nobody evaluates, in words."""
         batches = SoMany(own, whole, rounds.taken) if together else own
         self._share = loader.torch_loader(batches, "validation", seed)
         self._whole = loader.torch_loader(whole, "validation", seed)
@@ -117,3 +111,14 @@ def _items(loader: DataLoader, seed: int, *, by_its_word: bool, whole_only: bool
     if by_its_word:
         items = Nominal(items)
     return SameSize(items) if whole_only and loader.batch_sampler is not None else items
+
+
+def _left_out(items: Items, per_slot: int, size: int, rounds: Rounds) -> str:
+    """By a pipeline."""
+    left = items.nominal_length - rounds.taken * per_slot * size
+    if not left:
+        return ""
+    return (
+        f"{left} of {items.nominal_length} {items.name}: an evaluation of the pipeline takes {rounds.per_round} whole "
+        f"micro batches of {per_slot} on each of {size} data-parallel ranks"
+    )

@@ -72,7 +72,7 @@ def in_our_words(error: BaseException) -> UsageError | None:
         return _of_section(error)
     if isinstance(error, TypeError) and _is_about_batch_sizes(error):
         return UsageError(
-            f'deepspeed config: a batch size is no number ("auto" is for Transformers alone: {error}); {_BATCH_SIZES}'
+            f'deepspeed config: a batch size is no number, and "auto" is for Transformers alone; {_BATCH_SIZES}'
         )
     for pattern, words in _WORDS.items():
         if found := re.search(pattern, str(error), re.DOTALL):

@@ -11,13 +11,15 @@ import torch
 from torch.utils.data import IterableDataset
 
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.data import Position, TrainingData, ValidationData, length_of, training_data, validation_data
+from hpc_det.pytorch.data import Position, TrainingData, ValidationData, training_data, validation_data
+from hpc_det.pytorch.data.foreign import length_of
 from hpc_det.pytorch.data.seeds import seed_generators
+from tests.pytorch.data.gang import by_ranks
 from tests.pytorch.data.test_data_loader import Records
 
 
-def training(loader: Any, batches_per_epoch: int | None = None) -> TrainingData:
-    return training_data(loader, rank=1, size=4, seed=0, batches_per_epoch=batches_per_epoch)
+def training(loader: Any) -> TrainingData:
+    return training_data(loader, rank=1, size=4, seed=0)
 
 
 def validation(loader: Any, size: int = 1) -> ValidationData:
@@ -92,11 +94,11 @@ def test_the_batches_of_an_epoch_can_be_counted_at_once() -> None:
     assert data.after(Position(4, 1), 2) == Position(5)
 
 
-def test_another_count_of_batches_goes_before_its_own() -> None:
-    data = training([10, 20, 30], batches_per_epoch=2)
-    assert data.batches_per_epoch == 2
-    assert data.after(Position(0, 1)) == Position(1)
-    assert data.after(Position(0, 5)) == Position(1), "the epochs were longer before the resume"
+def test_the_shortest_of_all_ranks_ends_the_epoch() -> None:
+    data = by_ranks(training_data, [10, 20, 30], [10, 20], Stream())
+    assert [rank.batches_per_epoch for rank in data] == [2, 2, 2]
+    assert data[0].after(Position(0, 1)) == Position(1)
+    assert data[0].after(Position(0, 5)) == Position(1), "the epochs were longer before the resume"
 
 
 def test_without_a_length_an_epoch_never_ends() -> None:

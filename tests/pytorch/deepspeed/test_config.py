@@ -1,0 +1,208 @@
+"""overwrite_deepspeed_config and get_ds_config_from_hparams."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_det.errors import UsageError
+from hpc_det.pytorch.deepspeed import get_ds_config_from_hparams, overwrite_deepspeed_config
+
+BASE: dict[str, Any] = {
+    "train_batch_size": 64,
+    "gradient_clipping": None,
+    "optimizer": {"type": "Adam", "params": {"lr": 0.1, "betas": [0.9, 0.999]}},
+    "zero_optimization": {"stage": 1, "contiguous_gradients": True, "offload_optimizer": None},
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "ds_config.json"
+
+
+def problems_of(source: dict[str, Any]) -> list[str]:
+    with pytest.raises(TypeError) as caught:
+        overwrite_deepspeed_config(BASE, source)
+    assert isinstance(caught.value, UsageError)
+    return caught.value.problems
+
+
+# --- merge
+
+
+def test_leaves_at_any_depth_are_overwritten_and_the_rest_stays() -> None:
+    source = {"train_batch_size": 8, "optimizer": {"params": {"lr": 1}}, "zero_optimization": {"stage": 2}}
+    merged = overwrite_deepspeed_config(BASE, source)
+    assert merged["train_batch_size"] == 8
+    assert merged["optimizer"] == {"type": "Adam", "params": {"lr": 1, "betas": [0.9, 0.999]}}
+    assert merged["zero_optimization"] == {"stage": 2, "contiguous_gradients": True, "offload_optimizer": None}
+
+
+def test_new_keys_and_sections_are_added() -> None:
+    source = {"bf16": {"enabled": True}, "zero_optimization": {"overlap_comm": True}}
+    merged = overwrite_deepspeed_config(BASE, source)
+    assert merged["bf16"] == {"enabled": True}
+    assert merged["zero_optimization"]["overlap_comm"] is True
+    assert merged["zero_optimization"]["stage"] == 1
+
+
+def test_a_section_replaces_a_leaf() -> None:
+    merged = overwrite_deepspeed_config(BASE, {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})
+    assert merged["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
+
+
+def test_none_goes_with_every_type() -> None:
+    merged = overwrite_deepspeed_config(BASE, {"gradient_clipping": 1.0, "train_batch_size": None})
+    assert (merged["gradient_clipping"], merged["train_batch_size"]) == (1.0, None)
+
+
+def test_neither_what_is_given_nor_what_is_returned_shares_anything_with_the_other() -> None:
+    base, source = copy.deepcopy(BASE), {"optimizer": {"params": {"betas": [0.8, 0.9]}}, "bf16": {"enabled": True}}
+    before = copy.deepcopy(source)
+    merged = overwrite_deepspeed_config(base, source)
+    merged["optimizer"]["params"]["betas"].append(7)
+    merged["bf16"]["enabled"] = merged["zero_optimization"]["stage"] = 7
+    assert (base, source) == (BASE, before)
+
+
+def test_dotted_keys_are_keys_like_others() -> None:
+    assert overwrite_deepspeed_config(BASE, {"csv.monitor": 1})["csv.monitor"] == 1
+
+
+def test_a_dotted_key_that_looks_like_a_path_is_mentioned() -> None:
+    with pytest.warns(UserWarning, match=re.escape("nest 'stage' in 'zero_optimization'")) as caught:
+        merged = overwrite_deepspeed_config(BASE, {"zero_optimization.stage": 3})
+    assert merged["zero_optimization"]["stage"] == 1
+    assert merged["zero_optimization.stage"] == 3
+    assert caught[0].filename == __file__
+
+
+# --- types
+
+
+def test_every_wrong_type_is_named_with_both_values() -> None:
+    source = {
+        "train_batch_size": "8",
+        "optimizer": {"type": ["Adam"], "params": {"betas": 0.9}},
+        "zero_optimization": {"contiguous_gradients": 1},
+    }
+    assert problems_of(source) == [
+        "deepspeed config: train_batch_size: '8' is text, and 64, which it would replace, number; YAML reads 1e-3 as "
+        "text: write 1.0e-3",
+        "deepspeed config: optimizer.type: ['Adam'] is list, and 'Adam', which it would replace, text",
+        "deepspeed config: optimizer.params.betas: 0.9 is number, and [0.9, 0.999], which it would replace, list",
+        "deepspeed config: zero_optimization.contiguous_gradients: 1 is number, and True, which it would replace, "
+        "true or false",
+    ]
+
+
+@pytest.mark.parametrize("leaf", [3, None])
+def test_a_leaf_does_not_replace_a_section(leaf: object) -> None:
+    assert problems_of({"optimizer": {"params": leaf}}) == [
+        f"deepspeed config: optimizer.params: {leaf} would replace the section {{'lr': 0.1, 'betas': [0.9, 0.999]}}; "
+        f"give keys of it"
+    ]
+
+
+def test_both_arguments_have_their_types() -> None:
+    with pytest.raises(TypeError, match=r"base_ds_config is \[1\]; expected a dict"):
+        overwrite_deepspeed_config([1], {})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="source_ds_dict is 'text'; expected a dict"):
+        overwrite_deepspeed_config(BASE, "text")  # type: ignore[arg-type]
+
+
+# --- "auto"
+
+
+def test_auto_can_be_overwritten_by_any_type() -> None:
+    base = {"train_batch_size": "auto", "optimizer": {"params": {"lr": "auto", "betas": "auto"}}}
+    source = {"train_batch_size": 8, "optimizer": {"params": {"lr": 0.1, "betas": [0.9, 0.99]}}}
+    assert overwrite_deepspeed_config(base, source) == source
+
+
+def test_auto_that_is_left_where_deepspeed_needs_a_value_is_refused() -> None:
+    base = {"train_batch_size": "auto", "gradient_clipping": 1.0, "scheduler": {"params": {"warmup_num_steps": "auto"}}}
+    with pytest.raises(UsageError) as caught:
+        overwrite_deepspeed_config(base, {"gradient_clipping": "auto"})
+    assert caught.value.problems == [
+        f"deepspeed config: {path}: 'auto' is for Transformers alone; give a value"
+        for path in ("train_batch_size", "gradient_clipping", "scheduler.params.warmup_num_steps")
+    ]
+
+
+def test_auto_where_deepspeed_has_a_default_is_left_to_it() -> None:
+    base = {"zero_optimization": {"reduce_bucket_size": "auto"}}
+    assert overwrite_deepspeed_config(base, {}) == base
+
+
+# --- files
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_file_is_read_as_deepspeed_reads_it(file: Path, kind: type) -> None:
+    file.write_text('{"train_batch_size": 8,  # over all slots\n "fp16": {"enabled": false},}')
+    merged = overwrite_deepspeed_config(kind(file), {"train_batch_size": 16})
+    assert merged == {"train_batch_size": 16, "fp16": {"enabled": False}}
+    assert type(merged["fp16"]) is dict
+
+
+def test_keys_that_a_file_has_twice_are_named(file: Path) -> None:
+    file.write_text('{"steps_per_print": 8, "optimizer": {"type": "Adam", "type": "Lamb"}, "steps_per_print": 8}')
+    with pytest.raises(UsageError, match=f"{file}: more than one 'type', 'steps_per_print'; keep one of each"):
+        overwrite_deepspeed_config(file, {})
+
+
+def test_a_missing_file_is_named_with_the_folder_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = (
+        f"deepspeed config gone.json: No such file or directory in {tmp_path}; put it beside the code of the trial"
+    )
+    with pytest.raises(UsageError, match=re.escape(message)):
+        overwrite_deepspeed_config("gone.json", {})
+
+
+def test_what_is_no_json_is_refused_with_the_place(file: Path) -> None:
+    file.write_text('{"train_batch_size": ')
+    with pytest.raises(UsageError, match=rf"{file}: no JSON: .* line 1 column 22"):
+        overwrite_deepspeed_config(file, {})
+    file.write_text("[1, 2]")
+    with pytest.raises(UsageError, match=rf"{file}: \[1, 2\]; expected a JSON object"):
+        overwrite_deepspeed_config(file, {})
+
+
+# --- hyperparameters
+
+
+def test_hyperparameters_name_the_file_and_what_goes_over_it(file: Path) -> None:
+    file.write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 1}}')
+    hparams = {
+        "deepspeed_config": file.name,
+        "overwrite_deepspeed_args": {"zero_optimization": {"stage": 2}},
+        "learning_rate": 0.1,
+    }
+    expected = {"train_batch_size": 8, "zero_optimization": {"stage": 2}}
+    assert get_ds_config_from_hparams(hparams, file.parent) == expected
+    assert get_ds_config_from_hparams({"deepspeed_config": str(file)})["zero_optimization"] == {"stage": 1}
+
+
+@pytest.mark.parametrize(
+    ("hparams", "message"),
+    [
+        ({"learning_rate": 0.1}, "hyperparameters.deepspeed_config: missing; give the path of a deepspeed config"),
+        ({"deepspeed_config": 3}, "hyperparameters.deepspeed_config: 3; give the path of a deepspeed config"),
+        (
+            {"deepspeed_config": "ds.json", "overwrite_deepspeed_args": [1]},
+            "hyperparameters.overwrite_deepspeed_args: [1]; give a map of keys of ds.json",
+        ),
+    ],
+)
+def test_hyperparameters_without_what_it_takes_are_refused(hparams: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        get_ds_config_from_hparams(hparams)
