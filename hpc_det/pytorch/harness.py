@@ -28,7 +28,9 @@ def train_by_name(trial_name: str, run: Run) -> Outcome:
     seed_everything(run.spec["trial_seed"])
     context = run.new_context(trial_class)
     schedule = Schedule.from_config(run.spec["config"], run.spec["hparams"].get("global_batch_size"))
-    return run.train(trial_class(context), context, schedule, is_trainer=False)
+    with trial_class.strategy_class.explained():
+        trial = trial_class(context)
+    return run.train(trial, context, schedule, is_trainer=False)
 
 
 def load_trial_class(name: str) -> type[Trial]:

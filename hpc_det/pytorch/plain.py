@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,7 +20,7 @@ from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.data import Evaluation, Position, TrainingData
 from hpc_det.pytorch.ddp import DataParallel, share_buffers
 from hpc_det.pytorch.evaluation import numbered
-from hpc_det.pytorch.model_parallel import ModelParallelUnit
+from hpc_det.pytorch.model_parallel import make_data_parallel_mpu
 from hpc_det.pytorch.state import (
     STATE_DICT,
     model_state,
@@ -46,9 +46,12 @@ class PlainStrategy:
     micro_batches = 1
     evaluation = Evaluation.APART
 
+    @staticmethod
+    def explained() -> AbstractContextManager[None]:
+        return nullcontext()
+
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
-        gang = context.distributed
-        self.mpu = ModelParallelUnit(gang.rank, gang.size, should_report_metrics=True, should_build_data_loader=True)
+        self.mpu = make_data_parallel_mpu(context.distributed)
         self._trial = trial
         self._context = context
         self._evaluate = numbered(trial.evaluate_batch)

@@ -32,6 +32,11 @@ class Strategy(Protocol):
     own_loaders_allowed_by: ClassVar[str]
     """The method that the user calls to return other loaders than ours."""
 
+    @staticmethod
+    def explained() -> AbstractContextManager[None]:
+        """Around the making of a trial: what a user should read otherwise is raised as a UsageError."""
+        ...
+
     def __init__(self, trial: Any, context: Any) -> None: ...
 
     @property

@@ -23,6 +23,21 @@ def test_every_name_of_determined_pytorch_is_hpc_dets_own(python: Copies) -> Non
 
 
 @pytest.mark.parametrize(
+    "statement",
+    [
+        "import determined.pytorch.deepspeed as theirs",
+        "from determined.pytorch import deepspeed as theirs",
+        "import determined as det, determined.pytorch.deepspeed; theirs = det.pytorch.deepspeed",
+    ],
+)
+def test_every_name_of_determined_pytorch_deepspeed_is_hpc_dets_own(python: Copies, statement: str) -> None:
+    code = f"{statement}\nimport hpc_det.pytorch.deepspeed as ours\n"
+    code += "print([name for name in ours.__all__ if getattr(theirs, name) is not getattr(ours, name)])\n"
+    code += "from determined.pytorch.deepspeed import DeepSpeedTrial, ModelParallelUnit, overwrite_deepspeed_config"
+    assert python.printed(code) == "[]"
+
+
+@pytest.mark.parametrize(
     ("statement", "name"),
     [
         ("import determined as det", "det.pytorch.PyTorchTrial"),
@@ -101,7 +116,7 @@ def test_a_names_list_shows_what_there_is(python: Copies) -> None:
     assert "PyTorchTrial" in python.printed("import determined.pytorch; print(dir(determined.pytorch))")
 
 
-HEAVY = "{'torch', 'numpy', 'pydantic', 'yaml'} & set(sys.modules)"
+HEAVY = "{'torch', 'numpy', 'pydantic', 'yaml', 'deepspeed'} & set(sys.modules)"
 
 
 def test_nothing_heavy_is_loaded_before_somebody_asks_for_it() -> None:
@@ -109,3 +124,10 @@ def test_nothing_heavy_is_loaded_before_somebody_asks_for_it() -> None:
     assert printed(f"{switched_on}; import determined; print({HEAVY})", before=()) == "set()"
     assert printed(f"{switched_on}; import determined.launch.torch_distributed; print({HEAVY})", before=()) == "set()"
     assert "torch" in printed(f"{switched_on}; import determined.pytorch; print({HEAVY})", before=())
+
+
+def test_deepspeed_is_loaded_with_the_module_that_needs_it() -> None:
+    switched_on = "import sys, hpc_det.compat; hpc_det.compat.install()"
+    loaded = "print('deepspeed' in sys.modules)"
+    assert printed(f"{switched_on}; import determined.pytorch; {loaded}", before=()) == "False"
+    assert printed(f"{switched_on}; import determined.pytorch.deepspeed; {loaded}", before=()) == "True"

@@ -41,7 +41,7 @@ class Rounds:
         Raises UsageError for one that takes none, where it is their end that ends the rounds.
         """
         if self.number is None:
-            return _until_the_end(batches or iter(()))
+            return _until_the_end(iter(()) if batches is None else batches)
         return ((batches, number < self.counted) for number in range(self.number))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from pydantic import ValidationError
 
@@ -64,6 +66,17 @@ _WORDS = {
     ),
 }
 """Patterns of messages, as DeepSpeed 0.19.8 has them, and ours; tests have it say each."""
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Within, what DeepSpeed raises and a user should read otherwise is a UsageError."""
+    try:
+        yield
+    except Exception as error:
+        if ours := in_our_words(error):
+            raise ours from error
+        raise
 
 
 def in_our_words(error: BaseException) -> UsageError | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +16,7 @@ from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.data import Counted, Evaluation, Position, TrainingData
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
+from hpc_det.pytorch.deepspeed.failures import explained
 from hpc_det.pytorch.deepspeed.state import rank_state, restore_rank, stored_rank
 from hpc_det.pytorch.evaluation import numbered
 from hpc_det.pytorch.model_parallel import ModelParallelUnit
@@ -33,6 +34,10 @@ class DeepSpeedStrategy:
     saves_on_every_rank: ClassVar = True
     may_load_nothing: ClassVar = True
     own_loaders_allowed_by: ClassVar = "context.disable_dataset_reproducibility_checks"
+
+    @staticmethod
+    def explained() -> AbstractContextManager[None]:
+        return explained()
 
     def __init__(self, trial: DeepSpeedTrial, context: DeepSpeedTrialContext) -> None:
         self._trial = trial

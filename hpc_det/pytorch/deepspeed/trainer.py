@@ -8,6 +8,7 @@ from typing import Any
 
 from hpc_det.core.distributed import Distributed
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
+from hpc_det.pytorch.deepspeed.failures import explained
 from hpc_det.pytorch.run import Run
 from hpc_det.pytorch.trainer import Trainer, context_of_script
 
@@ -32,4 +33,5 @@ def init(
 ) -> Iterator[TrainerContext]:
     """As `hpc_det.pytorch.init`, for a DeepSpeedTrial. Enter it before deepspeed.initialize."""
     with context_of_script(TrainerContext, hparams, exp_conf, distributed, enable_tensorboard_logging) as context:
-        yield context
+        with explained():
+            yield context

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Sampler
@@ -15,6 +16,7 @@ from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import DataLoader, Evaluation, ValidationData, validation_data
 from tests.pytorch.data.gang import by_ranks
 from tests.pytorch.data.test_data_loader import Records
+from tests.pytorch.data.test_foreign import Stream
 
 TOGETHER, PIPELINED = Evaluation.TOGETHER, Evaluation.PIPELINED
 SMALL = st.integers(1, 5)
@@ -36,6 +38,11 @@ def evaluated(data: ValidationData, per_round: int = 1) -> list[tuple[list[Any],
 def test_each_rank_evaluates_until_its_batches_end(made: Any) -> None:
     (data,) = by_ranks(validation_data, made)
     assert evaluated(data) == [([10], True), ([20], True), ([30], True)]
+
+
+def test_also_those_of_a_torch_loader_that_has_no_length() -> None:
+    (data,) = by_ranks(validation_data, torch.utils.data.DataLoader(Stream(3), batch_size=2))
+    assert evaluated(data) == [([[0, 1]], True), ([[2]], True)]
 
 
 def test_also_where_a_call_takes_several() -> None:

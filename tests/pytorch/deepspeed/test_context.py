@@ -114,7 +114,7 @@ def settings_of(distributed: Distributed) -> dict[str, Any]:
     context.wrap_model_engine(new_engine(distributed, config(0, micro=4)))
     context.disable_auto_grad_accumulation()
     context.disable_dataset_reproducibility_checks()
-    said = {
+    said: dict[str, Any] = {
         "flags": (context.auto_grad_accumulation, context.checks_dataset_reproducibility),
         "global batch size": refusal(context.check),
         "fractions": refusal(
@@ -171,7 +171,7 @@ def plain_gang(distributed: Distributed) -> dict[str, Any]:
     context = new_context(distributed, global_batch_size=16)
     context.wrap_model_engine(new_engine(distributed, config(1, micro=4, gas=2)))
     context.check()
-    said = {"unit": context.mpu, "together": context.evaluates_together}
+    said: dict[str, Any] = {"unit": context.mpu, "together": context.evaluates_together}
     said["wrong unit"] = refusal(context.set_mpu, ModelParallelUnit(2, 4, True, True))
     context.set_mpu(ModelParallelUnit(0, 1, distributed.is_chief, True))
     return {**said, "one copy": refusal(context.check), "one copy together": context.evaluates_together}
@@ -229,6 +229,6 @@ def test_pipelines_side_by_side_share_out_the_data(on_ranks: OnRanks) -> None:
     for rank, said in enumerate(ranks):
         assert said["plain"][0].startswith("wrap_model_engine: a DeepSpeedEngine after a PipelineEngine: ")
         assert said["other"] == [
-            f"wrap_model_engine: rank {rank} is in pipeline {rank} of 4, and in {rank % 2} of 2 of the first engine; give "
-            f"all PipelineModules the same number of stages"
+            f"wrap_model_engine: rank {rank} is in pipeline {rank} of 4, and in {rank % 2} of 2 of the first engine; "
+            f"give all PipelineModules the same number of stages"
         ]
