@@ -71,13 +71,23 @@ def test_a_hydra_app_that_uses_no_launcher_of_ours_loads_little_of_us() -> None:
     assert loaded_by([launchers], ("pydantic", "submitit", "click", "jinja2", "cloudpickle")) == set()
 
 
-def test_the_rank_side_loads_no_command_line_and_no_config_machinery() -> None:
-    assert (
-        loaded_by(modules_of("core", "pytorch"), ("hydra", "pydantic", "click", "rich", "submitit", "jinja2")) == set()
-    )
+def test_the_rank_side_loads_no_command_line_no_config_machinery_and_no_deepspeed() -> None:
+    """But for the trials of DeepSpeed, which brings pydantic."""
+    deepspeeds = modules_of("pytorch/deepspeed")
+    rank_side = [module for module in modules_of("core", "pytorch") if module not in deepspeeds]
+    config_machinery = ("hydra", "click", "rich", "submitit", "jinja2")
+    assert loaded_by(rank_side, (*config_machinery, "pydantic", "deepspeed")) == set()
+    assert loaded_by(deepspeeds, config_machinery) == set()
 
 
-@pytest.mark.parametrize(("module", "package"), [("hpc_det.pytorch", "torch"), ("hpc_det.config.compose", "hydra")])
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [
+        ("hpc_det.pytorch", "torch"),
+        ("hpc_det.config.compose", "hydra"),
+        ("hpc_det.pytorch.deepspeed", "deepspeed"),
+    ],
+)
 def test_the_guard_sees_what_is_loaded(module: str, package: str) -> None:
     assert loaded_by([module], HEAVY) >= {package}
 

@@ -10,7 +10,7 @@ from numbers import Number
 from pathlib import Path
 from typing import Any
 
-import hjson
+import hjson  # DeepSpeed's own reader of config files, which comes with it
 
 from hpc_det.errors import UsageError, shown
 

@@ -170,6 +170,11 @@ class DeepSpeedTrialContext(TrialContext):
             return
         for engine in self.models:
             yield from self._batch_problems(engine)
+        if (frequency := self._spec["config"].get("optimizations", {}).get("aggregation_frequency", 1)) != 1:
+            yield (
+                f"optimizations.aggregation_frequency: {frequency} is for a PyTorchTrial; set "
+                f"gradient_accumulation_steps of the deepspeed config, which is {self.num_micro_batches_per_slot}"
+            )
         whole = self._spec["hparams"].get("global_batch_size")
         configured = self._first.train_batch_size()
         if whole is not None and whole != configured:

@@ -17,7 +17,9 @@ from tests.pytorch.deepspeed.engines import config, new_engine, new_pipeline
 
 
 def new_context(distributed: Distributed, **hparams: Any) -> DeepSpeedTrialContext:
-    spec = {"experiment_id": 12, "trial_id": 3, "trial_seed": 777, "hparams": hparams, "config": {"name": "digits"}}
+    frequency = hparams.pop("aggregation_frequency", 1)
+    config = {"name": "digits", "optimizations": {"aggregation_frequency": frequency}}
+    spec = {"experiment_id": 12, "trial_id": 3, "trial_seed": 777, "hparams": hparams, "config": config}
     return DeepSpeedTrialContext(spec, distributed)
 
 
@@ -110,13 +112,13 @@ def test_the_first_engine_says_how_large_batches_are(on_ranks: OnRanks) -> None:
 
 
 def settings_of(distributed: Distributed) -> dict[str, Any]:
-    context = new_context(distributed, global_batch_size=64)
+    context = new_context(distributed, global_batch_size=64, aggregation_frequency=4)
     context.wrap_model_engine(new_engine(distributed, config(0, micro=4)))
     context.disable_auto_grad_accumulation()
     context.disable_dataset_reproducibility_checks()
     said: dict[str, Any] = {
         "flags": (context.auto_grad_accumulation, context.checks_dataset_reproducibility),
-        "global batch size": refusal(context.check),
+        "others": refusal(context.check),
         "fractions": refusal(
             context.wrap_model_engine,
             new_engine(distributed, {"train_micro_batch_size_per_gpu": 2.0, "gradient_accumulation_steps": 2.0}),
@@ -133,10 +135,12 @@ def test_settings_that_fit_are_taken_and_others_refused(on_ranks: OnRanks) -> No
     assert said["flags"] == (False, False)
     assert said["unit"] == ModelParallelUnit(0, 1, True, False)
     assert said["second unit"] == ["set_mpu: the ModelParallelUnit is set already; call it once"]
-    assert said["global batch size"] == [
+    assert said["others"] == [
+        "optimizations.aggregation_frequency: 4 is for a PyTorchTrial; set gradient_accumulation_steps of the "
+        "deepspeed config, which is 1",
         "hyperparameters.global_batch_size: 64, and train_batch_size of the deepspeed config is 4 "
         "(train_micro_batch_size_per_gpu 4, gradient_accumulation_steps 1, data-parallel size 1); make them the same, "
-        "with overwrite_deepspeed_config, or leave global_batch_size out"
+        "with overwrite_deepspeed_config, or leave global_batch_size out",
     ]
     assert said["fractions"] == [
         "deepspeed config: train_micro_batch_size_per_gpu: 2.0 is no whole number",
