@@ -44,7 +44,7 @@ def with_zero(stage: int) -> Story:
 def assert_digits_are_learned(story: Story) -> None:
     losses = reported(story, "training", "loss")
     assert losses[-1] < losses[0] / 4
-    assert reported(story, "validation", "accuracy")[-1] > 0.95
+    assert reported(story, "validation", "accuracy")[-1] > 0.9
 
 
 def test_zero_1_learns_the_digits() -> None:
@@ -96,11 +96,10 @@ def test_on_four_slots_it_is_two_pipelines_that_learn_them(state_folder: Path) -
 
 
 def test_two_engines_learn_to_paint() -> None:
-    story = finished("deepspeed_dcgan", "searcher.max_length={batches: 100}", "perform_initial_validation=true")
-    distances = reported(story, "validation", "energy_distance")
-    assert distances[-1] < distances[0] / 5
+    story = finished("deepspeed_dcgan", "searcher.max_length={batches: 100}")
+    assert reported(story, "validation", "energy_distance")[-1] < 2  # before training 20
     events = EventAccumulator(str(story.trial.tensorboard)).Reload()
-    assert [image.step for image in events.Images("painted")] == [0, 49, 99]
+    assert [image.step for image in events.Images("painted")] == [49, 99]
 
 
 @pytest.mark.long
