@@ -104,7 +104,7 @@ class Distributed:
     def stop(self) -> None:
         for objects in ("_gang", "_node", "_store"):
             vars(self).pop(objects, None)  # they hold process groups, whose destructors must not come later
-        if self.size > 1:
+        if dist.is_initialized():  # with one rank, too, where DeepSpeed needed one
             dist.destroy_process_group()
 
     def barrier(self) -> None:

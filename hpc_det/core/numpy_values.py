@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -76,11 +76,14 @@ _STAND_INS: list[Any] = [
 
 
 @contextmanager
-def stand_ins() -> Iterator[None]:
-    """Within, torch.load makes stand-ins of numpy's values, also where a trial has declared numpy's own names safe."""
+def stand_ins(*, also: Sequence[Any] = ()) -> Iterator[None]:
+    """Within, torch.load makes stand-ins of numpy's values, also where a trial has declared numpy's own names safe.
+
+    `also`: other classes that it takes, besides those that a trial has declared safe.
+    """
     before = get_safe_globals()
     clear_safe_globals()
-    add_safe_globals([*(known for known in before if not _is_of_numpy(known)), *_STAND_INS])
+    add_safe_globals([*(known for known in before if not _is_of_numpy(known)), *_STAND_INS, *also])
     try:
         yield
     finally:

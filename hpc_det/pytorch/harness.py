@@ -46,7 +46,10 @@ def load_trial_class(name: str) -> type[Trial]:
     if trial_class is None:
         raise UsageError(f"--trial {name}: {module.__file__} has no {class_name}")
     if not (isinstance(trial_class, type) and issubclass(trial_class, Trial)):
-        raise UsageError(f"--trial {name}: {class_name} is no subclass of hpc_det.pytorch.PyTorchTrial")
+        raise UsageError(
+            f"--trial {name}: {class_name} is no subclass of hpc_det.pytorch.PyTorchTrial, nor of "
+            f"hpc_det.pytorch.deepspeed.DeepSpeedTrial"
+        )
     if problems := interface_problems(trial_class):
         raise UsageError([f"--trial {name}: {class_name} {problem}" for problem in problems])
     return trial_class

@@ -91,6 +91,12 @@ def _torch_options(given: Mapping[str, Any]) -> dict[str, Any]:
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; name the folder of a checkpoint, checkpoints/UUID of its trial")
+    if (read_json(folder / LOAD_DATA) or {}).get("trial_type") == "DeepSpeedTrial":
+        raise UsageError(
+            f"{folder}: a DeepSpeedTrial's, whose weights are in the shards of its engines, model0 and so on; get them "
+            f"by deepspeed.utils.zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder, tag='model0'), or by "
+            f"load_checkpoint(folder, tag='model0') of an engine"
+        )
     state_file(folder)
     if not (folder / MANIFEST).exists():
         return  # Determined wrote none

@@ -15,7 +15,7 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointComm
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
-from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.checkpoint.staging import checksummed
@@ -30,7 +30,7 @@ _DEEPSPEEDS_OWN: list[Any] = [DynamicLossScaler, LossScaler, SubparamShape, Zero
 @contextmanager
 def deepspeeds_own_allowed() -> Iterator[None]:
     """Within, torch.load(weights_only=True) takes every file that an engine writes, and no more."""
-    with safe_globals(_DEEPSPEEDS_OWN), stand_ins():
+    with stand_ins(also=_DEEPSPEEDS_OWN):
         yield
 
 
@@ -65,10 +65,13 @@ class ShardFiles(CheckpointEngine):  # type: ignore[misc]  # deepspeed has no ty
         return {str(path.relative_to(folder)): entry for path, entry in entries.items() if folder in path.parents}
 
 
-def _check_loadable(path: Path, state: Any) -> None:
-    """By what the file names, which torch reads without its tensors."""
+def refused_names(path: Path) -> list[str]:
+    """The classes and functions of a file that `load` would refuse it for; torch finds them without its tensors."""
     with deepspeeds_own_allowed():
-        refused = get_unsafe_globals_in_checkpoint(path)
-    if refused:
+        return [str(name) for name in get_unsafe_globals_in_checkpoint(path)]
+
+
+def _check_loadable(path: Path, state: Any) -> None:
+    if refused := refused_names(path):
         places = [place for place in not_loadable(state, path.name) if any(name in place for name in refused)]
         raise HpcDetError(places or [f"{path.name}: {name} cannot be part of a checkpoint" for name in refused])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import deepspeed
 import deepspeed.ops
@@ -14,6 +15,8 @@ from torch._C._distributed_c10d import HashStore
 from hpc_det.core.distributed import Distributed
 from hpc_det.launch.network import limit_look_ups
 
+_DEPRECATED = "all_gather_into_tensor|reduce_scatter_tensor"
+
 
 def prepare(distributed: Distributed) -> None:
     """Accelerator, process group and no compiler: for any number of engines, and again after an end of the group.
@@ -22,11 +25,14 @@ def prepare(distributed: Distributed) -> None:
     one. Whoever ends the others ends it, too (Distributed.stop).
     """
     _choose_accelerator(distributed.device.type)
+    # DeepSpeed's own calls, on every rank: nothing that a user could change
+    warnings.filterwarnings("ignore", rf"`torch\.distributed\.({_DEPRECATED})` is deprecated", FutureWarning)
     # For reductions in inference only; built at the first init_distributed, for a minute, and a crash without ninja.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     _describe(distributed)
     if not dist.is_initialized():
         _start_alone(distributed)
+    _forget_ended_groups()
     deepspeed.init_distributed(auto_mpi_discovery=False)
 
 
@@ -52,6 +58,11 @@ def _describe(distributed: Distributed) -> None:
 
 def _start_alone(distributed: Distributed) -> None:
     limit_look_ups(os.environ)
-    groups._release_process_group_references()  # of a group that has ended
     backend = "cpu:gloo,cuda:nccl" if distributed.device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+
+
+def _forget_ended_groups() -> None:
+    """DeepSpeed makes its groups once a process; they end with the one that they are part of."""
+    if groups._WORLD_GROUP not in (None, *dist.distributed_c10d._world.pg_map):
+        groups._release_process_group_references()

@@ -32,6 +32,6 @@ def init(
     enable_tensorboard_logging: bool = True,
 ) -> Iterator[TrainerContext]:
     """As `hpc_det.pytorch.init`, for a DeepSpeedTrial. Enter it before deepspeed.initialize."""
-    with context_of_script(TrainerContext, hparams, exp_conf, distributed, enable_tensorboard_logging) as context:
-        with explained():
-            yield context
+    where = (hparams, exp_conf, distributed, enable_tensorboard_logging)
+    with context_of_script(TrainerContext, *where) as context, explained():
+        yield context

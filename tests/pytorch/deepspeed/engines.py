@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import deepspeed
@@ -24,7 +24,7 @@ class Net(torch.nn.Module):
         super().__init__()
         self.first = torch.nn.Linear(FEATURES, 17)
         self.second = torch.nn.Linear(17, 1)
-        self.scale = torch.nn.Parameter(torch.full((3,), 0.5), requires_grad=False)
+        self.scale = torch.nn.Parameter(0.5 + torch.rand(3), requires_grad=False)
         self.register_buffer("seen", torch.zeros(()))
         self.seen: torch.Tensor
 
@@ -38,7 +38,7 @@ def config(stage: int, *, dtype: str = "fp32", gas: int = 1, micro: int = MICRO,
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": gas,
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": {"stage": stage, **({"stage3_param_persistence_threshold": 100} if stage == 3 else {})},
         "optimizer": {"type": "AdamW", "params": {"lr": 0.02, "weight_decay": 0.1, "torch_adam": True}},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10, "warmup_max_lr": 0.02}},
         "gradient_clipping": 0.5,
@@ -48,11 +48,19 @@ def config(stage: int, *, dtype: str = "fp32", gas: int = 1, micro: int = MICRO,
     return {**settings, **others}
 
 
-def new_engine(distributed: Distributed, settings: dict[str, Any], seed: int = 1, net: type = Net) -> Any:
-    """One whose files go through a ShardFiles, as wrap_model_engine makes it."""
+def new_engine(
+    distributed: Distributed,
+    settings: dict[str, Any],
+    seed: int = 1,
+    net: type[torch.nn.Module] = Net,
+    groups: Callable[[Any], list[dict[str, Any]]] | None = None,
+) -> Any:
+    """One whose files go through a ShardFiles, as wrap_model_engine makes it. With `groups`, AdamW is the client's."""
     prepare(distributed)
     torch.manual_seed(seed)
-    engine, *_ = deepspeed.initialize(model=net(), config=settings)
+    model = net()
+    optimizer = torch.optim.AdamW(groups(model)) if groups else None
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
     engine.checkpoint_engine = ShardFiles()
     return engine
 
@@ -77,17 +85,13 @@ def _loss(outputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
 
 def batches(engine: Any, first: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The micro batches of this rank's share from the global batch numbered `first` on, whatever the number of ranks."""
+    """This rank's micro batches from the global batch numbered `first` on, whatever the number of ranks."""
     everything = torch.Generator().manual_seed(7)
     records = torch.randn(RECORDS, FEATURES, generator=everything)
     wanted = records.sum(1)
-    dtype = next(
-        (d for name, d in (("bf16", torch.bfloat16),) if engine._config.bfloat16_config.enabled), torch.float32
-    )
-    rank, size = engine.grid.get_data_parallel_rank() if hasattr(engine, "grid") and engine.grid else None, None
-    if rank is None:
-        rank = torch.distributed.get_rank()
+    dtype = torch.bfloat16 if engine.bfloat16_enabled() else torch.float32
     size = engine.dp_world_size
+    rank = torch.distributed.get_rank() % size
     micro, gas = engine.train_micro_batch_size_per_gpu(), engine.gradient_accumulation_steps()
     whole = micro * gas * size
     for batch in range(first, RECORDS // whole):
@@ -100,11 +104,11 @@ def train(engine: Any, first: int, count: int) -> list[float]:
     """The loss of each micro batch on this rank; of each batch for a pipeline."""
     source = batches(engine, first)
     if hasattr(engine, "num_stages"):
-        return [float(engine.train_batch(source)) for _ in range(count)]
+        return [engine.train_batch(source).item() for _ in range(count)]
     losses = []
     for _ in range(count * engine.gradient_accumulation_steps()):
         loss = engine(*next(source))
         engine.backward(loss)
         engine.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import deepspeed
 import torch
 from deepspeed.pipe import LayerSpec, PipelineModule
 from torch import nn
 from torch.nn import functional
-from torch.optim import lr_scheduler
 from torch.utils.data import TensorDataset
 
 from hpc_det.pytorch import DataLoader, PyTorchCallback
@@ -80,11 +79,18 @@ class WithData(DeepSpeedTrial):
 
 
 class Zero(WithData):
-    """Dropout, batch norm, momentum and a schedule: all that a resume must bring back on each rank."""
+    """Dropout, batch norm, momentum and a schedule: all that a resume must bring back on each rank.
+
+    No parameter has an odd number of elements: ZeRO-3 pads those with what happens to be in memory, and saves that.
+    """
+
+    norm: ClassVar[Any] = nn.BatchNorm1d
 
     def __init__(self, context: DeepSpeedTrialContext) -> None:
         super().__init__(context)
-        model = nn.Sequential(nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1))
+        model = nn.Sequential(
+            nn.Linear(WIDTH, 16), self.norm(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1, bias=False)
+        )
         engine, *_ = deepspeed.initialize(
             model=model, model_parameters=list(model.parameters()), config=self.configured()
         )
@@ -102,7 +108,15 @@ class Zero(WithData):
     def _loss(self, batches: Iterator[Any] | None) -> torch.Tensor:
         assert batches is not None
         inputs, targets = self.context.to_device(next(batches))
-        return functional.mse_loss(self.engine(inputs), targets)
+        kind = next(self.engine.module.parameters()).dtype
+        return functional.mse_loss(self.engine(inputs.to(kind)).float(), targets)
+
+
+class InBf16(Zero):
+    norm = nn.LayerNorm
+
+    def configured(self) -> dict[str, Any]:
+        return {**super().configured(), "bf16": {"enabled": True}}
 
 
 class Piped(WithData):
@@ -123,6 +137,3 @@ class Piped(WithData):
 
     def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
         return {"loss": self.engine.eval_batch(dataloader_iter)}
-
-
-__all__ = ["Piped", "WithData", "Zero", "config", "lr_scheduler"]

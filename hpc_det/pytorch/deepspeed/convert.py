@@ -1,0 +1,46 @@
+"""Run as a process of its own: an engine's shards, of any number of ranks, as DeepSpeed's universal checkpoint.
+
+    python -m hpc_det.pytorch.deepspeed.convert SHARDS UNIVERSAL
+
+DeepSpeed's converter unpickles what it reads. Here it takes what shards.py takes: whoever starts this sets
+TORCH_FORCE_WEIGHTS_ONLY_LOAD, and its workers inherit the short list of classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+
+from deepspeed.checkpoint import ds_to_universal
+
+from hpc_det.pytorch.deepspeed.shards import deepspeeds_own_allowed, refused_names
+
+_WORKERS = 4
+_MORE = "more than tensors, numbers, texts, lists and maps, and to load it could run code that it brings"
+
+
+def main(shards: str, universal: str) -> None:
+    assert os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD") == "1"
+    refused = {path: names for path in sorted(Path(shards).glob("*.pt")) if (names := refused_names(path))}
+    if refused:  # it would be refused anyway, without the name of the file
+        sys.exit("; ".join(f"{path.name} holds {', '.join(names)}: {_MORE}" for path, names in refused.items()))
+    multiprocessing.set_start_method("fork")
+    with deepspeeds_own_allowed():
+        ds_to_universal.main(
+            argparse.Namespace(
+                input_folder=shards,
+                output_folder=universal,
+                num_extract_workers=_WORKERS,
+                num_merge_workers=_WORKERS // 2,  # these hold whole parameters
+                keep_temp_folder=False,
+                strict=True,
+                inject_missing_state=True,
+            )
+        )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

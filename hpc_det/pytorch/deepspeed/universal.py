@@ -1,0 +1,236 @@
+"""Engines from shards: as they were saved, or of another number of data-parallel ranks through DeepSpeed's universal
+checkpoints, which hold each parameter and its optimizer state as a whole.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.checkpoint.constants import FROZEN_PARAM_FRAGMENTS, FROZEN_PARAM_SHAPES
+from deepspeed.pipe import TiedLayerSpec
+
+from hpc_det.core.distributed import Distributed
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.pytorch.deepspeed.shards import deepspeeds_own_allowed
+
+Facts = dict[str, Any]
+_STATES = {"exp_avg", "exp_avg_sq"}
+"""Of an optimizer's states, those that universal checkpoints hold (deepspeed/checkpoint/ds_to_universal.py)."""
+_WORDS = {
+    "pipeline_stages": "a number of pipeline stages of",
+    "model_parallel_size": "a model-parallel size of",
+    "zero_stage": "ZeRO stage",
+    "dtype": "dtype",
+}
+
+
+def engine_facts(engine: Any) -> Facts:
+    """What a later engine must share with this one, or may differ in: JSON, to be kept beside its shards."""
+    stages = getattr(engine, "num_stages", 1)
+    return {
+        "zero_stage": int(engine.zero_optimization_stage()),
+        "data_parallel_size": engine.seq_dp_world_size,
+        "pipeline_stages": stages,
+        "model_parallel_size": engine.mp_world_size // stages,
+        "dtype": "bf16" if engine.bfloat16_enabled() else "fp16" if engine.fp16_enabled() else "fp32",
+        "experts": bool(engine.has_moe_layers),
+        "tied_layers": any(isinstance(spec, TiedLayerSpec) for spec in getattr(engine.module, "_layer_specs", ())),
+        "optimizer_states": _optimizer_states(engine),
+    }
+
+
+def load_engine(
+    engine: Any,
+    folder: Path,
+    tag: str,
+    saved: Facts,
+    distributed: Distributed,
+    *,
+    aside: Path,
+    weights_alone: bool = False,
+) -> None:
+    """A fresh `engine` goes on as the one went on that was saved as `tag` in `folder`. Collective.
+
+    `saved`: that one's facts. `aside`: a folder that all ranks see, for a conversion where that is needed. The
+    checkpoint stays as it is. `weights_alone`: the module, not its optimizer, scheduler and counters.
+
+    Raises UsageError, before anything is loaded, for what DeepSpeed cannot do; HpcDetError for damaged shards.
+    """
+    now = engine_facts(engine)
+    if problems := obstacles(saved, now, weights_alone=weights_alone):
+        raise UsageError([f"{folder / tag}: {problem}; {_remedy(saved)}" for problem in problems])
+    if not (folder / tag).is_dir():
+        raise HpcDetError(f"{folder / tag}: no such folder, so no shards of this engine; use another checkpoint")
+    if not _needs_conversion(saved, now, weights_alone=weights_alone):
+        _load_as_it_was(engine, folder, tag, weights_alone=weights_alone)
+        return
+    with _universal(folder / tag, aside, distributed) as universal:
+        _load_universal(engine, folder / tag, universal, saved, weights_alone=weights_alone)
+
+
+def obstacles(saved: Facts, now: Facts, *, weights_alone: bool = False) -> list[str]:
+    """What DeepSpeed cannot do, with both values, a sentence each."""
+    same = ["pipeline_stages", "model_parallel_size"]
+    if not weights_alone or 3 in (saved["zero_stage"], now["zero_stage"]):
+        same += ["zero_stage", "dtype"]
+    problems = [
+        f"saved with {_WORDS[name]} {saved[name]}, and this engine has {now[name]}"
+        for name in same
+        if saved[name] != now[name]
+    ]
+    if problems or not _needs_conversion(saved, now, weights_alone=weights_alone):
+        return problems
+    sizes = f"saved by {saved['data_parallel_size']} data-parallel ranks, and {now['data_parallel_size']} are here"
+    for name, what in (("experts", "mixtures of experts"), ("tied_layers", "pipelines with tied layers")):
+        if saved[name] or now[name]:
+            problems.append(f"{sizes}: DeepSpeed does not spread {what} anew")
+    states = set(saved["optimizer_states"]) - {"step"}
+    if states != _STATES and not weights_alone:
+        problems.append(
+            f"{sizes}: DeepSpeed spreads the states of Adam and AdamW anew ({', '.join(sorted(_STATES))}), and this "
+            f"optimizer has {', '.join(sorted(states)) or 'none'}"
+        )
+    return problems
+
+
+def _remedy(saved: Facts) -> str:
+    slots = math.prod(saved[name] for name in ("data_parallel_size", "pipeline_stages", "model_parallel_size"))
+    return f"resume on {slots} slot{'' if slots == 1 else 's'} with the settings that it was saved with"
+
+
+def _needs_conversion(saved: Facts, now: Facts, *, weights_alone: bool) -> bool:
+    """Stage 0 keeps everything on every rank, and up to stage 2 each has the weights."""
+    spread_from = 3 if weights_alone else 1
+    return bool(now["zero_stage"] >= spread_from and saved["data_parallel_size"] != now["data_parallel_size"])
+
+
+def _optimizer_states(engine: Any) -> list[str]:
+    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    return sorted({name for state in optimizer.state.values() for name in state}) if optimizer else []
+
+
+# --- as it was
+
+
+def _load_as_it_was(engine: Any, folder: Path, tag: str, *, weights_alone: bool) -> None:
+    engine.load_checkpoint(str(folder), tag=tag, load_module_only=weights_alone)
+    if weights_alone and engine.zero_optimization_stage() == 3:
+        # load_module_only takes buffers alone: the weights are in the optimizer's shards
+        engine.optimizer.checkpoint_event_prologue()
+        engine._load_zero_checkpoint(str(folder), tag, load_optimizer_states=False)
+        engine.optimizer.checkpoint_event_epilogue()
+
+
+# --- through a universal checkpoint
+
+
+@contextmanager
+def _universal(shards: Path, aside: Path, distributed: Distributed) -> Iterator[Path]:
+    """The folder of the universal checkpoint, until the block ends. Rank 0 converts."""
+    # the next save clears it away, where this is killed
+    hidden = aside / f".partial-universal-{shards.parent.name}"
+    try:
+        said = None
+        if distributed.is_chief:
+            said = _convert(shards, hidden / shards.name)
+        distributed.wait_for_rank_0()
+        if said := distributed.broadcast_json(said):
+            raise HpcDetError(f"{shards}: cannot be converted for another number of data-parallel ranks: {said}")
+        yield hidden / shards.name
+        distributed.barrier()
+    finally:
+        if distributed.is_chief:
+            shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _convert(shards: Path, universal: Path) -> str | None:
+    """What went wrong, if anything. A process of its own: no GPU, and its memory is gone afterwards."""
+    print(f"hpc-det: {shards}: converting it for another number of data-parallel ranks", flush=True)
+    shutil.rmtree(universal.parent, ignore_errors=True)
+    universal.mkdir(parents=True, mode=0o700)
+    alone = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
+    process = subprocess.run(
+        [sys.executable, "-m", "hpc_det.pytorch.deepspeed.convert", str(shards), str(universal)],
+        env={**os.environ, **alone},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if not process.returncode:
+        return None
+    return ([line for line in process.stderr.splitlines() if line.strip()] or [f"exit code {process.returncode}"])[-1]
+
+
+def _load_universal(engine: Any, shards: Path, universal: Path, saved: Facts, *, weights_alone: bool) -> None:
+    """And what DeepSpeed leaves out of it: buffers, frozen parameters, at stage 3 all groups but the first."""
+    stage_3 = engine.zero_optimization_stage() == 3
+    if stage_3:
+        engine.optimizer.checkpoint_event_prologue()  # buffers and frozen parameters are loaded beside parts
+    engine._curr_ckpt_path = str(shards)  # where a pipeline looks for its layers
+    engine.load_module_state_dict(_module(engine, shards, saved["data_parallel_size"]))
+    with _universal_allowed(engine):
+        engine.load_checkpoint(str(universal.parent), tag=universal.name, load_module_only=weights_alone)
+        if stage_3 and not weights_alone:
+            _give_groups_their_own(engine.optimizer.optimizer, universal / "zero" / "optimizer_state.pt")
+
+
+def _give_groups_their_own(optimizer: torch.optim.Optimizer, file: Path) -> None:
+    """DeepSpeed gives all groups the settings of the first, and one tensor as their step, which each then counts up."""
+    stored = torch.load(file, mmap=True)["param_groups"]
+    for group, settings in zip(optimizer.param_groups, stored, strict=True):
+        group.update({name: value for name, value in settings.items() if name != "params"})
+    for state in optimizer.state.values():
+        state["step"] = copy.deepcopy(state["step"])
+
+
+@contextmanager
+def _universal_allowed(engine: Any) -> Iterator[None]:
+    """Within, the engine reads universal checkpoints. Its optimizer unpickles their files: see convert.py."""
+    engine._config.load_universal_checkpoint = True
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+    try:
+        with deepspeeds_own_allowed():
+            yield
+    finally:
+        del os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"]
+        engine._config.load_universal_checkpoint = False
+
+
+def _module(engine: Any, shards: Path, ranks: int) -> Any:
+    """What the module is loaded from. At stage 3: buffers, as rank 0 had them, and what is frozen."""
+    state = _model_states(engine, shards, 0)
+    if engine.zero_optimization_stage() == 3 and state[FROZEN_PARAM_FRAGMENTS]:
+        others = [_model_states(engine, shards, rank) for rank in range(1, ranks)]
+        parts = [one[FROZEN_PARAM_FRAGMENTS] for one in (state, *others)]
+        group = engine.optimizer.dp_process_group
+        state[FROZEN_PARAM_FRAGMENTS] = {
+            name: _share(torch.cat([part[name] for part in parts])[: shape.numel()], group)
+            for name, shape in state[FROZEN_PARAM_SHAPES].items()
+        }
+    return state
+
+
+def _model_states(engine: Any, shards: Path, data_parallel_rank: int) -> Any:
+    file = engine._get_ckpt_name(str(shards.parent), shards.name, pp_placeholder=str(data_parallel_rank))
+    return engine.checkpoint_engine.load(file)
+
+
+def _share(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """This rank's, all of one size; the last ones end in zeros (deepspeed/runtime/zero/partition_parameters.py)."""
+    size = math.ceil(len(whole) / dist.get_world_size(group))
+    share = whole.new_zeros(size)
+    there = whole[size * dist.get_rank(group) :][:size]
+    share[: len(there)] = there
+    return share

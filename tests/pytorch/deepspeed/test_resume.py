@@ -1,0 +1,53 @@
+"""Stopped at any batch and gone on, an engine ends with the same bits as one that was never stopped."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_det.core.distributed import Distributed
+from tests.core.ranks import OnRanks
+from tests.pytorch.trials import StopAt, differences
+
+TWO = [("Zero", stage, accumulation) for stage in (0, 1, 2, 3) for accumulation in (1, 4)]
+PIPES = [("Piped", stage, accumulation) for stage in (0, 1) for accumulation in (1, 4)]
+FEW_BATCHES = {"searcher": {"max_length": {"batches": 9}}}
+
+
+def resumed(distributed: Distributed, folder: Path, kind: str, hparams: dict[str, Any], stops: list[int]) -> list[str]:
+    """Where the stopped life differs from the undisturbed one, with what an undisturbed one saves."""
+    from tests.pytorch.deepspeed import trials
+    from tests.pytorch.deepspeed.life import life_of, newest
+
+    trial_class = getattr(trials, kind)
+    whole = life_of(distributed, folder / "whole", trial_class, hparams, **FEW_BATCHES)
+    whole.attempt(StopAt(), distributed)
+    life = life_of(distributed, folder / "stopped", trial_class, hparams, **FEW_BATCHES)
+    ends = [life.attempt(StopAt(tick), distributed).end for tick in stops]
+    ends.append(life.attempt(StopAt(), distributed).end)
+    assert ends == ["stopped"] * len(stops) + ["finished"]
+    distributed.barrier()
+    assert life.series == whole.series
+    assert whole.steps("training")[-1] == 9
+    return differences(newest(life), newest(whole))
+
+
+@pytest.mark.parametrize(("kind", "stage", "accumulation"), [*TWO, *PIPES])
+def test_stops_change_no_bit(on_ranks: OnRanks, tmp_path: Path, kind: str, stage: int, accumulation: int) -> None:
+    stops = random.Random(f"{kind} {stage} {accumulation}").sample(range(2, 8), 2)
+    hparams = {"stage": stage, "accumulation": accumulation}
+    assert on_ranks(2, resumed, tmp_path, kind, hparams, stops) == [[], []]
+
+
+@pytest.mark.parametrize(("kind", "stage"), [("Zero", 2), ("Piped", 1)])
+def test_stops_of_four_ranks_change_no_bit(on_ranks: OnRanks, tmp_path: Path, kind: str, stage: int) -> None:
+    """The pipeline has two stages, twice."""
+    assert on_ranks(4, resumed, tmp_path, kind, {"stage": stage, "accumulation": 2}, [4]) == [[]] * 4
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_stops_in_bf16_change_no_bit(on_ranks: OnRanks, tmp_path: Path, stage: int) -> None:
+    assert on_ranks(2, resumed, tmp_path, "InBf16", {"stage": stage, "accumulation": 2}, [4]) == [[], []]

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpc_det.checkpoint.committed import checksum
+from hpc_det.core.distributed import Distributed
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.pytorch.deepspeed.universal import Facts, engine_facts, load_engine, obstacles
+from tests.core.ranks import OnRanks
+from tests.pytorch.deepspeed.engines import Net, config, new_engine, new_pipeline, train
+
+TAG = "model0"
+GLOBAL_BATCH = 8
+EVERY = ["fp32-0", "fp32-1", "fp32-2", "fp32-3", "bf16-0", "bf16-1", "bf16-2", "bf16-3"]
+
+
+def tolerance(kind: str) -> float:
+    """How far apart losses may be: another number of ranks adds up gradients in another order."""
+    return 1e-2 if kind.startswith("bf16") else 1e-5
+
+
+class TwoGroups(Net):
+    """The parameters of the last layer have settings of their own."""
+
+    def groups(self) -> list[dict[str, Any]]:
+        return [
+            {"params": [*self.first.parameters()], "lr": 0.02},
+            {"params": [*self.second.parameters()], "lr": 0.001, "weight_decay": 0.3},
+        ]
+
+
+def engine_of(distributed: Distributed, kind: str, seed: int) -> Any:
+    """`kind`: fp32-1, bf16-3, pipeline-1, groups-3..., with the ZeRO stage."""
+    what, stage = kind.split("-")
+    if what == "pipeline":
+        settings = config(int(stage), micro=GLOBAL_BATCH // (distributed.size // 2))
+        return new_pipeline(distributed, settings, seed=seed)
+    dtype = "bf16" if what == "bf16" else "fp32"
+    settings = config(int(stage), dtype=dtype, micro=GLOBAL_BATCH // distributed.size)
+    if what != "groups":
+        return new_engine(distributed, settings, seed=seed)
+    del settings["optimizer"], settings["scheduler"]
+    return new_engine(distributed, settings, seed=seed, net=TwoGroups, groups=TwoGroups.groups)
+
+
+def losses(distributed: Distributed, engine: Any, first: int) -> list[float]:
+    """Of three global batches."""
+    of_ranks = torch.tensor(distributed.gather_json(train(engine, first, 3)))
+    return [float(loss) for loss in of_ranks.mean(0)]
+
+
+def seen(engine: Any) -> list[float]:
+    """What the loop's numbers and a model's buffers depend on."""
+    counted = [engine.global_steps, engine.global_samples, *engine.get_lr()]
+    return [*counted, *(float(buffer) for buffer in engine.module.buffers())]
+
+
+def save(distributed: Distributed, folder: Path, kinds: list[str]) -> dict[str, Any]:
+    """By kind: facts, what there is to see, the losses that follow."""
+    told = {}
+    for kind in kinds:
+        engine = engine_of(distributed, kind, seed=1)
+        train(engine, 0, 3)
+        engine.save_checkpoint(str(folder / kind), tag=TAG)
+        told[kind] = {"facts": engine_facts(engine), "seen": seen(engine), "losses": losses(distributed, engine, 3)}
+    return told
+
+
+def load(distributed: Distributed, folder: Path, told: dict[str, Any]) -> dict[str, Any]:
+    aside = folder / "aside"
+    found = {}
+    for kind, of_it in told.items():
+        engine = engine_of(distributed, kind, seed=2)
+        load_engine(engine, folder / kind, TAG, of_it["facts"], distributed, aside=aside)
+        found[kind] = {"seen": seen(engine), "losses": losses(distributed, engine, 3)}
+    assert not aside.exists() or not [*aside.iterdir()]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kinds"),
+    [
+        pytest.param(2, 1, ["fp32-0", "fp32-1", "fp32-3"], id="fewer"),
+        pytest.param(1, 2, ["bf16-2", "groups-3"], id="more"),
+        pytest.param(4, 2, ["pipeline-0", "pipeline-1"], id="pipelines"),
+        pytest.param(4, 2, [*EVERY, "groups-2"], id="every kind, fewer", marks=pytest.mark.long),
+        pytest.param(1, 2, [*EVERY, "groups-2"], id="every kind, more", marks=pytest.mark.long),
+    ],
+)
+def test_training_goes_on_with_another_number_of_ranks(
+    on_ranks: OnRanks, tmp_path: Path, before: int, after: int, kinds: list[str]
+) -> None:
+    told = on_ranks(before, save, tmp_path, kinds)[0]
+    whole = {path: checksum(path) for path in tmp_path.rglob("*.pt")}
+    for found in on_ranks(after, load, tmp_path, told):
+        for kind, of_it in told.items():
+            assert found[kind]["seen"] == pytest.approx(of_it["seen"]), kind
+            assert found[kind]["losses"] == pytest.approx(of_it["losses"], rel=tolerance(kind)), kind
+    assert {path: checksum(path) for path in tmp_path.rglob("*.pt")} == whole
+
+
+# --- weights alone
+
+
+def result(engine: Any) -> float:
+    """What the module makes of records that are the same for every number of ranks."""
+    generator = torch.Generator().manual_seed(3)
+    records = torch.randn(GLOBAL_BATCH, 8, generator=generator)
+    wanted = torch.ones(GLOBAL_BATCH)
+    if hasattr(engine, "num_stages"):
+        return float(engine.eval_batch(iter([(records, wanted)] * 4)))
+    dtype = torch.bfloat16 if engine.bfloat16_enabled() else torch.float32
+    with torch.no_grad():
+        return float(engine(records.to(dtype), wanted))
+
+
+def save_trained(distributed: Distributed, folder: Path, kinds: list[str]) -> dict[str, tuple[Facts, float]]:
+    told = {}
+    for kind in kinds:
+        engine = engine_of(distributed, kind, seed=1)
+        train(engine, 0, 3)
+        told[kind] = engine_facts(engine), result(engine)
+        engine.save_checkpoint(str(folder / kind), tag=TAG)
+    return told
+
+
+def load_weights(distributed: Distributed, folder: Path, told: dict[str, tuple[Facts, float]]) -> dict[str, Any]:
+    found = {}
+    for kind, (facts, _) in told.items():
+        engine = engine_of(distributed, kind, seed=2)
+        load_engine(engine, folder / kind, TAG, facts, distributed, aside=folder / "aside", weights_alone=True)
+        first = result(engine)
+        steps = engine.global_steps
+        train(engine, 0, 1)  # its optimizer has taken the weights, too
+        found[kind] = first, steps, abs(result(engine) - first) < 1
+    return found
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1)])
+def test_weights_alone_are_the_same_to_the_bit(on_ranks: OnRanks, tmp_path: Path, before: int, after: int) -> None:
+    kinds = ["fp32-0", "fp32-1", "fp32-2", "fp32-3", "bf16-2", "bf16-3"]
+    told = on_ranks(before, save_trained, tmp_path, kinds)[0]
+    for found in on_ranks(after, load_weights, tmp_path, told):
+        assert found == {kind: (value, 0, True) for kind, (_, value) in told.items()}
+
+
+def test_weights_alone_of_a_pipeline_are_the_same_to_the_bit(on_ranks: OnRanks, tmp_path: Path) -> None:
+    told = on_ranks(2, save_trained, tmp_path, ["pipeline-0", "pipeline-1"])[0]
+    for found in on_ranks(2, load_weights, tmp_path, told):
+        assert found == {kind: (value, 0, True) for kind, (_, value) in told.items()}
+
+
+# --- what is refused
+
+SAVED: Facts = {
+    "zero_stage": 2,
+    "data_parallel_size": 2,
+    "pipeline_stages": 1,
+    "model_parallel_size": 1,
+    "dtype": "fp32",
+    "experts": False,
+    "tied_layers": False,
+    "optimizer_states": ["exp_avg", "exp_avg_sq", "step"],
+}
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "weights_alone", "expected"),
+    [
+        ({}, {}, False, []),
+        ({}, {"data_parallel_size": 4}, False, []),
+        (
+            {"pipeline_stages": 2},
+            {"pipeline_stages": 4},
+            True,
+            ["saved with a number of pipeline stages of 2, and this engine has 4"],
+        ),
+        (
+            {},
+            {"model_parallel_size": 2, "zero_stage": 3, "dtype": "bf16"},
+            False,
+            [
+                "saved with a model-parallel size of 1, and this engine has 2",
+                "saved with ZeRO stage 2, and this engine has 3",
+                "saved with dtype fp32, and this engine has bf16",
+            ],
+        ),
+        ({}, {"zero_stage": 0, "dtype": "bf16"}, True, []),
+        ({"zero_stage": 3}, {}, True, ["saved with ZeRO stage 3, and this engine has 2"]),
+        (
+            {"optimizer_states": ["momentum_buffer"]},
+            {"data_parallel_size": 1},
+            False,
+            [
+                "saved by 2 data-parallel ranks, and 1 are here: DeepSpeed spreads the states of Adam and AdamW anew "
+                "(exp_avg, exp_avg_sq), and this optimizer has momentum_buffer"
+            ],
+        ),
+        ({"optimizer_states": ["momentum_buffer"]}, {"data_parallel_size": 1}, True, []),
+        (
+            {"experts": True, "tied_layers": True},
+            {"experts": True, "tied_layers": True, "data_parallel_size": 4},
+            False,
+            [
+                "saved by 2 data-parallel ranks, and 4 are here: DeepSpeed does not spread mixtures of experts anew",
+                "saved by 2 data-parallel ranks, and 4 are here: DeepSpeed does not spread pipelines with tied layers "
+                "anew",
+            ],
+        ),
+    ],
+)
+def test_what_deepspeed_cannot_do_is_said_with_both_values(
+    saved: Facts, now: Facts, weights_alone: bool, expected: list[str]
+) -> None:
+    assert obstacles({**SAVED, **saved}, {**SAVED, **now}, weights_alone=weights_alone) == expected
+
+
+def refused(distributed: Distributed, folder: Path) -> tuple[str, Facts]:
+    engine = engine_of(distributed, "fp32-2", seed=2)
+    before = result(engine)
+    with pytest.raises(UsageError) as raised:
+        load_engine(engine, folder, TAG, {**SAVED, "zero_stage": 1}, distributed, aside=folder)
+    assert result(engine) == before
+    with pytest.raises(HpcDetError, match="no shards of this engine"):
+        load_engine(engine, folder, TAG, SAVED, distributed, aside=folder)
+    return str(raised.value), json.loads(json.dumps(engine_facts(engine)))
+
+
+def test_a_refusal_says_where_it_would_go_on(on_ranks: OnRanks, tmp_path: Path) -> None:
+    [(said, facts)] = on_ranks(1, refused, tmp_path)
+    assert said == (
+        f"{tmp_path}/{TAG}: saved with ZeRO stage 1, and this engine has 2; resume on 2 slots with the settings that "
+        f"it was saved with"
+    )
+    assert facts == {**SAVED, "data_parallel_size": 1, "optimizer_states": []}
+
+
+class Touch:
+    """Unpickled, it would leave a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def load_and_fail(distributed: Distributed, folder: Path, told: dict[str, Any]) -> list[str]:
+    said = []
+    for kind, of_it in told.items():
+        with pytest.raises(HpcDetError) as raised:
+            load_engine(engine_of(distributed, kind, 2), folder / kind, TAG, of_it["facts"], distributed, aside=folder)
+        said.append(str(raised.value))
+    return said
+
+
+def test_conversion_runs_no_code_of_a_shard_and_leaves_nothing_behind(on_ranks: OnRanks, tmp_path: Path) -> None:
+    told = on_ranks(2, save, tmp_path, ["fp32-2"])[0]
+    shard = tmp_path / "fp32-2" / TAG / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    torch.save({**torch.load(shard, weights_only=False), "more": Touch(tmp_path / "touched")}, shard)
+    [[said]] = on_ranks(1, load_and_fail, tmp_path, told)
+    assert said.startswith(f"{shard.parent}: cannot be converted for another number of data-parallel ranks: ")
+    assert f"{shard.name} holds " in said
+    assert "pathlib.PosixPath" in said
+    assert "more than tensors, numbers, texts, lists and maps" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["fp32-2"]
