@@ -61,7 +61,7 @@ class MetricWindow:
         if metrics.keys() != totals.keys():
             self._begin(metrics)
         for name, value in metrics.items():
-            number, total = _scalar(value), totals[name]
+            number, total = number_of(value), totals[name]
             if number is None and self._numbers_only:
                 raise UsageError(_no_number(name, value))
             totals[name] = None if number is None or total is None else folds[name](total, number)
@@ -189,7 +189,7 @@ def _aligned(by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> list[tuple[Mappi
 
 def scalar(value: Any) -> float | None:
     """A number, or a tensor or array of one element, as a float; None for anything else."""
-    number = _scalar(value)
+    number = number_of(value)
     return None if number is None else float(number)
 
 
@@ -199,7 +199,7 @@ def plain(value: Any) -> Any:
     return value if number is None else number
 
 
-def _scalar(value: Any) -> float | torch.Tensor | None:
+def number_of(value: Any) -> float | torch.Tensor | None:
     """As `scalar`; a tensor of another device stays there, 0-dim and without a graph: nothing waits for it."""
     if isinstance(value, torch.Tensor):
         if value.is_cpu and not value.ndim:  # the ordinary one, with one question less in each batch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -16,6 +15,7 @@ from hpc_det.pytorch.ddp import DataParallel, data_parallel, synchronized_batch_
 from hpc_det.pytorch.experimental import PyTorchExperimentalContext
 from hpc_det.pytorch.lr_scheduler import LRScheduler, ScheduledStep
 from hpc_det.pytorch.trial_context import TrialContext, parameters_of
+from hpc_det.store.folders import TrialFolder
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -26,8 +26,8 @@ ClipGrads = Callable[[Iterator[torch.nn.Parameter]], Any]
 class PyTorchTrialContext(TrialContext):
     """Wraps what is trained, and takes the steps of training."""
 
-    def __init__(self, spec: dict[str, Any], distributed: Distributed, tensorboard: Path | None = None) -> None:
-        super().__init__(spec, distributed, tensorboard)
+    def __init__(self, spec: dict[str, Any], distributed: Distributed, folder: TrialFolder | None = None) -> None:
+        super().__init__(spec, distributed, folder)
         optimizations = spec["config"].get("optimizations", {})
         self.aggregation_frequency: int = optimizations.get("aggregation_frequency", 1)
         """Batches between optimizer steps."""

@@ -109,7 +109,7 @@ class Run:
             )
 
     def new_context(self, trial_class: type[Trial]) -> TrialContext:
-        return trial_class.strategy_class.context_class(self.spec, self.distributed, self.folder.tensorboard)
+        return trial_class.strategy_class.context_class(self.spec, self.distributed, self.folder)
 
     def train(
         self,

@@ -36,7 +36,7 @@ class TrainerContext(PyTorchTrialContext):
     """A context that knows where it runs, for the Trainer."""
 
     def __init__(self, run: Run) -> None:
-        super().__init__(run.spec, run.distributed, run.folder.tensorboard)
+        super().__init__(run.spec, run.distributed, run.folder)
         self.run = run
 
 

@@ -32,7 +32,7 @@ class TrainingReport:
 
     def add(self, metrics: Any, records: int) -> None:
         """What `train_batch` returned of so many records: metrics by name, or the loss."""
-        self.window.add(metrics if isinstance(metrics, dict) else {"loss": _tensor(metrics)})
+        self.window.add(named(metrics))
         self._records += records
 
     def close(self) -> tuple[dict[str, Any], dict[str, float], bool]:
@@ -65,7 +65,10 @@ def _averages(context: TrialContext) -> bool:
     return bool(context.get_experiment_config().get("optimizations", {}).get("average_training_metrics", True))
 
 
-def _tensor(loss: Any) -> torch.Tensor:
-    if not isinstance(loss, torch.Tensor):
-        raise UsageError(f"train_batch returned {type(loss).__name__}; return the loss or a dict of metrics")
-    return loss
+def named(metrics: Any) -> dict[str, Any]:
+    """What `train_batch` returned. Raises UsageError for neither a dict nor a tensor."""
+    if isinstance(metrics, dict):
+        return metrics
+    if not isinstance(metrics, torch.Tensor):
+        raise UsageError(f"train_batch returned {type(metrics).__name__}; return the loss or a dict of metrics")
+    return {"loss": metrics}

@@ -16,6 +16,7 @@ from hpc_det.pytorch.profiler import Profiler
 from hpc_det.pytorch.reducer import MetricReducer, Reducers
 from hpc_det.pytorch.tensorboard import TensorBoard
 from hpc_det.search.sample import sample
+from hpc_det.store.folders import TrialFolder
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -28,12 +29,14 @@ Context = TypeVar("Context", bound="TrialContext")
 class TrialContext:
     """One rank's view of its trial. `spec` is the content of trial.json."""
 
-    def __init__(self, spec: dict[str, Any], distributed: Distributed, tensorboard: Path | None = None) -> None:
+    def __init__(self, spec: dict[str, Any], distributed: Distributed, folder: TrialFolder | None = None) -> None:
         self._spec = spec
         self.distributed = distributed
         self.device = distributed.device
         self.reducers = Reducers()
-        own_folder = tensorboard and _of_rank(tensorboard, distributed.rank)
+        self.folder = folder
+        """Of the trial; None off cluster."""
+        own_folder = _of_rank(folder.tensorboard, distributed.rank) if folder else None
         self.tensorboard = TensorBoard(own_folder)
         self.profiler = Profiler(own_folder)
         self.to_device_automatically = True

@@ -6,6 +6,8 @@ import sys
 
 from tests.bench import (
     command_line,
+    deepspeed_overhead,
+    deepspeed_save,
     gang_overhead,
     gpu,
     journal,
@@ -24,6 +26,8 @@ BENCHMARKS = {
     "preemption": notice_to_checkpoint.main,
     "loop": loop_overhead.main,
     "gang": gang_overhead.main,
+    "deepspeed": deepspeed_overhead.main,
+    "deepspeed_save": deepspeed_save.main,
     "memory": loop_memory.main,
     "sampler": sampler_start.main,
     "search": search.main,

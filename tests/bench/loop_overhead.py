@@ -18,7 +18,7 @@ import torch
 from tests.bench import loops
 from tests.bench.loops import Loop
 from tests.bench.table import show
-from tests.bench.turns import PERIOD, BareLoop, Cost, Turns, ready_made_batches
+from tests.bench.turns import PERIOD, Bare, BareLoop, Cost, Turns, ready_made_batches
 
 ROUNDS = 7
 PERIODS = 60
@@ -51,21 +51,21 @@ def _bare_beside(loop: Loop) -> BareLoop:
     return BareLoop(loops.batches_of_torchs_loader() if own_data else cycle(ready_made_batches()))
 
 
-def cost_of(loop: Loop, bare: BareLoop, periods: int, folder: Path, turn: int = PERIOD) -> Cost:
+def cost_of(loop: Loop, bare: Bare, periods: int, folder: Path, turn: int = PERIOD) -> Cost:
     """`folder`: a new one for what the loop writes.
 
     Raises AssertionError where the loop trains something else than the bare one.
     """
     gc.collect()
     taken = Turns(bare, periods, turn)
-    with _silence():
+    with silence():
         weights = loop(taken, folder)
     assert torch.equal(weights.cpu(), bare.weights.cpu()), "the loops do not train the same"
     return taken.cost
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Progress bars and advice go nowhere, as in a job whose output nobody reads."""
     logging.disable(logging.ERROR)
     with (

@@ -5,7 +5,7 @@ Each function trains `turns.batches` batches and returns the weights, which are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +20,7 @@ from hpc_det.config.merge import merge
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.preempt import StopAgreement, give_notice
 from hpc_det.pytorch import DataLoader, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
+from hpc_det.pytorch.trial import Trial
 from hpc_det.store.folders import TrialFolder
 from tests.bench.turns import (
     RATE,
@@ -85,13 +86,16 @@ def train_trial(
     trial_class: type[PyTorchTrial] = Linear,
 ) -> torch.Tensor:
     """A whole trial that trains so many batches of `loader` and reports every 100; the weights of its checkpoint."""
-    distributed = distributed or Distributed()
     life = new_life(folder, with_data(trial_class, loader), batches)
     life.tensorboard = tensorboard
-    with _stops(distributed, folder.name) as stop:
-        life.attempt(stop, distributed)
+    train_life(life, distributed or Distributed())
     weights: dict[str, torch.Tensor] = life.newest["state_dict.pth"]["models_state_dict"][0]
     return next(iter(weights.values()))
+
+
+def train_life(life: Life, distributed: Distributed) -> None:
+    with _stops(distributed, life.folder.path.name) as stop:
+        life.attempt(stop, distributed)
 
 
 @contextmanager
@@ -113,7 +117,9 @@ def with_data(trial_class: type[PyTorchTrial], loader: DataLoader | Iterable[Bat
     return WithData
 
 
-def new_life(path: Path, trial_class: type[PyTorchTrial], batches: int) -> Life:
+def new_life(
+    path: Path, trial_class: type[Trial], batches: int, hparams: Mapping[str, int] = {"global_batch_size": RECORDS}
+) -> Life:
     folder = TrialFolder(path)
     folder.checkpoints.mkdir(parents=True, exist_ok=True)  # all ranks of a gang do
     config = {
@@ -123,7 +129,7 @@ def new_life(path: Path, trial_class: type[PyTorchTrial], batches: int) -> Life:
         "min_checkpoint_period": {"batches": 0},
         "checkpoint_policy": "none",
     }
-    return Life(folder, trial_class, merge(CONFIG, config), {"global_batch_size": RECORDS})
+    return Life(folder, trial_class, merge(CONFIG, config), hparams)
 
 
 def ours(turns: Turns, folder: Path, distributed: Distributed | None = None) -> torch.Tensor:

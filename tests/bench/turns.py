@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle, islice, pairwise
 from time import perf_counter_ns
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -53,6 +54,16 @@ def weights_of(model: nn.Module) -> torch.Tensor:
     return next(model.parameters())
 
 
+class Bare(Protocol):
+    """A loop without anything around it."""
+
+    weights: torch.Tensor
+
+    def train(self, count: int) -> list[int]:
+        """So many batches; the time [ns] before the first and after each."""
+        ...
+
+
 class BareLoop:
     """PyTorch and nothing else."""
 
@@ -70,7 +81,6 @@ class BareLoop:
         self._batches = batches
 
     def train(self, count: int) -> list[int]:
-        """So many batches; the time [ns] before the first and after each."""
         model, optimizer, times = self._model, self._optimizer, [perf_counter_ns()]
         for inputs, targets in islice(self._batches, count):
             loss = cross_entropy(model(inputs), targets)
@@ -88,7 +98,7 @@ class Turns:
     The measured loop calls `begin_batch` whenever it asks for one. In the end both have trained `batches` batches.
     """
 
-    def __init__(self, bare: BareLoop, periods: int, turn: int = PERIOD) -> None:
+    def __init__(self, bare: Bare, periods: int, turn: int = PERIOD) -> None:
         """`turn`: batches, an even part of PERIOD. It should outlast what a report leaves to other threads."""
         self.bare = bare
         self.batches = periods * PERIOD

@@ -10,6 +10,7 @@ import torch
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import PyTorchTrialContext
+from hpc_det.store.folders import TrialFolder
 from tests.pytorch.trials import Life, Tiny
 
 SPEC = {"experiment_id": 1, "trial_id": 1, "trial_seed": 1, "hparams": {}, "config": {}}
@@ -33,7 +34,7 @@ def test_a_schedule_counts_batches_and_gives_one_trace(tmp_path: Path) -> None:
 
 
 def test_the_traces_go_to_the_tensorboard_folder_and_nowhere_else(tmp_path: Path) -> None:
-    context = PyTorchTrialContext(SPEC, Distributed(), tmp_path)
+    context = PyTorchTrialContext(SPEC, Distributed(), TrialFolder(tmp_path))
     with pytest.warns(UserWarning, match="on_trace_ready is not used; traces go to the TensorBoard folder"):
         context.set_profiler(on_trace_ready=print)
 

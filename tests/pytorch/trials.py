@@ -187,7 +187,7 @@ class Life:
         spec: dict[str, Any] = {"experiment_id": 1, "trial_id": 1, "trial_seed": 5}
         spec |= {"hparams": self.hparams, "config": self.config}
         strategy: type[Strategy] = self.trial_class.strategy_class
-        context = strategy.context_class(spec, distributed or Distributed(), self.folder.tensorboard)
+        context = strategy.context_class(spec, distributed or Distributed(), self.folder)
         context.set_enable_tensorboard_logging(self.tensorboard)
         seed_everything(5)
         trial = self.trial_class(context)

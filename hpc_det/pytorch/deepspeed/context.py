@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, TypeVar
 
 from deepspeed import DeepSpeedEngine, PipelineEngine
@@ -15,6 +14,7 @@ from hpc_det.pytorch.deepspeed.shards import ShardFiles
 from hpc_det.pytorch.deepspeed.start import prepare
 from hpc_det.pytorch.model_parallel import ModelParallelUnit, make_data_parallel_mpu, make_deepspeed_mpu, plain
 from hpc_det.pytorch.trial_context import TrialContext
+from hpc_det.store.folders import TrialFolder
 
 Engine = TypeVar("Engine", bound=DeepSpeedEngine)
 
@@ -22,8 +22,8 @@ Engine = TypeVar("Engine", bound=DeepSpeedEngine)
 class DeepSpeedTrialContext(TrialContext):
     """Registers the engines of deepspeed.initialize. Batches come to the trial as they are loaded: see `to_device`."""
 
-    def __init__(self, spec: dict[str, Any], distributed: Distributed, tensorboard: Path | None = None) -> None:
-        super().__init__(spec, distributed, tensorboard)
+    def __init__(self, spec: dict[str, Any], distributed: Distributed, folder: TrialFolder | None = None) -> None:
+        super().__init__(spec, distributed, folder)
         prepare(distributed)
         self.to_device_automatically = False
         self.models: list[DeepSpeedEngine] = []

@@ -2,7 +2,6 @@
 
 rank-R.pth      each rank: random generators, callbacks, the open windows of metrics and reducers, modules in eval
                 mode, buffers, which data-parallel ranks do not share
-engines.json    rank 0: what a resume on another number of ranks must know of the engines
 """
 
 from __future__ import annotations

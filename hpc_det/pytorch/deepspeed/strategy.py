@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
 from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.core.checkpoint import check_loadable
-from hpc_det.core.metrics import MetricWindow
+from hpc_det.core.metrics import MetricWindow, number_of
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.data import Counted, Evaluation, Position, TrainingData
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
+from hpc_det.pytorch.deepspeed.engines import facts, load_engines, save_facts
 from hpc_det.pytorch.deepspeed.failures import explained
 from hpc_det.pytorch.deepspeed.state import rank_state, restore_rank, stored_rank
 from hpc_det.pytorch.evaluation import numbered
 from hpc_det.pytorch.model_parallel import ModelParallelUnit
 from hpc_det.pytorch.state import rank_file
+from hpc_det.pytorch.training_report import named
 from hpc_det.pytorch.trial import implements
 from hpc_det.pytorch.trial_context import TrialContext
 
@@ -92,7 +93,7 @@ class DeepSpeedStrategy:
         train_batch = self._trial.train_batch
         if self._calls == 1:
             return train_batch(batches, epoch, number), self._records
-        return mean([train_batch(batches, epoch, number) for _ in range(self._calls)]), self._records
+        return mean([named(train_batch(batches, epoch, number)) for _ in range(self._calls)]), self._records
 
     def end_batch(self, number: int) -> None:
         if self._counted:
@@ -138,38 +139,32 @@ class DeepSpeedStrategy:
 
     def write(self, folder: Path) -> Mapping[str, FileEntry]:
         self._trial.save(self._context, folder)
+        save_facts(self._context, folder)
         return self._context.shards.take(folder)
 
     def restore(self, folder: Path, callbacks: Callbacks) -> None:
+        _ = facts(folder)  # another kind of trial's has none
         state = stored_rank(folder, self._context)
         callbacks.call("on_checkpoint_load_start", state)
         self._trial.load(self._context, folder)
         callbacks.restore(state["callbacks"])
 
     def restore_weights(self, folder: Path) -> None:
-        for number, engine in enumerate(self._context.models):
-            engine.load_checkpoint(folder, tag=f"model{number}", load_module_only=True)
+        load_engines(self._context, folder, weights_alone=True)
 
     def restore_rank(self, folder: Path, ranks: int, window: MetricWindow) -> dict[str, Any] | None:
         return restore_rank(folder, ranks, self._context, window)
 
 
-def mean(metrics: Sequence[Any]) -> Any:
-    """Of what the micro batches of one batch returned: the losses, or what has numbers of each name."""
-    if not isinstance(metrics[0], dict):
-        return _mean_of(metrics)
-    names = dict.fromkeys(name for each in metrics for name in each)
+def mean(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of what the micro batches of one batch returned. What is no number keeps its last value."""
+    names = dict.fromkeys(chain(*metrics))
     return {name: _mean_of([each[name] for each in metrics if name in each]) for name in names}
 
 
 def _mean_of(values: Sequence[Any]) -> Any:
-    """What is no number keeps its last value."""
-    if not all(isinstance(value, (torch.Tensor, int, float)) for value in values):
-        return values[-1]
-    total = values[0].detach() if isinstance(values[0], torch.Tensor) else values[0]
-    for value in values[1:]:
-        total = total + (value.detach() if isinstance(value, torch.Tensor) else value)
-    return total / len(values)
+    numbers = [number for value in values if (number := number_of(value)) is not None]
+    return sum(numbers) / len(numbers) if len(numbers) == len(values) else values[-1]
 
 
 def _unfinished(engine: Any, number: int) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from hpc_det.errors import HpcDetError
 from hpc_det.pytorch.data import DataLoader
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
+from hpc_det.pytorch.deepspeed.engines import load_engines, tag
 from hpc_det.pytorch.deepspeed.strategy import DeepSpeedStrategy
 from hpc_det.pytorch.trial import Trial
 
@@ -60,12 +60,11 @@ class DeepSpeedTrial(Trial):
     def save(self, context: DeepSpeedTrialContext, path: Path) -> None:
         """On every rank: its shards of the engines, into the folder `path`. Override it together with `load`."""
         for number, engine in enumerate(context.models):
-            engine.save_checkpoint(path, tag=f"model{number}")
+            engine.save_checkpoint(path, tag=tag(number))
 
     def load(self, context: DeepSpeedTrialContext, load_path: Path) -> None:
-        """On every rank: what `save` has written. Raises HpcDetError where an engine has nothing there."""
-        for number, engine in enumerate(context.models):
-            tag = f"model{number}"
-            if not (load_path / tag).is_dir():
-                raise HpcDetError(f"{load_path}: has no {tag}; the trial wraps {len(context.models)} engines")
-            engine.load_checkpoint(load_path, tag=tag)
+        """On every rank: what `save` has written; of ZeRO also on another number of slots.
+
+        Raises UsageError where the engines are of another kind than those that were saved, HpcDetError for damage.
+        """
+        load_engines(context, load_path)

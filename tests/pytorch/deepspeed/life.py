@@ -19,7 +19,7 @@ def life_of(distributed: Distributed, path: Path, trial_class: type[Trial], hpar
     """Collective: all ranks live in the same folder."""
     folder = TrialFolder(path)
     if distributed.is_chief:
-        folder.checkpoints.mkdir(parents=True)
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
     distributed.barrier()
     return Life(folder, trial_class, merge(CONFIG, config), {"workers": 0, **(hparams or {})})
 

@@ -1,0 +1,56 @@
+"""All engines of a trial, in a checkpoint's folder and out of it.
+
+model0, model1, ...   the shards of each, by DeepSpeed's own names
+engines.json          what a resume, also on another number of ranks, must know of each
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
+from hpc_det.pytorch.deepspeed.universal import engine_facts, load_engine
+from hpc_det.store.files import read_json, write_json
+
+ENGINES = "engines.json"
+
+
+def tag(number: int) -> str:
+    """What DeepSpeed calls a checkpoint: a folder's name."""
+    return f"model{number}"
+
+
+def save_facts(context: DeepSpeedTrialContext, folder: Path) -> None:
+    """Rank 0."""
+    if context.distributed.is_chief:
+        write_json(folder / ENGINES, [engine_facts(engine) for engine in context.models])
+
+
+def load_engines(context: DeepSpeedTrialContext, folder: Path, *, weights_alone: bool = False) -> None:
+    """Collective: every engine as it was saved, or its weights alone. They must be fresh ones.
+
+    Raises UsageError for engines that it cannot be done with, HpcDetError for damaged shards.
+    """
+    saved = facts(folder)
+    if len(saved) != len(context.models):
+        raise UsageError(f"{folder}: holds {len(saved)} engines, the trial wraps {len(context.models)}")
+    aside = context.folder.checkpoints if context.folder else folder.parent
+    for number, (engine, its_facts) in enumerate(zip(context.models, saved, strict=True)):
+        load_engine(
+            engine,
+            folder,
+            tag(number),
+            its_facts,
+            context.distributed,
+            aside=aside,
+            weights_alone=weights_alone,
+        )
+
+
+def facts(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] | None = read_json(folder / ENGINES)
+    if found is None:
+        raise HpcDetError(f"{folder}: has no {ENGINES}, so it is no checkpoint of a DeepSpeedTrial; use one")
+    return found

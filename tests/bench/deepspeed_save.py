@@ -1,0 +1,165 @@
+"""Checkpoints of 450 MB of DeepSpeed engines on two ranks: what a save takes of time and memory, beside the engine's
+own save_checkpoint and fsync; from the notice to the commit; the check before a resume.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import re
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+
+from hpc_det.checkpoint.committed import committed
+from hpc_det.core.checkpoint import CheckpointContext
+from hpc_det.core.distributed import Distributed
+from hpc_det.core.metrics import MetricWindow
+from hpc_det.pytorch.callback import Callbacks
+from hpc_det.pytorch.deepspeed import DeepSpeedTrialContext
+from hpc_det.pytorch.deepspeed.strategy import DeepSpeedStrategy
+from tests.bench import loops
+from tests.bench.engines import Case, Trained
+from tests.bench.gpu import Notified
+from tests.bench.table import show
+from tests.bench.turns import ready_made_batches
+from tests.core.ranks import PRELOAD, run_on_ranks
+
+RANKS = 2
+STAGES = (0, 1, 2, 3)
+WIDTH, HIDDEN = 2048, 9
+ROUNDS = 5
+DEADLINE_S = 900
+
+
+@dataclass(frozen=True)
+class Measured:
+    """On one rank: how long it took, and how far memory rose above what it was before."""
+
+    seconds: float
+    added_mb: float
+
+
+@dataclass(frozen=True)
+class OfRank:
+    before_mb: float
+    checkpoint_mb: float
+    measured: dict[str, list[Measured]]
+
+    def seconds(self, what: str) -> float:
+        return statistics.median(each.seconds for each in self.measured[what])
+
+    def added_mb(self, what: str) -> float:
+        return max(each.added_mb for each in self.measured[what])
+
+
+def main() -> None:
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    times, memory = zip(*map(_rows, STAGES), strict=True)
+    show(
+        f"{RANKS} ranks, median of {ROUNDS} rounds in turns, seconds",
+        ("ZeRO", "MB", "the engine's", "ours", "ratio (quartiles)", "from the notice", "check before a resume"),
+        times,
+    )
+    show(
+        "the rank that needs most, MB",
+        ("ZeRO", "before a save", "added by the engine's", "added by ours"),
+        memory,
+    )
+
+
+def _rows(stage: int) -> tuple[list[str], list[str]]:
+    case = Case(f"ZeRO {stage}", stage=stage, width=WIDTH, hidden=HIDDEN)
+    with tempfile.TemporaryDirectory() as root:
+        by_rank: list[OfRank] = run_on_ranks(RANKS, saves_on_a_rank, case, Path(root), deadline_s=DEADLINE_S)
+    with tempfile.TemporaryDirectory() as root:
+        noticed = run_on_ranks(RANKS, notice_on_a_rank, case, Path(root), deadline_s=DEADLINE_S)[0]
+    first, of_rank_0 = by_rank[0], by_rank[0].measured
+    ratios = [one.seconds / other.seconds for one, other in zip(of_rank_0["ours"], of_rank_0["theirs"], strict=True)]
+    low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    times = [f"{first.checkpoint_mb:.0f}", f"{first.seconds('theirs'):.2f}", f"{first.seconds('ours'):.2f}"]
+    times += [f"{ratio:.2f} ({low:.2f}, {high:.2f})", f"{noticed:.2f}", f"{first.seconds('check'):.2f}"]
+    largest = [max(rank.before_mb for rank in by_rank)]
+    largest += [max(rank.added_mb(whose) for rank in by_rank) for whose in ("theirs", "ours")]
+    return [str(stage), *times], [str(stage), *(f"{amount:.0f}" for amount in largest)]
+
+
+def saves_on_a_rank(distributed: Distributed, case: Case, root: Path) -> OfRank:
+    context = DeepSpeedTrialContext({"hparams": {}, "config": {}}, distributed)
+    trained: Any = type("Large", (Trained,), {"case": case})
+    trial: Trained = trained(context)
+    engine, strategy = trial.engine, DeepSpeedStrategy(trial, context)
+    case.train_batch(engine, iter(ready_made_batches()))
+    checkpoints = CheckpointContext(root, distributed)
+
+    def theirs() -> None:
+        engine.save_checkpoint(root / "theirs", tag="model0")
+        for path in (root / "theirs").rglob("*.pt"):
+            _flush(path)
+
+    def ours() -> None:
+        checkpoints.save(1, strategy.files(Callbacks({}), MetricWindow()), write=strategy.write)
+
+    def check() -> None:
+        checkpoints.newest()
+
+    before = _memory_mb("VmRSS")
+    measured: dict[str, list[Measured]] = {"theirs": [], "ours": [], "check": []}
+    for number in range(ROUNDS):
+        for save in (theirs, ours) if number % 2 else (ours, theirs):
+            engine.checkpoint_engine = TorchCheckpointEngine(engine._config) if save is theirs else context.shards
+            measured[save.__name__].append(_measured(distributed, save))
+        measured["check"].append(_measured(distributed, check))
+        (checkpoint,) = committed(root)
+        distributed.barrier()
+        if distributed.is_chief:
+            shutil.rmtree(checkpoint.path)
+            shutil.rmtree(root / "theirs")
+        distributed.barrier()
+    return OfRank(before, sum(entry.size for entry in checkpoint.files.values()) / 1e6, measured)
+
+
+def notice_on_a_rank(distributed: Distributed, case: Case, root: Path) -> float:
+    """Seconds from a notice in training to the commit."""
+    trained: Any = type("Large", (Trained,), {"case": case})
+    stop = Notified(10)
+    life = loops.new_life(root, trained, 1000, {})
+    life.attempt(stop, distributed)
+    (checkpoint,) = committed(life.folder.checkpoints)
+    return checkpoint.time - stop.at
+
+
+def _measured(distributed: Distributed, work: Callable[[], None]) -> Measured:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew (proc(5))
+    before = _memory_mb("VmRSS")
+    distributed.barrier()
+    began = time.perf_counter()
+    work()
+    distributed.barrier()
+    return Measured(time.perf_counter() - began, _memory_mb("VmHWM") - before)
+
+
+def _memory_mb(name: str) -> float:
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024 / 1e6
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""A gang of another size goes on where the former one was, with the same records and the same state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_det.core.distributed import Distributed
+from hpc_det.errors import HpcDetError, UsageError
+from tests.core.ranks import OnRanks
+from tests.pytorch.trials import StopAt
+
+GLOBAL = 12
+"""Records of a batch, on any number of ranks."""
+AFTER_A_REPORT = 5
+"""A tick; in a report the batches of each rank weigh the same, so that one of two gangs is none of one."""
+LENGTH = {"searcher": {"max_length": {"batches": 7}}}
+
+
+def attempted(distributed: Distributed, folder: Path, stage: int, stop: int | None) -> Any:
+    """The series of metrics after an attempt in `folder`, which others may have begun; or why there was none."""
+    from hpc_det.store.folders import TrialFolder
+    from tests.pytorch.deepspeed import trials
+    from tests.pytorch.deepspeed.life import life_of
+
+    accumulation = GLOBAL // (3 * distributed.size)
+    life = life_of(distributed, folder, trials.InParts, {"stage": stage, "accumulation": accumulation}, **LENGTH)
+    assert TrialFolder(folder).checkpoints.is_dir()
+    try:
+        life.attempt(StopAt(stop) if stop else StopAt(), distributed)
+    except (HpcDetError, UsageError) as error:
+        return str(error)
+    return life.series
+
+
+@pytest.mark.parametrize(("stage", "ranks"), [(0, (2, 1)), (1, (1, 2)), (2, (2, 1)), (3, (2, 1))])
+def test_training_goes_on_with_other_ranks(
+    on_ranks: OnRanks, tmp_path: Path, stage: int, ranks: tuple[int, int]
+) -> None:
+    """With another accumulation, too: batches have the same records. Sums are added in another order."""
+    undisturbed = on_ranks(ranks[0], attempted, tmp_path / "whole", stage, None)[0]
+    on_ranks(ranks[0], attempted, tmp_path / "stopped", stage, AFTER_A_REPORT)
+    resumed = on_ranks(ranks[1], attempted, tmp_path / "stopped", stage, None)[0]
+    assert [record[:2] for record in resumed] == [record[:2] for record in undisturbed]
+    for (_, _, metrics), (_, _, expected) in zip(resumed, undisturbed, strict=True):
+        assert metrics == pytest.approx(expected, rel=1e-4)
+    assert not [*(tmp_path / "stopped" / "checkpoints").glob(".partial*")]
+
+
+def test_another_stage_is_refused_before_anything_changes(on_ranks: OnRanks, tmp_path: Path) -> None:
+    on_ranks(1, attempted, tmp_path, 1, 3)
+    (said,) = on_ranks(1, attempted, tmp_path, 2, None)
+    assert "saved with ZeRO stage 1, and this engine has 2; resume on 1 slot with the settings" in said
