@@ -36,6 +36,7 @@ PAGES = [
                 "search",
                 "sweeps",
                 "pytorch",
+                "deepspeed",
                 "porting",
                 "clusters",
                 "launchers",
@@ -142,7 +143,7 @@ def _default(field: FieldInfo) -> str:
 @every_page
 def test_every_command_of_a_page_stands_in_a_console_block(path: Path) -> None:
     page = Page.read(path)
-    assert page.languages <= {"console", "python", "yaml", "text"}
+    assert page.languages <= {"console", "json", "python", "yaml", "text"}
     assert all(step.marks <= MARKS for step in page.steps() if isinstance(step, Command))
 
 
