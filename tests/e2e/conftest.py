@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import pytest
 
+from tests.e2e.engine_story import EngineStory, four_slots
 from tests.e2e.story import Story
 
 
@@ -23,3 +27,20 @@ def told(tmp_path_factory: pytest.TempPathFactory, *overrides: str) -> Story:
         story = Story.begin(*overrides)
         story.wait()
     return story
+
+
+@pytest.fixture(scope="session")
+def undisturbed_engines(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], EngineStory]:
+    """The story of an engine, with so many micro batches to a batch, on four slots of this machine."""
+
+    @functools.cache
+    def told(engine: str, accumulation: int) -> EngineStory:
+        with pytest.MonkeyPatch.context() as patch:
+            root = tmp_path_factory.mktemp("undisturbed")
+            patch.setenv("HPC_DET_ROOT", str(root))
+            four_slots(root)
+            story = EngineStory.with_engine(engine, accumulation, cluster="here", launcher="direct")
+            story.wait()
+        return story
+
+    return told

@@ -1,0 +1,101 @@
+"""The story of a gang whose trial has engines: what their shards hold, and on which records they were trained."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from hpc_det.checkpoint.committed import newest_good
+from hpc_det.store.files import read_json
+from tests.e2e.story import HERE, Story
+
+ENGINES = ("zero0", "zero1", "zero2", "zero3", "pipeline")
+
+
+def four_slots(root: Path) -> None:
+    """The cluster `here`: this machine, whatever it has."""
+    profile = root / "conf" / "cluster" / "here.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text("{name: here, scheduler: local, slots_per_node: 4, max_nodes: 1, slot_type: cpu}\n")
+
+
+class EngineStory(Story):
+    @classmethod
+    def with_engine(
+        cls, engine: str, accumulation: int, *overrides: str, cluster: str = "here", launcher: str = "deepspeed"
+    ) -> EngineStory:
+        """Begin one of four ranks with an engine of `ENGINES`."""
+        name, stage = ("Piped", 1) if engine == "pipeline" else ("Zero", int(engine.removeprefix("zero")))
+        begun = cls.begin(
+            f"entrypoint=python3 -m hpc_det.launch.{launcher} --trial model_def:{name}",
+            f"hyperparameters.stage={stage}",
+            f"hyperparameters.accumulation={accumulation}",
+            *overrides,
+            cluster=cluster,
+            config=HERE / "engines.yaml",
+            context=HERE / "engines",
+        )
+        return cls(begun.number, begun.trial)
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        """All that the newest checkpoint holds of engines and ranks, by file and place."""
+        checkpoint, _ = newest_good(self.trial.checkpoints)
+        assert checkpoint is not None
+        files = [name for name in checkpoint.files if re.fullmatch(r"model\d/.*\.pt|rank-\d\.pth", name)]
+        return {place: leaf for name in files for place, leaf in _leaves(_load(checkpoint.path / name), name)}
+
+    def micro_batches(self, rank: int) -> list[str]:
+        """What this rank was trained on, in order, by all attempts."""
+        return [line for line in self.lines(rank) if line.startswith("micro batch of ")]
+
+    def lines(self, rank: int) -> list[str]:
+        """Of the logs of all attempts."""
+        logs = (self.trial.rank_log(number + 1, rank) for number in range(len(self.causes) + 1))
+        return [line for log in logs if log.exists() for line in log.read_text().splitlines()]
+
+    def until_waiting(self, batch: int) -> None:
+        """Its last rank, in the middle of that batch."""
+        self.until(lambda: f"waiting in {batch}" in self.lines(self.last_rank))
+
+    @property
+    def last_rank(self) -> int:
+        plan = read_json(self.trial.experiment().plan)
+        assert plan is not None
+        return int(plan["nodes"] * plan["ranks_per_node"]) - 1
+
+
+class _Named:
+    """In place of DeepSpeed's own classes, whose import takes seconds and changes the environment."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return _Named if module.startswith("deepspeed.") else super().find_class(module, name)
+
+
+def _load(path: Path) -> Any:
+    reading = SimpleNamespace(__name__="pickle", Unpickler=_Unpickler, load=pickle.load)
+    return torch.load(path, weights_only=False, pickle_module=reading)
+
+
+def _leaves(content: Any, place: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from _leaves(value, f"{place}: {key}")
+    elif isinstance(content, (list, tuple)):
+        for number, value in enumerate(content):
+            yield from _leaves(value, f"{place}[{number}]")
+    elif hasattr(content, "__dict__") and not isinstance(content, torch.Tensor):
+        yield from _leaves(vars(content), place)
+    else:
+        yield place, content

@@ -1,0 +1,92 @@
+"""Engines on a real Slurm, four ranks on two nodes: stopped at random batches, also between two micro batches, and
+nobody sees it in the numbers, or in the shards of any rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e import test_slurm
+from tests.e2e.engine_story import ENGINES, EngineStory
+from tests.lab.slurm import SlurmLab
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+
+Undisturbed = Callable[[str, int], EngineStory]
+
+PROFILE = """
+name: lab
+scheduler: slurm
+slots_per_node: 2
+max_nodes: 3
+slot_type: gpu
+gpu_flag: gres
+resource_pool: low
+signal_lead_s: 70
+resume: successor
+"""
+LAST_BATCH = 38
+"""At which there is something left to do after a stop."""
+
+
+@pytest.fixture(autouse=True)
+def on_the_lab(slurm_lab: SlurmLab, state_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_slurm.use(slurm_lab, monkeypatch, PROFILE)
+
+
+def stopped(lab: SlurmLab, engine: str, accumulation: int, *stops: int, launcher: str = "deepspeed") -> EngineStory:
+    """The story of this engine, preempted in each of these batches."""
+    waits_at = f"hyperparameters.waits_at={list(stops)}"
+    story = EngineStory.with_engine(engine, accumulation, waits_at, cluster="lab", launcher=launcher)
+    for stop in stops:
+        story.until_waiting(stop)
+        lab.preempt(3, seconds=0)
+    story.wait()
+    assert story.causes == [*("preempted" for _ in stops), "finished"], story.logged
+    return story
+
+
+def assert_nothing_was_lost_or_trained_on_twice(story: EngineStory, undisturbed: EngineStory) -> None:
+    for rank in range(4):
+        assert story.micro_batches(rank) == undisturbed.micro_batches(rank)
+
+
+@pytest.mark.parametrize(("engine", "accumulation"), [("zero3", 4), ("pipeline", 4)])
+def test_engines_preempted_between_two_micro_batches_go_on_bit_for_bit(
+    undisturbed_engines: Undisturbed, slurm_lab: SlurmLab, engine: str, accumulation: int
+) -> None:
+    story, undisturbed = stopped(slurm_lab, engine, accumulation, 13), undisturbed_engines(engine, accumulation)
+    assert story.same_as(undisturbed)
+    assert_nothing_was_lost_or_trained_on_twice(story, undisturbed)
+    job = slurm_lab.job(story.job_id)
+    assert (job["JobState"], job["NumNodes"]) == ("COMPLETED", "2")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("engine", "accumulation"), [*itertools.product(ENGINES, [1, 4])])
+def test_engines_preempted_at_random_batches_go_on_bit_for_bit(
+    undisturbed_engines: Undisturbed, slurm_lab: SlurmLab, engine: str, accumulation: int
+) -> None:
+    stops = sorted(random.sample(range(1, LAST_BATCH), 2))
+    print(f"stopped in batches {stops}")
+    story, undisturbed = stopped(slurm_lab, engine, accumulation, *stops), undisturbed_engines(engine, accumulation)
+    assert story.same_as(undisturbed)
+    assert_nothing_was_lost_or_trained_on_twice(story, undisturbed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", ["scontrol requeue", "scancel --signal=USR2"])
+def test_each_way_to_stop_a_job_leaves_a_whole_checkpoint(
+    undisturbed_engines: Undisturbed, slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    test_slurm.use(slurm_lab, monkeypatch, PROFILE.replace("successor", "requeue"))
+    story = EngineStory.with_engine("zero1", 4, "hyperparameters.waits_at=[5]", cluster="lab")
+    story.until_waiting(5)
+    slurm_lab.run(*command.split(), story.job_id)
+    story.wait()
+    assert story.causes == ["preempted", "finished"]
+    assert story.same_as(undisturbed_engines("zero1", 4))
