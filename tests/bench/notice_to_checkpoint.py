@@ -1,4 +1,4 @@
-"""From the preemption signal to the committed checkpoint, and to the next attempt's first batch: examples on 2 ranks."""
+"""From the preemption signal to the committed checkpoint, and to the next attempt's first batch: two ranks."""
 
 from __future__ import annotations
 
