@@ -172,8 +172,8 @@ class DeepSpeedTrialContext(TrialContext):
             yield from self._batch_problems(engine)
             if self.use_pipeline_parallel and engine.bfloat16_enabled() and not engine.zero_optimization_stage():
                 yield (
-                    "deepspeed config: bf16.enabled in a pipeline with zero_optimization.stage 0: DeepSpeed cannot load "
-                    "what it saves of that; use stage 1"
+                    "deepspeed config: bf16.enabled in a pipeline with zero_optimization.stage 0: DeepSpeed cannot "
+                    "load what it saves of that; use stage 1"
                 )
         if (frequency := self._spec["config"].get("optimizations", {}).get("aggregation_frequency", 1)) != 1:
             yield (

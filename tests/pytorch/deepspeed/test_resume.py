@@ -63,8 +63,8 @@ def test_a_pipeline_in_bf16_is_exact_with_zero_1_and_refused_without(on_ranks: O
     assert on_ranks(2, resumed, tmp_path, "PipedInBf16", hparams, [4]) == [[], []]
     for refused in on_ranks(2, refusal, tmp_path, "PipedInBf16", {**hparams, "stage": 0}):
         assert refused == (
-            "deepspeed config: bf16.enabled in a pipeline with zero_optimization.stage 0: DeepSpeed cannot load what it "
-            "saves of that; use stage 1"
+            "deepspeed config: bf16.enabled in a pipeline with zero_optimization.stage 0: DeepSpeed cannot load what "
+            "it saves of that; use stage 1"
         )
 
 
