@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,13 +40,17 @@ class Committed:
     def uuid(self) -> str:
         return self.path.name
 
-    def damage(self, folder: Path | None = None) -> list[str]:
+    def damage(self, part: int = 0, parts: int = 1, *, folder: Path | None = None) -> list[str]:
         """What differs from the manifest, a sentence each; reads every byte (crc32 is free next to a disk).
 
-        `folder`: where its files are until they are at its path.
+        `part`: of the files, where as many readers share them. `folder`: where they are until they are at its path.
         """
         there = folder or self.path
-        return [problem for name, entry in self.files.items() if (problem := _compare(there / name, entry))]
+        largest_first = sorted(self.files.items(), key=lambda file: file[1].size, reverse=True)
+        return [problem for name, entry in largest_first[part::parts] if (problem := _compare(there / name, entry))]
+
+
+Damage = Callable[[Committed], list[str]]
 
 
 def committed(checkpoints: Path) -> list[Committed]:
@@ -55,7 +59,7 @@ def committed(checkpoints: Path) -> list[Committed]:
         folders = [entry for entry in checkpoints.iterdir() if not entry.name.startswith(".")]
     except FileNotFoundError:
         return []
-    return newest_first(checkpoint for checkpoint in map(_read, folders) if checkpoint)
+    return newest_first(checkpoint for checkpoint in map(committed_at, folders) if checkpoint)
 
 
 def newest_first(checkpoints: Iterable[Committed]) -> list[Committed]:
@@ -67,14 +71,13 @@ def newest_steps(checkpoints: Path) -> int:
     return max((checkpoint.steps for checkpoint in committed(checkpoints)), default=0)
 
 
-def newest_good(checkpoints: Path) -> tuple[Committed | None, list[str]]:
+def newest_good(checkpoints: Path, damage: Damage = Committed.damage) -> tuple[Committed | None, list[str]]:
     """The newest checkpoint that is whole, and what was wrong with each newer one that was skipped."""
     skipped: list[str] = []
     for checkpoint in committed(checkpoints):
-        damage = checkpoint.damage()
-        if not damage:
+        if not (found := damage(checkpoint)):
             return checkpoint, skipped
-        skipped.append(f"checkpoint {checkpoint.uuid} at {checkpoint.steps} batches is damaged: {'; '.join(damage)}")
+        skipped.append(f"checkpoint {checkpoint.uuid} at {checkpoint.steps} batches is damaged: {'; '.join(found)}")
     return None, skipped
 
 
@@ -113,7 +116,8 @@ def delete(folder: Path, hidden: str) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _read(folder: Path) -> Committed | None:
+def committed_at(folder: Path) -> Committed | None:
+    """None where its manifest is missing or torn."""
     try:
         return parsed((folder / MANIFEST).read_bytes(), folder)
     except OSError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from pathlib import Path
 
-from hpc_det.checkpoint.committed import Committed, committed, newest_first, newest_good
+from hpc_det.checkpoint.committed import Committed, Damage, committed, newest_first, newest_good
 from hpc_det.checkpoint.remote import Remote
 from hpc_det.errors import HpcDetError
 
@@ -28,12 +28,14 @@ class Mirror:
         here = {checkpoint.uuid: checkpoint for checkpoint in committed(self._checkpoints)}
         return newest_first({**(self._stored or {}), **here}.values())
 
-    def newest_good(self) -> tuple[Committed | None, list[str]]:
+    def newest_good(self, damage: Damage = Committed.damage) -> tuple[Committed | None, list[str]]:
         """The newest that is whole, fetched if it is not here, and what was wrong with each that was skipped.
+
+        `damage`: of one that is here.
 
         Raises HpcDetError where the store does not answer and nothing is here to go on from.
         """
-        here, skipped = newest_good(self._checkpoints)
+        here, skipped = newest_good(self._checkpoints, damage)
         try:
             fetched = self._fetch(here.steps if here else -1, skipped)
         except Exception as error:

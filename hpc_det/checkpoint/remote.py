@@ -86,7 +86,7 @@ class Remote:
                 self._fs.get_file(f"{self._root}/{checkpoint.uuid}/{name}", str(target))
             except FileNotFoundError:
                 return [f"{name}: missing"]
-        damage = checkpoint.damage(partial)
+        damage = checkpoint.damage(folder=partial)
         if not damage:
             if checkpoint.path.exists():
                 delete(checkpoint.path, hidden=".partial-damaged")

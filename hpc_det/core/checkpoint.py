@@ -6,13 +6,15 @@ import pickle
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from hpc_det.checkpoint.committed import Committed, FileEntry, committed, delete, newest_good
+from hpc_det.checkpoint.committed import Committed, FileEntry, committed, committed_at, delete, newest_good
 from hpc_det.checkpoint.mirror import Mirror
 from hpc_det.checkpoint.prune import superfluous
 from hpc_det.checkpoint.staging import Staging, new_staging
@@ -72,15 +74,33 @@ class CheckpointContext:
         return str(uuid)
 
     def newest(self) -> tuple[Path, int] | None:
-        """The folder and batches of the newest checkpoint that is whole. Rank 0 reads, and names what it skips."""
-        found = None
-        if self._distributed.is_chief:
-            checkpoint, skipped = self._mirror.newest_good() if self._mirror else newest_good(self._checkpoints)
-            for problem in skipped:
-                print(f"hpc-det: skipped: {problem}", flush=True)
-            found = (checkpoint.uuid, checkpoint.steps) if checkpoint else None
-        found = self._distributed.broadcast_json(found)
+        """The folder and batches of the newest checkpoint that is whole. Each rank reads a part of the files; rank 0
+        chooses, and names what it skips.
+        """
+        said = {"found": self._choose()} if self._distributed.is_chief else None
+        while "found" not in (heard := self._distributed.broadcast_json(said)):
+            self._damage_in_part(heard["uuid"])
+        found = heard["found"]
         return (self._checkpoints / found[0], found[1]) if found else None
+
+    def _choose(self) -> tuple[str, int] | None:
+        newest = self._mirror.newest_good if self._mirror else partial(newest_good, self._checkpoints)
+        checkpoint, skipped = newest(self._damage)
+        for problem in skipped:
+            print(f"hpc-det: skipped: {problem}", flush=True)
+        return (checkpoint.uuid, checkpoint.steps) if checkpoint else None
+
+    def _damage(self, checkpoint: Committed) -> list[str]:
+        """Rank 0 only, while the others wait in `newest`."""
+        self._distributed.broadcast_json({"uuid": checkpoint.uuid})
+        return self._damage_in_part(checkpoint.uuid)
+
+    def _damage_in_part(self, uuid: str) -> list[str]:
+        """Collective: what all parts are, each found by one rank."""
+        gang = self._distributed
+        checkpoint = committed_at(self._checkpoints / uuid)
+        found = checkpoint.damage(gang.rank, gang.size) if checkpoint else [f"rank {gang.rank} sees no manifest"]
+        return list(chain(*gang.gather_json(found)))
 
     def prune(self, validations: Mapping[int, float], **policy: Any) -> None:
         """Rank 0 only: delete what the policy does not keep (see `superfluous`), and bring the store to the same."""

@@ -36,6 +36,7 @@ PAGES = [
                 "search",
                 "sweeps",
                 "pytorch",
+                "deepspeed",
                 "porting",
                 "clusters",
                 "launchers",
@@ -97,6 +98,7 @@ class Reader:
         return done.returncode, done.stdout
 
 
+@pytest.mark.timeout(600)  # where others want the cores, too
 @every_page
 def test_a_page_does_what_it_says_on_this_machine(path: Path, tmp_path: Path) -> None:
     Reader(tmp_path).follow(Page.read(path), lambda command: not command.marks & {"setup", "slurm", "pbs"})
@@ -142,7 +144,7 @@ def _default(field: FieldInfo) -> str:
 @every_page
 def test_every_command_of_a_page_stands_in_a_console_block(path: Path) -> None:
     page = Page.read(path)
-    assert page.languages <= {"console", "python", "yaml", "text"}
+    assert page.languages <= {"console", "json", "python", "yaml", "text"}
     assert all(step.marks <= MARKS for step in page.steps() if isinstance(step, Command))
 
 

@@ -191,10 +191,12 @@ class Life:
         context.set_enable_tensorboard_logging(self.tensorboard)
         seed_everything(5)
         trial = self.trial_class(context)
+        how = strategy(trial, context)
+        how.check()
         loop = Loop(
             trial,
             context,
-            strategy(trial, context),
+            how,
             Schedule.from_config(self.config, self.hparams.get("global_batch_size")),
             stop=stop,
             checkpoints=CheckpointContext(self.folder.checkpoints, context.distributed),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -157,9 +156,17 @@ class DeepSpeedStrategy:
 
 
 def mean(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of what the micro batches of one batch returned. What is no number keeps its last value."""
-    names = dict.fromkeys(chain(*metrics))
-    return {name: _mean_of([each[name] for each in metrics if name in each]) for name in names}
+    """Of what the micro batches of one batch returned. What is no number keeps its last value.
+
+    Raises UsageError where they are not of the same names.
+    """
+    for each in metrics[1:]:
+        if each.keys() != metrics[0].keys():
+            raise UsageError(
+                f"train_batch: metric names changed between micro batches: {sorted(metrics[0])} before, "
+                f"{sorted(each)} now; return the same names every time"
+            )
+    return {name: _mean_of([each[name] for each in metrics]) for name in metrics[0]}
 
 
 def _mean_of(values: Sequence[Any]) -> Any:

@@ -1,0 +1,139 @@
+"""What the loop does with engines: micro batches, metrics, hooks, data of several ranks, refusals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_det.core.distributed import Distributed
+from hpc_det.errors import HpcDetError, UsageError
+from tests.core.ranks import OnRanks
+from tests.pytorch.trials import StopAt
+
+SHORT = {"searcher": {"max_length": {"batches": 4}}, "scheduling_unit": 2}
+
+
+def lived(distributed: Distributed, folder: Path, name: str, hparams: dict[str, Any]) -> dict[str, Any]:
+    """One attempt of the trial class with this name: what it noted, its metrics; or why it was refused."""
+    from tests.pytorch.deepspeed import noting
+    from tests.pytorch.deepspeed.life import life_of
+
+    trial_class = getattr(noting, name)
+    trial_class.noted = []
+    life = life_of(distributed, folder, trial_class, hparams, **SHORT)
+    try:
+        loop = life.attempt(StopAt(), distributed)
+    except (UsageError, HpcDetError) as error:
+        return {"said": str(error), "noted": trial_class.noted}
+    files = sorted(path.name for path in (life.folder.checkpoints.glob("*/*")))
+    return {"noted": trial_class.noted, "series": life.series, "end": loop.end, "files": files}
+
+
+def noted(ranks: list[dict[str, Any]]) -> list[list[Any]]:
+    assert not [rank["said"] for rank in ranks if "said" in rank]
+    return [rank["noted"] for rank in ranks]
+
+
+def said(ranks: list[dict[str, Any]]) -> str:
+    """The same on all ranks."""
+    (one,) = {rank["said"] for rank in ranks}
+    return str(one)
+
+
+def test_each_micro_batch_is_a_call_with_the_number_of_its_batch(on_ranks: OnRanks, tmp_path: Path) -> None:
+    for rank in on_ranks(2, lived, tmp_path, "Noting", {"accumulation": 3}):
+        calls = [note for note in rank["noted"] if note[0] == "train"]
+        assert [number for _, number, _ in calls] == [batch for batch in range(4) for _ in range(3)]
+
+
+def test_the_metrics_of_a_batch_are_the_means_of_its_micro_batches(on_ranks: OnRanks, tmp_path: Path) -> None:
+    ranks = on_ranks(2, lived, tmp_path, "Noting", {"accumulation": 3})
+    values = [[value for kind, _, value in rank["noted"] if kind == "train"] for rank in ranks]
+    reported = [metrics for kind, _, metrics in ranks[0]["series"] if kind == "training"]
+    for report, metrics in enumerate(reported):
+        of_two_batches = [value for rank in values for value in rank[6 * report : 6 * report + 6]]
+        assert metrics["value"] == pytest.approx(sum(of_two_batches) / 12, rel=1e-6)
+
+
+def test_micro_batches_have_the_same_metrics(on_ranks: OnRanks, tmp_path: Path) -> None:
+    assert "train_batch: metric names changed between micro batches: ['odd-1', 'text', 'value'] before" in said(
+        on_ranks(1, lived, tmp_path, "ChangesNames", {"accumulation": 2})
+    )
+
+
+def test_a_trial_may_take_all_micro_batches_in_one_call(on_ranks: OnRanks, tmp_path: Path) -> None:
+    for rank in on_ranks(2, lived, tmp_path, "ByHand", {"accumulation": 3}):
+        assert [number for kind, number, _ in rank["noted"] if kind == "train"] == [0, 1, 2, 3]
+        assert rank["end"] == "finished"
+
+
+def test_what_is_not_trained_to_the_end_of_a_batch_is_named(on_ranks: OnRanks, tmp_path: Path) -> None:
+    taken = said(on_ranks(2, lived, tmp_path / "1", "TakesOne", {"accumulation": 3}))
+    assert "train_batch: batch 0 took 1 micro batches from dataloader_iter, and 3 make a batch" in taken
+    steps = said(on_ranks(2, lived, tmp_path / "2", "NeverSteps", {"accumulation": 3}))
+    assert "train_batch: after batch 0 an engine is at micro batch 1 of 3 (gradient_accumulation_steps)" in steps
+
+
+def test_every_rank_has_its_own_hooks_and_callbacks(on_ranks: OnRanks, tmp_path: Path) -> None:
+    ranks = on_ranks(2, lived, tmp_path, "Hooked", {})
+    for notes in noted(ranks):
+        hooks = Counter(kind for kind, *_ in notes)
+        assert hooks["on_checkpoint_save_start"] == hooks["on_checkpoint_write_end"] >= 1
+        (keys,) = {tuple(note[1]) for note in notes if note[0] == "on_checkpoint_save_start"}
+        assert {"rng", "callbacks"} <= {*keys}
+    assert {"added-0.txt", "added-1.txt"} <= {*ranks[0]["files"]}, "by on_checkpoint_write_end"
+
+
+def test_two_engines_train_and_are_saved_each(on_ranks: OnRanks, tmp_path: Path) -> None:
+    ranks = on_ranks(2, lived, tmp_path, "Two", {"stage": 1})
+    assert {"model0", "model1", "engines.json", "rank-0.pth", "rank-1.pth"} <= set(ranks[0]["files"])
+    assert ranks[0]["series"][-1][2].keys() == {"loss", "other"}
+
+
+def test_in_zero_3_all_ranks_evaluate_equally_often(on_ranks: OnRanks, tmp_path: Path) -> None:
+    """5 validation records in batches of 2: one rank has two batches, the other one, which it evaluates again."""
+    ranks = on_ranks(2, lived, tmp_path, "FewToValidate", {"stage": 3})
+    counts = [Counter(kind for kind, *_ in notes)["evaluate"] for notes in noted(ranks)]
+    assert counts[0] == counts[1]
+    assert ranks[0]["series"][-1][2]["records"] == 5, "of a reducer: none is lost, none counts twice"
+
+
+def test_evaluating_the_full_dataset_is_for_engines_that_one_rank_can_use(on_ranks: OnRanks, tmp_path: Path) -> None:
+    ranks = on_ranks(2, lived, tmp_path / "1", "InFull", {"stage": 1})
+    assert ranks[0]["series"][-1][2] == {"loss": 26.0}
+    refused = said(on_ranks(2, lived, tmp_path / "2", "InFull", {"stage": 3}))
+    assert "InFull: evaluate_full_dataset runs on rank 0 alone" in refused
+    assert "implement evaluate_batch" in refused
+
+
+def test_of_a_model_that_ranks_share_only_those_that_should_load_and_report(on_ranks: OnRanks, tmp_path: Path) -> None:
+    """Two ranks, one copy of the model, as a custom ModelParallelUnit says."""
+    ranks = on_ranks(2, lived, tmp_path, "Shared", {})
+    assert [{note for note in rank["noted"] if note[0] == "loader"} for rank in ranks] == [
+        {("loader", "training"), ("loader", "validation")},
+        set(),
+    ]
+    assert {type_ for kind, type_ in ranks[1]["noted"] if kind == "iterator"} == {"NoneType"}
+    assert {metrics["rank"] for _, _, metrics in ranks[0]["series"]} == {0.0}
+
+
+def test_a_trial_may_return_none_where_others_load(on_ranks: OnRanks, tmp_path: Path) -> None:
+    assert [rank["end"] for rank in on_ranks(2, lived, tmp_path, "ReturnsNone", {})] == ["finished"] * 2
+
+
+def test_none_on_all_ranks_is_refused(on_ranks: OnRanks, tmp_path: Path) -> None:
+    assert "build_training_data_loader: it returned None" in said(on_ranks(2, lived, tmp_path, "NeverLoads", {}))
+
+
+def test_a_loader_of_the_users_own_is_taken_when_the_checks_are_off(on_ranks: OnRanks, tmp_path: Path) -> None:
+    assert [rank["end"] for rank in on_ranks(2, lived, tmp_path / "1", "OwnLoader", {})] == ["finished"] * 2
+    refused = said(on_ranks(2, lived, tmp_path / "2", "OwnLoaderUnasked", {}))
+    assert "build_training_data_loader returned list: hpc_det.pytorch.DataLoader makes the" in refused
+    assert "call context.disable_dataset_reproducibility_checks()" in refused
+
+
+def test_a_trial_without_an_engine_is_refused(on_ranks: OnRanks, tmp_path: Path) -> None:
+    assert "call context.wrap_model_engine" in said(on_ranks(1, lived, tmp_path, "NoEngine", {}))
