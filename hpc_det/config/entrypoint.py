@@ -16,7 +16,7 @@ from hpc_det.config.entrypoint_command import TRIAL, command_problems, python_fi
 
 _REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data_loader")
 _EVALUATE = ("evaluate_batch", "evaluate_full_dataset")
-_ROOT = "PyTorchTrial"
+_ROOTS = ("PyTorchTrial", "DeepSpeedTrial")
 
 
 def check_entrypoint(entrypoint: object, context_dir: Path) -> list[str]:
@@ -156,7 +156,7 @@ def _class_problems(tree: ast.Module, class_name: str, file: Path) -> list[str]:
     lacking = [name for name in _REQUIRED if name not in methods]
     evaluates = [name for name in _EVALUATE if name in methods]
     where = f"entrypoint: {class_name} in {file}"
-    problems = [f"{where} lacks {', '.join(lacking)}; a {_ROOT} needs them"] if lacking else []
+    problems = [f"{where} lacks {', '.join(lacking)}; a trial needs them"] if lacking else []
     if not evaluates:
         problems.append(f"{where} defines neither {' nor '.join(_EVALUATE)}; define one of them")
     elif len(evaluates) > 1:
@@ -217,7 +217,7 @@ def _classes(tree: ast.Module) -> dict[str, list[ast.ClassDef]]:
 
 
 def _methods(name: str, classes: dict[str, list[ast.ClassDef]]) -> set[str] | None:
-    """All that a PyTorchTrial of this file defines, itself or through classes of this file; None if that is unknown."""
+    """All that a trial of this file defines, itself or through classes of this file; None if that is unknown."""
     if len(classes.get(name, [])) != 1:
         return None
     (node,) = classes[name]
@@ -227,7 +227,7 @@ def _methods(name: str, classes: dict[str, list[ast.ClassDef]]) -> set[str] | No
     methods = set(_bound_names(node))
     for base in node.bases:
         last = base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
-        inherited = _methods(last, others) if last in classes else set() if last == _ROOT else None
+        inherited = _methods(last, others) if last in classes else set() if last in _ROOTS else None
         if inherited is None:
             return None
         methods |= inherited

@@ -41,6 +41,7 @@ def launch_command(launch: Launch, attempt: Attempt, env: Mapping[str, str]) -> 
         f"--master_addr={attempt.master_addr}",
         f"--master_port={attempt.master_port}",
         *([] if _takes_local_rank(launch) else ["--no_local_rank"]),
+        "--log_level=warning",  # every node would tell of all nodes and all ranks
         *launch.overrides,
         *("--module", "hpc_det.launch.launchers.deepspeed_rank", *launch.command),
     ]
@@ -69,8 +70,6 @@ def main(argv: list[str]) -> NoReturn:
     except HpcDetError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
-    if os.environ.get("HPC_DET_SLOT_TYPE") == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.execv(command[0], command)
 
 

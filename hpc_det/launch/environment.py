@@ -24,6 +24,7 @@ def environment_of(plan: JobPlan, attempt: Attempt, interface: str | None, scrat
     environment["HPC_DET_SLOT_TYPE"] = plan.slot_type
     if plan.slot_type == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""  # a node may have GPUs that this gang did not ask for
+        environment.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed says on every rank that it has found no GPU
     if plan.container:  # runtimes show the home folder, and Python takes packages from it
         environment.setdefault("PYTHONNOUSERSITE", "1")
     environment.setdefault("OMP_NUM_THREADS", str(plan.cpus_per_rank))

@@ -1,4 +1,4 @@
-"""From the preemption signal to the committed checkpoint, and to the next attempt's first batch: digits, 2 ranks."""
+"""From the preemption signal to the committed checkpoint, and to the next attempt's first batch: two ranks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from hpc_det.store.journal import Journal
 from tests.e2e.story import COMMAND, Story
 
 ROUNDS = 5
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits"
-CONFIG = Path(__file__).parents[2] / "conf" / "experiment" / "digits.yaml"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = {
+    "digits": ROOT / "conf" / "experiment" / "digits.yaml",
+    "deepspeed": ROOT / "docs" / "examples" / "deepspeed" / "deepspeed.yaml",
+}
 OPTIONS = ("scheduling_unit=1", "min_checkpoint_period={batches: 0}", "checkpoint_policy=none")
 
 
@@ -29,17 +32,19 @@ SPANS = (
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as root:
-        os.environ["HPC_DET_ROOT"] = root
-        rounds = [_one_preemption(number) for number in range(1, ROUNDS + 1)]
-    print(f"digits, 2 ranks on this machine, {ROUNDS} preemptions        min     median  max [s]")
-    for name, values in zip(SPANS, zip(*rounds, strict=True), strict=True):
-        print(f"{name:48} {min(values):7.3f} {statistics.median(values):7.3f} {max(values):7.3f}")
+    for name in EXAMPLES:
+        with tempfile.TemporaryDirectory() as root:
+            os.environ["HPC_DET_ROOT"] = root
+            rounds = [_one_preemption(name, number) for number in range(1, ROUNDS + 1)]
+        print(f"{f'{name}, 2 ranks on this machine, {ROUNDS} preemptions':48}     min  median      max [s]")
+        for span, values in zip(SPANS, zip(*rounds, strict=True), strict=True):
+            print(f"{span:48} {min(values):7.3f} {statistics.median(values):7.3f} {max(values):7.3f}")
 
 
-def _one_preemption(number: int) -> tuple[float, float, float]:
+def _one_preemption(name: str, number: int) -> tuple[float, float, float]:
+    config, code = EXAMPLES[name], ROOT / "docs" / "examples" / name
     options = [word for option in OPTIONS for word in ("--config", option)]
-    create = [str(COMMAND), "experiment", "create", str(CONFIG), str(EXAMPLE), "--cluster", "local", *options]
+    create = [str(COMMAND), "experiment", "create", str(config), str(code), "--cluster", "local", *options]
     subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
     story = Story.of(number)
     story.until_batch(100)

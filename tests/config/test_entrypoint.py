@@ -23,6 +23,7 @@ def check(tmp_path: Path, source: str, entrypoint: object = ENTRYPOINT) -> list[
     [
         f"{HEAD}class T(PyTorchTrial):\n    {WHOLE}",
         f"{HEAD}class T(pt.PyTorchTrial):\n    {WHOLE}",
+        f"from hpc_det.pytorch.deepspeed import DeepSpeedTrial\nclass T(DeepSpeedTrial):\n    {WHOLE}",
         f"{HEAD}class Base(PyTorchTrial):\n    {LOADERS}\nclass T(Base):\n"
         "    def train_batch(self): ...\n    def evaluate_full_dataset(self): ...\n",
         f"{HEAD}class T(PyTorchTrial):\n    {LOADERS}    train_batch = evaluate_batch = print\n",
@@ -59,10 +60,15 @@ def test_what_only_running_the_code_shows_is_no_problem(tmp_path: Path, source: 
     ("source", "problems"),
     [
         (
+            "from hpc_det.pytorch.deepspeed import DeepSpeedTrial\n"
+            f"class T(DeepSpeedTrial):\n    {LOADERS}    def evaluate_batch(self): ...\n",
+            ["entrypoint: T in model_def.py lacks train_batch; a trial needs them"],
+        ),
+        (
             f"{HEAD}class T(PyTorchTrial):\n    def train_batch(self): ...\n    def evaluate_batch(self): ...\n",
             [
                 "entrypoint: T in model_def.py lacks build_training_data_loader, build_validation_data_loader; "
-                "a PyTorchTrial needs them"
+                "a trial needs them"
             ],
         ),
         (

@@ -98,6 +98,7 @@ class Reader:
         return done.returncode, done.stdout
 
 
+@pytest.mark.timeout(600)  # where others want the cores, too
 @every_page
 def test_a_page_does_what_it_says_on_this_machine(path: Path, tmp_path: Path) -> None:
     Reader(tmp_path).follow(Page.read(path), lambda command: not command.marks & {"setup", "slurm", "pbs"})

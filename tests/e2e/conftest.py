@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import pytest
 
-from tests.e2e.engine_story import EngineStory, four_slots
+from tests.e2e.engine_story import EngineStory, UndisturbedEngines, four_slots
 from tests.e2e.story import Story
 
 
@@ -30,16 +29,17 @@ def told(tmp_path_factory: pytest.TempPathFactory, *overrides: str) -> Story:
 
 
 @pytest.fixture(scope="session")
-def undisturbed_engines(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], EngineStory]:
-    """The story of an engine, with so many micro batches to a batch, on four slots of this machine."""
+def undisturbed_engines(tmp_path_factory: pytest.TempPathFactory) -> UndisturbedEngines:
+    """The story of an engine, with so many micro batches to a batch, on slots of this machine, four by default."""
 
     @functools.cache
-    def told(engine: str, accumulation: int) -> EngineStory:
+    def told(engine: str, accumulation: int, slots: int = 4) -> EngineStory:
         with pytest.MonkeyPatch.context() as patch:
             root = tmp_path_factory.mktemp("undisturbed")
             patch.setenv("HPC_DET_ROOT", str(root))
             four_slots(root)
-            story = EngineStory.with_engine(engine, accumulation, cluster="here", launcher="direct")
+            on_slots = f"resources.slots_per_trial={slots}"
+            story = EngineStory.with_engine(engine, accumulation, on_slots, launcher="direct")
             story.wait()
         return story
 

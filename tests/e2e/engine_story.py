@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,6 +16,10 @@ from hpc_det.store.files import read_json
 from tests.e2e.story import HERE, Story
 
 ENGINES = ("zero0", "zero1", "zero2", "zero3", "pipeline")
+
+
+class UndisturbedEngines(Protocol):
+    def __call__(self, engine: str, accumulation: int, slots: int = 4) -> EngineStory: ...
 
 
 def four_slots(root: Path) -> None:
@@ -51,13 +55,14 @@ class EngineStory(Story):
         files = [name for name in checkpoint.files if re.fullmatch(r"model\d/.*\.pt|rank-\d\.pth", name)]
         return {place: leaf for name in files for place, leaf in _leaves(_load(checkpoint.path / name), name)}
 
-    def micro_batches(self, rank: int) -> list[str]:
-        """What this rank was trained on, in order, by all attempts."""
-        return [line for line in self.lines(rank) if line.startswith("micro batch of ")]
+    def micro_batches(self, rank: int, *attempts: int) -> list[str]:
+        """What this rank was trained on, in order, by these attempts or all."""
+        return [line for line in self.lines(rank, *attempts) if line.startswith("micro batch of ")]
 
-    def lines(self, rank: int) -> list[str]:
-        """Of the logs of all attempts."""
-        logs = (self.trial.rank_log(number + 1, rank) for number in range(len(self.causes) + 1))
+    def lines(self, rank: int, *attempts: int) -> list[str]:
+        """Of its logs of these attempts, or of all."""
+        every = range(1, len(self.causes) + 2)
+        logs = [self.trial.rank_log(attempt, rank) for attempt in attempts or every]
         return [line for log in logs if log.exists() for line in log.read_text().splitlines()]
 
     def until_waiting(self, batch: int) -> None:

@@ -6,17 +6,14 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
 
 import pytest
 
 from tests.e2e import test_slurm
-from tests.e2e.engine_story import ENGINES, EngineStory
+from tests.e2e.engine_story import ENGINES, EngineStory, UndisturbedEngines
 from tests.lab.slurm import SlurmLab
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
-
-Undisturbed = Callable[[str, int], EngineStory]
 
 PROFILE = """
 name: lab
@@ -57,7 +54,7 @@ def assert_nothing_was_lost_or_trained_on_twice(story: EngineStory, undisturbed:
 
 @pytest.mark.parametrize(("engine", "accumulation"), [("zero3", 4), ("pipeline", 4)])
 def test_engines_preempted_between_two_micro_batches_go_on_bit_for_bit(
-    undisturbed_engines: Undisturbed, slurm_lab: SlurmLab, engine: str, accumulation: int
+    undisturbed_engines: UndisturbedEngines, slurm_lab: SlurmLab, engine: str, accumulation: int
 ) -> None:
     story, undisturbed = stopped(slurm_lab, engine, accumulation, 13), undisturbed_engines(engine, accumulation)
     assert story.same_as(undisturbed)
@@ -69,7 +66,7 @@ def test_engines_preempted_between_two_micro_batches_go_on_bit_for_bit(
 @pytest.mark.long
 @pytest.mark.parametrize(("engine", "accumulation"), [*itertools.product(ENGINES, [1, 4])])
 def test_engines_preempted_at_random_batches_go_on_bit_for_bit(
-    undisturbed_engines: Undisturbed, slurm_lab: SlurmLab, engine: str, accumulation: int
+    undisturbed_engines: UndisturbedEngines, slurm_lab: SlurmLab, engine: str, accumulation: int
 ) -> None:
     stops = sorted(random.sample(range(1, LAST_BATCH), 2))
     print(f"stopped in batches {stops}")
@@ -81,7 +78,7 @@ def test_engines_preempted_at_random_batches_go_on_bit_for_bit(
 @pytest.mark.long
 @pytest.mark.parametrize("command", ["scontrol requeue", "scancel --signal=USR2"])
 def test_each_way_to_stop_a_job_leaves_a_whole_checkpoint(
-    undisturbed_engines: Undisturbed, slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch, command: str
+    undisturbed_engines: UndisturbedEngines, slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     test_slurm.use(slurm_lab, monkeypatch, PROFILE.replace("successor", "requeue"))
     story = EngineStory.with_engine("zero1", 4, "hyperparameters.waits_at=[5]", cluster="lab")

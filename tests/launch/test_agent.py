@@ -123,6 +123,7 @@ def test_ranks_learn_what_a_slot_is_and_see_gpus_only_where_it_is_one(gang: Gang
     assert gang.start_agent(CUDA_VISIBLE_DEVICES="0,1").wait(timeout=30) == 0
     assert environment(gang)["HPC_DET_SLOT_TYPE"] == slot_type
     assert environment(gang)["CUDA_VISIBLE_DEVICES"] == visible
+    assert ("DS_ACCELERATOR" in environment(gang)) is (slot_type == "cpu")
 
 
 def test_what_an_entrypoint_leaves_running_is_ended_with_it(gang: Gang) -> None:

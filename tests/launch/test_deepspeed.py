@@ -28,6 +28,7 @@ def test_every_node_is_told_the_gangs_shape_its_number_and_where_to_meet() -> No
     assert command[4:7] == ["--node_rank=1", "--master_addr=10.0.0.7", "--master_port=15001"]
     assert command[7:] == [
         "--no_local_rank",
+        "--log_level=warning",
         "--module",
         "hpc_det.launch.launchers.deepspeed_rank",
         "-m",
@@ -44,7 +45,7 @@ def test_ranks_see_the_devices_that_the_scheduler_gave() -> None:
 def test_overrides_are_the_per_node_launchers_flags_and_those_of_the_runner_are_refused() -> None:
     launch = Launch(("--bind_cores_to_rank",), ("train.py",))
     command = launch_command(launch, ATTEMPT, {})
-    assert command[7:10] == ["--bind_cores_to_rank", "--module", "hpc_det.launch.launchers.deepspeed_rank"]
+    assert command[8:11] == ["--bind_cores_to_rank", "--module", "hpc_det.launch.launchers.deepspeed_rank"]
     with pytest.raises(UsageError, match="--num_gpus: nodes and ranks are those of the job"):
         launch_command(Launch(("--num_gpus", "2"), ("train.py",)), ATTEMPT, {})
 
@@ -64,9 +65,9 @@ def test_a_script_gets_its_local_rank_where_deepspeed_puts_it(words: str, expect
 
 SHOWS = """
 import os, sys
-names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES")
 with open("told-" + os.environ["RANK"], "w") as file:
-    file.write(" ".join([*(os.environ[name] for name in names), *sys.argv[1:]]))
+    file.write(" ".join([*(os.environ[name] or "none" for name in names), *sys.argv[1:]]))
 if sys.argv[2:] == [os.environ["RANK"]]:
     sys.exit(5)
 """
@@ -81,9 +82,10 @@ def run(gang: Gang, words: str) -> list[int]:
 
 
 def test_the_real_launcher_starts_the_ranks_of_two_nodes(gang: Gang) -> None:
-    assert run(gang, "-q -- train.py") == [0, 0], gang.printed.read_text()
+    assert run(gang, "train.py") == [0, 0], gang.printed.read_text()
     told = [(gang.code / f"told-{rank}").read_text() for rank in (0, 1)]
-    assert told == ["0 2 0 1 --local_rank=0", "1 2 0 1 --local_rank=0"]
+    assert told == ["0 2 0 1 cpu none --local_rank=0", "1 2 0 1 cpu none --local_rank=0"]
+    assert "launch.py" not in gang.printed.read_text()
 
 
 def test_a_script_that_fails_is_named_with_its_rank(gang: Gang) -> None:

@@ -26,6 +26,8 @@ def with_local_rank(words: list[str]) -> list[str]:
 def main(words: list[str]) -> None:
     hear_again()
     os.environ["LOCAL_WORLD_SIZE"] = os.environ["HPC_DET_RANKS_PER_NODE"]
+    if os.environ["HPC_DET_SLOT_TYPE"] == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # DeepSpeed numbers the slots there, and a node may have GPUs
     command = as_rank(with_local_rank(words))
     os.execv(command[0], command)
 
