@@ -206,7 +206,8 @@ class Loop:
             self._schedule.validation_batches,
         )
         self._open_report = TrainingReport(self._context, strategy.mpu, reporting, self._callbacks)
-        return strategy.begin(self._data, None if training is None else self._data.batches(self._progress.position))
+        batches = None if training is None else self._data.batches(self._progress.position)
+        return strategy.begin(self._data, batches, self._progress)
 
     def _loader(self, kind: str) -> Any:
         """What the trial loads on this rank; None where others do it."""
@@ -259,7 +260,6 @@ class Loop:
         count = int(min(until - first, max(self._data.whole_batches(start), 1)))
         ends_epoch = self._data.after(start, count).epoch > start.epoch
         self._context.batch = first
-        self._strategy.begin_stretch(start, first)
         self._context.begin_epoch(
             start.epoch,
             first=first if progress.starts_epoch else None,

@@ -12,13 +12,14 @@ from hpc_det.core.checkpoint import check_loadable
 from hpc_det.core.metrics import MetricWindow, number_of
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
-from hpc_det.pytorch.data import Counted, Evaluation, Position, TrainingData
+from hpc_det.pytorch.data import Counted, Evaluation, TrainingData
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
 from hpc_det.pytorch.deepspeed.engines import facts, load_engines, save_facts
 from hpc_det.pytorch.deepspeed.failures import explained
 from hpc_det.pytorch.deepspeed.state import rank_state, restore_rank, stored_rank
 from hpc_det.pytorch.evaluation import numbered
 from hpc_det.pytorch.model_parallel import ModelParallelUnit
+from hpc_det.pytorch.progress import Progress
 from hpc_det.pytorch.state import rank_file
 from hpc_det.pytorch.training_report import named
 from hpc_det.pytorch.trial import implements
@@ -74,7 +75,7 @@ class DeepSpeedStrategy:
 
     # --- training
 
-    def begin(self, data: TrainingData, batches: Iterator[Any] | None) -> Counted | None:
+    def begin(self, data: TrainingData, batches: Iterator[Any] | None, progress: Progress) -> Counted | None:
         context = self._context
         self._calls = self.micro_batches if context.auto_grad_accumulation else 1
         self._records = self.micro_batches * context.get_train_micro_batch_size_per_gpu()
@@ -84,9 +85,6 @@ class DeepSpeedStrategy:
         if batches is not None:
             self._counted = Counted(batches, self.micro_batches if data.is_shared_out else None)
         return self._counted
-
-    def begin_stretch(self, position: Position, first: int) -> None:
-        pass
 
     def train_batch(self, batches: Any, epoch: int, number: int) -> tuple[Any, int]:
         train_batch = self._trial.train_batch
