@@ -133,7 +133,7 @@ class DeepSpeedTrialContext(TrialContext):
     def _check_kind(self, model: Any) -> None:
         if not isinstance(model, DeepSpeedEngine):
             raise UsageError(
-                f"wrap_model_engine: got {shown(model)}; pass the engine, the first thing that "
+                f"wrap_model_engine: got {type(model).__name__}; pass the engine, the first thing that "
                 f"deepspeed.initialize returns"
             )
         if any(model is known for known in self.models):
