@@ -44,10 +44,6 @@ _WORDS = {
     r"ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism": (
         "zero_optimization.stage: 2 and 3 do not go with a PipelineModule; use 1 or 0"
     ),
-    r"num_stages \((?P<stages>\d+)\) must divide distributed world size \((?P<ranks>\d+)\)": (
-        "PipelineModule: num_stages {stages} does not divide the {ranks} ranks; set resources.slots_per_trial to "
-        "{stages}, or a multiple (with --local there is one)"
-    ),
     r"Unable to JIT load the (?P<op>\S+) op": (
         "DeepSpeed's op {op} would have to be compiled, for which this machine lacks what it takes (ninja on PATH, a "
         'compiler); give "torch_adam": true in optimizer.params, or an optimizer of torch.optim to '

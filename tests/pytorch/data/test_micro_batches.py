@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from itertools import islice
 from typing import Any
 
