@@ -42,8 +42,6 @@ class PlainStrategy:
     trial_type: ClassVar = "PyTorchTrial"
     context_class: ClassVar[type[TrialContext]] = PyTorchTrialContext
     saves_on_every_rank: ClassVar = False
-    may_load_nothing: ClassVar = False
-    own_loaders_allowed_by: ClassVar = "context.experimental.disable_dataset_reproducibility_checks"
     micro_batches = 1
     evaluation = Evaluation.APART
 
@@ -82,7 +80,7 @@ class PlainStrategy:
         self._ends_steps = self._context.precision.scales_losses or bool(self._context.scheduled_steps)
         self._set_training_mode(True)
         assert batches is not None  # all ranks load
-        return self._context.on_device(batches, loaded_in_workers=data.loads_in_workers)
+        return batches
 
     def train_batch(self, batches: Iterator[Any], epoch: int, number: int) -> tuple[Any, int]:
         trial, context = self._trial, self._context

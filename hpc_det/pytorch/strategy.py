@@ -28,10 +28,6 @@ class Strategy(Protocol):
     context_class: ClassVar[type[TrialContext]]
     saves_on_every_rank: ClassVar[bool]
     """Whether each rank saves models and callbacks of its own, or rank 0 does for all."""
-    may_load_nothing: ClassVar[bool]
-    """Whether a rank may return None instead of a loader."""
-    own_loaders_allowed_by: ClassVar[str]
-    """The method that the user calls to return other loaders than ours."""
 
     @staticmethod
     def explained() -> AbstractContextManager[None]:

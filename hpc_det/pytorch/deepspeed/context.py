@@ -22,6 +22,8 @@ Engine = TypeVar("Engine", bound=DeepSpeedEngine)
 class DeepSpeedTrialContext(TrialContext):
     """Registers the engines of deepspeed.initialize. Batches come to the trial as they are loaded: see `to_device`."""
 
+    own_loaders_allowed_by = "context.disable_dataset_reproducibility_checks"
+
     def __init__(self, spec: dict[str, Any], distributed: Distributed, folder: TrialFolder | None = None) -> None:
         super().__init__(spec, distributed, folder)
         prepare(distributed)

@@ -33,8 +33,6 @@ class DeepSpeedStrategy:
     trial_type: ClassVar = "DeepSpeedTrial"
     context_class: ClassVar[type[TrialContext]] = DeepSpeedTrialContext
     saves_on_every_rank: ClassVar = True
-    may_load_nothing: ClassVar = True
-    own_loaders_allowed_by: ClassVar = "context.disable_dataset_reproducibility_checks"
 
     @staticmethod
     def explained() -> AbstractContextManager[None]:
