@@ -92,7 +92,8 @@ class DeepSpeedStrategy:
         train_batch = self._trial.train_batch
         if self._calls == 1:
             return train_batch(batches, epoch, number), self._records
-        return mean([named(train_batch(batches, epoch, number)) for _ in range(self._calls)]), self._records
+        metrics = [train_batch(batches, epoch, number) for _ in range(self._calls)]
+        return mean([named(each) for each in metrics]) if self.mpu.should_report_metrics else None, self._records
 
     def end_batch(self, number: int) -> None:
         if self._counted:
