@@ -9,7 +9,7 @@ One flow, one folder a step:
     submit      3. plan -> script -> job id: submitit as carrier
     schedulers     Slurm and the others: commands, what they answer, one table of states; a file each
     launch      4. once per node: the job, node agents, launchers, the way into a rank
-    pytorch     5. once per rank: PyTorchTrial, its context, data, the loop
+    pytorch     5. once per rank: PyTorchTrial, DeepSpeedTrial, their contexts, data, the one loop
     core           what every rank needs: collectives, the agreement to stop, checkpoints, metrics
     checkpoint  6. what survives: stage, commit, verify, prune
     requeue     7. what happens next: causes and budgets -> decision

@@ -26,6 +26,8 @@ ClipGrads = Callable[[Iterator[torch.nn.Parameter]], Any]
 class PyTorchTrialContext(TrialContext):
     """Wraps what is trained, and takes the steps of training."""
 
+    own_loaders_allowed_by = "context.experimental.disable_dataset_reproducibility_checks"
+
     def __init__(self, spec: dict[str, Any], distributed: Distributed, folder: TrialFolder | None = None) -> None:
         super().__init__(spec, distributed, folder)
         optimizations = spec["config"].get("optimizations", {})

@@ -28,9 +28,7 @@ from hpc_det.core.preempt import StopAgreement
 from hpc_det.core.rng import restore_rng, seed_everything, unchanged_generators
 from hpc_det.core.save_pace import SavePace
 from hpc_det.core.searcher import SearcherContext
-from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
-from hpc_det.pytorch.data import DataLoader, Evaluation, training_data, validation_data
 from hpc_det.pytorch.model_parallel import reporting_ranks
 from hpc_det.pytorch.portable import Portable
 from hpc_det.pytorch.progress import Progress
@@ -41,6 +39,7 @@ from hpc_det.pytorch.strategy import Strategy
 from hpc_det.pytorch.training_report import TrainingReport
 from hpc_det.pytorch.trial import Trial
 from hpc_det.pytorch.trial_context import TrialContext
+from hpc_det.pytorch.trial_data import TrialData
 from hpc_det.pytorch.validation import Validation
 
 
@@ -178,18 +177,10 @@ class Loop:
         return ranks
 
     def _build_data(self, stack: ExitStack) -> Any:
-        strategy, training, validation = self._strategy, self._loader("training"), self._loader("validation")
-        place: dict[str, Any] = {
-            "rank": strategy.mpu.data_parallel_rank,
-            "size": strategy.mpu.data_parallel_world_size,
-            "seed": self._context.get_trial_seed(),
-            "gang": self._distributed,
-            "per_batch": strategy.micro_batches,
-        }
-        self._data = training_data(training, **place, whole_only=strategy.evaluation is Evaluation.PIPELINED)
-        validation_share = validation_data(validation, **place, evaluation=strategy.evaluation)
-        for data in (self._data, validation_share):
-            stack.callback(data.close)
+        strategy, data = self._strategy, TrialData(self._trial, self._context, self._strategy)
+        for each in (data.training, data.validation):
+            stack.callback(each.close)
+        self._data = data.training
         self._total = self._schedule.max_length.batches(self._data.batches_per_epoch)
         if (until := self._search.length()) is not None:
             self._schedule = self._schedule.until(until)
@@ -199,29 +190,13 @@ class Loop:
             self._context,
             strategy,
             self._callbacks,
-            validation_share,
-            validation is not None,
+            data,
             self._stop,
-            reporting,
-            self._schedule.validation_batches,
+            reporting=reporting,
+            limit=self._schedule.validation_batches,
         )
         self._open_report = TrainingReport(self._context, strategy.mpu, reporting, self._callbacks)
-        return strategy.begin(self._data, None if training is None else self._data.batches(self._progress.position))
-
-    def _loader(self, kind: str) -> Any:
-        """What the trial loads on this rank; None where others do it."""
-        if not self._strategy.mpu.should_build_data_loader:
-            return None
-        loader = getattr(self._trial, f"build_{kind}_data_loader")()
-        if loader is None and self._strategy.may_load_nothing:
-            return None
-        if not isinstance(loader, DataLoader) and self._context.checks_dataset_reproducibility:
-            raise UsageError(
-                f"build_{kind}_data_loader returned {type(loader).__name__}: hpc_det.pytorch.DataLoader makes the "
-                f"order of records reproducible and shares them over ranks; use that, or call "
-                f"{self._strategy.own_loaders_allowed_by}() and see to both in your loader"
-            )
-        return loader
+        return strategy.begin(self._data, data.training_batches(self._progress.position), self._progress)
 
     def _resume(self, folder: Path, ranks: int) -> dict[str, Any] | None:
         """Everything as it was, but for the generators, whose state is returned, if this rank was there."""
@@ -259,7 +234,6 @@ class Loop:
         count = int(min(until - first, max(self._data.whole_batches(start), 1)))
         ends_epoch = self._data.after(start, count).epoch > start.epoch
         self._context.batch = first
-        self._strategy.begin_stretch(start, first)
         self._context.begin_epoch(
             start.epoch,
             first=first if progress.starts_epoch else None,

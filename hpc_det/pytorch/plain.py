@@ -17,10 +17,11 @@ from hpc_det.core.metrics import MetricWindow
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.context import PyTorchTrialContext
-from hpc_det.pytorch.data import Evaluation, Position, TrainingData
+from hpc_det.pytorch.data import Evaluation, TrainingData
 from hpc_det.pytorch.ddp import DataParallel, share_buffers
 from hpc_det.pytorch.evaluation import numbered
 from hpc_det.pytorch.model_parallel import make_data_parallel_mpu
+from hpc_det.pytorch.progress import Progress
 from hpc_det.pytorch.state import (
     STATE_DICT,
     model_state,
@@ -41,8 +42,6 @@ class PlainStrategy:
     trial_type: ClassVar = "PyTorchTrial"
     context_class: ClassVar[type[TrialContext]] = PyTorchTrialContext
     saves_on_every_rank: ClassVar = False
-    may_load_nothing: ClassVar = False
-    own_loaders_allowed_by: ClassVar = "context.experimental.disable_dataset_reproducibility_checks"
     micro_batches = 1
     evaluation = Evaluation.APART
 
@@ -76,15 +75,13 @@ class PlainStrategy:
 
     # --- training
 
-    def begin(self, data: TrainingData, batches: Iterator[Any] | None) -> Iterator[Any]:
-        self._data = data
+    def begin(self, data: TrainingData, batches: Iterator[Any] | None, progress: Progress) -> Iterator[Any]:
+        self._data, self._progress = data, progress
         self._ends_steps = self._context.precision.scales_losses or bool(self._context.scheduled_steps)
         self._set_training_mode(True)
-        assert batches is not None  # all ranks load
-        return self._context.on_device(batches, loaded_in_workers=data.loads_in_workers)
-
-    def begin_stretch(self, position: Position, first: int) -> None:
-        self._position, self._first = position, first
+        if batches is None:
+            raise UsageError("build_training_data_loader returned None; every rank of a PyTorchTrial loads its share")
+        return batches
 
     def train_batch(self, batches: Iterator[Any], epoch: int, number: int) -> tuple[Any, int]:
         trial, context = self._trial, self._context
@@ -106,7 +103,7 @@ class PlainStrategy:
 
     def _epochs_until_next_step(self, number: int) -> range:
         """Those that batch `number` or one after it ends, up to the batch of the next optimizer step."""
-        start, trained = self._position, number - self._first
+        start, trained = self._progress.position, number - self._progress.steps
         before = position = self._data.after(start, trained) if trained else start
         for _ in range(self._context.aggregation_frequency):
             position = self._data.after(position)

@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Protocol
 from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.core.metrics import MetricWindow
 from hpc_det.pytorch.callback import Callbacks
-from hpc_det.pytorch.data import Evaluation, Position, TrainingData
+from hpc_det.pytorch.data import Evaluation, TrainingData
 from hpc_det.pytorch.model_parallel import ModelParallelUnit
+from hpc_det.pytorch.progress import Progress
 from hpc_det.pytorch.trial_context import TrialContext
 
 
@@ -27,10 +28,6 @@ class Strategy(Protocol):
     context_class: ClassVar[type[TrialContext]]
     saves_on_every_rank: ClassVar[bool]
     """Whether each rank saves models and callbacks of its own, or rank 0 does for all."""
-    may_load_nothing: ClassVar[bool]
-    """Whether a rank may return None instead of a loader."""
-    own_loaders_allowed_by: ClassVar[str]
-    """The method that the user calls to return other loaders than ours."""
 
     @staticmethod
     def explained() -> AbstractContextManager[None]:
@@ -58,12 +55,11 @@ class Strategy(Protocol):
 
     # --- training
 
-    def begin(self, data: TrainingData, batches: Iterator[Any] | None) -> Any:
-        """Before anything is restored: what `train_batch` takes its batches from. None: others load them."""
-        ...
+    def begin(self, data: TrainingData, batches: Iterator[Any] | None, progress: Progress) -> Any:
+        """Before anything is restored: what `train_batch` takes its batches from.
 
-    def begin_stretch(self, position: Position, first: int) -> None:
-        """Batches from number `first` on come next, which are at `position`."""
+        `batches`: None where others load them. `progress`: the loop's own, which grows after each stretch of batches.
+        """
         ...
 
     def train_batch(self, batches: Any, epoch: int, number: int) -> tuple[Any, int]:

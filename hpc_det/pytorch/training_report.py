@@ -32,7 +32,7 @@ class TrainingReport:
         self._began = time.monotonic()
 
     def add(self, metrics: Any, records: int) -> None:
-        """What `train_batch` returned of so many records: metrics by name, or the loss; anything where they don't count."""
+        """What `train_batch` returned of so many records: metrics by name, or the loss; anything, where none count."""
         if self._reports:
             self.window.add(named(metrics))
         self._records += records

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 
@@ -28,6 +28,9 @@ Context = TypeVar("Context", bound="TrialContext")
 
 class TrialContext:
     """One rank's view of its trial. `spec` is the content of trial.json."""
+
+    own_loaders_allowed_by: ClassVar[str]
+    """The method that the user calls to return other loaders than ours."""
 
     def __init__(self, spec: dict[str, Any], distributed: Distributed, folder: TrialFolder | None = None) -> None:
         self._spec = spec

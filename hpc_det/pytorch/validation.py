@@ -13,10 +13,10 @@ from hpc_det.core.preempt import StopAgreement
 from hpc_det.core.rng import unchanged_generators
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
-from hpc_det.pytorch.data import ValidationData
 from hpc_det.pytorch.strategy import Strategy
 from hpc_det.pytorch.trial import Trial, implements
 from hpc_det.pytorch.trial_context import TrialContext
+from hpc_det.pytorch.trial_data import TrialData
 
 
 class Validation:
@@ -26,25 +26,24 @@ class Validation:
         context: TrialContext,
         strategy: Strategy,
         callbacks: Callbacks,
-        data: ValidationData,
-        loads: bool,
+        data: TrialData,
         stop: StopAgreement,
+        *,
         reporting: Sequence[int],
         limit: int | None,
     ) -> None:
-        """`loads`: whether this rank does. `reporting`: those whose metrics count. `limit`: evaluations, at most."""
+        """`reporting`: the ranks whose metrics count. `limit`: rounds, at most."""
         self._trial = trial
         self._context = context
         self._strategy = strategy
         self._callbacks = callbacks
         self._data = data
-        self._loads = loads
         self._stop = stop
         self._reporting = reporting
         self._reports = context.distributed.rank in reporting
         self._limit = limit
-        self._ticks = min(context.distributed.gather_json(data.length or 0))
-        """Evaluations that every rank makes, as far as anybody knows."""
+        self._common_rounds = min(context.distributed.gather_json(data.validation.length or 0))
+        """That every rank makes, as far as anybody knows."""
         self._may_change = callbacks.overrides("on_validation_start", "on_validation_epoch_start")
         self._in_full = implements(type(trial), "evaluate_full_dataset")
         self._keeps_outputs = callbacks.overrides("on_validation_epoch_end")
@@ -84,8 +83,9 @@ class Validation:
         window = MetricWindow(self._trial.evaluation_reducer(), numbers_only=True)
         outputs: list[Any] = []
         with self._stop.steps("validation"):
-            for number, (batches, counts) in enumerate(islice(self._data.rounds(self._iterated()), self._limit)):
-                if self._may_leave and number < self._ticks and self._stop.should_stop():
+            rounds = self._data.validation.rounds(self._data.validation_batches())
+            for number, (batches, counts) in enumerate(islice(rounds, self._limit)):
+                if self._may_leave and number < self._common_rounds and self._stop.should_stop():
                     return None
                 if counts:
                     metrics = self._strategy.evaluate(batches, number)
@@ -98,11 +98,6 @@ class Validation:
                 self._stop.step()
         self._callbacks.call("on_validation_epoch_end", outputs)
         return self._reduced(window)
-
-    def _iterated(self) -> Iterator[Any] | None:
-        if not self._loads:
-            return None
-        return self._context.on_device(self._data.batches(), loaded_in_workers=self._data.loads_in_workers)
 
     def _keep_company(self, batches: Any, number: int) -> None:
         """The other ranks have batches left, and need this one for them."""
@@ -132,7 +127,7 @@ class Validation:
 
     def _whole(self) -> Iterable[Any]:
         stop = self._stop if self._may_leave else None
-        return _Whole(self._data.whole(), stop, self._limit)
+        return _Whole(self._data.validation.whole(), stop, self._limit)
 
     def _on_rank_0(self) -> Any:
         try:

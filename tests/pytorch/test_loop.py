@@ -553,23 +553,23 @@ def test_the_four_keys_of_the_state_dict(tmp_path: Path) -> None:
     assert life.newest["seen.txt"] == "{'epochs': 3, 'validations': 4}"
 
 
-class Smaller(Tiny):
-    """What is left of Tiny after an edit."""
+class Edited(Tiny):
+    """One model more, and a scheduler less."""
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         super().__init__(context)
-        context.models.clear()
+        context.wrap_model(torch.nn.Linear(1, 1))
         context.scheduled_steps.pop()
 
 
 def test_a_checkpoint_of_another_trial_is_refused_with_every_difference(tmp_path: Path) -> None:
     life = Life.begin(tmp_path)
     life.attempt()
-    life.trial_class = Smaller
+    life.trial_class = Edited
     with pytest.raises(HpcDetError) as error:
         life.attempt()
     models, schedulers = error.value.problems
-    assert models.endswith("state_dict.pth: models_state_dict holds 1, the trial wraps 0")
+    assert models.endswith("state_dict.pth: models_state_dict holds 1, the trial wraps 2")
     assert schedulers.endswith("state_dict.pth: lr_schedulers_state_dict holds 2, the trial wraps 1")
 
 

@@ -12,13 +12,14 @@ from hpc_det.core.checkpoint import check_loadable
 from hpc_det.core.metrics import MetricWindow, number_of
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
-from hpc_det.pytorch.data import Counted, Evaluation, Position, TrainingData
+from hpc_det.pytorch.data import Counted, Evaluation, TrainingData
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
 from hpc_det.pytorch.deepspeed.engines import facts, load_engines, save_facts
 from hpc_det.pytorch.deepspeed.failures import explained
 from hpc_det.pytorch.deepspeed.state import rank_state, restore_rank, stored_rank
 from hpc_det.pytorch.evaluation import numbered
 from hpc_det.pytorch.model_parallel import ModelParallelUnit
+from hpc_det.pytorch.progress import Progress
 from hpc_det.pytorch.state import rank_file
 from hpc_det.pytorch.training_report import named
 from hpc_det.pytorch.trial import implements
@@ -32,8 +33,6 @@ class DeepSpeedStrategy:
     trial_type: ClassVar = "DeepSpeedTrial"
     context_class: ClassVar[type[TrialContext]] = DeepSpeedTrialContext
     saves_on_every_rank: ClassVar = True
-    may_load_nothing: ClassVar = True
-    own_loaders_allowed_by: ClassVar = "context.disable_dataset_reproducibility_checks"
 
     @staticmethod
     def explained() -> AbstractContextManager[None]:
@@ -74,7 +73,7 @@ class DeepSpeedStrategy:
 
     # --- training
 
-    def begin(self, data: TrainingData, batches: Iterator[Any] | None) -> Counted | None:
+    def begin(self, data: TrainingData, batches: Iterator[Any] | None, progress: Progress) -> Counted | None:
         context = self._context
         self._calls = self.micro_batches if context.auto_grad_accumulation else 1
         self._records = self.micro_batches * context.get_train_micro_batch_size_per_gpu()
@@ -85,15 +84,12 @@ class DeepSpeedStrategy:
             self._counted = Counted(batches, self.micro_batches if data.is_shared_out else None)
         return self._counted
 
-    def begin_stretch(self, position: Position, first: int) -> None:
-        pass
-
     def train_batch(self, batches: Any, epoch: int, number: int) -> tuple[Any, int]:
         train_batch = self._trial.train_batch
         if self._calls == 1:
             return train_batch(batches, epoch, number), self._records
         metrics = [train_batch(batches, epoch, number) for _ in range(self._calls)]
-        return mean([named(each) for each in metrics]) if self.mpu.should_report_metrics else None, self._records
+        return mean([_numbers(each) for each in metrics]) if self.mpu.should_report_metrics else None, self._records
 
     def end_batch(self, number: int) -> None:
         if self._counted:
@@ -101,6 +97,8 @@ class DeepSpeedStrategy:
         for engine in self._accumulating:
             if engine.micro_steps % engine.gradient_accumulation_steps():
                 raise UsageError(_unfinished(engine, number))
+        if self._accumulating and not any(engine.micro_steps for engine in self._accumulating):
+            raise UsageError("train_batch: no engine has made a step; call engine.backward(loss) and engine.step()")
 
     # --- validation
 
@@ -156,8 +154,13 @@ class DeepSpeedStrategy:
         return restore_rank(folder, ranks, self._context, window)
 
 
+def _numbers(metrics: Any) -> dict[str, Any]:
+    """What `train_batch` returned, where it is numbers without their graphs: those end with the micro batch."""
+    return {name: value if (number := number_of(value)) is None else number for name, value in named(metrics).items()}
+
+
 def mean(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of what the micro batches of one batch returned. What is no number keeps its last value.
+    """Of the numbers of each micro batch of one batch. What is no number keeps its last value.
 
     Raises UsageError where they are not of the same names.
     """
@@ -171,7 +174,7 @@ def mean(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _mean_of(values: Sequence[Any]) -> Any:
-    numbers = [number for value in values if (number := number_of(value)) is not None]
+    numbers = [value for value in values if number_of(value) is not None]
     return sum(numbers) / len(numbers) if len(numbers) == len(values) else values[-1]
 
 

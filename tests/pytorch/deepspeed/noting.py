@@ -59,6 +59,11 @@ class NeverSteps(ByHand):
         return {"loss": losses[0]}
 
 
+class OnlyLooks(Noting):
+    def train_batch(self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        return {"loss": self._loss(dataloader_iter)}
+
+
 class _Noting(PyTorchCallback):
     def __init__(self, noted: list[Any], rank: int) -> None:
         self._noted = noted
@@ -244,3 +249,15 @@ class _OneCopy:
 
     def get_data_parallel_group(self) -> Any:
         return self._data_parallel
+
+
+class ReportsNothing(Shared):
+    """As `Shared`; the rank whose metrics do not count returns none."""
+
+    def train_batch(self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> Any:
+        metrics = super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+        return None if self.context.distributed.rank else metrics
+
+    def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> Any:
+        metrics = super().evaluate_batch(dataloader_iter, batch_idx)
+        return None if self.context.distributed.rank else metrics

@@ -75,6 +75,8 @@ def test_what_is_not_trained_to_the_end_of_a_batch_is_named(on_ranks: OnRanks, t
     assert "train_batch: batch 0 took 1 micro batches from dataloader_iter, and 3 make a batch" in taken
     steps = said(on_ranks(2, lived, tmp_path / "2", "NeverSteps", {"accumulation": 3}))
     assert "train_batch: after batch 0 an engine is at micro batch 1 of 3 (gradient_accumulation_steps)" in steps
+    never = said(on_ranks(2, lived, tmp_path / "3", "OnlyLooks", {}))
+    assert "train_batch: no engine has made a step; call engine.backward(loss) and engine.step()" in never
 
 
 def test_every_rank_has_its_own_hooks_and_callbacks(on_ranks: OnRanks, tmp_path: Path) -> None:
@@ -117,6 +119,12 @@ def test_of_a_model_that_ranks_share_only_those_that_should_load_and_report(on_r
         set(),
     ]
     assert {type_ for kind, type_ in ranks[1]["noted"] if kind == "iterator"} == {"NoneType"}
+    assert {metrics["rank"] for _, _, metrics in ranks[0]["series"]} == {0.0}
+
+
+def test_a_rank_that_reports_nothing_may_return_nothing(on_ranks: OnRanks, tmp_path: Path) -> None:
+    ranks = on_ranks(2, lived, tmp_path, "ReportsNothing", {})
+    assert [rank.get("end") for rank in ranks] == ["finished"] * 2
     assert {metrics["rank"] for _, _, metrics in ranks[0]["series"]} == {0.0}
 
 
