@@ -161,7 +161,7 @@ class Shared(Noting):
         model = nn.Linear(WIDTH, 1)
         mpu = _OneCopy()
         self.engine, *_ = deepspeed.initialize(
-            model=model, model_parameters=list(model.parameters()), config=config(0), mpu=mpu
+            model=model, model_parameters=list(model.parameters()), config=self.configured(), mpu=mpu
         )
         context.wrap_model_engine(self.engine)
         context.set_mpu(ModelParallelUnit(0, 1, should_report_metrics=not rank, should_build_data_loader=not rank))
