@@ -79,7 +79,8 @@ class PlainStrategy:
         self._data, self._progress = data, progress
         self._ends_steps = self._context.precision.scales_losses or bool(self._context.scheduled_steps)
         self._set_training_mode(True)
-        assert batches is not None  # all ranks load
+        if batches is None:
+            raise UsageError("build_training_data_loader returned None; every rank of a PyTorchTrial loads its share")
         return batches
 
     def train_batch(self, batches: Iterator[Any], epoch: int, number: int) -> tuple[Any, int]:

@@ -40,7 +40,7 @@ class TrainUnit:
         """The number of batches after `steps` at which this may be due; infinity where it only is at epochs' ends."""
         return math.inf
 
-    def batches(self, batches_per_epoch: int | None) -> int:
+    def batches(self, batches_per_epoch: float | None) -> int:
         """This length in batches. Raises UsageError for epochs of a loader whose length nobody knows."""
         raise NotImplementedError
 
@@ -61,7 +61,7 @@ class Batch(TrainUnit):
         period = self.value if isinstance(self.value, int) and self.value > 0 else 1
         return (steps // period + 1) * period
 
-    def batches(self, batches_per_epoch: int | None) -> int:
+    def batches(self, batches_per_epoch: float | None) -> int:
         return self.length
 
     def _done(self, progress: Progress) -> int:
@@ -72,13 +72,13 @@ class Epoch(TrainUnit):
     def due(self, progress: Progress) -> bool:
         return progress.epoch_ended and self._matches(progress.position.epoch)
 
-    def batches(self, batches_per_epoch: int | None) -> int:
+    def batches(self, batches_per_epoch: float | None) -> int:
         if batches_per_epoch is None:
             raise UsageError(
                 f"{self}: the training loader has no length, so nobody can say where an epoch ends; "
                 f"give the length in batches, or the loader a __len__"
             )
-        return self.length * batches_per_epoch
+        return math.ceil(self.length * batches_per_epoch)
 
     def _done(self, progress: Progress) -> int:
         return progress.position.epoch

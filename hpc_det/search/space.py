@@ -28,6 +28,7 @@ KINDS = {
     "double": _Kind(("minval", "maxval"), ("count",)),
     "log": _Kind(("minval", "maxval"), ("base", "count")),
 }
+_NO_RANGE = "for a constant map that has a key `type`, give {type: const, val: {...}}"
 _GIVE = {
     "val": "give the constant's value",
     "vals": "give the list of values",
@@ -51,7 +52,7 @@ def space_problems(hyperparameters: Any, searcher_name: str, path: str = "hyperp
 def _problems(spec: dict[str, Any], searcher_name: str, path: str) -> Iterator[Problem]:
     kind = spec["type"]
     if not isinstance(kind, str) or kind not in KINDS:
-        yield Problem(f"{path}.type", f"got {shown(kind)}", f"expected one of {', '.join(KINDS)}")
+        yield Problem(f"{path}.type", f"got {shown(kind)}", f"expected one of {', '.join(KINDS)}; {_NO_RANGE}")
         return
     if kind != "const" and searcher_name in _CONSTANTS_ONLY:
         yield Problem(

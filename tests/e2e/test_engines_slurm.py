@@ -5,7 +5,10 @@ nobody sees it in the numbers, or in the shards of any rank.
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import signal
+from pathlib import Path
 
 import pytest
 
@@ -59,8 +62,8 @@ def test_engines_preempted_between_two_micro_batches_go_on_bit_for_bit(
     story, undisturbed = stopped(slurm_lab, engine, accumulation, 13), undisturbed_engines(engine, accumulation)
     assert story.same_as(undisturbed)
     assert_nothing_was_lost_or_trained_on_twice(story, undisturbed)
-    job = slurm_lab.job(story.job_id)
-    assert (job["JobState"], job["NumNodes"]) == ("COMPLETED", "2")
+    stages = {line for rank in range(4) for line in story.lines(rank, 1) if line.startswith("stage ")}
+    assert stages == ({"stage 0 on node1", "stage 1 on node2"} if engine == "pipeline" else set())
 
 
 @pytest.mark.long
@@ -87,3 +90,25 @@ def test_each_way_to_stop_a_job_leaves_a_whole_checkpoint(
     story.wait()
     assert story.causes == ["preempted", "finished"]
     assert story.same_as(undisturbed_engines("zero1", 4))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["zero2", "pipeline"])
+def test_a_killed_agent_of_the_second_node_restarts_the_gang(
+    undisturbed_engines: UndisturbedEngines, slurm_lab: SlurmLab, engine: str
+) -> None:
+    story = EngineStory.with_engine(
+        engine, 4, "hyperparameters.waits_at=[20]", "max_restarts=1", cluster="lab", launcher="torch_distributed"
+    )
+    story.until_waiting(20)
+    os.kill(agent_of(story.rank_pid(3)), signal.SIGKILL)
+    story.wait()
+    assert story.causes == ["failed", "finished"], story.logged
+    assert story.same_as(undisturbed_engines(engine, 4))
+
+
+def agent_of(pid: int) -> int:
+    """The agent that this process descends from."""
+    while b"hpc_det.launch.agent" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid

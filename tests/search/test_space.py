@@ -41,12 +41,18 @@ def test_whole_ranges_are_right_for_every_searcher_that_searches(searcher: str) 
     assert list(space_problems({"nested": space, **space}, searcher)) == []
 
 
+KINDS_AND_MORE = (
+    "expected one of const, categorical, int, double, log; for a constant map that has a key `type`, give "
+    "{type: const, val: {...}}"
+)
+
+
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ({"type": "gauss"}, ["type: got 'gauss'; expected one of const, categorical, int, double, log"]),
-        ({"type": None}, ["type: got None; expected one of const, categorical, int, double, log"]),
-        ({"type": ["int"]}, ["type: got ['int']; expected one of const, categorical, int, double, log"]),
+        ({"type": "gauss"}, [f"type: got 'gauss'; {KINDS_AND_MORE}"]),
+        ({"type": None}, [f"type: got None; {KINDS_AND_MORE}"]),
+        ({"type": ["int"]}, [f"type: got ['int']; {KINDS_AND_MORE}"]),
         ({"type": "const"}, ["val: required, but nobody set it; give the constant's value"]),
         ({"type": "const", "val": 1, "vals": [1]}, ["vals: unknown key 'vals'; did you mean 'val'?"]),
         ({"type": "categorical"}, ["vals: required, but nobody set it; give the list of values"]),

@@ -85,16 +85,22 @@ class HangJudge:
         return max(self.limit_s, _PATIENCE_S[rank.phase]) if rank.phase in _PATIENCE_S else float("inf")
 
 
+_COLLECTIVES = "(distributed_c10d.py:"
+"""In the place of a rank that waits for others, by a call of torch.distributed's."""
+
 Standing = tuple[Progress, str]
 """Where a rank stands: its progress, and the place in its code."""
 
 
 def last_first(ranks: Mapping[int, Standing]) -> list[tuple[Standing, list[int]]]:
-    """Ranks that stand at the same place together, those furthest behind first, and of these the odd ones out."""
+    """Ranks that stand at the same place together, those furthest behind first, and of these the odd ones out.
+
+    In a pipeline several are odd: of equally many those that do not wait in a collective themselves.
+    """
     groups: dict[tuple[int, str, str], list[int]] = {}
     for rank, (progress, place) in sorted(ranks.items()):
         groups.setdefault((progress.steps, progress.phase, place), []).append(rank)
-    ordered = sorted(groups.items(), key=lambda group: (group[0][0], len(group[1])))
+    ordered = sorted(groups.items(), key=lambda group: (group[0][0], len(group[1]), _COLLECTIVES in group[0][2]))
     return [(ranks[together[0]], together) for _, together in ordered]
 
 

@@ -44,8 +44,11 @@ class TrainingData(Protocol):
     loads_in_workers: bool
     is_shared_out: bool
     """By us: then positions are exact, and each batch takes as many of its micro batches as it has."""
-    batches_per_epoch: int | None
-    """None: it has no length, and epochs never end."""
+
+    @property
+    def batches_per_epoch(self) -> float | None:
+        """Not whole where the last batch of an epoch is also the first of the next. None: epochs never end."""
+        ...
 
     def whole_batches(self, position: Position) -> int:
         """How many from `position` on are of one size and of one epoch; 0: the next one is not."""

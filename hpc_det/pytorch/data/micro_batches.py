@@ -27,7 +27,7 @@ class MicroBatches:
         per_epoch = loading.batches_per_epoch
         if per_epoch is not None and per_epoch < per_batch:
             raise self._too_few(f"an epoch has {per_epoch} micro batches")
-        self.batches_per_epoch = None if per_epoch is None else -(-per_epoch // per_batch)
+        self.batches_per_epoch = None if per_epoch is None else per_epoch / per_batch
 
     def whole_batches(self, position: Position) -> int:
         return self._loading.whole_batches(position) // self._per_batch

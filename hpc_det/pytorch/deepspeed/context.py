@@ -135,7 +135,7 @@ class DeepSpeedTrialContext(TrialContext):
     def _check_kind(self, model: Any) -> None:
         if not isinstance(model, DeepSpeedEngine):
             raise UsageError(
-                f"wrap_model_engine: got {shown(model)}; pass the engine, the first thing that "
+                f"wrap_model_engine: got {type(model).__name__}; pass the engine, the first thing that "
                 f"deepspeed.initialize returns"
             )
         if any(model is known for known in self.models):
@@ -172,6 +172,11 @@ class DeepSpeedTrialContext(TrialContext):
             return
         for engine in self.models:
             yield from self._batch_problems(engine)
+            if self.use_pipeline_parallel and engine.bfloat16_enabled() and not engine.zero_optimization_stage():
+                yield (
+                    "deepspeed config: bf16.enabled in a pipeline with zero_optimization.stage 0: DeepSpeed cannot "
+                    "load what it saves of that; use stage 1"
+                )
         if (frequency := self._spec["config"].get("optimizations", {}).get("aggregation_frequency", 1)) != 1:
             yield (
                 f"optimizations.aggregation_frequency: {frequency} is for a PyTorchTrial; set "

@@ -44,6 +44,10 @@ _WORDS = {
     r"ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism": (
         "zero_optimization.stage: 2 and 3 do not go with a PipelineModule; use 1 or 0"
     ),
+    r"num_stages \((?P<stages>\d+)\) must divide distributed world size \((?P<size>\d+)\)": (
+        "num_stages of a PipelineModule: {stages} stages do not share out {size} rank(s) evenly; set "
+        "resources.slots_per_trial to a multiple of {stages} (--local has one slot)"
+    ),
     r"Unable to JIT load the (?P<op>\S+) op": (
         "DeepSpeed's op {op} would have to be compiled, for which this machine lacks what it takes (ninja on PATH, a "
         'compiler); give "torch_adam": true in optimizer.params, or an optimizer of torch.optim to '

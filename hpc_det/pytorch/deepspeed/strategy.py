@@ -87,7 +87,7 @@ class DeepSpeedStrategy:
         train_batch = self._trial.train_batch
         if self._calls == 1:
             return train_batch(batches, epoch, number), self._records
-        return mean([named(train_batch(batches, epoch, number)) for _ in range(self._calls)]), self._records
+        return mean([_numbers(train_batch(batches, epoch, number)) for _ in range(self._calls)]), self._records
 
     def end_batch(self, number: int) -> None:
         if self._counted:
@@ -95,6 +95,8 @@ class DeepSpeedStrategy:
         for engine in self._accumulating:
             if engine.micro_steps % engine.gradient_accumulation_steps():
                 raise UsageError(_unfinished(engine, number))
+        if self._accumulating and not any(engine.micro_steps for engine in self._accumulating):
+            raise UsageError("train_batch: no engine has made a step; call engine.backward(loss) and engine.step()")
 
     # --- validation
 
@@ -147,8 +149,13 @@ class DeepSpeedStrategy:
         return restore_rank(folder, ranks, self._context, window)
 
 
+def _numbers(metrics: Any) -> dict[str, Any]:
+    """What `train_batch` returned, where it is numbers without their graphs: those end with the micro batch."""
+    return {name: value if (number := number_of(value)) is None else number for name, value in named(metrics).items()}
+
+
 def mean(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of what the micro batches of one batch returned. What is no number keeps its last value.
+    """Of the numbers of each micro batch of one batch. What is no number keeps its last value.
 
     Raises UsageError where they are not of the same names.
     """
@@ -162,7 +169,7 @@ def mean(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _mean_of(values: Sequence[Any]) -> Any:
-    numbers = [number for value in values if (number := number_of(value)) is not None]
+    numbers = [value for value in values if number_of(value) is not None]
     return sum(numbers) / len(numbers) if len(numbers) == len(values) else values[-1]
 
 

@@ -60,7 +60,7 @@ class DeepSpeedTrial(Trial):
     def save(self, context: DeepSpeedTrialContext, path: Path) -> None:
         """On every rank: its shards of the engines, into the folder `path`. Override it together with `load`."""
         for number, engine in enumerate(context.models):
-            engine.save_checkpoint(path, tag=tag(number))
+            engine.save_checkpoint(path, tag=tag(number), save_latest=not number)
 
     def load(self, context: DeepSpeedTrialContext, load_path: Path) -> None:
         """On every rank: what `save` has written; of ZeRO also on another number of slots.

@@ -112,3 +112,9 @@ def test_the_ranks_furthest_behind_come_first_and_like_ones_together() -> None:
         "rank 2: training, batch 5, train_batch (model_def.py:7); ranks 0-1: training, batch 5, all_reduce (x.py:1); "
         "the stacks of all threads stand in the ranks' logs"
     )
+
+
+def test_of_the_stages_of_a_pipeline_the_one_comes_first_for_which_the_other_waits() -> None:
+    places = ["all_reduce (distributed_c10d.py:1)", "recv (distributed_c10d.py:2)", "step (model_def.py:3)"]
+    groups = last_first({rank: (training(5), places[at]) for rank, at in enumerate([0, 1, 0, 2])})
+    assert [ranks for _, ranks in groups] == [[3], [1], [0, 2]]

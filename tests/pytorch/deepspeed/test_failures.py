@@ -92,6 +92,11 @@ FAILURES: dict[str, tuple[Any, str]] = {
         zero(3),
         "zero_optimization.stage: 2 and 3 do not go with a PipelineModule; use 1 or 0",
     ),
+    "a pipeline of more stages than ranks": (
+        settings(),
+        "num_stages of a PipelineModule: 2 stages do not share out 1 rank(s) evenly; set resources.slots_per_trial to "
+        "a multiple of 2 (--local has one slot)",
+    ),
     "no optimizer": (
         zero(1),
         "zero_optimization.stage: 1 shares out an optimizer, and there is none; give one to deepspeed.initialize, or "
@@ -116,11 +121,11 @@ def provoked(distributed: Distributed) -> dict[str, str | None]:
 
 def _words(name: str, given: Any) -> str | None:
     model: Any = torch.nn.Linear(2, 1)
-    if "pipeline" in name:
-        model = PipelineModule([model], num_stages=1, loss_fn=torch.nn.MSELoss())
     kind = torch.optim.SGD if "untested" in name else torch.optim.AdamW
     optimizer = None if name in WITHOUT_OPTIMIZER else kind(model.parameters(), lr=0.1)
     try:
+        if "pipeline" in name:
+            model = PipelineModule([model], num_stages=2 if "stages" in name else 1, loss_fn=torch.nn.MSELoss())
         deepspeed.initialize(model=model, optimizer=optimizer, config=given)
     except Exception as error:
         ours = in_our_words(error)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hpc_det.core.distributed import Distributed
+from hpc_det.errors import UsageError
 from tests.core.ranks import OnRanks
 from tests.pytorch.trials import StopAt, differences
 
@@ -35,6 +36,15 @@ def resumed(distributed: Distributed, folder: Path, kind: str, hparams: dict[str
     return differences(newest(life), newest(whole))
 
 
+def refusal(distributed: Distributed, folder: Path, kind: str, hparams: dict[str, Any]) -> str:
+    from tests.pytorch.deepspeed import trials
+    from tests.pytorch.deepspeed.life import life_of
+
+    with pytest.raises(UsageError) as raised:
+        life_of(distributed, folder / "refused", getattr(trials, kind), hparams).attempt(StopAt(), distributed)
+    return str(raised.value)
+
+
 @pytest.mark.parametrize(("kind", "stage", "accumulation"), [*TWO, *PIPES])
 def test_stops_change_no_bit(on_ranks: OnRanks, tmp_path: Path, kind: str, stage: int, accumulation: int) -> None:
     stops = random.Random(f"{kind} {stage} {accumulation}").sample(range(2, 8), 2)
@@ -46,6 +56,16 @@ def test_stops_change_no_bit(on_ranks: OnRanks, tmp_path: Path, kind: str, stage
 def test_stops_of_four_ranks_change_no_bit(on_ranks: OnRanks, tmp_path: Path, kind: str, stage: int) -> None:
     """The pipeline has two stages, twice."""
     assert on_ranks(4, resumed, tmp_path, kind, {"stage": stage, "accumulation": 2}, [4]) == [[]] * 4
+
+
+def test_a_pipeline_in_bf16_is_exact_with_zero_1_and_refused_without(on_ranks: OnRanks, tmp_path: Path) -> None:
+    hparams = {"stage": 1, "accumulation": 2}
+    assert on_ranks(2, resumed, tmp_path, "PipedInBf16", hparams, [4]) == [[], []]
+    for refused in on_ranks(2, refusal, tmp_path, "PipedInBf16", {**hparams, "stage": 0}):
+        assert refused == (
+            "deepspeed config: bf16.enabled in a pipeline with zero_optimization.stage 0: DeepSpeed cannot load what "
+            "it saves of that; use stage 1"
+        )
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

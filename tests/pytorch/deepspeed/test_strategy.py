@@ -75,6 +75,8 @@ def test_what_is_not_trained_to_the_end_of_a_batch_is_named(on_ranks: OnRanks, t
     assert "train_batch: batch 0 took 1 micro batches from dataloader_iter, and 3 make a batch" in taken
     steps = said(on_ranks(2, lived, tmp_path / "2", "NeverSteps", {"accumulation": 3}))
     assert "train_batch: after batch 0 an engine is at micro batch 1 of 3 (gradient_accumulation_steps)" in steps
+    never = said(on_ranks(2, lived, tmp_path / "3", "OnlyLooks", {}))
+    assert "train_batch: no engine has made a step; call engine.backward(loss) and engine.step()" in never
 
 
 def test_every_rank_has_its_own_hooks_and_callbacks(on_ranks: OnRanks, tmp_path: Path) -> None:

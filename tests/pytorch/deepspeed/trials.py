@@ -122,3 +122,12 @@ class Piped(WithData):
 
     def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
         return {"loss": self.engine.eval_batch(dataloader_iter)}
+
+
+class PipedInBf16(Piped):
+    def configured(self) -> dict[str, Any]:
+        return {**super().configured(), "bf16": {"enabled": True}}
+
+    def loader(self, records: int, **options: Any) -> DataLoader:
+        inputs = torch.randn(records, WIDTH, generator=torch.Generator().manual_seed(records)).bfloat16()
+        return DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=3, **options)
