@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 
 class PlainStrategy:
-    trial_type: ClassVar = "PyTorchTrial"
     context_class: ClassVar[type[TrialContext]] = PyTorchTrialContext
     saves_on_every_rank: ClassVar = False
     micro_batches = 1
@@ -133,7 +133,7 @@ class PlainStrategy:
         for model in (*context.models, *context.wrapped_models):
             yield from (*model.modules(), *model.parameters(), *model.buffers())
 
-    def snapshot(self, callbacks: Callbacks) -> dict[str, Any]:
+    def snapshot(self, callbacks: Callbacks) -> Callable[[], None]:
         """Callbacks swap weights, say."""
         models = [
             {name: value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else value for name, value in state}
@@ -146,9 +146,9 @@ class PlainStrategy:
         ]
         schedulers = [scheduler.state_dict() for scheduler in self._context.lr_schedulers]
         others = {"groups": groups, "schedulers": schedulers, "callbacks": callbacks.state()}
-        return {"models": models, **copy.deepcopy(others)}
+        return partial(self._put_back, {"models": models, **copy.deepcopy(others)}, callbacks)
 
-    def put_back(self, snapshot: dict[str, Any], callbacks: Callbacks) -> None:
+    def _put_back(self, snapshot: dict[str, Any], callbacks: Callbacks) -> None:
         for model, state in zip(self._context.models, snapshot["models"], strict=True):
             model.load_state_dict(state)
         groups = (group for optimizer in self._context.optimizers for group in optimizer.param_groups)

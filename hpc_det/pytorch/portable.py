@@ -23,7 +23,7 @@ from hpc_det.checkpoint.committed import FileEntry, checksum
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.state import PROGRESS
-from hpc_det.pytorch.trial import Trial
+from hpc_det.pytorch.trial import Trial, kind_of
 from hpc_det.store.files import flush_folder, read_json
 
 CODE = "code"
@@ -46,7 +46,7 @@ class Portable:
         self._code = code
         self._load_data = _json(
             {
-                "trial_type": trial_class.strategy_class.trial_type,
+                "trial_type": kind_of(trial_class).__name__,
                 "trial_cls_spec": f"{trial_class.__module__}:{trial_class.__qualname__}",
                 "is_trainer": is_trainer,
                 "experiment_config": _masked(spec["config"]),

@@ -6,7 +6,7 @@ hpc_det.pytorch.deepspeed.strategy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -23,8 +23,6 @@ from hpc_det.pytorch.trial_context import TrialContext
 class Strategy(Protocol):
     """Made once per process, when the trial is built."""
 
-    trial_type: ClassVar[str]
-    """As checkpoints name it."""
     context_class: ClassVar[type[TrialContext]]
     saves_on_every_rank: ClassVar[bool]
     """Whether each rank saves models and callbacks of its own, or rank 0 does for all."""
@@ -84,11 +82,9 @@ class Strategy(Protocol):
         """What training goes on to change, and reducers may hold."""
         ...
 
-    def snapshot(self, callbacks: Callbacks) -> Any:
-        """What a callback may change in a validation, for `put_back`. None where nobody could put it back."""
+    def snapshot(self, callbacks: Callbacks) -> Callable[[], None] | None:
+        """What a callback may change in a validation, as what puts it back. None where nobody could."""
         ...
-
-    def put_back(self, snapshot: Any, callbacks: Callbacks) -> None: ...
 
     # --- checkpoints
 

@@ -111,5 +111,9 @@ def interface_problems(trial_class: type[Trial]) -> list[str]:
 
 def implements(trial_class: type[Trial], name: str) -> bool:
     """Whether the user has, beside the kind of trial that it is."""
-    kind = next(base for base in trial_class.__mro__ if "strategy_class" in vars(base))
-    return getattr(trial_class, name) is not getattr(kind, name)
+    return getattr(trial_class, name) is not getattr(kind_of(trial_class), name)
+
+
+def kind_of(trial_class: type[Trial]) -> type[Trial]:
+    """PyTorchTrial or DeepSpeedTrial."""
+    return next(base for base in trial_class.__mro__ if "strategy_class" in vars(base))

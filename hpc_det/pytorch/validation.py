@@ -54,13 +54,13 @@ class Validation:
         Random generators are put back afterwards, so that validating more or less often changes no weight. What was
         left leaves no trace either: it is done again after the resume.
         """
-        before = self._strategy.snapshot(self._callbacks) if self._may_change else None
-        self._may_leave = before is not None or not self._may_change
+        put_back = self._strategy.snapshot(self._callbacks) if self._may_change else None
+        self._may_leave = put_back is not None or not self._may_change
         with unchanged_generators(), self._context.reducers.set_aside(self._strategy.owned()):
             metrics = self._evaluated()
         if metrics is None:
-            if before is not None:
-                self._strategy.put_back(before, self._callbacks)
+            if put_back:
+                put_back()
             return None
         self._callbacks.call("on_validation_end", metrics)
         return metrics

@@ -77,12 +77,11 @@ class StopAt:
         return self.ticks + 1 >= self._stop_at and self._looks >= self._look
 
 
-class Watching(PyTorchCallback):
-    """Counts what it saw, as part of every checkpoint, and lowers the learning rate by the validation."""
+class Counting(PyTorchCallback):
+    """What it saw is part of every checkpoint."""
 
-    def __init__(self, plateau: lr_scheduler.ReduceLROnPlateau) -> None:
+    def __init__(self) -> None:
         self.seen = {"epochs": 0, "validations": 0}
-        self._plateau = plateau
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self.seen)
@@ -96,6 +95,17 @@ class Watching(PyTorchCallback):
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
         self.seen["validations"] += 1
+
+
+class Watching(Counting):
+    """Lowers the learning rate by the validation, too."""
+
+    def __init__(self, plateau: lr_scheduler.ReduceLROnPlateau) -> None:
+        super().__init__()
+        self._plateau = plateau
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        super().on_validation_end(metrics)
         self._plateau.step(metrics["loss"])
 
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:

@@ -23,7 +23,7 @@ def tag(number: int) -> str:
 
 
 def save_facts(context: DeepSpeedTrialContext, folder: Path) -> None:
-    """Rank 0."""
+    """On rank 0."""
     if context.distributed.is_chief:
         write_json(folder / ENGINES, [engine_facts(engine) for engine in context.models])
 
@@ -38,15 +38,8 @@ def load_engines(context: DeepSpeedTrialContext, folder: Path, *, weights_alone:
         raise UsageError(f"{folder}: holds {len(saved)} engines, the trial wraps {len(context.models)}")
     aside = context.folder.checkpoints if context.folder else folder.parent
     for number, (engine, its_facts) in enumerate(zip(context.models, saved, strict=True)):
-        load_engine(
-            engine,
-            folder,
-            tag(number),
-            its_facts,
-            context.distributed,
-            aside=aside,
-            weights_alone=weights_alone,
-        )
+        shards = folder / tag(number)
+        load_engine(engine, shards, its_facts, context.distributed, aside=aside, weights_alone=weights_alone)
 
 
 def facts(folder: Path) -> list[dict[str, Any]]:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 
 class DeepSpeedStrategy:
-    trial_type: ClassVar = "DeepSpeedTrial"
     context_class: ClassVar[type[TrialContext]] = DeepSpeedTrialContext
     saves_on_every_rank: ClassVar = True
 
@@ -120,10 +119,7 @@ class DeepSpeedStrategy:
             yield from (*engine.module.modules(), *engine.module.parameters(), *engine.module.buffers())
 
     def snapshot(self, callbacks: Callbacks) -> None:
-        """Nobody has all of an engine's weights."""
-
-    def put_back(self, snapshot: None, callbacks: Callbacks) -> None:
-        """A validation without a snapshot is never left half-way."""
+        """Nobody has all of an engine's weights, so a validation that may change some is never left half-way."""
 
     # --- checkpoints
 

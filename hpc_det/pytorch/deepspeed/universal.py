@@ -52,15 +52,14 @@ def engine_facts(engine: Any) -> Facts:
 
 def load_engine(
     engine: Any,
-    folder: Path,
-    tag: str,
+    shards: Path,
     saved: Facts,
     distributed: Distributed,
     *,
     aside: Path,
     weights_alone: bool = False,
 ) -> None:
-    """A fresh `engine` goes on as the one went on that was saved as `tag` in `folder`. Collective.
+    """A fresh `engine` goes on as the one whose folder of `shards` it is. Collective.
 
     `saved`: that one's facts. `aside`: a folder that all ranks see, for a conversion where that is needed. The
     checkpoint stays as it is. `weights_alone`: the module, not its optimizer, scheduler and counters.
@@ -69,14 +68,14 @@ def load_engine(
     """
     now = engine_facts(engine)
     if problems := obstacles(saved, now, weights_alone=weights_alone):
-        raise UsageError([f"{folder / tag}: {problem}; {_remedy(saved)}" for problem in problems])
-    if not (folder / tag).is_dir():
-        raise HpcDetError(f"{folder / tag}: no such folder, so no shards of this engine; use another checkpoint")
+        raise UsageError([f"{shards}: {problem}; {_remedy(saved)}" for problem in problems])
+    if not shards.is_dir():
+        raise HpcDetError(f"{shards}: no such folder, so no shards of this engine; use another checkpoint")
     if not _needs_conversion(saved, now, weights_alone=weights_alone):
-        _load_as_it_was(engine, folder, tag, weights_alone=weights_alone)
+        _load_as_it_was(engine, shards, weights_alone=weights_alone)
         return
-    with _universal(folder / tag, aside, distributed) as universal:
-        _load_universal(engine, folder / tag, universal, saved, weights_alone=weights_alone)
+    with _universal(shards, aside, distributed) as universal:
+        _load_universal(engine, shards, universal, saved, weights_alone=weights_alone)
 
 
 def obstacles(saved: Facts, now: Facts, *, weights_alone: bool = False) -> list[str]:
@@ -123,12 +122,13 @@ def _optimizer_states(engine: Any) -> list[str]:
 # --- as it was
 
 
-def _load_as_it_was(engine: Any, folder: Path, tag: str, *, weights_alone: bool) -> None:
-    engine.load_checkpoint(str(folder), tag=tag, load_module_only=weights_alone)
+def _load_as_it_was(engine: Any, shards: Path, *, weights_alone: bool) -> None:
+    folder, tag = str(shards.parent), shards.name
+    engine.load_checkpoint(folder, tag=tag, load_module_only=weights_alone)
     if weights_alone and engine.zero_optimization_stage() == 3:
         # load_module_only takes buffers alone: the weights are in the optimizer's shards
         engine.optimizer.checkpoint_event_prologue()
-        engine._load_zero_checkpoint(str(folder), tag, load_optimizer_states=False)
+        engine._load_zero_checkpoint(folder, tag, load_optimizer_states=False)
         engine.optimizer.checkpoint_event_epilogue()
 
 

@@ -42,6 +42,7 @@ def config(stage: int, *, dtype: str = "fp32", gas: int = 1, micro: int = MICRO,
         "optimizer": {"type": "AdamW", "params": {"lr": 0.02, "weight_decay": 0.1, "torch_adam": True}},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10, "warmup_max_lr": 0.02}},
         "gradient_clipping": 0.5,
+        "steps_per_print": 10**9,
     }
     if dtype != "fp32":
         settings[dtype] = {"enabled": True}

@@ -13,7 +13,8 @@ from torch.utils.data import TensorDataset
 
 from hpc_det.pytorch import DataLoader, MetricReducer, PyTorchCallback
 from hpc_det.pytorch.deepspeed import DeepSpeedTrial, DeepSpeedTrialContext, ModelParallelUnit
-from tests.pytorch.deepspeed.trials import WIDTH, Zero, config
+from tests.pytorch.deepspeed.engines import config
+from tests.pytorch.deepspeed.trials import WIDTH, Zero
 
 
 class Noting(Zero):
@@ -22,9 +23,7 @@ class Noting(Zero):
     noted: ClassVar[list[Any]] = []
 
     def train_batch(self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        loss = self._loss(dataloader_iter)
-        self.engine.backward(loss)
-        self.engine.step()
+        loss = super().train_batch(dataloader_iter, epoch_idx, batch_idx)["loss"]
         self.noted.append(("train", batch_idx, loss.item()))
         return {"value": loss, "text": "of the last one"}
 
@@ -83,8 +82,6 @@ class Hooked(Noting):
 
 
 class Two(Zero):
-    noted: ClassVar[list[Any]] = []
-
     def __init__(self, context: DeepSpeedTrialContext) -> None:
         super().__init__(context)
         other = nn.Linear(WIDTH, 1, bias=False)
@@ -94,19 +91,20 @@ class Two(Zero):
         self.other = context.wrap_model_engine(engine)
 
     def train_batch(self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        assert dataloader_iter is not None
-        inputs, targets = next(dataloader_iter)
-        losses = [(engine(inputs) - targets).square().mean() for engine in (self.engine, self.other)]
-        for engine, loss in zip((self.engine, self.other), losses, strict=True):
+        losses = self._losses(dataloader_iter)
+        for engine, loss in zip((self.engine, self.other), losses.values(), strict=True):
             engine.backward(loss)
             engine.step()
-        return {"loss": losses[0], "other": losses[1]}
+        return losses
 
     def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
-        assert dataloader_iter is not None
-        inputs, targets = next(dataloader_iter)
-        losses = [(engine(inputs) - targets).square().mean() for engine in (self.engine, self.other)]
-        return {"loss": losses[0], "other": losses[1]}
+        return self._losses(dataloader_iter)
+
+    def _losses(self, batches: Iterator[Any] | None) -> dict[str, torch.Tensor]:
+        assert batches is not None
+        inputs, targets = next(batches)
+        engines = {"loss": self.engine, "other": self.other}
+        return {name: (engine(inputs) - targets).square().mean() for name, engine in engines.items()}
 
 
 class _Records(MetricReducer):
@@ -145,15 +143,16 @@ class FewToValidate(Noting):
 
 
 class InFull(Zero):
-    noted: ClassVar[list[Any]] = []
     evaluate_batch = DeepSpeedTrial.evaluate_batch
 
     def evaluate_full_dataset(self, data_loader: Iterable[Any]) -> dict[str, Any]:
         return {"loss": sum(len(self.engine(inputs)) for inputs, _ in data_loader)}
 
 
-class Shared(Noting):
+class Shared(Zero):
     """Both ranks have one copy of the model between them, of which nobody checks that they train it alike."""
+
+    noted: ClassVar[list[Any]] = []
 
     def __init__(self, context: DeepSpeedTrialContext) -> None:
         self.context = context
@@ -170,19 +169,20 @@ class Shared(Noting):
         self.noted.append(("loader", "training" if options else "validation"))
         return super().loader(records, **options)
 
-    def _inputs(self, batches: Iterator[Any] | None) -> torch.Tensor:
-        self.noted.append(("iterator", type(batches).__name__))
-        return next(batches)[0] if batches else torch.ones(3, WIDTH)
-
     def train_batch(self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-        loss = self.engine(self._inputs(dataloader_iter)).square().mean()
-        self.engine.backward(loss)
-        self.engine.step()
-        return {"loss": loss, "rank": self.context.distributed.rank}
+        return self._of_rank(super().train_batch(dataloader_iter, epoch_idx, batch_idx))
 
     def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
-        loss = self.engine(self._inputs(dataloader_iter)).square().mean()
-        return {"loss": loss, "rank": self.context.distributed.rank}
+        return self._of_rank(super().evaluate_batch(dataloader_iter, batch_idx))
+
+    def _of_rank(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        return {**metrics, "rank": self.context.distributed.rank}
+
+    def _loss(self, batches: Iterator[Any] | None) -> torch.Tensor:
+        self.noted.append(("iterator", type(batches).__name__))
+        inputs = next(batches)[0] if batches else torch.ones(3, WIDTH)
+        loss: torch.Tensor = self.engine(inputs).square().mean()
+        return loss
 
 
 class ReturnsNone(Shared):
@@ -197,15 +197,11 @@ class ReturnsNone(Shared):
 
 
 class NeverLoads(Zero):
-    noted: ClassVar[list[Any]] = []
-
     def loader(self, records: int, **options: Any) -> Any:
         return None
 
 
 class OwnLoaderUnasked(Zero):
-    noted: ClassVar[list[Any]] = []
-
     def loader(self, records: int, **options: Any) -> Any:
         return [(torch.ones(3, WIDTH), torch.ones(3, 1))] * 4
 
@@ -217,8 +213,6 @@ class OwnLoader(OwnLoaderUnasked):
 
 
 class NoEngine(Zero):
-    noted: ClassVar[list[Any]] = []
-
     def __init__(self, context: DeepSpeedTrialContext) -> None:
         self.context = context
 

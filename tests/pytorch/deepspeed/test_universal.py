@@ -76,7 +76,7 @@ def load(distributed: Distributed, folder: Path, told: dict[str, Any]) -> dict[s
     found = {}
     for kind, of_it in told.items():
         engine = engine_of(distributed, kind, seed=2)
-        load_engine(engine, folder / kind, TAG, of_it["facts"], distributed, aside=aside)
+        load_engine(engine, folder / kind / TAG, of_it["facts"], distributed, aside=aside)
         found[kind] = {"seen": seen(engine), "losses": losses(distributed, engine, 3)}
     assert not aside.exists() or not [*aside.iterdir()]
     return found
@@ -133,7 +133,7 @@ def load_weights(distributed: Distributed, folder: Path, told: dict[str, tuple[F
     found = {}
     for kind, (facts, _) in told.items():
         engine = engine_of(distributed, kind, seed=2)
-        load_engine(engine, folder / kind, TAG, facts, distributed, aside=folder / "aside", weights_alone=True)
+        load_engine(engine, folder / kind / TAG, facts, distributed, aside=folder / "aside", weights_alone=True)
         first = result(engine)
         steps = engine.global_steps
         train(engine, 0, 1)  # its optimizer has taken the weights, too
@@ -224,10 +224,10 @@ def refused(distributed: Distributed, folder: Path) -> tuple[str, Facts]:
     engine = engine_of(distributed, "fp32-2", seed=2)
     before = result(engine)
     with pytest.raises(UsageError) as raised:
-        load_engine(engine, folder, TAG, {**SAVED, "zero_stage": 1}, distributed, aside=folder)
+        load_engine(engine, folder / TAG, {**SAVED, "zero_stage": 1}, distributed, aside=folder)
     assert result(engine) == before
     with pytest.raises(HpcDetError, match="no shards of this engine"):
-        load_engine(engine, folder, TAG, SAVED, distributed, aside=folder)
+        load_engine(engine, folder / TAG, SAVED, distributed, aside=folder)
     return str(raised.value), json.loads(json.dumps(engine_facts(engine)))
 
 
@@ -254,7 +254,7 @@ def load_and_fail(distributed: Distributed, folder: Path, told: dict[str, Any]) 
     said = []
     for kind, of_it in told.items():
         with pytest.raises(HpcDetError) as raised:
-            load_engine(engine_of(distributed, kind, 2), folder / kind, TAG, of_it["facts"], distributed, aside=folder)
+            load_engine(engine_of(distributed, kind, 2), folder / kind / TAG, of_it["facts"], distributed, aside=folder)
         said.append(str(raised.value))
     return said
 

@@ -14,41 +14,18 @@ from torch.utils.data import TensorDataset
 
 from hpc_det.pytorch import DataLoader, PyTorchCallback
 from hpc_det.pytorch.deepspeed import DeepSpeedTrial, DeepSpeedTrialContext
+from tests.pytorch.deepspeed.engines import config
+from tests.pytorch.trials import Counting
 
 WIDTH = 6
 
 
-class Counting(PyTorchCallback):
-    """Of each rank its own, as part of every checkpoint."""
+class CountingRank(Counting):
+    """Of each rank its own."""
 
     def __init__(self, rank: int) -> None:
-        self.seen = {"rank": rank, "epochs": 0, "validations": 0}
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self.seen)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.seen = dict(state_dict)
-
-    def on_training_epoch_end(self, epoch_idx: int) -> None:
-        assert epoch_idx == self.seen["epochs"]
-        self.seen["epochs"] += 1
-
-    def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        self.seen["validations"] += 1
-
-
-def config(stage: int = 0, accumulation: int = 1, micro: int = 3, **changes: Any) -> dict[str, Any]:
-    return {
-        "train_micro_batch_size_per_gpu": micro,
-        "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": 0.5,
-        "zero_optimization": {"stage": stage},
-        "optimizer": {"type": "AdamW", "params": {"lr": 0.02, "torch_adam": True}},
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 8, "warmup_max_lr": 0.02}},
-        "steps_per_print": 10**9,
-        **changes,
-    }
+        super().__init__()
+        self.seen["rank"] = rank
 
 
 class WithData(DeepSpeedTrial):
@@ -66,7 +43,7 @@ class WithData(DeepSpeedTrial):
         return self.loader(26)
 
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
-        return {"counting": Counting(self.context.distributed.rank)}
+        return {"counting": CountingRank(self.context.distributed.rank)}
 
     def loader(self, records: int, **options: Any) -> DataLoader:
         inputs = torch.randn(records, WIDTH, generator=torch.Generator().manual_seed(records))
@@ -74,7 +51,7 @@ class WithData(DeepSpeedTrial):
 
     def configured(self) -> dict[str, Any]:
         hparams = self.context.get_hparams()
-        return config(hparams.get("stage", 0), hparams.get("accumulation", 1), **hparams.get("config", {}))
+        return config(hparams.get("stage", 0), gas=hparams.get("accumulation", 1), micro=3, **hparams.get("config", {}))
 
 
 class Zero(WithData):
