@@ -13,7 +13,6 @@ from torch.utils.data import TensorDataset
 
 from hpc_det.pytorch import DataLoader, MetricReducer, PyTorchCallback
 from hpc_det.pytorch.deepspeed import DeepSpeedTrial, DeepSpeedTrialContext, ModelParallelUnit
-from tests.pytorch.deepspeed.engines import config
 from tests.pytorch.deepspeed.trials import WIDTH, Zero
 
 
