@@ -27,6 +27,8 @@ from hpc_det.pytorch.deepspeed.shards import deepspeeds_own_allowed
 Facts = dict[str, Any]
 _STATES = {"exp_avg", "exp_avg_sq"}
 """Of an optimizer's states, those that universal checkpoints hold (deepspeed/checkpoint/ds_to_universal.py)."""
+_WEIGHTS_ONLY = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "0"}
+"""For torch.load, which refuses to have both said."""
 _WORDS = {
     "pipeline_stages": "a number of pipeline stages of",
     "model_parallel_size": "a model-parallel size of",
@@ -159,10 +161,10 @@ def _convert(shards: Path, universal: Path) -> str | None:
     print(f"hpc-det: {shards}: converting it for another number of data-parallel ranks", flush=True)
     shutil.rmtree(universal.parent, ignore_errors=True)
     universal.mkdir(parents=True, mode=0o700)
-    alone = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
+    alone = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
     process = subprocess.run(
         [sys.executable, "-m", "hpc_det.pytorch.deepspeed.convert", str(shards), str(universal)],
-        env={**os.environ, **alone},
+        env={**os.environ, **alone, **_WEIGHTS_ONLY},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -199,12 +201,16 @@ def _give_groups_their_own(optimizer: torch.optim.Optimizer, file: Path) -> None
 def _universal_allowed(engine: Any) -> Iterator[None]:
     """Within, the engine reads universal checkpoints. Its optimizer unpickles their files: see convert.py."""
     engine._config.load_universal_checkpoint = True
-    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+    users = {name: os.environ.get(name) for name in _WEIGHTS_ONLY}
+    os.environ.update(_WEIGHTS_ONLY)
     try:
         with deepspeeds_own_allowed():
             yield
     finally:
-        del os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"]
+        for name, value in users.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
         engine._config.load_universal_checkpoint = False
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,14 @@ def save(distributed: Distributed, folder: Path, kinds: list[str]) -> dict[str, 
 def load(distributed: Distributed, folder: Path, told: dict[str, Any]) -> dict[str, Any]:
     aside = folder / "aside"
     found = {}
+    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # as users set it, who load old files
     for kind, of_it in told.items():
         engine = engine_of(distributed, kind, seed=2)
         load_engine(engine, folder / kind / TAG, of_it["facts"], distributed, aside=aside)
         found[kind] = {"seen": seen(engine), "losses": losses(distributed, engine, 3)}
     assert not aside.exists() or not [*aside.iterdir()]
+    said = {name: value for name, value in os.environ.items() if "WEIGHTS_ONLY" in name}
+    assert said == {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
     return found
 
 
