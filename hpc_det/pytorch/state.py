@@ -10,7 +10,7 @@ rank-R.pth        random generators, gradients that wait for an optimizer step, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -139,8 +139,7 @@ def rank_state(context: PyTorchTrialContext, window: MetricWindow) -> dict[str, 
         "gradients": _gradients(context),
         "buffers": _own_buffers(context),
         "sends_buffers": [model.require_forward_param_sync for model in _in_ddp(context)],
-        "frozen": [name for name, parameter in _parameters(context) if not parameter.requires_grad],
-        "evaluating": evaluating(context.models),
+        **modes(context.models),
     }
 
 
@@ -152,7 +151,7 @@ def restore_rank(folder: Path, ranks: int, context: PyTorchTrialContext, window:
     """
     rank, size = context.distributed.rank, context.distributed.size
     own = load(folder / rank_file(rank if rank < ranks else 0))
-    _set_modes(context, own)
+    set_modes(context.models, own)
     if ranks == size:
         restore_open(context, window, own)
         _set_gradients(context, own["gradients"])
@@ -180,7 +179,7 @@ def _take_over(folder: Path, ranks: int, context: PyTorchTrialContext, window: M
 
 def _gradients(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
     """Those that are there: none right after an optimizer step that zeroes them."""
-    return {name: parameter.grad for name, parameter in _parameters(context) if parameter.grad is not None}
+    return {name: parameter.grad for name, parameter in _parameters(context.models) if parameter.grad is not None}
 
 
 def _set_gradients(context: PyTorchTrialContext, gradients: dict[str, torch.Tensor]) -> None:
@@ -192,7 +191,7 @@ def _set_gradients(context: PyTorchTrialContext, gradients: dict[str, torch.Tens
         if parameter.requires_grad
     }
     with context.keeping_gradients():
-        for name, parameter in _parameters(context):
+        for name, parameter in _parameters(context.models):
             if name not in gradients:
                 continue
             gradient = gradients[name].to(parameter.device)
@@ -221,37 +220,33 @@ def _set_own_buffers(context: PyTorchTrialContext, buffers: dict[str, torch.Tens
             buffer.copy_(buffers[name])
 
 
-def _set_modes(context: PyTorchTrialContext, state: dict[str, Any]) -> None:
-    """What the trial or a callback has frozen or thawed on the way."""
-    for name, parameter in _parameters(context):
-        parameter.requires_grad_(name not in state["frozen"])
-    set_evaluating(context.models, state["evaluating"])
-
-
 def _in_ddp(context: PyTorchTrialContext) -> list[DataParallel]:
     return [model for model in context.wrapped_models if isinstance(model, DataParallel)]
 
 
-def _parameters(context: PyTorchTrialContext) -> list[tuple[str, torch.nn.Parameter]]:
+def _parameters(models: Sequence[torch.nn.Module]) -> list[tuple[str, torch.nn.Parameter]]:
     return [
-        (f"{k}.{name}", parameter)
-        for k, model in enumerate(context.models)
-        for name, parameter in model.named_parameters()
+        (f"{k}.{name}", parameter) for k, model in enumerate(models) for name, parameter in model.named_parameters()
     ]
 
 
 # --- modes
 
 
-def evaluating(models: Sequence[torch.nn.Module]) -> list[str]:
-    """The modules in eval mode."""
-    return [name for name, module in _modules(models) if not module.training]
+def modes(models: Sequence[torch.nn.Module]) -> dict[str, list[str]]:
+    """What the trial or a callback may change on the way: the parameters that are frozen, the modules in eval mode."""
+    return {
+        "frozen": [name for name, parameter in _parameters(models) if not parameter.requires_grad],
+        "evaluating": [name for name, module in _modules(models) if not module.training],
+    }
 
 
-def set_evaluating(models: Sequence[torch.nn.Module], names: Collection[str]) -> None:
-    """These in eval mode, all others in training mode."""
+def set_modes(models: Sequence[torch.nn.Module], state: Mapping[str, Any]) -> None:
+    """As in the `modes` of `state`; everything else is trained."""
+    for name, parameter in _parameters(models):
+        parameter.requires_grad_(name not in state["frozen"])
     for name, module in _modules(models):
-        module.training = name not in names
+        module.training = name not in state["evaluating"]
 
 
 def _modules(models: Sequence[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:

@@ -1,7 +1,7 @@
 """What a checkpoint of a DeepSpeedTrial holds beside the engines' shards, and how it comes back.
 
-rank-R.pth      each rank: random generators, callbacks, the open windows of metrics and reducers, modules in eval
-                mode, buffers, which data-parallel ranks do not share
+rank-R.pth      each rank: random generators, callbacks, the open windows of metrics and reducers, what is frozen or in
+                eval mode, buffers, which data-parallel ranks do not share
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpc_det.core.rng import rng_state
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
 from hpc_det.pytorch.model_parallel import reporting_ranks
-from hpc_det.pytorch.state import evaluating, open_state, rank_file, restore_open, set_evaluating
+from hpc_det.pytorch.state import modes, open_state, rank_file, restore_open, set_modes
 
 
 def rank_state(context: DeepSpeedTrialContext, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def rank_state(context: DeepSpeedTrialContext, callbacks: Callbacks, window: Met
         "rng": rng_state(),
         "callbacks": callbacks.state(),
         **open_state(context, window),
-        "evaluating": evaluating(context.models),
+        **modes(context.models),
         "buffers": _buffers(context),
     }
 
@@ -47,7 +47,8 @@ def restore_rank(
     """
     gang = context.distributed
     own = stored_rank(folder, context)
-    set_evaluating(context.models, own["evaluating"])
+    if ranks == gang.size or not context.use_pipeline_parallel:  # else the file may be of another stage
+        set_modes(context.models, own)
     if ranks == gang.size:
         restore_open(context, window, own)
         _set_buffers(context, own["buffers"])

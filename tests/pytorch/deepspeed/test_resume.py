@@ -71,3 +71,9 @@ def test_a_pipeline_in_bf16_is_exact_with_zero_1_and_refused_without(on_ranks: O
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_stops_in_bf16_change_no_bit(on_ranks: OnRanks, tmp_path: Path, stage: int) -> None:
     assert on_ranks(2, resumed, tmp_path, "InBf16", {"stage": stage, "accumulation": 2}, [4]) == [[], []]
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_what_was_frozen_on_the_way_stays_so(on_ranks: OnRanks, tmp_path: Path, stage: int) -> None:
+    """46 records in batches of 12 are four batches an epoch, or almost."""
+    assert on_ranks(2, resumed, tmp_path, "Freezing", {"stage": stage, "accumulation": 2}, [7]) == [[], []]

@@ -96,6 +96,21 @@ class InBf16(Zero):
         return {**super().configured(), "bf16": {"enabled": True}}
 
 
+class Freezing(Zero):
+    """Its first layer is trained in the first epoch only."""
+
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return {"freezing": _Freezing(next(self.engine.module.children()))}
+
+
+class _Freezing(PyTorchCallback):
+    def __init__(self, layer: nn.Module) -> None:
+        self._layer = layer
+
+    def on_training_epoch_end(self, epoch_idx: int) -> None:
+        self._layer.requires_grad_(False)
+
+
 class InParts(Zero):
     """Without dropout and batch norm: the same on any number of ranks, up to the order of sums."""
 
