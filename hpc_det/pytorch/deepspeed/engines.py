@@ -22,6 +22,16 @@ def tag(number: int) -> str:
     return f"model{number}"
 
 
+def settings(engine: Any) -> dict[str, Any]:
+    """What an engine's shards hold beside tensors, as far as it is the user's own."""
+    groups = getattr(engine.optimizer, "param_groups", [])
+    return {
+        "ds_config": engine.config,
+        "lr_scheduler": engine.lr_scheduler and engine.lr_scheduler.state_dict(),
+        "param_groups": [{name: value for name, value in group.items() if name != "params"} for group in groups],
+    }
+
+
 def save_facts(context: DeepSpeedTrialContext, folder: Path) -> None:
     """On rank 0."""
     if context.distributed.is_chief:

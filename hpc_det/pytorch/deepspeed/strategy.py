@@ -14,7 +14,7 @@ from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.data import Counted, Evaluation, TrainingData
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
-from hpc_det.pytorch.deepspeed.engines import facts, load_engines, save_facts
+from hpc_det.pytorch.deepspeed.engines import facts, load_engines, save_facts, settings, tag
 from hpc_det.pytorch.deepspeed.failures import explained
 from hpc_det.pytorch.deepspeed.state import rank_state, restore_rank, stored_rank
 from hpc_det.pytorch.evaluation import numbered
@@ -124,7 +124,8 @@ class DeepSpeedStrategy:
     # --- checkpoints
 
     def check_savable(self, callbacks: Callbacks) -> None:
-        check_loadable({rank_file(self._context.distributed.rank): {"callbacks": callbacks.state()}})
+        engines = {tag(number): settings(engine) for number, engine in enumerate(self._context.models)}
+        check_loadable({rank_file(self._context.distributed.rank): {"callbacks": callbacks.state()}, **engines})
 
     def files(self, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
         state = rank_state(self._context, callbacks, window)

@@ -145,3 +145,9 @@ def test_a_loader_of_the_users_own_is_taken_when_the_checks_are_off(on_ranks: On
 
 def test_a_trial_without_an_engine_is_refused(on_ranks: OnRanks, tmp_path: Path) -> None:
     assert "call context.wrap_model_engine" in said(on_ranks(1, lived, tmp_path, "NoEngine", {}))
+
+
+def test_what_no_checkpoint_could_hold_is_named_before_the_first_batch(on_ranks: OnRanks, tmp_path: Path) -> None:
+    (rank,) = on_ranks(1, lived, tmp_path, "NotSavable", {})
+    assert "model0.lr_scheduler.began: datetime.date cannot be part of a checkpoint" in rank["said"]
+    assert not [note for note in rank["noted"] if note[0] == "train"]
