@@ -291,9 +291,11 @@ class Loop:
         if metrics is None:
             return False
         self._take_validation(metrics)
-        if any(self._distributed.gather_json(self._context.get_stop_requested())):
+        # ranks that report nothing, or that a resume has added, have no batches in the report
+        said = self._distributed.gather_json((self._context.get_stop_requested(), self._open_report.window.batches))
+        if any(stop for stop, _ in said):
             self._progress.stop_requested = True
-            if self._open_report.window.batches:
+            if any(batches for _, batches in said):
                 self._report_training()
         return True
 

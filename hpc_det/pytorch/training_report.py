@@ -24,6 +24,7 @@ class TrainingReport:
         self._mpu = mpu
         self._callbacks = callbacks
         self._keeps_batches = callbacks.overrides("on_training_workload_end")
+        self._reports = mpu.should_report_metrics
         self._reporting = reporting if _averages(context) else reporting[:1]
         context.reducers.reset(training=True)
         self.window = MetricWindow(keep_batches=self._keeps_batches)
@@ -31,8 +32,9 @@ class TrainingReport:
         self._began = time.monotonic()
 
     def add(self, metrics: Any, records: int) -> None:
-        """What `train_batch` returned of so many records: metrics by name, or the loss."""
-        self.window.add(named(metrics))
+        """What `train_batch` returned of so many records: metrics by name, or the loss; anything, where none count."""
+        if self._reports:
+            self.window.add(named(metrics))
         self._records += records
 
     def close(self) -> tuple[dict[str, Any], dict[str, float], bool]:

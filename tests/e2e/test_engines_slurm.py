@@ -55,11 +55,11 @@ def assert_nothing_was_lost_or_trained_on_twice(story: EngineStory, undisturbed:
         assert story.micro_batches(rank) == undisturbed.micro_batches(rank)
 
 
-@pytest.mark.parametrize(("engine", "accumulation"), [("zero3", 4), ("pipeline", 4)])
+@pytest.mark.parametrize(("engine", "launcher"), [("zero3", "direct"), ("pipeline", "deepspeed")])
 def test_engines_preempted_between_two_micro_batches_go_on_bit_for_bit(
-    undisturbed_engines: UndisturbedEngines, slurm_lab: SlurmLab, engine: str, accumulation: int
+    undisturbed_engines: UndisturbedEngines, slurm_lab: SlurmLab, engine: str, launcher: str
 ) -> None:
-    story, undisturbed = stopped(slurm_lab, engine, accumulation, 13), undisturbed_engines(engine, accumulation)
+    story, undisturbed = stopped(slurm_lab, engine, 4, 13, launcher=launcher), undisturbed_engines(engine, 4)
     assert story.same_as(undisturbed)
     assert_nothing_was_lost_or_trained_on_twice(story, undisturbed)
     stages = {line for rank in range(4) for line in story.lines(rank, 1) if line.startswith("stage ")}

@@ -71,3 +71,22 @@ def test_a_window_that_one_gang_began_another_ends(on_ranks: OnRanks, tmp_path: 
     first, second = 11.5, 35.5
     assert report["mean"] == pytest.approx((first * before + second * after) / (before + after))
     assert report["seen"] == list(range(48)), "nothing twice, nothing left out"
+
+
+class StopsAtValidation(Summing):
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        self.context.set_stop_requested(True)
+        return super().evaluate_batch(batch)
+
+
+def test_a_stop_at_a_validation_reports_what_a_smaller_gang_has_trained(on_ranks: OnRanks, tmp_path: Path) -> None:
+    """It is stopped as the validation of batch 2 begins; of the two ranks after it only one knows of open batches."""
+    life = Life.begin(
+        tmp_path,
+        StopsAtValidation,
+        hparams={"global_batch_size": 12},
+        **{**CONFIG, "min_validation_period": {"batches": 2}},
+    )
+    assert on_ranks(1, attempt, life, 3) == [True]
+    assert on_ranks(2, attempt, life, math.inf) == [False] * 2
+    assert [(kind, steps) for kind, steps, _ in life.series] == [("validation", 2), ("training", 2)]

@@ -25,7 +25,6 @@ def rank_state(context: DeepSpeedTrialContext, callbacks: Callbacks, window: Met
         "rng": rng_state(),
         "callbacks": callbacks.state(),
         **open_state(context, window),
-        "reports": context.mpu.should_report_metrics,
         "evaluating": evaluating(context.models),
         "buffers": _buffers(context),
     }
@@ -43,7 +42,8 @@ def restore_rank(
 ) -> dict[str, Any] | None:
     """Everything of this rank but callbacks and generators, whose state is returned; None if the gang did not have it.
 
-    In a gang of another size the first rank that reports takes over all open windows.
+    In a gang of another size the first rank that reports takes over all open windows; those of ranks that did not
+    report are empty, but for reducers.
     """
     gang = context.distributed
     own = stored_rank(folder, context)
@@ -53,7 +53,7 @@ def restore_rank(
         _set_buffers(context, own["buffers"])
     elif gang.rank == reporting_ranks(gang.gather_json(context.mpu.should_report_metrics))[0]:
         states = [load(folder / rank_file(rank)) for rank in range(ranks)]
-        restore_open(context, window, *(state for state in states if state["reports"]))
+        restore_open(context, window, *states)
     generators: dict[str, Any] = own["rng"]
     return generators if gang.rank < ranks else None
 

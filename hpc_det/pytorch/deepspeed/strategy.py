@@ -87,7 +87,8 @@ class DeepSpeedStrategy:
         train_batch = self._trial.train_batch
         if self._calls == 1:
             return train_batch(batches, epoch, number), self._records
-        return mean([_numbers(train_batch(batches, epoch, number)) for _ in range(self._calls)]), self._records
+        numbers = _numbers if self.mpu.should_report_metrics else _nothing
+        return mean([numbers(train_batch(batches, epoch, number)) for _ in range(self._calls)]), self._records
 
     def end_batch(self, number: int) -> None:
         if self._counted:
@@ -152,6 +153,11 @@ class DeepSpeedStrategy:
 def _numbers(metrics: Any) -> dict[str, Any]:
     """What `train_batch` returned, where it is numbers without their graphs: those end with the micro batch."""
     return {name: value if (number := number_of(value)) is None else number for name, value in named(metrics).items()}
+
+
+def _nothing(metrics: Any) -> dict[str, Any]:
+    """Of a rank whose metrics do not count: it may return anything."""
+    return {}
 
 
 def mean(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

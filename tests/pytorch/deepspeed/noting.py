@@ -13,7 +13,6 @@ from torch.utils.data import TensorDataset
 
 from hpc_det.pytorch import DataLoader, MetricReducer, PyTorchCallback
 from hpc_det.pytorch.deepspeed import DeepSpeedTrial, DeepSpeedTrialContext, ModelParallelUnit
-from tests.pytorch.deepspeed.engines import config
 from tests.pytorch.deepspeed.trials import WIDTH, Zero
 
 
@@ -160,7 +159,7 @@ class Shared(Zero):
         model = nn.Linear(WIDTH, 1)
         mpu = _OneCopy()
         self.engine, *_ = deepspeed.initialize(
-            model=model, model_parameters=list(model.parameters()), config=config(0), mpu=mpu
+            model=model, model_parameters=list(model.parameters()), config=self.configured(), mpu=mpu
         )
         context.wrap_model_engine(self.engine)
         context.set_mpu(ModelParallelUnit(0, 1, should_report_metrics=not rank, should_build_data_loader=not rank))
@@ -243,3 +242,15 @@ class _OneCopy:
 
     def get_data_parallel_group(self) -> Any:
         return self._data_parallel
+
+
+class ReportsNothing(Shared):
+    """As `Shared`; the rank whose metrics do not count returns none."""
+
+    def train_batch(self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> Any:
+        metrics = super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+        return None if self.context.distributed.rank else metrics
+
+    def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> Any:
+        metrics = super().evaluate_batch(dataloader_iter, batch_idx)
+        return None if self.context.distributed.rank else metrics

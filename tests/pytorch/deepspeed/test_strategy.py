@@ -122,6 +122,12 @@ def test_of_a_model_that_ranks_share_only_those_that_should_load_and_report(on_r
     assert {metrics["rank"] for _, _, metrics in ranks[0]["series"]} == {0.0}
 
 
+def test_a_rank_that_reports_nothing_may_return_nothing(on_ranks: OnRanks, tmp_path: Path) -> None:
+    ranks = on_ranks(2, lived, tmp_path, "ReportsNothing", {"accumulation": 2})
+    assert [rank.get("end") for rank in ranks] == ["finished"] * 2
+    assert {metrics["rank"] for _, _, metrics in ranks[0]["series"]} == {0.0}
+
+
 def test_a_trial_may_return_none_where_others_load(on_ranks: OnRanks, tmp_path: Path) -> None:
     assert [rank["end"] for rank in on_ranks(2, lived, tmp_path, "ReturnsNone", {})] == ["finished"] * 2
 
