@@ -125,7 +125,7 @@ def test_the_last_micro_batches_of_a_batch_may_be_of_the_next_epoch() -> None:
     assert trained([data], Position(0, 6), 3) == [[6, 7], [8, 9], [0, 1]]
 
 
-def test_so_it_is_with_a_loader_of_the_users_own() -> None:
+def test_a_batch_of_a_loader_of_the_users_own_may_end_in_the_next_epoch_too() -> None:
     data = training_data([10, 20, 30, 40], rank=0, size=1, seed=0, per_batch=3)
     assert [data.whole_batches(Position()), data.batches_per_epoch] == [1, 4 / 3]
     assert data.after(Position(0, 3)) == Position(1, 2)
@@ -149,7 +149,7 @@ def test_epochs_with_too_few_micro_batches_are_refused(made: Any) -> None:
         training_data(made, rank=0, size=1, seed=0, per_batch=6)
 
 
-def test_also_those_that_are_too_small_only_after_a_resume_on_more_ranks() -> None:
+def test_epochs_that_are_too_small_after_a_resume_on_more_ranks_are_refused() -> None:
     ranks = by_ranks(training_data, *[DataLoader(Records(8))] * 4, per_batch=2)
     assert ranks[0].after(Position()) == Position(1)
     with pytest.raises(UsageError, match="a batch would end epoch 3 and epoch 4, too; 2 micro batches make a batch"):
@@ -179,14 +179,14 @@ def test_each_batch_has_to_take_its_micro_batches() -> None:
         batches.end_batch(2)
 
 
-def test_from_a_loader_of_the_users_own_it_may_take_what_it_likes() -> None:
+def test_from_a_loader_of_the_users_own_a_batch_may_take_what_it_likes() -> None:
     batches = Counted(iter(range(9)), per_batch=None)
     batches.end_batch(0)
     assert list(batches) == [*range(9)]
     batches.end_batch(1)
 
 
-def test_it_is_told_whose_the_loader_is() -> None:
+def test_training_data_says_whether_we_share_it_out() -> None:
     for per_batch in (1, 2):
         assert training_data(DataLoader(Records(8)), rank=0, size=1, seed=0, per_batch=per_batch).is_shared_out
         assert not training_data([1, 2], rank=0, size=1, seed=0, per_batch=per_batch).is_shared_out

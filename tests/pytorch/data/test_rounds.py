@@ -40,12 +40,12 @@ def test_each_rank_evaluates_until_its_batches_end(made: Any) -> None:
     assert evaluated(data) == [([10], True), ([20], True), ([30], True)]
 
 
-def test_also_those_of_a_torch_loader_that_has_no_length() -> None:
+def test_a_rank_evaluates_the_batches_of_a_torch_loader_without_a_length() -> None:
     (data,) = by_ranks(validation_data, torch.utils.data.DataLoader(Stream(3), batch_size=2))
     assert evaluated(data) == [([[0, 1]], True), ([[2]], True)]
 
 
-def test_also_where_a_call_takes_several() -> None:
+def test_a_rank_evaluates_until_the_end_where_a_call_takes_several_batches() -> None:
     (data,) = by_ranks(validation_data, DataLoader(Records(5)))
     assert evaluated(data, per_round=2) == [([[0], [1]], True), ([[2], [3]], True), ([[4]], True)]
 
@@ -99,7 +99,7 @@ def test_a_rank_whose_share_is_over_gets_the_first_batch_again() -> None:
         data.close()
 
 
-def test_so_it_is_with_loaders_of_the_users_own() -> None:
+def test_a_rank_whose_own_loader_is_over_gets_its_first_batches_again() -> None:
     ranks = by_ranks(validation_data, [1, 2, 3, 4, 5], [6, 7], evaluation=TOGETHER)
     assert evaluated(ranks[1]) == [([6], True), ([7], True), ([6], False), ([7], False), ([6], False)]
     assert [data.length for data in ranks] == [5, 5]

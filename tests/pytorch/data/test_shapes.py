@@ -56,14 +56,14 @@ def test_the_ranks_of_a_slice_get_the_same_share_and_those_beside_them_the_other
     assert next(ends[0].batches(Position())).tolist() == next(ends[2].batches(Position())).tolist() == [0, 1]
 
 
-def test_they_load_in_no_worker_and_can_be_closed() -> None:
+def test_a_rank_that_loads_nothing_has_no_workers_and_can_be_closed() -> None:
     _, data = by_ranks(training_data, DataLoader(Records(12), num_workers=1), None, parts=[0, 0])
     assert not data.loads_in_workers
     data.close()
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_they_have_no_batch(kind: str) -> None:
+def test_a_rank_that_loads_nothing_has_no_batch(kind: str) -> None:
     _, data = by_ranks(training_data, LOADERS[kind](), None, parts=[0, 0])
     with pytest.raises(UsageError, match="build_training_data_loader: it returned None on this rank, which asks for"):
         next(data.batches(Position()))
@@ -128,7 +128,7 @@ def test_a_sampler_whose_epochs_nobody_can_foresee_is_refused_where_ranks_load_n
         ),
     ],
 )
-def test_they_are_refused(loaders: list[Any], parts: list[int], message: str) -> None:
+def test_loaders_that_do_not_go_together_are_refused(loaders: list[Any], parts: list[int], message: str) -> None:
     with pytest.raises(UsageError, match=f"build_training_data_loader: .*{message}"):
         by_ranks(training_data, *loaders, parts=parts)
 
@@ -172,7 +172,7 @@ def test_micro_batches_of_one_size_need_epochs_that_come_out_even_or_drop_last()
     sampled=st.booleans(),
 )
 @settings(max_examples=60)
-def test_then_all_are_of_one_size_after_a_resume_on_other_ranks_too(
+def test_micro_batches_of_one_size_stay_so_after_a_resume_on_other_ranks(
     done: int, size: int, batch_size: int, drop_last: bool, sampled: bool
 ) -> None:
     made = DataLoader(Records(24), batch_size, drop_last=drop_last)

@@ -14,6 +14,7 @@ from hpc_det.core.distributed import Distributed
 from hpc_det.errors import HpcDetError
 from hpc_det.pytorch import Reducer
 from hpc_det.pytorch.deepspeed import DeepSpeedTrial, DeepSpeedTrialContext
+from hpc_det.pytorch.deepspeed.engines import save_facts
 from hpc_det.pytorch.evaluation import numbered
 from hpc_det.pytorch.trial import implements, interface_problems
 from tests.core.ranks import OnRanks
@@ -110,6 +111,8 @@ def saved_and_loaded(distributed: Distributed, folder: Path) -> dict[str, Any]:
     for engine in trial.context.models:
         train(engine, 0, 2)
     trial.save(trial.context, folder)
+    save_facts(trial.context, folder)
+    distributed.barrier()
     saved = weights(trial)
     other = new_trial(distributed, seed=5)
     other.load(other.context, folder)
@@ -131,4 +134,6 @@ def test_every_engine_is_saved_under_its_number_and_loaded_from_there(on_ranks: 
         uninterrupted, resumed = said["losses"]
         assert uninterrupted == resumed
         assert not said["by chance"]
-        assert said["refusal"] == [f"{tmp_path}: has no model1; the trial wraps 2 engines"]
+        assert said["refusal"] == [
+            f"{tmp_path / 'model1'}: no such folder, so no shards of this engine; use another checkpoint"
+        ]
