@@ -96,7 +96,7 @@ class DeepSpeedStrategy:
         for engine in self._accumulating:
             if engine.micro_steps % engine.gradient_accumulation_steps():
                 raise UsageError(_unfinished(engine, number))
-        if self._accumulating and not any(engine.micro_steps for engine in self._accumulating):
+        if self._accumulating and not any(engine.global_steps for engine in self._accumulating):
             raise UsageError("train_batch: no engine has made a step; call engine.backward(loss) and engine.step()")
 
     # --- validation

@@ -77,3 +77,7 @@ def test_stops_in_bf16_change_no_bit(on_ranks: OnRanks, tmp_path: Path, stage: i
 def test_what_was_frozen_on_the_way_stays_so(on_ranks: OnRanks, tmp_path: Path, stage: int) -> None:
     """46 records in batches of 12 are four batches an epoch, or almost."""
     assert on_ranks(2, resumed, tmp_path, "Freezing", {"stage": stage, "accumulation": 2}, [7]) == [[], []]
+
+
+def test_the_first_batch_after_a_resume_may_be_skipped(on_ranks: OnRanks, tmp_path: Path) -> None:
+    assert on_ranks(2, resumed, tmp_path, "Skipping", {"accumulation": 2}, [3]) == [[], []]

@@ -96,6 +96,15 @@ class InBf16(Zero):
         return {**super().configured(), "bf16": {"enabled": True}}
 
 
+class Skipping(Zero):
+    """Takes batch 2 and does nothing with it, as trials do with outliers."""
+
+    def train_batch(self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        if batch_idx == 2 and dataloader_iter is not None:
+            return {"loss": next(dataloader_iter)[0].sum(), "batch": batch_idx}
+        return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+
+
 class Freezing(Zero):
     """Its first layer is trained in the first epoch only."""
 
