@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +54,20 @@ def test_another_stage_is_refused_before_anything_changes(on_ranks: OnRanks, tmp
     on_ranks(1, attempted, tmp_path, 1, 3)
     (said,) = on_ranks(1, attempted, tmp_path, 2, None)
     assert "saved with ZeRO stage 1, and this engine has 2; resume on 1 slot with the settings" in said
+
+
+def counted(distributed: Distributed, folder: Path, stop: float) -> list[float]:
+    """`batches` of each report."""
+    from tests.pytorch.deepspeed import trials
+    from tests.pytorch.deepspeed.life import life_of
+
+    hparams = {"stage": 1, "accumulation": 4 // distributed.size}
+    life = life_of(distributed, folder, trials.Counted, hparams, searcher={"max_length": {"batches": 4}})
+    life.attempt(StopAt(stop), distributed)
+    return [metrics["batches"] for kind, _, metrics in life.series if kind == "training"]
+
+
+def test_reducers_of_all_ranks_go_on_of_a_pipeline_too(on_ranks: OnRanks, tmp_path: Path) -> None:
+    """Two batches of four ranks, of which two report, and two of two."""
+    on_ranks(4, counted, tmp_path, 3)
+    assert on_ranks(2, counted, tmp_path, math.inf)[0] == [2 * 4 + 2 * 2]

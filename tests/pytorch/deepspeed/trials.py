@@ -155,3 +155,15 @@ class PipedInBf16(Piped):
     def loader(self, records: int, **options: Any) -> DataLoader:
         inputs = torch.randn(records, WIDTH, generator=torch.Generator().manual_seed(records)).bfloat16()
         return DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=3, **options)
+
+
+class Counted(Piped):
+    """Each rank counts its batches, also those that report no metrics."""
+
+    def __init__(self, context: DeepSpeedTrialContext) -> None:
+        super().__init__(context)
+        self.batches = context.wrap_reducer(len, "batches", for_validation=False)
+
+    def train_batch(self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.batches.update(1)  # type: ignore[attr-defined]
+        return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
