@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.progress import Progress
@@ -40,7 +41,7 @@ class TrainUnit:
         """The number of batches after `steps` at which this may be due; infinity where it only is at epochs' ends."""
         return math.inf
 
-    def batches(self, batches_per_epoch: float | None) -> int:
+    def batches(self, batches_per_epoch: int | Fraction | None) -> int:
         """This length in batches. Raises UsageError for epochs of a loader whose length nobody knows."""
         raise NotImplementedError
 
@@ -61,7 +62,7 @@ class Batch(TrainUnit):
         period = self.value if isinstance(self.value, int) and self.value > 0 else 1
         return (steps // period + 1) * period
 
-    def batches(self, batches_per_epoch: float | None) -> int:
+    def batches(self, batches_per_epoch: int | Fraction | None) -> int:
         return self.length
 
     def _done(self, progress: Progress) -> int:
@@ -72,7 +73,7 @@ class Epoch(TrainUnit):
     def due(self, progress: Progress) -> bool:
         return progress.epoch_ended and self._matches(progress.position.epoch)
 
-    def batches(self, batches_per_epoch: float | None) -> int:
+    def batches(self, batches_per_epoch: int | Fraction | None) -> int:
         if batches_per_epoch is None:
             raise UsageError(
                 f"{self}: the training loader has no length, so nobody can say where an epoch ends; "

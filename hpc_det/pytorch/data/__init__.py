@@ -8,6 +8,7 @@ record: nothing twice, nothing left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from fractions import Fraction
 from typing import Any, Protocol
 
 import torch
@@ -46,7 +47,7 @@ class TrainingData(Protocol):
     """By us: then positions are exact, and each batch takes as many of its micro batches as it has."""
 
     @property
-    def batches_per_epoch(self) -> float | None:
+    def batches_per_epoch(self) -> int | Fraction | None:
         """Not whole where the last batch of an epoch is also the first of the next. None: epochs never end."""
         ...
 

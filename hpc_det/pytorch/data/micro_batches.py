@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.errors import UsageError
@@ -27,7 +28,7 @@ class MicroBatches:
         per_epoch = loading.batches_per_epoch
         if per_epoch is not None and per_epoch < per_batch:
             raise self._too_few(f"an epoch has {per_epoch} micro batches")
-        self.batches_per_epoch = None if per_epoch is None else per_epoch / per_batch
+        self.batches_per_epoch = None if per_epoch is None else Fraction(per_epoch, per_batch)
 
     def whole_batches(self, position: Position) -> int:
         return self._loading.whole_batches(position) // self._per_batch
