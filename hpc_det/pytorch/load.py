@@ -91,7 +91,7 @@ def _torch_options(given: Mapping[str, Any]) -> dict[str, Any]:
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; name the folder of a checkpoint, checkpoints/UUID of its trial")
-    if (read_json(folder / LOAD_DATA) or {}).get("trial_type") == "DeepSpeedTrial":
+    if _trial_type(folder) == "DeepSpeedTrial":
         raise UsageError(
             f"{folder}: a DeepSpeedTrial's, whose weights are in the shards of its engines, model0 and so on; get them "
             f"by deepspeed.utils.zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder, tag='model0'), or by "
@@ -104,6 +104,13 @@ def _check_folder(folder: Path) -> None:
     problems = checkpoint.damage() if checkpoint else [f"{MANIFEST} itself"]
     if problems:
         raise HpcDetError([f"{folder}: damaged: {problem}; use another checkpoint" for problem in problems])
+
+
+def _trial_type(folder: Path) -> str | None:
+    try:
+        return (read_json(folder / LOAD_DATA) or {}).get("trial_type")
+    except ValueError:  # damaged, which is found out when all of the folder is known to be a checkpoint
+        return None
 
 
 def _about(folder: Path) -> dict[str, Any]:
