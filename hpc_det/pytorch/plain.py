@@ -43,6 +43,7 @@ class PlainStrategy:
     context_class: ClassVar[type[TrialContext]] = PyTorchTrialContext
     saves_on_every_rank: ClassVar = False
     micro_batches = 1
+    micro_batch_size = None
     evaluation = Evaluation.APART
 
     @staticmethod

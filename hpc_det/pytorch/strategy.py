@@ -45,6 +45,11 @@ class Strategy(Protocol):
         ...
 
     @property
+    def micro_batch_size(self) -> int | None:
+        """Records that a batch of an hpc_det DataLoader must have; None: as many as the user likes."""
+        ...
+
+    @property
     def evaluation(self) -> Evaluation: ...
 
     def check(self) -> None:

@@ -20,6 +20,7 @@ class TrialData:
         loads = mpu.should_build_data_loader
         training = _checked(trial.build_training_data_loader(), "training", context) if loads else None
         validation = _checked(trial.build_validation_data_loader(), "validation", context) if loads else None
+        _check_size(training, strategy.micro_batch_size)
         self._loads_training, self._loads_validation = training is not None, validation is not None
         place: dict[str, Any] = {
             "rank": mpu.data_parallel_rank,
@@ -44,6 +45,17 @@ class TrialData:
             return None
         batches = self.validation.batches()
         return self._context.on_device(batches, loaded_in_workers=self.validation.loads_in_workers)
+
+
+def _check_size(training: Any, size: int | None) -> None:
+    """A `batch_sampler` may make batches of any size."""
+    if size is None or not isinstance(training, DataLoader) or training.batch_sampler is not None:
+        return
+    if training.batch_size != size:
+        raise UsageError(
+            f"build_training_data_loader: batch_size is {training.batch_size}, and train_micro_batch_size_per_gpu of "
+            f"the deepspeed config {size}; give batch_size=context.get_train_micro_batch_size_per_gpu()"
+        )
 
 
 def _checked(loader: Any, kind: str, context: TrialContext) -> Any:

@@ -172,6 +172,11 @@ class DeepSpeedTrialContext(TrialContext):
             return
         for engine in self.models:
             yield from self._batch_problems(engine)
+            if engine.use_node_local_storage():
+                yield (
+                    "deepspeed config: checkpoint.use_node_local_storage: all ranks write into one folder, which all "
+                    "nodes see; leave it out"
+                )
             if self.use_pipeline_parallel and engine.bfloat16_enabled() and not engine.zero_optimization_stage():
                 yield (
                     "deepspeed config: bf16.enabled in a pipeline with zero_optimization.stage 0: DeepSpeed cannot "

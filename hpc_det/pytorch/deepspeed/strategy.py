@@ -65,6 +65,10 @@ class DeepSpeedStrategy:
             )
 
     @property
+    def micro_batch_size(self) -> int:
+        return self._context.get_train_micro_batch_size_per_gpu()
+
+    @property
     def evaluation(self) -> Evaluation:
         if self._context.use_pipeline_parallel:
             return Evaluation.PIPELINED

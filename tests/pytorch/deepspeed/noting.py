@@ -196,6 +196,13 @@ class ReturnsNone(Shared):
         return None if self.context.distributed.rank else super().loader(records, **options)
 
 
+class TooLarge(Zero):
+    noted: ClassVar[list[Any]] = []
+
+    def loader(self, records: int, **options: Any) -> Any:
+        return DataLoader(TensorDataset(torch.ones(24, WIDTH), torch.ones(24, 1)), batch_size=6)
+
+
 class NeverLoads(Zero):
     def loader(self, records: int, **options: Any) -> Any:
         return None

@@ -132,6 +132,20 @@ def test_a_trial_may_return_none_where_others_load(on_ranks: OnRanks, tmp_path: 
     assert [rank["end"] for rank in on_ranks(2, lived, tmp_path, "ReturnsNone", {})] == ["finished"] * 2
 
 
+def test_batches_of_another_size_than_the_config_says_are_refused(on_ranks: OnRanks, tmp_path: Path) -> None:
+    assert said(on_ranks(2, lived, tmp_path, "TooLarge", {"accumulation": 2})) == (
+        "build_training_data_loader: batch_size is 6, and train_micro_batch_size_per_gpu of the deepspeed config 3; "
+        "give batch_size=context.get_train_micro_batch_size_per_gpu()"
+    )
+
+
+def test_shards_on_the_disks_of_nodes_are_refused(on_ranks: OnRanks, tmp_path: Path) -> None:
+    hparams = {"config": {"checkpoint": {"use_node_local_storage": True}}}
+    assert "deepspeed config: checkpoint.use_node_local_storage: all ranks write into one folder" in said(
+        on_ranks(1, lived, tmp_path, "Noting", hparams)
+    )
+
+
 def test_none_on_all_ranks_is_refused(on_ranks: OnRanks, tmp_path: Path) -> None:
     assert "build_training_data_loader: it returned None" in said(on_ranks(2, lived, tmp_path, "NeverLoads", {}))
 
