@@ -118,7 +118,10 @@ def test_threads_and_look_ups_are_limited_unless_the_user_says_otherwise(
 
 
 @pytest.mark.parametrize(("slot_type", "visible"), [("cpu", ""), ("gpu", "0,1")])
-def test_ranks_learn_what_a_slot_is_and_see_gpus_only_where_it_is_one(gang: Gang, slot_type: str, visible: str) -> None:
+def test_ranks_learn_what_a_slot_is_and_see_gpus_only_where_it_is_one(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch, slot_type: str, visible: str
+) -> None:
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)  # tests of engines run in this process, too
     gang.plan("env -0 >env", slot_type=slot_type)
     assert gang.start_agent(CUDA_VISIBLE_DEVICES="0,1").wait(timeout=30) == 0
     assert environment(gang)["HPC_DET_SLOT_TYPE"] == slot_type

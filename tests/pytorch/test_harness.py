@@ -89,7 +89,8 @@ def test_a_missing_class_is_named_with_its_file(code: Path) -> None:
 @pytest.mark.parametrize("name", ["Other", "function"])
 def test_what_is_no_trial_is_refused(code: Path, name: str) -> None:
     assert problem(f"a_model_def:{name}") == (
-        f"--trial a_model_def:{name}: {name} is no subclass of hpc_det.pytorch.PyTorchTrial"
+        f"--trial a_model_def:{name}: {name} is no subclass of hpc_det.pytorch.PyTorchTrial, nor of "
+        f"hpc_det.pytorch.deepspeed.DeepSpeedTrial"
     )
 
 
