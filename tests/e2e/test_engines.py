@@ -46,7 +46,7 @@ def test_a_stop_between_two_micro_batches_saves_at_the_end_of_the_batch_and_noth
 ) -> None:
     undisturbed = undisturbed_engines("zero2", 4, 2)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
-    for compiler in ("ninja", "c++", "g++", "nvcc"):
+    for compiler in ("ninja", "cc", "gcc", "ld", "c++", "g++", "nvcc"):
         stub(compiler, f"echo {compiler} >>{tmp_path / 'compiled'}")
     story = EngineStory.with_engine("zero2", 4, TWO_SLOTS, "hyperparameters.waits_at=[13]", launcher=launcher)
     story.until_waiting(13)

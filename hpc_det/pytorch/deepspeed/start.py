@@ -28,7 +28,8 @@ def prepare(distributed: Distributed) -> None:
     # DeepSpeed's own calls, on every rank: nothing that a user could change
     warnings.filterwarnings("ignore", rf"`torch\.distributed\.({_DEPRECATED})` is deprecated", FutureWarning)
     # For reductions in inference only; built at the first init_distributed, for a minute, and a crash without ninja.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # Who reads the table first has DeepSpeed try the linker for each of its ops, which complains on every rank.
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     _describe(distributed)
     if not dist.is_initialized():
         _start_alone(distributed)
