@@ -110,8 +110,9 @@ def test_preemption_reaches_the_steps_at_once_and_the_batch_shell_after_the_grac
     slurm_lab.preempt()
     wait_for(lambda: len(signal_times(folder, "step-TERM")) >= 3, deadline_s=15)
     assert signal_times(folder, "step-TERM")[2] - asked < 5
-    job = slurm_lab.job(job_id)
-    assert job["JobState"] == "RUNNING"
+    # while the signal is still on its way to a node, a running job is SIGNALING (squeue(1), JOB STATE CODES)
+    job = slurm_lab.wait_for_state(job_id, "RUNNING", deadline_s=5)
+    assert job["Restarts"] == "0"
     assert job["PreemptTime"] != "None"
     wait_for(lambda: signal_times(folder, "batch-TERM"), deadline_s=60)
     assert signal_times(folder, "batch-TERM")[0] - asked >= 29

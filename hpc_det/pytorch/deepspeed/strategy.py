@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
 from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.core.checkpoint import check_loadable
 from hpc_det.core.metrics import MetricWindow, number_of
@@ -155,9 +157,9 @@ class DeepSpeedStrategy:
         return restore_rank(folder, ranks, self._context, window)
 
 
-def _numbers(metrics: Any) -> dict[str, Any]:
-    """What `train_batch` returned, where it is numbers without their graphs: those end with the micro batch."""
-    return {name: value if (number := number_of(value)) is None else number for name, value in named(metrics).items()}
+def _numbers(metrics: Any) -> dict[str, float | torch.Tensor | None]:
+    """What `train_batch` returned, without the graphs, which end with the micro batch; None for what is no number."""
+    return {name: number_of(value) for name, value in named(metrics).items()}
 
 
 def _nothing(metrics: Any) -> dict[str, Any]:
@@ -165,8 +167,8 @@ def _nothing(metrics: Any) -> dict[str, Any]:
     return {}
 
 
-def mean(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the numbers of each micro batch of one batch. What is no number keeps its last value.
+def mean(metrics: Sequence[Mapping[str, float | torch.Tensor | None]]) -> dict[str, Any]:
+    """Over the micro batches of one batch; None where one of them has no number.
 
     Raises UsageError where they are not of the same names.
     """
@@ -179,9 +181,9 @@ def mean(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: _mean_of([each[name] for each in metrics]) for name in metrics[0]}
 
 
-def _mean_of(values: Sequence[Any]) -> Any:
-    numbers = [value for value in values if number_of(value) is not None]
-    return sum(numbers) / len(numbers) if len(numbers) == len(values) else values[-1]
+def _mean_of(numbers: Sequence[float | torch.Tensor | None]) -> Any:
+    known = [number for number in numbers if number is not None]
+    return sum(known) / len(known) if len(known) == len(numbers) else None
 
 
 def _unfinished(engine: Any, number: int) -> str:
