@@ -29,7 +29,7 @@ class TrialData:
             "gang": context.distributed,
             "per_batch": strategy.micro_batches,
         }
-        self.training = training_data(training, **place, whole_only=evaluation is Evaluation.PIPELINED)
+        self.training = training_data(training, **place, same_size=evaluation is Evaluation.PIPELINED)
         self.validation = validation_data(validation, **place, evaluation=evaluation)
 
     def training_batches(self, position: Position) -> Iterator[Any] | None:

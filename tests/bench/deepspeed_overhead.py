@@ -24,7 +24,7 @@ CASES = [
     Case("ZeRO 2, accumulation 4", stage=2, accumulation=4),
 ]
 PIPELINE = Case("pipeline, 2 stages, accumulation 4", accumulation=4, is_pipeline=True)
-ROUNDS = 10
+ROUNDS = 20
 PERIODS, TURN = 5, 10
 DEADLINE_S = 600
 HEADER = ("engine", "bare", "added to it", "ratio, with reports (quartiles)", "the bare script beside itself")

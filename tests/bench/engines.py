@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -114,7 +114,7 @@ class Trained(DeepSpeedTrial):
         context.disable_dataset_reproducibility_checks()
         self.engine = context.wrap_model_engine(self.case.new_engine())
 
-    def build_training_data_loader(self) -> Sequence[Batch]:
+    def build_training_data_loader(self) -> Iterable[Batch]:
         return ready_made_batches()
 
     def build_validation_data_loader(self) -> Sequence[Batch]:
@@ -141,13 +141,9 @@ def ours(case: Case, turns: Turns, folder: Path, distributed: Distributed) -> to
         def __init__(self, context: DeepSpeedTrialContext) -> None:
             super().__init__(context)
             InTurns.weights = weights_of(self.engine.module)
-            self._number = -1
 
-        def train_batch(self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
-            if batch_idx != self._number:
-                self._number = batch_idx
-                turns.begin_batch()
-            return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+        def build_training_data_loader(self) -> Iterable[Batch]:
+            return turns.of(ready_made_batches(), case.accumulation)
 
     InTurns.case = case
     life = loops.new_life(folder, InTurns, turns.batches, {})

@@ -113,9 +113,9 @@ class Turns:
             self._change()
         self._times.append(perf_counter_ns())
 
-    def of(self, batches: Sequence[Batch]) -> Timed:
-        """For the measured loop: these over and over, as many as it shall train."""
-        return Timed(self, batches)
+    def of(self, batches: Sequence[Batch], per_batch: int = 1) -> Timed:
+        """For the measured loop: these over and over, as many as it shall train. `per_batch`: of them for a batch."""
+        return Timed(self, batches, per_batch)
 
     @property
     def cost(self) -> Cost:
@@ -135,16 +135,18 @@ class Turns:
 
 
 class Timed:
-    def __init__(self, turns: Turns, batches: Sequence[Batch]) -> None:
+    def __init__(self, turns: Turns, batches: Sequence[Batch], per_batch: int) -> None:
         self._turns = turns
         self._batches = batches
+        self._per_batch = per_batch
 
     def __len__(self) -> int:
-        return self._turns.batches
+        return self._turns.batches * self._per_batch
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in islice(cycle(self._batches), self._turns.batches):
-            self._turns.begin_batch()
+        for number, batch in enumerate(islice(cycle(self._batches), len(self))):
+            if not number % self._per_batch:
+                self._turns.begin_batch()
             yield batch
 
 

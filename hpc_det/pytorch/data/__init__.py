@@ -109,12 +109,12 @@ def training_data(
     seed: int,
     gang: Distributed = ALONE,
     per_batch: int = 1,
-    whole_only: bool = False,
+    same_size: bool = False,
 ) -> TrainingData:
     """Collective over `gang`; `rank` and `size` are those of data parallelism.
 
     Without a loader the rank only counts, as those do that have one. `per_batch`: batches of the loader that make one
-    of training. `whole_only`: all have to be of one size, which is the user's to see to in a loader of their own.
+    of training. `same_size`: all have to be of one size, which is the user's to see to in a loader of their own.
 
     Raises UsageError for too few records, and where ranks do not load the same.
     """
@@ -124,7 +124,7 @@ def training_data(
     data: TrainingData
     if isinstance(loader, DataLoader):
         data = SharedTraining(
-            loader, rank=rank, size=size, seed=seed, by_its_word=not shapes.all_load, whole_only=whole_only
+            loader, rank=rank, size=size, seed=seed, by_its_word=not shapes.all_load, same_size=same_size
         )
     else:
         data = ForeignTraining(loader, shapes.shortest)

@@ -26,16 +26,16 @@ class SharedTraining:
         size: int,
         seed: int,
         by_its_word: bool = False,
-        whole_only: bool = False,
+        same_size: bool = False,
     ) -> None:
         """`by_its_word`: ranks that load nothing go by the length that it says."""
         self._loader = loader
         self._rank = rank
         self._seed = seed
-        self._items = _items(loader, seed, by_its_word=by_its_word, whole_only=whole_only)
+        self._items = _items(loader, seed, by_its_word=by_its_word, same_size=same_size)
         share = loader.share(self._items, size)
         share.check(self._items.nominal_length)
-        self._share = share.only_whole() if whole_only else share
+        self._share = share.of_same_size() if same_size else share
         self._torch_loader: ClosableLoader | None = None
         self.batches_per_epoch: int | None = self._share.batches_per_epoch(self._items.nominal_length)
         self.loads_in_workers = loader.num_workers > 0
@@ -76,7 +76,7 @@ class SharedValidation:
         per_batch: int = 1,
     ) -> None:
         together, pipelined = evaluation is not Evaluation.APART, evaluation is Evaluation.PIPELINED
-        items = _items(loader, seed, by_its_word=together, whole_only=pipelined)
+        items = _items(loader, seed, by_its_word=together, same_size=pipelined)
         if not items.nominal_length:
             raise UsageError(f"build_validation_data_loader: there are no {items.name}; validation needs at least one")
         cut = partial(OnePass, items, per_slot=loader.batch_size)
@@ -106,11 +106,11 @@ class SharedValidation:
         self._whole.close()
 
 
-def _items(loader: DataLoader, seed: int, *, by_its_word: bool, whole_only: bool) -> Items:
+def _items(loader: DataLoader, seed: int, *, by_its_word: bool, same_size: bool) -> Items:
     items = loader.items(seed)
     if by_its_word:
         items = Nominal(items)
-    return SameSize(items) if whole_only and loader.batch_sampler is not None else items
+    return SameSize(items) if same_size and loader.batch_sampler is not None else items
 
 
 def _left_out(items: Items, per_slot: int, size: int, rounds: Rounds) -> str:

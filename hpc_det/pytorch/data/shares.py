@@ -102,7 +102,7 @@ class Share:
         begin = rank * each + min(rank, more)
         return _between(stretches, begin, begin + each + (rank < more))
 
-    def only_whole(self) -> Share:
+    def of_same_size(self) -> Share:
         """The same for batches of one size alone. Raises UsageError where an epoch ends with one of another size."""
         if self.rest is not Rest.SHORT:
             return self

@@ -82,6 +82,7 @@ class DeepSpeedStrategy:
         context = self._context
         self._calls = self.micro_batches if context.auto_grad_accumulation else 1
         self._records = self.micro_batches * context.get_train_micro_batch_size_per_gpu()
+        self._numbers = _numbers if self.mpu.should_report_metrics else _nothing
         self._accumulating = [] if context.use_pipeline_parallel else context.models
         for engine in context.models:
             engine.train()
@@ -90,10 +91,9 @@ class DeepSpeedStrategy:
         return self._counted
 
     def train_batch(self, batches: Any, epoch: int, number: int) -> tuple[Any, int]:
-        train_batch = self._trial.train_batch
+        train_batch, numbers = self._trial.train_batch, self._numbers
         if self._calls == 1:
             return train_batch(batches, epoch, number), self._records
-        numbers = _numbers if self.mpu.should_report_metrics else _nothing
         return mean([numbers(train_batch(batches, epoch, number)) for _ in range(self._calls)]), self._records
 
     def end_batch(self, number: int) -> None:

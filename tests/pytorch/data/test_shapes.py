@@ -161,7 +161,7 @@ def test_micro_batches_of_one_size_need_epochs_that_come_out_even_or_drop_last()
         match="build_training_data_loader: 22 records make micro batches of 3 per slot on 2 slots, which leaves 4 for "
         "one of another size, and a pipeline takes one size only; use drop_last=True",
     ):
-        by_ranks(training_data, *[DataLoader(Records(22), 3)] * 2, whole_only=True)
+        by_ranks(training_data, *[DataLoader(Records(22), 3)] * 2, same_size=True)
 
 
 @given(
@@ -181,12 +181,12 @@ def test_micro_batches_of_one_size_stay_so_after_a_resume_on_other_ranks(
         done //= batch_size
     if not drop_last and 24 % (batch_size * size):
         return
-    for data in by_ranks(training_data, *[made] * size, whole_only=True):
+    for data in by_ranks(training_data, *[made] * size, same_size=True):
         for batch in islice(data.batches(Position(1, min(done, 24 // batch_size - 1) if sampled else done)), 30):
             assert len(batch) == batch_size
 
 
 def test_a_batch_sampler_of_several_sizes_is_refused_when_it_gives_them() -> None:
-    (data,) = by_ranks(training_data, DataLoader(Records(8), batch_sampler=[[0, 1], [2], [3, 4]]), whole_only=True)
+    (data,) = by_ranks(training_data, DataLoader(Records(8), batch_sampler=[[0, 1], [2], [3, 4]]), same_size=True)
     with pytest.raises(UsageError, match="the batch sampler gives batches of 2 and of 1 records, and a pipeline takes"):
         list(islice(data.batches(Position()), 3))
