@@ -6,6 +6,8 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
+
 from hpc_det.checkpoint.committed import committed
 from tests.compat.programs import printed
 from tests.e2e.story import Story, hpc_det
@@ -24,7 +26,7 @@ def test_nothing_that_was_written_for_determined_names_hpc_det() -> None:
     assert [line for lines in code for line in lines if "hpc_det" in line] == []
 
 
-def test_an_unmodified_trial_trains_on_two_slots() -> None:
+def test_an_unmodified_trial_trains_on_two_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = hpc_det("experiment", "create", EXPERIMENT, TRIAL, "--cluster", "local", "--follow").stdout
     story = Story.of(1)
     assert "Experiment 1: COMPLETED after 138 batches" in said
@@ -33,6 +35,7 @@ def test_an_unmodified_trial_trains_on_two_slots() -> None:
     assert "trial 1 of experiment 1" in story.trial.rank_log(1, 0).read_text()
     (newest, *_) = committed(story.trial.checkpoints)
     assert (newest.path / "diary.txt").read_text() == "6 epochs\n"
+    monkeypatch.chdir(tmp_path)  # where the trial, which is built once more, downloads its data to
     load = f"from determined import pytorch; trial = pytorch.load_trial_from_checkpoint_path({str(newest.path)!r})"
     assert printed(f"{load}; print(trial.model[0].out_channels)") == "8"
 

@@ -20,7 +20,7 @@ from tests.core.ranks import OnRanks
 from tests.pytorch.test_speed import COLLECTIVES
 
 MOST_ADDED_US = 100
-"""To a batch of four micro batches, in the best round. It is 25; the rest is for machines that are slow or busy."""
+"""To a batch of four micro batches, in the best round. It is 25 to 45; the rest is for slow or busy machines."""
 ROUNDS, PERIODS, TURN = 3, 4, 10
 ACCUMULATING = Case("ZeRO 0, accumulation 4", accumulation=4)
 
