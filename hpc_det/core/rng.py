@@ -25,7 +25,7 @@ def rng_state() -> dict[str, Any]:
     assert name == "MT19937"
     assert version == 3
     state: dict[str, Any] = {
-        "python": {"words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+        "python": {"words": torch.from_numpy(np.array(words, dtype=np.int64)), "gauss": gauss},
         "numpy": {
             "keys": torch.tensor(np.asarray(keys, dtype=np.int64)),
             "position": int(position),

@@ -8,24 +8,20 @@ be forged, altered, sent twice, or sent in another's name. Whoever listens can s
 from __future__ import annotations
 
 import hmac
-import os
 import pickle
 import secrets
-import stat
 import struct
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hpc_det.errors import HpcDetError
+from hpc_det.store.key import KEY_BYTES, user_key
 from hpc_det.store.root import state_root
 
 _MAC_BYTES = 32
-_KEY_BYTES = 32
 
 
 class Alone:
@@ -85,7 +81,7 @@ class SealedGroup:
 
     def _fresh_key(self, secret: bytes) -> bytes:
         """A user's key outlives a run: with a random number from each rank in it, no recording of another run fits."""
-        own = torch.frombuffer(bytearray(secrets.token_bytes(_KEY_BYTES)), dtype=torch.uint8)
+        own = torch.frombuffer(bytearray(secrets.token_bytes(KEY_BYTES)), dtype=torch.uint8)
         everyone = [torch.empty_like(own) for _ in self._ranks]
         dist.all_gather(everyone, own, group=self._group)
         return hmac.digest(secret, bytes(torch.cat(everyone).numpy()), "sha256")
@@ -133,41 +129,3 @@ def shared_secret(env: Mapping[str, str]) -> bytes:
     """
     given = env.get("HPC_DET_SECRET")
     return given.encode() if given else user_key(state_root(env) / "key")
-
-
-def user_key(path: Path) -> bytes:
-    """The 32 random bytes in `path`, made at the first call. Raises HpcDetError where they cannot be a secret."""
-    try:
-        if not path.exists():
-            _make_key(path)
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            key = file.read()
-    except OSError as error:
-        raise HpcDetError(
-            f"{path}: {error.strerror}; ranks that exchange objects need a secret there: set HPC_DET_ROOT to a folder "
-            f"of yours that you can write and that all nodes see"
-        ) from None
-    mode, owner, user = stat.S_IMODE(status.st_mode), status.st_uid, os.geteuid()
-    if owner != user or mode & 0o077 or len(key) != _KEY_BYTES:
-        raise HpcDetError(
-            f"{path}: {len(key)} bytes, mode {mode:04o}, of user {owner}; a secret has {_KEY_BYTES}, mode 0600, of "
-            f"user {user}. Remove the file, and a new one is made"
-        )
-    return key
-
-
-def _make_key(path: Path) -> None:
-    """Every rank may do this at once: the first link stands, and all read that one."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(16)}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(_KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(partial, path)
-    finally:
-        partial.unlink()

@@ -93,6 +93,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [record for record in map(parse_line, lines) if record is not None]
 
 
+def read_counted(path: Path, count: str) -> list[dict[str, Any]]:
+    """The lines of a file in which line[count] rises: one that does not makes those void that are not below it.
+
+    So does whoever goes on from an earlier state, and writes to the same file what comes now.
+    """
+    found: list[dict[str, Any]] = []
+    for line in read_lines(path):
+        while found and found[-1][count] >= line[count]:
+            found.pop()
+        found.append(line)
+    return found
+
+
 def parse_line(line: str | bytes) -> dict[str, Any] | None:
     """A line of JSON; None for one that a crash has torn."""
     try:

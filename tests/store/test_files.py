@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.store.files import append_line, read_json, read_lines, write_atomic, write_json
+from hpc_det.store.files import append_line, read_counted, read_json, read_lines, write_atomic, write_json
 
 WRITER = """
 import itertools, sys
@@ -114,3 +114,10 @@ append_line(Path({str(tmp_path / "journal")!r}), {{"text": "x" * 200}})
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "no space left for a whole line" in done.stderr
+
+
+def test_lines_that_are_written_again_make_the_former_ones_void(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for n, by in [(1, "a"), (2, "a"), (3, "a"), (2, "b"), (3, "b")]:
+        append_line(path, {"n": n, "by": by})
+    assert read_counted(path, "n") == [{"n": 1, "by": "a"}, {"n": 2, "by": "b"}, {"n": 3, "by": "b"}]
