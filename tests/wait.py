@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable
 
 
-def wait_for(condition: Callable[[], object], deadline_s: float = 30) -> None:
+def wait_for(
+    condition: Callable[[], object], deadline_s: float = 30, otherwise: Callable[[], object] = lambda: ""
+) -> None:
+    """`otherwise`: what is known where it does not come true."""
     end = time.monotonic() + deadline_s
     while not condition():
-        assert time.monotonic() < end, f"not within {deadline_s} s"
+        assert time.monotonic() < end, f"not within {deadline_s} s\n{otherwise()}"
         time.sleep(0.005)

@@ -28,7 +28,7 @@ from hpc_det.launch.signals import turn_deaf
 from hpc_det.launch.srun import step_command
 from hpc_det.plan.job_plan import JobPlan
 
-_OF_ANOTHER_MPI = ("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "OMPI_MCA_ess", "PRTE_MCA_ess")
+OF_ANOTHER_MPI = ("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "OMPI_MCA_ess", "PRTE_MCA_ess")
 """What srun or mpiexec told the agent's process: to the ranks it would mean another world."""
 _BY_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 _RESOURCE_MANAGERS = "^slurm,tm,pbs,lsf,gridengine,alps"
@@ -135,7 +135,7 @@ def main(argv: list[str]) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     plan = JobPlan.of(attempt.trial.experiment())
-    for name in [name for name in os.environ if name.startswith(_OF_ANOTHER_MPI)]:
+    for name in [name for name in os.environ if name.startswith(OF_ANOTHER_MPI)]:
         del os.environ[name]
     os.environ.update(dict.fromkeys(_BY_ROOT, "1"))
 

@@ -21,16 +21,19 @@ def limit_look_ups(environment: MutableMapping[str, str]) -> None:
     environment.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
-def own_address(nodes: int, wanted: str | None) -> tuple[str, str | None]:
+def own_address(
+    nodes: int, wanted: str | None, setting: str = "cluster.dtrain_network_interface"
+) -> tuple[str, str | None]:
     """An IPv4 address, and the interface that libraries must be told of: the wanted one, or the one that is found.
 
     Without a wish it is needed where the host's name leads to loopback: Debian's stock /etc/hosts resolves a host's own
-    name to 127.0.1.1; gloo then binds that and no peer connects. Raises UsageError where the wanted one is not there.
+    name to 127.0.1.1; gloo then binds that and no peer connects. Raises UsageError where the wanted one is not there,
+    by the name of the `setting` that wants it.
     """
     if nodes == 1:
         return "127.0.0.1", None
     if wanted:
-        return _address_of(wanted), wanted
+        return _address_of(wanted, setting), wanted
     resolved = _resolve(socket.gethostname())
     if resolved and not ipaddress.ip_address(resolved).is_loopback:
         return resolved, None
@@ -47,15 +50,12 @@ def variables(interface: str) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
 
-def _address_of(interface: str) -> str:
+def _address_of(interface: str, setting: str) -> str:
     address = _interface_address(interface)
     if address is None:
         there = {name: _interface_address(name) for _, name in socket.if_nameindex()}
         shown = ", ".join(f"{name} ({its})" for name, its in there.items() if its) or "none"
-        raise UsageError(
-            f"cluster.dtrain_network_interface: {socket.gethostname()} has no {interface!r} with an IPv4 address; it "
-            f"has {shown}"
-        )
+        raise UsageError(f"{setting}: {socket.gethostname()} has no {interface!r} with an IPv4 address; it has {shown}")
     return address
 
 

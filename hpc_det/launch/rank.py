@@ -39,7 +39,7 @@ class RankProcess:
 def join_gang(env: Mapping[str, str]) -> RankProcess:
     """Say hello to the agent. From now on what this process prints goes to its log, and signals wait to be read."""
     attempt, rank = Attempt.from_env(env), int(env["RANK"])
-    _log_to(attempt.trial.rank_log(attempt.number, rank))
+    log_to(attempt.trial.rank_log(attempt.number, rank))
     process = RankProcess(
         attempt=attempt,
         signals=SignalPipe(STOP_SIGNALS),
@@ -94,7 +94,7 @@ def _let_go(signals: SignalPipe, *lines: Line) -> None:
         line.connection.close()
 
 
-def _log_to(path: Path) -> None:
+def log_to(path: Path) -> None:
     """Everything this process and its children print, from now on."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

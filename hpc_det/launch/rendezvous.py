@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from hpc_det.errors import HpcDetError
 from hpc_det.store.files import read_json, write_json
@@ -44,17 +45,33 @@ def publish(path: Path, host: str, agents_port: int = 0) -> Rendezvous:
 
 def await_rendezvous(path: Path, deadline_s: float = WAIT_S) -> Rendezvous:
     """The other nodes: read what node 0 published. Raises HpcDetError after `deadline_s`."""
-    end = time.monotonic() + deadline_s
-    for pause in pauses():
+    data = awaited(path, deadline_s)
+    if data is None:
+        raise HpcDetError(
+            f"{path}: node 0 published no rendezvous in {deadline_s:.0f} s; do all nodes see this folder?"
+        )
+    return Rendezvous(**data)
+
+
+def awaited(path: Path, deadline_s: float) -> Any | None:
+    """What stands in the JSON file `path` as soon as it is there; None where it is not by the deadline."""
+    for _ in tries(deadline_s):
         with suppress(FileNotFoundError):
             os.listdir(path.parent)  # NFS believes for up to a minute that a name is not there; a listing refreshes it
         data = read_json(path)
         if data is not None:
-            return Rendezvous(**data)
+            return data
+    return None
+
+
+def tries(within_s: float) -> Iterator[None]:
+    """One at least, and then more with pauses between them, as long as there is time."""
+    end = time.monotonic() + within_s
+    for pause in pauses():
+        yield
         if time.monotonic() + pause > end:
-            break
+            return
         time.sleep(pause)
-    raise HpcDetError(f"{path}: node 0 published no rendezvous in {deadline_s:.0f} s; do all nodes see this folder?")
 
 
 def pauses() -> Iterator[float]:

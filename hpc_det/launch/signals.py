@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 # Slurm sends TERM (preemption) or the `--signal` of the script (USR2); PBS sends TERM; sites may choose USR1.
@@ -61,6 +63,22 @@ def shielded() -> Callable[[], None]:
             signal.signal(number, signal.SIG_IGN)
 
     return ignore
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A Ctrl-C is heard at the end of this block, or of what it decorates; in other threads than main there is none."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    former = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def turn_deaf() -> None:

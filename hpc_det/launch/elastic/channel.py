@@ -1,0 +1,192 @@
+"""The lines between a driver and the agents and ranks of its run, over TCP; what crosses them: see frames.
+
+This is the client's end, and what both ends share. The driver's is a switchboard.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from hpc_det.errors import HpcDetError
+from hpc_det.launch.elastic.frames import (
+    HELLO,
+    LONGEST_IDENTITY,
+    MAC_BYTES,
+    NONCE_BYTES,
+    BrokenRule,
+    Feed,
+    Handshake,
+    Message,
+    Seals,
+    Unsealed,
+    message,
+)
+from hpc_det.launch.rendezvous import tries
+from hpc_det.store.key import derived
+
+if TYPE_CHECKING:
+    from hpc_det.launch.elastic.frames import Bytes, Reading
+
+__all__ = ["Line", "Message", "connect", "derived"]
+
+READ_BYTES = 2**18
+"""At once: a long body must not keep its reader from other lines."""
+_ONE_PACKET = 2**16
+"""A body up to here is rather copied than sent by a call of its own."""
+_GONE_S = 60
+"""A host that answers nothing is given up then. That a process has ended is seen at once."""
+_SILENT_S, _PROBE_S, _PROBES = 10, 5, 3
+
+
+class Line:
+    """One end of a connection between two who hold the same key."""
+
+    identity: dict[str, Any]
+    """What the client said of itself when it showed the key."""
+    seals: Seals
+    """Of what is sent."""
+    feed: Feed
+    """Of what is received."""
+
+    def __init__(self, connection: socket.socket, buffer: memoryview) -> None:
+        self.connection = connection
+        self.heard_at = time.monotonic()
+        """When something came from the other end last, be it a part of a message."""
+        self.received: deque[Message] = deque()
+        self._buffer = buffer
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+
+    def send(self, head: dict[str, Any], body: Bytes = b"") -> None:
+        """By any thread. Nothing is raised when the other end is gone: the reader sees that.
+
+        The head is JSON, of 1 MiB at most (ValueError). A body is not copied: leave it as it is.
+        """
+        self._put(Unsealed(head, body))
+
+    def _put(self, unsealed: Unsealed) -> None:
+        with self._sending:
+            opening = unsealed.opening(self.seals)
+            if len(unsealed.body) <= _ONE_PACKET:
+                self._write(opening + unsealed.body)
+            else:
+                self._write(opening)
+                self._write(unsealed.body)
+
+    def receive(self) -> Message | None:
+        """The next message, waiting for it; None at the end of the line. At the client's end only."""
+        with self._receiving:
+            while not self.received:
+                if not self.take():
+                    return None
+            return self.received.popleft()
+
+    def take(self) -> bool:
+        """Read what has come; whether the line still stands."""
+        try:
+            size = self.connection.recv_into(self._buffer)
+            self.feed.take(self._buffer[:size])
+        except BlockingIOError:
+            return True
+        except (OSError, BrokenRule):
+            return False
+        self.heard_at = time.monotonic()
+        return size > 0
+
+    def close(self) -> None:
+        """Whoever waits in `send` or `receive` is woken."""
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+        with self._sending, self._receiving:
+            self.connection.close()
+
+    def _write(self, data: Bytes) -> None:
+        with suppress(OSError):
+            self.connection.sendall(data)
+
+
+def connect(host: str, port: int, key: bytes, identity: dict[str, Any], within_s: float) -> Line:
+    """The client's end. `identity`: at most 1 KiB of JSON.
+
+    Tries again until `within_s` is over: a listener on whom strangers call may have to hang up on anyone. Raises
+    HpcDetError where nobody listens and where it hangs up each time, and at once where it does not hold the key.
+    """
+    end = time.monotonic() + within_s
+    for _ in tries(within_s):
+        try:
+            return _introduced(host, port, key, identity, end)
+        except OSError as error:
+            problem = error.strerror or str(error)
+    raise HpcDetError(
+        f"{host}:{port}: no line to the driver within {within_s:g} s: {problem}. Does the driver still run, can this "
+        f"node reach it, and does this {identity.get('role', 'process')} still belong to it?"
+    )
+
+
+def _introduced(host: str, port: int, key: bytes, identity: dict[str, Any], end: float) -> Line:
+    connection = socket.create_connection((host, port), _left(end))
+    try:
+        set_up(connection)
+        handshake = _shake_hands(connection, key, identity, end)
+        connection.settimeout(None)
+    except BaseException:
+        connection.close()
+        raise
+    line = Line(connection, memoryview(bytearray(READ_BYTES)))
+    line.identity = identity
+    line.seals = Seals(handshake.to_listener)
+    line.feed = Feed(_put_into(line.received, Seals(handshake.to_client)))
+    return line
+
+
+def _shake_hands(connection: socket.socket, key: bytes, identity: dict[str, Any], end: float) -> Handshake:
+    said = json.dumps(identity).encode()
+    if len(said) > LONGEST_IDENTITY:
+        raise ValueError(f"an identity of {len(said)} bytes; {LONGEST_IDENTITY} at most")
+    listener_nonce = _exactly(connection, NONCE_BYTES, end)
+    handshake = Handshake(key, listener_nonce, secrets.token_bytes(NONCE_BYTES), said)
+    connection.sendall(HELLO.pack(handshake.client_nonce, handshake.client_proof, len(said)) + said)
+    if not hmac.compare_digest(_exactly(connection, MAC_BYTES, end), handshake.listener_proof):
+        host, port, *_ = connection.getpeername()
+        raise HpcDetError(f"{host}:{port}: who listens there does not hold the key of this run, and is not its driver")
+    return handshake
+
+
+def _put_into(received: deque[Message], seals: Seals) -> Reading:
+    while True:
+        received.append((yield from message(seals)))
+
+
+def _exactly(connection: socket.socket, size: int, end: float) -> bytes:
+    received = b""
+    while len(received) < size:
+        connection.settimeout(_left(end))
+        piece = connection.recv(size - len(received))
+        if not piece:
+            raise ConnectionError("the listener hangs up")
+        received += piece
+    return received
+
+
+def _left(end: float) -> float:
+    return max(end - time.monotonic(), 0.001)
+
+
+def set_up(connection: socket.socket) -> None:
+    """Small messages leave at once, and a host that is gone without a word is noticed (tcp(7))."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, _SILENT_S),
+        (socket.TCP_KEEPINTVL, _PROBE_S),
+        (socket.TCP_KEEPCNT, _PROBES),
+        (socket.TCP_USER_TIMEOUT, 1000 * _GONE_S),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)

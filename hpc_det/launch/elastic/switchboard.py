@@ -1,0 +1,260 @@
+"""The driver's end of all lines: one thread that listens and reads, and never waits for one of them.
+
+Strangers are hung up on without a word. There are few of them at a time and not for long, the oldest goes first, and
+nothing that they say is believed before they have shown the key.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import queue
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from hpc_det.errors import HpcDetError
+from hpc_det.launch.elastic.channel import READ_BYTES, Line, set_up
+from hpc_det.launch.elastic.frames import (
+    HELLO,
+    LONGEST_IDENTITY,
+    NONCE_BYTES,
+    BrokenRule,
+    Feed,
+    Handshake,
+    Message,
+    Seals,
+    Unsealed,
+    exactly,
+    message,
+    parsed,
+)
+from hpc_det.launch.signals import uninterrupted
+
+if TYPE_CHECKING:
+    from hpc_det.launch.elastic.frames import Bytes, Reading
+
+STRANGERS = 64
+"""At a time; one more, and the oldest is hung up on."""
+PATIENCE_S = 5.0
+"""For how long one may remain a stranger."""
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_log = logging.getLogger(__name__)
+
+
+class Event(NamedTuple):
+    kind: Literal["arrived", "said", "gone"]
+    line: Line
+    message: Message | None
+    """Of what was said."""
+
+
+class Switchboard:
+    """Listens at a free port of the one address `host`. Raises HpcDetError where it cannot.
+
+    `key_for`: the key that whoever has this identity must show; None where there can be nobody like that.
+    `is_allowed`: whether anybody may come from that address. Both are called by the switchboard's thread.
+    """
+
+    def __init__(
+        self, host: str, key_for: Callable[[dict[str, Any]], bytes | None], is_allowed: Callable[[str], bool]
+    ) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.answers: dict[str, Callable[[Line, Message], None]] = {}
+        """By a message's "do": called by the switchboard's thread, and the message is no event."""
+        self._key_for, self._is_allowed = key_for, is_allowed
+        try:
+            self._server = socket.create_server((host, 0), backlog=4096)
+        except OSError as error:
+            raise HpcDetError(f"the driver cannot listen on {host}: {error.strerror}") from None
+        self._server.setblocking(False)
+        self.host, self.port = self._server.getsockname()[:2]
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._strangers: dict[_Caller, float] = {}
+        """Until when each is borne with, the oldest first."""
+        self._lines: set[_Caller] = set()
+        self._unsent: deque[_Caller] = deque()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, _READ, self._accept)
+        self._selector.register(self._bell, _READ, self._answer_bell)
+        self._is_open = True
+        self._thread = threading.Thread(target=self._serve, name="switchboard", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Every line ends, and what has not left yet is lost."""
+        if self._is_open:
+            self._is_open = False
+            os.eventfd_write(self._bell, 1)
+            self._thread.join()
+            os.close(self._bell)
+
+    def _serve(self) -> None:
+        try:
+            while self._is_open:
+                for key, ready in self._selector.select(self._patience()):
+                    key.data(ready)
+        finally:
+            self._server.close()
+            for caller in [*self._strangers, *self._lines]:
+                self._hang_up(caller)
+            self._selector.close()
+
+    def _patience(self) -> float | None:
+        """Hang up on those with whom it is at an end; how long it lasts with the next one."""
+        now = time.monotonic()
+        for caller, end in list(self._strangers.items()):
+            if end > now:
+                return end - now
+            self._hang_up(caller)
+        return None
+
+    def _accept(self, ready: int) -> None:
+        try:
+            connection, address = self._server.accept()
+        except OSError:  # whoever it was has gone again
+            return
+        if not self._is_allowed(address[0]):
+            connection.close()
+            return
+        connection.setblocking(False)
+        if len(self._strangers) == STRANGERS:
+            self._hang_up(next(iter(self._strangers)))
+        caller = _Caller(connection, self._buffer, self._send_later)
+        self._strangers[caller] = time.monotonic() + PATIENCE_S
+        self._selector.register(connection, _READ, lambda ready: self._attend(caller, ready))
+        caller.feed = Feed(self._conversation(caller))
+
+    def _conversation(self, caller: _Caller) -> Reading:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        caller.write(nonce)
+        hello = yield from exactly(HELLO.size)
+        client_nonce, proof, length = HELLO.unpack(hello)
+        if length > LONGEST_IDENTITY:
+            raise BrokenRule
+        said = yield from exactly(length)
+        identity = parsed(said)
+        handshake = Handshake(self._key_of(identity), nonce, client_nonce, bytes(said))
+        if not hmac.compare_digest(proof, handshake.client_proof):
+            raise BrokenRule
+        caller.write(handshake.listener_proof)
+        self._welcome(caller, identity, handshake)
+        seals = Seals(handshake.to_listener)
+        while True:
+            self._deliver(caller, (yield from message(seals)))
+
+    def _key_of(self, identity: dict[str, Any]) -> bytes:
+        """For somebody who cannot be, one that nobody holds: all are refused alike."""
+        with suppress(Exception):  # a stranger may say anything of itself
+            if key := self._key_for(identity):
+                return key
+        return secrets.token_bytes(NONCE_BYTES)
+
+    def _welcome(self, caller: _Caller, identity: dict[str, Any], handshake: Handshake) -> None:
+        set_up(caller.connection)
+        caller.identity = identity
+        caller.seals = Seals(handshake.to_client)
+        del self._strangers[caller]
+        self._lines.add(caller)
+        self.events.put(Event("arrived", caller, None))
+
+    def _deliver(self, caller: _Caller, said: Message) -> None:
+        do = said.head.get("do")
+        answer = self.answers.get(do) if isinstance(do, str) else None
+        if answer is None:
+            self.events.put(Event("said", caller, said))
+            return
+        try:
+            answer(caller, said)
+        except Exception:  # ends this line, and no other
+            _log.exception("%r of %s could not be answered, and its line is hung up", do, caller.identity)
+            raise BrokenRule from None
+
+    def _attend(self, caller: _Caller, ready: int) -> None:
+        if caller.is_dropped:  # meanwhile, in favour of a newer stranger
+            return
+        if ready & _WRITE and caller.push():
+            self._selector.modify(caller.connection, _READ, self._selector.get_key(caller.connection).data)
+        if ready & _READ and not caller.take():
+            self._hang_up(caller)
+
+    def _hang_up(self, caller: _Caller) -> None:
+        self._selector.unregister(caller.connection)
+        caller.drop()
+        if self._strangers.pop(caller, None) is None:
+            self._lines.remove(caller)
+            self.events.put(Event("gone", caller, None))
+
+    def _send_later(self, caller: _Caller) -> None:
+        self._unsent.append(caller)
+        os.eventfd_write(self._bell, 1)
+
+    def _answer_bell(self, ready: int) -> None:
+        os.eventfd_read(self._bell)
+        while self._unsent:
+            caller = self._unsent.popleft()
+            if caller in self._lines:
+                self._selector.modify(caller.connection, _READ | _WRITE, self._selector.get_key(caller.connection).data)
+
+
+class _Caller(Line):
+    """The switchboard's end: what the network does not take at once leaves later, and no sender waits."""
+
+    def __init__(self, connection: socket.socket, buffer: memoryview, send_later: Callable[[_Caller], None]) -> None:
+        super().__init__(connection, buffer)
+        self.is_dropped = False
+        self._outbox: deque[memoryview] = deque()
+        self._send_later = send_later
+
+    def write(self, data: Bytes) -> None:
+        with self._sending:
+            self._write(data)
+
+    def push(self) -> bool:
+        """Send what the network takes now; whether that was all."""
+        with self._sending:
+            return self._push()
+
+    def close(self) -> None:
+        """The switchboard sees the end, and drops it."""
+        with self._sending, suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def drop(self) -> None:
+        self.is_dropped = True
+        self.feed.close()
+        with self._sending:
+            self._outbox.clear()
+            self.connection.close()
+
+    @uninterrupted()
+    def _put(self, unsealed: Unsealed) -> None:
+        """A number without its message would end the line."""
+        super()._put(unsealed)
+
+    def _write(self, data: Bytes) -> None:
+        self._outbox.append(memoryview(data))
+        if not self._push():
+            self._send_later(self)
+
+    def _push(self) -> bool:
+        """One piece at a time: whoever else needs the lock, or the switchboard, need not wait for a long body."""
+        try:
+            if self._outbox:
+                sent = self.connection.send(self._outbox[0])
+                self._outbox[0] = self._outbox[0][sent:]
+                if not self._outbox[0]:
+                    self._outbox.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._outbox.clear()
+        return not self._outbox

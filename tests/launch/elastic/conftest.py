@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.launch.elastic.lines import Board
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    board = Board()
+    try:
+        yield board
+    finally:
+        board.close()

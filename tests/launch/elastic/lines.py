@@ -1,0 +1,70 @@
+"""A switchboard with honest clients, over loopback."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from hpc_det.launch.elastic.channel import Line, connect
+from hpc_det.launch.elastic.switchboard import Event, Switchboard
+from hpc_det.store.key import derived
+
+KEY = bytes(range(32))
+GENERATION = 2
+
+
+def key_for(identity: dict[str, Any]) -> bytes | None:
+    """As a driver has it: agents hold the run's key, and ranks that of their generation."""
+    return KEY if identity["role"] == "agent" else derived(KEY, f"generation {identity['generation']}")
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+class Board:
+    """A switchboard that echoes messages with {"do": "echo"} in its own thread."""
+
+    def __init__(self, key_for: Callable[[dict[str, Any]], bytes | None] = key_for) -> None:
+        self._open_files = open_files()
+        self.switchboard = Switchboard("127.0.0.1", key_for, lambda address: True)
+        self.switchboard.answers["echo"] = lambda line, message: line.send(message.head, message.body)
+        self._clients: list[Line] = []
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.switchboard.host, self.switchboard.port
+
+    def event(self) -> Event:
+        return self.switchboard.events.get(timeout=5)
+
+    def client(self, rank: int = 0) -> Line:
+        """A rank's end of a new line."""
+        identity = {"role": "rank", "rank": rank, "generation": GENERATION}
+        line = connect(*self.address, derived(KEY, f"generation {GENERATION}"), identity, 5)
+        self._clients.append(line)
+        return line
+
+    def line(self, rank: int = 0) -> tuple[Line, Line]:
+        """The driver's end of a new line, and the rank's."""
+        client = self.client(rank)
+        event = self.event()
+        assert event.kind == "arrived"
+        return event.line, client
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self.switchboard.close()
+        assert "switchboard" not in [thread.name for thread in threading.enumerate()]
+        assert open_files() == self._open_files
+
+
+def echoed(client: Line, head: dict[str, Any], body: bytes = b"") -> None:
+    """There and back, or it fails."""
+    client.send({"do": "echo", **head}, body)
+    message = client.receive()
+    assert message is not None, "the line is down"
+    assert message == ({"do": "echo", **head}, body)

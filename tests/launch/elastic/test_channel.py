@@ -1,0 +1,340 @@
+"""Lines between a driver and its ranks, among those who keep the rules. Who does not: test_channel_hostile."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from hpc_det.errors import HpcDetError
+from hpc_det.launch.elastic.channel import Line, Message, connect
+from hpc_det.launch.elastic.frames import Seals, Unsealed
+from hpc_det.launch.elastic.switchboard import Switchboard
+from hpc_det.store.key import derived
+from tests.launch.elastic.lines import GENERATION, KEY, Board, echoed, open_files
+
+LONG = bytes(300 * 2**20)
+
+
+def test_a_rank_arrives_speaks_and_goes(board: Board) -> None:
+    client = board.client(3)
+    arrived = board.event()
+    assert (arrived.kind, arrived.message) == ("arrived", None)
+    assert arrived.line.identity == client.identity == {"role": "rank", "rank": 3, "generation": GENERATION}
+    client.send({"result": [1.5, None, "ü"]}, b"\0\1\2")
+    assert board.event() == ("said", arrived.line, ({"result": [1.5, None, "ü"]}, b"\0\1\2"))
+    client.close()
+    assert board.event() == ("gone", arrived.line, None)
+
+
+def test_the_driver_speaks_and_a_rank_listens(board: Board) -> None:
+    line, client = board.line()
+    line.send({"do": "train"}, bytearray(b"call"))
+    line.send({"do": "stop"})
+    assert client.receive() == Message({"do": "train"}, b"call")
+    assert client.receive() == Message({"do": "stop"}, b"")
+    line.close()
+    assert client.receive() is None
+    assert board.event().kind == "gone"
+
+
+def test_ctrl_c_breaks_no_message(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, client = board.line()
+    opening = Unsealed.opening
+
+    def interrupted(unsealed: Unsealed, seals: Seals) -> bytes:
+        signal.raise_signal(signal.SIGINT)
+        return opening(unsealed, seals)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Unsealed, "opening", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            line.send({"n": 1})
+    line.send({"n": 2})
+    assert client.receive() == Message({"n": 1}, b"")
+    assert client.receive() == Message({"n": 2}, b"")
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**16 - 1, 2**16, 2**16 + 1, 2**18, 2**20 + 7])
+def test_bodies_of_all_sizes_arrive_as_they_were(board: Board, size: int) -> None:
+    _, client = board.line()
+    echoed(client, {}, bytes(range(251)) * (size // 251) + bytes(size % 251))
+
+
+def test_what_is_asked_of_the_switchboard_is_no_event(board: Board) -> None:
+    _, client = board.line()
+    echoed(client, {"n": 1})
+    client.send({"do": ["echo"]})
+    message = board.event().message
+    assert message is not None
+    assert message.head == {"do": ["echo"]}, "the first event since"
+
+
+def test_when_the_other_end_was_heard_is_told(board: Board) -> None:
+    line, client = board.line()
+    before = time.monotonic()
+    client.send({})
+    assert board.event().kind == "said"
+    assert before <= line.heard_at <= time.monotonic()
+
+
+def test_messages_of_several_threads_do_not_mix(board: Board) -> None:
+    line, client = board.line()
+
+    def speak(thread: int) -> None:
+        for n in range(50):
+            line.send({"thread": thread, "n": n}, bytes([thread]) * 2000 * n)
+
+    threads = [threading.Thread(target=speak, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    heard: dict[int, list[int]] = {}
+    for _ in range(200):
+        message = client.receive()
+        assert message is not None
+        heard.setdefault(message.head["thread"], []).append(message.head["n"])
+        assert message.body == bytes([message.head["thread"]]) * 2000 * message.head["n"]
+    for thread in threads:
+        thread.join()
+    assert heard == {number: list(range(50)) for number in range(4)}
+
+
+def test_while_300_mb_come_others_are_answered(board: Board) -> None:
+    _, sender = board.line(0)
+    _, other = board.line(1)
+    sending = threading.Thread(target=lambda: sender.send({"state": "all"}, LONG))
+    sending.start()
+    answered = 0
+    while board.switchboard.events.empty():
+        echoed(other, {"n": answered})
+        answered += 1
+    sending.join()
+    message = board.event().message
+    assert message is not None
+    assert message.body == LONG
+    assert answered > 50
+
+
+def test_while_300_mb_go_to_a_slow_reader_nobody_waits(board: Board) -> None:
+    line, reader = board.line(0)
+    _, other = board.line(1)
+    line.send({"state": "all"}, LONG)  # returns, though nobody reads
+    echoed(other, {"n": 1})
+    reading = threading.Thread(target=reader.receive)
+    reading.start()
+    answered = 0
+    while reading.is_alive():
+        echoed(other, {"n": answered})
+        answered += 1
+    assert answered > 50
+
+
+def test_an_answer_that_fails_ends_its_line_and_no_other(board: Board, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(line: Line, message: Message) -> None:
+        raise KeyError("value")
+
+    board.switchboard.answers["fail"] = fail
+    line, client = board.line(0)
+    _, other = board.line(1)
+    client.send({"do": "fail"})
+    assert client.receive() is None
+    assert board.event() == ("gone", line, None)
+    assert "'fail' of {'role': 'rank', 'rank': 0, 'generation': 2} could not be answered" in caplog.text
+    echoed(other, {})
+
+
+def test_to_speak_to_somebody_who_is_gone_is_no_error(board: Board) -> None:
+    line, client = board.line()
+    client.close()
+    assert board.event().kind == "gone"
+    line.send({"do": "train"}, bytes(2**20))
+    line.close()
+    client.send({"late": True})
+    client.close()
+
+
+def test_a_head_has_a_longest_length(board: Board) -> None:
+    _, client = board.line()
+    with pytest.raises(ValueError, match="1048576 at most: long things go into the body"):
+        client.send({"text": "x" * 2**20})
+    echoed(client, {"n": 1})
+
+
+def test_whoever_waits_in_receive_is_woken_by_close(board: Board) -> None:
+    _, client = board.line()
+    received: list[object] = []
+    reading = threading.Thread(target=lambda: received.append(client.receive()))
+    reading.start()
+    client.close()
+    reading.join(5)
+    assert received == [None]
+
+
+# --- who gets in
+
+
+def outcome(board: Board, key: bytes, identity: dict[str, Any]) -> str:
+    with pytest.raises(HpcDetError) as error:
+        connect(*board.address, key, identity, 0.05)
+    assert board.switchboard.events.empty()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        {"role": "rank", "generation": GENERATION - 1},
+        {"role": "agent"},
+        {"generation": GENERATION},  # key_for raises a KeyError
+        {"role": ["rank"], "generation": {}},
+    ],
+)
+def test_the_key_of_another_generation_opens_nothing(board: Board, identity: dict[str, Any]) -> None:
+    said = outcome(board, derived(KEY, f"generation {GENERATION}"), identity)
+    assert said.startswith(f"127.0.0.1:{board.address[1]}: no line to the driver within 0.05 s: the listener hangs up.")
+    assert "Does the driver still run, can this node reach it, and does this" in said
+
+
+def test_whom_no_key_is_for_is_refused_like_all_others() -> None:
+    board = Board(lambda identity: None)
+    assert "the listener hangs up" in outcome(board, KEY, {"role": "agent"})
+    assert "the listener hangs up" in outcome(board, b"", {"role": "agent"})
+    board.close()
+
+
+def test_where_nobody_listens_it_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+    with pytest.raises(HpcDetError, match=r"no line to the driver within 0 s: Connection refused\."):
+        connect(host, port, KEY, {"role": "agent"}, 0)
+
+
+def test_a_driver_that_comes_a_little_later_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here, because the first of its callers are hung up on."""
+    refusals = iter([False, False, True])
+    switchboard = Switchboard("127.0.0.1", lambda identity: KEY, lambda address: next(refusals))
+    connect(switchboard.host, switchboard.port, KEY, {"role": "agent"}, 5).close()
+    switchboard.close()
+
+
+def test_it_listens_on_its_one_address_alone(board: Board) -> None:
+    host, port = board.address
+    assert host == "127.0.0.1"
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.2", port)):
+        pass
+
+
+def test_an_address_that_is_not_here_is_named() -> None:
+    with pytest.raises(HpcDetError, match=r"the driver cannot listen on 192\.0\.2\.1: Cannot assign"):
+        Switchboard("192.0.2.1", lambda identity: None, lambda address: True)
+
+
+def test_addresses_that_are_not_allowed_hear_nothing() -> None:
+    asked: list[str] = []
+
+    def is_allowed(address: str) -> bool:
+        asked.append(address)
+        return False
+
+    switchboard = Switchboard("127.0.0.1", lambda identity: KEY, is_allowed)
+    with socket.create_connection((switchboard.host, switchboard.port), source_address=("127.0.0.9", 0)) as stranger:
+        stranger.settimeout(5)
+        assert stranger.recv(1) == b""
+    assert asked == ["127.0.0.9"]
+    switchboard.close()
+
+
+# --- a listener that is no driver
+
+
+@contextmanager
+def impostor(says: bytes) -> Iterator[tuple[tuple[str, int], list[bytes]]]:
+    """Listens, says that to the first who calls, and notes what it hears."""
+    heard: list[bytes] = []
+
+    def listen() -> None:
+        with server.accept()[0] as connection:
+            connection.sendall(says)
+            while piece := connection.recv(2**16):
+                heard.append(piece)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=listen)
+        thread.start()
+        yield server.getsockname(), heard
+        thread.join()
+
+
+def test_a_listener_without_the_key_is_refused_and_learns_nothing_that_lets_it_in(board: Board) -> None:
+    with socket.create_connection(board.address) as stranger:
+        nonce = stranger.recv(32, socket.MSG_WAITALL)
+        with (
+            impostor(nonce + bytes(32)) as (address, heard),
+            pytest.raises(HpcDetError, match="who listens there does not hold the key of this run"),
+        ):
+            connect(*address, KEY, {"role": "agent"}, 60)
+        hello = b"".join(heard)
+        assert KEY not in hello
+        stranger.sendall(hello)  # in the client's place: it fits the nonce, but what follows needs the key
+        assert board.event().line.identity == {"role": "agent"}
+        stranger.recv(32, socket.MSG_WAITALL)
+        stranger.sendall(bytes(200))
+        assert board.event().kind == "gone"
+    with socket.create_connection(board.address) as stranger:
+        stranger.recv(32, socket.MSG_WAITALL)
+        stranger.sendall(hello)  # and a second time it fits no more
+        assert stranger.recv(1) == b""
+    assert board.switchboard.events.empty()
+
+
+@pytest.mark.parametrize("says", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", bytes(31)], ids=len)
+def test_a_listener_that_says_too_little_is_given_up_in_time(says: bytes) -> None:
+    before = open_files()
+    with impostor(says) as (address, _), pytest.raises(HpcDetError, match=r"within 0\.1 s: timed out"):
+        connect(*address, KEY, {"role": "agent"}, 0.1)
+    assert open_files() == before
+
+
+# --- the end
+
+
+def test_close_ends_everything_also_with_peers_that_never_read() -> None:
+    board = Board()
+    ends = [board.line(rank) for rank in range(3)]
+    for line, _ in ends:
+        line.send({"state": "all"}, bytes(2**25))  # more than the network holds
+    speaking = threading.Thread(target=lambda: ends[0][1].send({}, bytes(2**25)))
+    speaking.start()
+    strangers = [socket.create_connection(board.address) for _ in range(3)]
+    board.switchboard.close()
+    speaking.join(5)
+    assert not speaking.is_alive()
+    for stranger in strangers:
+        stranger.close()
+    board.close()  # which looks for what is left
+    kinds = [board.event().kind for _ in range(3)]
+    assert kinds == ["gone"] * 3
+
+
+def test_a_client_that_never_reads_can_be_closed(board: Board) -> None:
+    """Its driver does not read either: it waits in an answer."""
+    waiting = threading.Event()
+
+    def wait(line: Line, message: Message) -> None:
+        waiting.wait(5)
+
+    board.switchboard.answers["wait"] = wait
+    _, client = board.line()
+    client.send({"do": "wait"})
+    speaking = threading.Thread(target=lambda: client.send({}, bytes(2**25)))
+    speaking.start()
+    client.close()
+    speaking.join(5)
+    assert not speaking.is_alive()
+    waiting.set()
