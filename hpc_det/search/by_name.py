@@ -11,6 +11,7 @@ from hpc_det.search.asha import AsyncHalving, rung_lengths
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.fixed import FixedSearch
 from hpc_det.search.method import SearchMethod
+from hpc_det.search.population import Population
 from hpc_det.search.sample import GridSampler, PointsSampler, Sampler, Space, SpaceSampler
 
 
@@ -19,6 +20,9 @@ def search_of(
 ) -> tuple[SearchMethod, Sampler]:
     """Of an effective config with a seed, of the points of a multirun or sweep, and of the folder of the code."""
     searcher, seed = config["searcher"], config["reproducibility"]["experiment_seed"] or 0
+    if searcher["name"] == "population":
+        first = sampler(searcher, config["hyperparameters"], seed)
+        return Population(searcher, config["hyperparameters"], first, seed), first
     if not points:
         found = sampler(searcher, config["hyperparameters"], seed)
         return search_method(searcher, points=found.points, code=code, seed=seed), found
@@ -29,10 +33,13 @@ def search_of(
 
 
 def sampler(searcher: Mapping[str, Any], hyperparameters: Space, experiment_seed: int) -> Sampler:
-    """The sampler that belongs to the searcher, which is that of an effective configuration."""
+    """The sampler that belongs to the searcher, which is that of an effective configuration.
+
+    Those of hpc_det.sgd.tune may list points whatever their name is.
+    """
     if searcher["name"] == "grid":
         return GridSampler(hyperparameters, experiment_seed)
-    if searcher["name"] == "points":
+    if "points" in searcher:
         return PointsSampler(searcher["points"], experiment_seed)
     return SpaceSampler(hyperparameters, experiment_seed)
 

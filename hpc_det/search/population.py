@@ -1,0 +1,129 @@
+"""Population based training: a trial that is among the worst goes on with a copy of one of the best, a step from its
+hyperparameters.
+
+Jaderberg et al., "Population Based Training of Neural Networks" (2017), in its asynchronous form: a trial is compared,
+whenever it reports, with the last reports of all others, and nobody waits. Experiments do not have it, since their
+trials keep their hyperparameters; hpc_det.sgd.tune does.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+from hpc_det.search.method import Exit, Work
+from hpc_det.search.sample import Sampler, Space, base_of, is_nested, kind_of, sample
+
+RESAMPLED = 0.25
+"""Of the hyperparameters that change, so many are drawn anew from their range."""
+FACTORS = (0.8, 1.2)
+"""The others are multiplied by one of these."""
+
+
+class Member(NamedTuple):
+    """What a trial trains next with."""
+
+    hparams: dict[str, Any]
+    source: int | None
+    """The trial whose latest checkpoint it loads for that; None: its own."""
+
+
+class Population:
+    """Each call is O(n) in the number of trials, of which a population has dozens."""
+
+    def __init__(self, searcher: Mapping[str, Any], space: Space, first: Sampler, seed: int) -> None:
+        """`searcher`: {"max_trials", "max_length": {unit: length}, "interval", "quantile", "smaller_is_better"}."""
+        self.trials_expected: int = searcher["max_trials"]
+        self._length: int = next(iter(searcher["max_length"].values()))
+        self._interval: int = searcher["interval"]
+        self._quantile: float = searcher["quantile"]
+        self._sign = 1 if searcher["smaller_is_better"] else -1
+        self._space, self._first, self._seed = space, first, seed
+        self._working: dict[int, Work] = {}
+        self._waiting: dict[int, Work] = {}
+        self._closed: set[int] = set()
+        self._values: dict[int, float] = {}
+        """Of each trial that reported, the last one; smaller is better."""
+        self._members: dict[int, Member] = {}
+        self._trained = 0
+
+    def member(self, trial: int) -> Member:
+        """As decided at its last report."""
+        return self._members.get(trial) or Member(self._first.sample(trial).hparams, None)
+
+    def next_work(self) -> Work | None:
+        """New trials first, then the one that is the furthest behind: comparisons are fair between equals."""
+        created = len(self._working) + len(self._waiting) + len(self._closed)
+        if created < self.trials_expected:
+            return Work(created + 1, min(self._interval, self._length))
+        return min(self._waiting.values(), key=lambda work: (work.until, work.trial), default=None)
+
+    def start(self, work: Work) -> None:
+        self._waiting.pop(work.trial, None)
+        self._working[work.trial] = work
+
+    def report(self, trial: int, value: float) -> None:
+        until = self._working.pop(trial).until
+        assert until is not None, trial
+        self._trained = max(self._trained, until)
+        self._values[trial] = math.inf if math.isnan(value) else self._sign * value
+        if until >= self._length:
+            self._closed.add(trial)
+            return
+        self._waiting[trial] = Work(trial, min(until + self._interval, self._length))
+        self._members[trial] = self._exploited(trial, until)
+
+    def end(self, trial: int, how: Exit) -> None:
+        """It is no example for others any more."""
+        self._working.pop(trial, None)
+        self._waiting.pop(trial, None)
+        self._values.pop(trial, None)
+        self._closed.add(trial)
+
+    def give_back(self, trial: int) -> None:
+        self._waiting[trial] = self._working.pop(trial)
+
+    def is_closed(self, trial: int) -> bool:
+        return trial in self._closed
+
+    @property
+    def finished(self) -> bool:
+        return len(self._closed) == self.trials_expected
+
+    @property
+    def progress(self) -> float:
+        return len(self._closed) / self.trials_expected
+
+    def _exploited(self, trial: int, until: int) -> Member:
+        ranked = sorted(self._values, key=lambda number: (self._values[number], number))
+        share = min(math.ceil(len(ranked) * self._quantile), len(ranked) // 2)
+        if trial not in ranked[len(ranked) - share :]:
+            return Member(self.member(trial).hparams, None)
+        draws = random.Random(f"{self._seed}/{trial}/{until}")
+        source = draws.choice(ranked[:share])
+        return Member(explored(self.member(source).hparams, self._space, draws), source)
+
+
+def explored(hparams: Mapping[str, Any], space: Space, draws: random.Random) -> dict[str, Any]:
+    """A step away from `hparams`: ranges perturbed within their ends, of the values of a choice the next or last."""
+    return {
+        name: explored(hparams[name], spec, draws) if is_nested(spec) else _step(hparams[name], spec, draws)
+        for name, spec in sorted(space.items())
+    }
+
+
+def _step(value: Any, spec: Any, draws: random.Random) -> Any:
+    kind = kind_of(spec)
+    if kind == "const":
+        return deepcopy(value)
+    if draws.random() < RESAMPLED:
+        return sample({"": spec}, draws)[""]
+    if kind == "categorical":
+        place = spec["vals"].index(value) + draws.choice((-1, 1))
+        return spec["vals"][min(max(place, 0), len(spec["vals"]) - 1)]
+    low, high = (base_of(spec) ** end if kind == "log" else end for end in (spec["minval"], spec["maxval"]))
+    near = min(max(value * draws.choice(FACTORS), low), high)
+    return round(near) if kind == "int" else near
