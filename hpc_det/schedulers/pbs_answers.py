@@ -60,10 +60,11 @@ def asked(job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
 def _jobs(output: str) -> Iterator[tuple[str, JobStatus]]:
     with suppress(ValueError):
         for job_id, job in json.loads(output).get("Jobs", {}).items():
-            yield job_id, _status(job)
+            yield job_id, status_of(job)
 
 
-def _status(job: Mapping[str, Any]) -> JobStatus:
+def status_of(job: Mapping[str, Any]) -> JobStatus:
+    """Of a job's attributes, as qstat -f tells them."""
     letter = str(job.get("job_state"))
     state = _of_elements(job) if letter == "B" else STATES.get(letter, JobState.UNKNOWN)
     return JobStatus(state, str(job.get("comment") or {"H": "held", "W": "waits for its time"}.get(letter, "")))

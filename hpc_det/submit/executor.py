@@ -55,19 +55,8 @@ class GangExecutor(core.PicklingExecutor):
 
     def submit_script(self) -> str:
         """The job id. Raises CommandError with what the scheduler said; nothing is queued then."""
-        said = io.StringIO()
-        try:
-            with _outside_any_job(), contextlib.redirect_stderr(said):
-                job = self.submit(RunScript(self._submission.script))
-        except FileNotFoundError as missing:
-            raise CommandError(
-                f"{missing.filename}: not found on PATH; run this on a login node of the cluster, or choose "
-                f"--cluster local"
-            ) from None
-        except (utils.FailedJobError, ValueError) as refused:
-            answer = str(refused).strip() or said.getvalue().strip()
-            raise CommandError(f"the scheduler refused the job: {answer}") from None
-        return str(job.job_id)
+        with submission():
+            return str(self.submit(RunScript(self._submission.script)).job_id)
 
     def _internal_update_parameters(self, **kwargs: Any) -> None:
         raise NotImplementedError("the script is rendered already; change the plan")
@@ -83,6 +72,24 @@ class GangExecutor(core.PicklingExecutor):
 
     def _get_job_id_from_submission_command(self, string: bytes | str) -> str:  # type: ignore[override]
         return self._scheduler.parse_submit(string if isinstance(string, str) else string.decode())
+
+
+@contextlib.contextmanager
+def submission() -> Iterator[None]:
+    """Around submitit's calls of sbatch or qsub: as outside of any job, and CommandError with what the scheduler said
+    where it has queued nothing.
+    """
+    said = io.StringIO()
+    try:
+        with _outside_any_job(), contextlib.redirect_stderr(said):
+            yield
+    except FileNotFoundError as missing:
+        raise CommandError(
+            f"{missing.filename}: not found on PATH; run this on a login node of the cluster, or choose --cluster local"
+        ) from None
+    except (utils.FailedJobError, ValueError) as refused:
+        answer = str(refused).strip() or said.getvalue().strip()
+        raise CommandError(f"the scheduler refused the job: {answer}") from None
 
 
 @contextlib.contextmanager

@@ -43,8 +43,8 @@ def prepare_jobs(
 
     Touches neither scheduler nor disk. Raises UsageError for what no job can be.
     """
-    _check_path("HPC_DET_ROOT", str(folder.path))
-    _check_path("the Python that runs hpc-det", sys.executable)
+    check_path("HPC_DET_ROOT", str(folder.path))
+    check_path("the Python that runs hpc-det", sys.executable)
     place = placement(effective.experiment, effective.cluster, trials, worker)
     plan = plan_jobs(effective.experiment, effective.cluster, folder, place, python=sys.executable)
     arrays = dict(enumerate(place.arrays, start=script))
@@ -100,7 +100,10 @@ def cancelled_on_failure(scheduler_name: str, queued: list[str]) -> Iterator[Non
         raise
 
 
-def _check_path(what: str, path: str) -> None:
-    """A path reaches the script, where a control character would end a line, and submitit, which replaces patterns."""
+def check_path(what: str, path: str) -> None:
+    """A path reaches the script, where a control character would end a line, and submitit, which replaces patterns.
+
+    Raises UsageError.
+    """
     if found := re.search("%[jAat]|[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]", path):
         raise UsageError(f"{what}: {path!r} holds {found[0]!r}, which no job script can; choose another folder")
