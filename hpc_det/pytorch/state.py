@@ -63,7 +63,7 @@ def restore_models(state: dict[str, Any], context: PyTorchTrialContext, where: P
         for owner, content in zip(owners, state[key], strict=True):
             owner.load_state_dict(content)
             if isinstance(owner, torch.optim.Optimizer):
-                _keep_types(owner, content.get("state", {}))
+                keep_types(owner, content.get("state", {}))
     if context.precision.scaler and "scaler_state_dict" in state:
         context.precision.scaler.load_state_dict(state["scaler_state_dict"])
 
@@ -88,7 +88,7 @@ def _owners(context: PyTorchTrialContext) -> dict[str, list[Any]]:
     }
 
 
-def _keep_types(optimizer: torch.optim.Optimizer, saved: dict[int, dict[str, Any]]) -> None:
+def keep_types(optimizer: torch.optim.Optimizer, saved: dict[int, dict[str, Any]]) -> None:
     """load_state_dict casts most of the state to the types of the parameters."""
     for number, parameter in enumerate(parameters_of(optimizer)):
         for name, value in saved.get(number, {}).items():

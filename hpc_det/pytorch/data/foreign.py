@@ -41,7 +41,7 @@ class _Foreign:
         end_workers(self._iterator)
 
     def _begin(self) -> Iterator[Any]:
-        self._iterator = _iterated(self._loader, self._iterator)
+        self._iterator = iterated(self._loader, self._iterator)
         return self._iterator
 
     def _endless(self, iterator: Iterator[Any]) -> Iterator[Any]:
@@ -116,7 +116,7 @@ class ForeignValidation(_Foreign):
         return self._loader
 
 
-def _iterated(loader: Iterable[Any], former: Iterator[Any] | None) -> Iterator[Any]:
+def iterated(loader: Iterable[Any], former: Iterator[Any] | None) -> Iterator[Any]:
     """A new iterator; the former one ends, unless it is used again, as with persistent workers."""
     begin = functools.partial(iter, loader)
     iterator: Iterator[Any] = (

@@ -110,7 +110,7 @@ class Drawn:
 
     def _iterated(self, epoch: int) -> Sequence[Any] | Numbers:
         with seeded(mixed_seed("sampler", self._seed, epoch)):
-            _set_epoch(self._sampler, epoch)
+            set_epoch(self._sampler, epoch)
             most = self.nominal_length
             return _compact(self._sampler, most)
 
@@ -160,7 +160,7 @@ class SameSize(_Checked):
         return rows
 
 
-def _set_epoch(sampler: Any, epoch: int) -> None:
+def set_epoch(sampler: Any, epoch: int) -> None:
     """Also inside a batch sampler, which holds its sampler as `sampler` (torch.utils.data.BatchSampler)."""
     while sampler is not None:
         if hasattr(sampler, "set_epoch"):

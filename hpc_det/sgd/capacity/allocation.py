@@ -1,0 +1,138 @@
+"""The allocation that the driver runs in: a node agent on each of its hosts."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from hpc_det.errors import UsageError
+from hpc_det.launch.elastic.agents import BackOff
+from hpc_det.launch.last_words import last_line
+from hpc_det.launch.network import own_address
+from hpc_det.sgd.capacity.processes import LEAVE_S, TERM_S, Process, all_ended, kill, start
+from hpc_det.sgd.capacity.starters import starter_of
+from hpc_det.store.run_folder import RunFolder
+
+START_S = 60.0
+"""A host whose agent is not there so long after its start is given another."""
+ASK_S = 2.0
+
+
+class Started(NamedTuple):
+    process: Process
+    hosts: tuple[str, ...]
+    at: float
+
+
+class Allocation:
+    """Found in the environment: a job of Slurm or PBS, or hosts that an MPI knows.
+
+    `use_gpu`: whether each rank takes a GPU ("auto": where the allocation has some), otherwise `cpus_per_worker` CPUs.
+    `interface`: of the network on which the driver listens; None: the one that the host's name leads to.
+    Raises UsageError outside of any allocation, and where no host has room for a rank.
+    """
+
+    min_slots = 1
+    has_queue = False
+
+    def __init__(
+        self,
+        *,
+        cpus_per_worker: int = 1,
+        use_gpu: bool | str = "auto",
+        interface: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._starter = starter_of(os.environ if env is None else env)
+        self.has_gpus = self._starter.gpus > 0
+        by_gpu = self.has_gpus and bool(use_gpu)
+        self._slots = {
+            host: self._starter.gpus if by_gpu else cpus // cpus_per_worker for host, cpus in self._starter.cpus.items()
+        }
+        if not all(self._slots.values()):
+            raise UsageError(
+                f"{self._starter.name} has {min(self._starter.cpus.values())} CPUs on a node, and a worker takes "
+                f"{cpus_per_worker}; ask for more CPUs, or set num_cpus_per_worker"
+            )
+        self.host = "127.0.0.1" if self.is_this_host else own_address(2, interface, "interface")[0]
+        self._again = {host: BackOff() for host in self._slots}
+        self._started: dict[str, Started] = {}
+        """By host, the last one."""
+        self._all: list[Process] = []
+        self._run, self._log = Path(), Path()
+        self._held: Collection[str] = self._starter.hosts
+        self._asked = 0.0
+
+    @property
+    def slots(self) -> int:
+        return sum(self._slots.values())
+
+    @property
+    def is_this_host(self) -> bool:
+        """One node, and the driver on it."""
+        return [_short(host) for host in self._slots] == [_short(socket.gethostname())]
+
+    def start(self, run: Path, wanted: int) -> None:
+        self._run, self._log = run, RunFolder(run).logs / "start-agents.log"
+        self._begin(self._slots)
+
+    def renew(self, missing_hosts: Collection[str]) -> None:
+        lost = [host for host in self._without_agent(set(map(_short, missing_hosts))) if self._again[host].is_due()]
+        if lost:
+            self._ask()
+        for host in set(lost) & set(self._held):
+            former = self._started[host]
+            if len(former.hosts) == 1:
+                kill(former.process)
+            self._begin({host: self._slots[host]})
+
+    def state(self) -> str:
+        self._ask()
+        lost = [host for host in self._slots if host not in self._held]
+        bare = [host for host in self._without_agent(set()) if host not in lost]
+        said = last_line(self._log, 0)
+        return "; ".join(
+            [
+                f"{self._starter.name} has {', '.join(self._held) or 'no node any more'}",
+                *([f"it has lost {', '.join(lost)}"] if lost else []),
+                *([f"no agent runs on {', '.join(bare)}" + (said and f": {said}")] if bare else []),
+            ]
+        )
+
+    def stop(self) -> None:
+        all_ended(self._all, LEAVE_S)
+        self._starter.end([process for process in self._all if process.poll() is None])
+        all_ended(self._all, TERM_S)
+        for process in self._all:
+            kill(process)
+
+    def _begin(self, slots: Mapping[str, int]) -> None:
+        for hosts, command in self._starter.commands(self._run, slots):
+            process = start(command, self._log, env=self._starter.environment())
+            self._all = [*(each for each in self._all if each.poll() is None), process]
+            for host in hosts:
+                self._again[host].begin()
+                self._started[host] = Started(process, hosts, time.monotonic())
+
+    def _without_agent(self, missing: Collection[str]) -> Iterator[str]:
+        """What has started an agent ends with it, but where it has started those of other hosts, too, or lost touch."""
+        for host, started in self._started.items():
+            has_ended = started.process.poll() is not None
+            is_blind = len(started.hosts) > 1 or time.monotonic() > started.at + START_S
+            if has_ended or (is_blind and _short(host) in missing):
+                yield host
+
+    def _ask(self) -> None:
+        if time.monotonic() > self._asked + ASK_S:
+            self._held = self._starter.held()
+            self._asked = time.monotonic()
+
+
+def _short(host: str) -> str:
+    """Hosts are named with their domain in one place and without it in another. A host file may have addresses."""
+    return host if re.fullmatch(r"[\d.]+", host) else host.partition(".")[0]

@@ -1,0 +1,99 @@
+"""A cluster's profile as the parameters of a gang job: `executor="NAME"` is all that a program says."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from hpc_det.config.cluster import Cluster
+from hpc_det.config.effective import valid_profile
+from hpc_det.config.fields import time_limit_min
+from hpc_det.config.plain_yaml import load_yaml
+from hpc_det.config.request import find
+from hpc_det.errors import UsageError
+from hpc_det.schedulers.slurm_flags import gpu_flags
+from hpc_det.sgd.capacity.job import GangJob
+from hpc_det.sgd.capacity.local import Local
+
+_GIGA = {"K": 1024**-2, "M": 1024**-1, "G": 1.0, "T": 1024.0}
+
+
+def gang_job(
+    name: str, env: Mapping[str, str], num_workers: int, cpus_per_worker: int, *, use_gpu: bool
+) -> GangJob | Local:
+    """A job for so many workers, on as few nodes as hold them. `use_gpu`: where the profile's slots are GPUs.
+
+    Raises UsageError for no such profile, a wrong one, and more nodes than it allows.
+    """
+    profile = valid_profile(load_yaml(find("cluster", name, env)))
+    cluster = profile.in_pool(profile.resource_pool)
+    if not use_gpu:
+        cluster = cluster.model_copy(update={"slot_type": "cpu"})
+    if cluster.scheduler == "local":
+        return Local.of_gpus(env) if use_gpu else Local()
+    slots = min(num_workers, cluster.slots_per_node)
+    nodes = math.ceil(num_workers / slots)
+    if cluster.max_nodes and nodes > cluster.max_nodes:
+        raise UsageError(
+            f"num_workers: {num_workers} workers need {nodes} nodes of {slots}, and cluster {cluster.name!r} allows "
+            f"{cluster.max_nodes}; the most is {cluster.max_nodes * cluster.slots_per_node}"
+        )
+    made = GangJob(
+        cluster.scheduler,
+        nodes,
+        slots_per_node=slots,
+        interface=_if_here(cluster.dtrain_network_interface),
+        cpus_per_task=slots * max(cpus_per_worker, cluster.cpus_per_slot),
+        **(_slurms(cluster, slots) if cluster.scheduler == "slurm" else _pbss(cluster, slots)),
+    )
+    made.has_gpus = cluster.slot_type == "gpu"
+    return made
+
+
+def _slurms(cluster: Cluster, slots: int) -> dict[str, Any]:
+    """By AutoExecutor's names. Flags of ours that submitit has no parameter for go by their own."""
+    flags = [flag.removeprefix("--").split("=", 1) for flag in gpu_flags(cluster, slots)]
+    memory = {"mem": cluster.mem_per_node} if cluster.mem_per_node else {}
+    return {
+        "slurm_partition": cluster.resource_pool,
+        "slurm_account": cluster.account,
+        "slurm_qos": cluster.qos,
+        "slurm_signal_delay_s": cluster.signal_lead_s,
+        "slurm_setup": _setup(cluster),
+        "slurm_srun_args": list(cluster.srun_args),
+        "slurm_additional_parameters": {**dict(flags), **memory},
+        "timeout_min": time_limit_min(cluster.time_limit) if cluster.time_limit else None,
+    }
+
+
+def _pbss(cluster: Cluster, slots: int) -> dict[str, Any]:
+    limit = cluster.time_limit or cluster.max_time_limit
+    if limit is None:
+        raise UsageError(f"cluster {cluster.name!r} has no time_limit, and submitit's jobs on PBS need one; set it")
+    memory = cluster.mem_per_node
+    return {
+        "pbs_queue": cluster.resource_pool,
+        "pbs_account": cluster.account,
+        "pbs_signal_delay_s": cluster.signal_lead_s,
+        "pbs_setup": _setup(cluster),
+        "timeout_min": time_limit_min(limit),
+        "gpus_per_node": slots if cluster.slot_type == "gpu" else None,
+        "mem_gb": memory and float(memory.rstrip("KMGT")) * _GIGA[memory[-1] if memory[-1] in _GIGA else "M"],
+    }
+
+
+def _setup(cluster: Cluster) -> list[str]:
+    exports = (item.split("=", 1) for item in cluster.environment_variables)
+    return [
+        *(f"module load {shlex.quote(module)} || exit" for module in cluster.modules),
+        *cluster.setup,
+        *(f"export {name}={shlex.quote(value)}" for name, value in exports),
+    ]
+
+
+def _if_here(interface: str | None) -> str | None:
+    """A login node need not have what the nodes have between them."""
+    return interface if interface in [name for _, name in socket.if_nameindex()] else None

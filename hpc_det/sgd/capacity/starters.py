@@ -1,0 +1,246 @@
+"""How a process is started on hosts of the allocation that the driver runs in: srun's steps, PBS' starters, mpiexec."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from hpc_det.errors import UsageError
+from hpc_det.launch.elastic import agents
+from hpc_det.launch.mpi import OF_ANOTHER_MPI
+from hpc_det.launch.on_nodes import BEGUN, ORDERS, start_commands, start_script
+from hpc_det.schedulers.command import CommandError, Run, run_command
+from hpc_det.schedulers.pbs import Pbs
+from hpc_det.schedulers.slurm_answers import host_names, shown
+from hpc_det.sgd.capacity.processes import Process
+from hpc_det.sgd.gpus import gpus_here
+from hpc_det.store.files import write_atomic
+
+STEP_FLAGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", "--mpi=none")
+"""Of srun: no lost node or agent ends the others (without --wait, slurm.conf's WaitTime counts), and as it is not known
+yet how many ranks there will be, none is bound.
+"""
+PBS_STARTERS = ("pbsdsh", "pbs_tmrsh", "mpiexec")
+HOST_FILES = (
+    "HYDRA_HOST_FILE",  # MPICH, Intel MPI
+    "I_MPI_HYDRA_HOST_FILE",
+    "OMPI_MCA_orte_default_hostfile",  # Open MPI 4
+    "PRTE_MCA_prte_default_hostfile",  # Open MPI 5
+    "LSB_DJOB_HOSTFILE",  # LSF
+    "PE_HOSTFILE",  # Grid Engine
+)
+"""Variables that name a file with a host a line, first word."""
+# srun(1), INPUT ENVIRONMENT VARIABLES: the shape of the batch script's tasks, or of the step that the driver is, is
+# not that of the agents' step. What is said of the job stays, for srun and for what users read.
+_OF_THE_JOB = re.compile(r"SLURM_(CONF|JOB_\w+|JOBID|ARRAY_\w+|RESTART_COUNT|SUBMIT_\w+|CLUSTER_NAME)")
+ASK_TIMEOUT_S = 10.0
+
+
+class Starter(Protocol):
+    name: str
+    """Of the allocation, in messages."""
+    hosts: list[str]
+    cpus: dict[str, int]
+    """That the allocation has on each host."""
+    gpus: int
+    """That it has on each."""
+
+    def commands(self, run: Path, slots: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+        """Command lines that start an agent on each of these hosts, with so many slots, and the hosts of each.
+
+        As many hosts as can be by one, since whoever starts them has work with each.
+        """
+
+    def environment(self) -> dict[str, str]:
+        """Of these commands."""
+
+    def held(self) -> Collection[str]:
+        """The hosts that the allocation still has."""
+
+    def end(self, running: Collection[Process]) -> None:
+        """Of what these have started, all that has not left by itself. They end soon, with it."""
+
+
+def variable_of_allocation(env: Mapping[str, str]) -> str | None:
+    """The one that says where this process is; None: in no allocation."""
+    return next((name for name in ("SLURM_JOB_ID", "PBS_NODEFILE", *HOST_FILES) if env.get(name)), None)
+
+
+def starter_of(env: Mapping[str, str]) -> Starter:
+    """Raises UsageError where the environment is that of no allocation, or of one without means to start anything."""
+    match variable_of_allocation(env):
+        case "SLURM_JOB_ID":
+            return Srun(env)
+        case "PBS_NODEFILE":
+            return PbsStarter(env)
+        case str(name):
+            return Mpiexec(env, Path(env[name]))
+    raise UsageError(
+        "executor 'allocation': this process is in none: there is no SLURM_JOB_ID, no PBS_NODEFILE, and no host file "
+        f"of an MPI ({', '.join(HOST_FILES)}); start it inside a job, or choose 'local', 'slurm' or 'pbs'"
+    )
+
+
+class Srun:
+    """A step of Slurm's: the first over all hosts, later ones on a host that had lost its agent."""
+
+    def __init__(self, env: Mapping[str, str], run: Run = run_command) -> None:
+        self._env = env
+        self._job_id = env["SLURM_JOB_ID"]
+        self.name = f"job {self._job_id}"
+        self.hosts = host_names(env["SLURM_JOB_NODELIST"])
+        self.cpus = dict(zip(self.hosts, cpus_per_node(env["SLURM_JOB_CPUS_PER_NODE"]), strict=True))
+        self.gpus = self._gpus(run)
+
+    def commands(self, run: Path, slots: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+        for count in sorted(set(slots.values())):
+            hosts = tuple(host for host in slots if slots[host] == count)
+            yield hosts, [*self._srun(hosts), *agents.into_log(run, [sys.executable, *agents.arguments(run, count)])]
+
+    def environment(self) -> dict[str, str]:
+        return {n: value for n, value in self._env.items() if not n.startswith("SLURM_") or _OF_THE_JOB.fullmatch(n)}
+
+    def held(self) -> Collection[str]:
+        """A node that went down is taken out of a job that stays (sbatch --no-kill), and does not come back to it."""
+        question = ["squeue", "--noheader", "--states=all", f"--jobs={self._job_id}", "--format=%N"]
+        try:
+            return host_names(run_command(question, timeout_s=ASK_TIMEOUT_S).strip())
+        except CommandError:  # no news
+            return self.hosts
+
+    def end(self, running: Collection[Process]) -> None:
+        """srun KILLs its step when it is sent TERM, and passes nothing on (measured)."""
+        for process in running:
+            process.terminate()
+
+    def _srun(self, hosts: Sequence[str]) -> list[str]:
+        return [
+            "srun",
+            f"--jobid={self._job_id}",
+            "--overlap",  # with the step that the driver may be, and with each other
+            f"--nodes={len(hosts)}",
+            f"--ntasks={len(hosts)}",
+            "--ntasks-per-node=1",
+            f"--nodelist={','.join(hosts)}",
+            "--export=ALL",
+            *STEP_FLAGS,
+        ]
+
+    def _gpus(self, run: Run) -> int:
+        """A job's processes on its nodes are told. A shell of salloc's on another host has to ask."""
+        if "SLURMD_NODENAME" in self._env:
+            return int(self._env.get("SLURM_GPUS_ON_NODE", 0))
+        try:
+            total = re.search(r"gres/gpu=(\d+)", shown(self._job_id, run).get("TRES", ""))
+        except CommandError:
+            return 0
+        return int(total[1]) // len(self.hosts) if total else 0
+
+
+class _ByScript:
+    """One starter for each host, which runs there what hpc_det.launch.on_nodes runs: a script with the environment.
+
+    The agents end when the folder that the script lies in is gone (hpc_det.launch.pbs_node).
+    """
+
+    name: str
+    hosts: list[str]
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = env
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def commands(self, run: Path, slots: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix=".nodes-", dir=run)
+            write_atomic(Path(self._folder.name, ORDERS), "")
+        folder = Path(self._folder.name)
+        for host, count in slots.items():
+            rank = self.hosts.index(host)
+            (folder / f"{BEGUN}{rank}").unlink(missing_ok=True)
+            script = folder / f"start-{count}"
+            command = agents.into_log(run, [sys.executable, *agents.arguments(run, count)])
+            write_atomic(script, start_script(command, folder, self.environment(), None))
+            yield (host,), self._start_on(host, rank, str(script))
+
+    def environment(self) -> dict[str, str]:
+        return dict(self._env)
+
+    def held(self) -> Collection[str]:
+        return self.hosts
+
+    def end(self, running: Collection[Process]) -> None:
+        if self._folder:
+            self._folder.cleanup()
+            self._folder = None
+
+    def _start_on(self, host: str, rank: int, script: str) -> list[str]:
+        raise NotImplementedError
+
+
+class PbsStarter(_ByScript):
+    def __init__(self, env: Mapping[str, str]) -> None:
+        super().__init__(env)
+        self.name = f"job {env.get('PBS_JOBID', '')}"
+        self.hosts = Pbs().hosts(env)
+        self.cpus = dict.fromkeys(self.hosts, int(env.get("NCPUS") or len(os.sched_getaffinity(0))))
+        self.gpus = len(gpus_here(env))
+        self._lines = Path(env["PBS_NODEFILE"]).read_text(encoding="utf-8").split()
+        found = next((name for name in PBS_STARTERS if shutil.which(name, path=env.get("PATH"))), None)
+        if found is None:
+            raise UsageError(
+                f"{self.name}: there is no {', '.join(PBS_STARTERS)} on PATH, and one of them must start the agents on "
+                "its hosts; put the folder of PBS' commands on the PATH of the job"
+            )
+        self._starter = found
+
+    def _start_on(self, host: str, rank: int, script: str) -> list[str]:
+        if self._starter == "mpiexec":
+            return _mpiexec(host, rank, script)
+        ((_, command),) = start_commands(self._starter, self._lines, [host], script)
+        return [*command[:-1], str(rank)]
+
+
+class Mpiexec(_ByScript):
+    def __init__(self, env: Mapping[str, str], host_file: Path) -> None:
+        super().__init__(env)
+        self.hosts = _hosts_in(host_file)
+        self.name = f"the hosts of {host_file}"
+        self.cpus = dict.fromkeys(self.hosts, len(os.sched_getaffinity(0)))
+        self.gpus = len(gpus_here(env))
+        if shutil.which("mpiexec", path=env.get("PATH")) is None:
+            raise UsageError(f"{self.name}: there is no mpiexec on PATH to start the agents with")
+
+    def environment(self) -> dict[str, str]:
+        """The driver may be a rank of an MPI itself."""
+        return {name: value for name, value in self._env.items() if not name.startswith(OF_ANOTHER_MPI)}
+
+    def _start_on(self, host: str, rank: int, script: str) -> list[str]:
+        return _mpiexec(host, rank, script)
+
+
+def _mpiexec(host: str, rank: int, script: str) -> list[str]:
+    """One for each host: where one is lost, an mpiexec ends all that it has started."""
+    return ["mpiexec", "-n", "1", "-host", host, "/bin/sh", script, str(rank)]
+
+
+def _hosts_in(host_file: Path) -> list[str]:
+    """Lines such as `node1`, `node1:4`, `node1 slots=4`, `node1 4 all.q@node1`; each host once."""
+    lines = host_file.read_text(encoding="utf-8").splitlines()
+    words = (line.partition("#")[0].split() for line in lines)
+    hosts = list(dict.fromkeys(found[0].partition(":")[0] for found in words if found))
+    if not hosts:
+        raise UsageError(f"{host_file} names no host, and an MPI's environment says that it does")
+    return hosts
+
+
+def cpus_per_node(text: str) -> list[int]:
+    """ "4(x2),8", as in SLURM_JOB_CPUS_PER_NODE, is 4, 4, 8."""
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(cpus) for cpus, times in found for _ in range(int(times or 1))]

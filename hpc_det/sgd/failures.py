@@ -1,0 +1,113 @@
+"""Why a gang could not go on, told apart: each kind has its own budget.
+
+A user's exception is raised at once and never tried again. The death of a rank, an agent or a node, and a gang that
+hangs, cost one of `max_retries`. What a scheduler takes away costs nothing: it may come as often as it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import cloudpickle
+
+from hpc_det.errors import HpcDetError
+
+COLLATERAL_S = 2.0
+"""How long an error that a peer's end may have caused waits for news of such an end."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+
+
+class GangLost(HpcDetError):
+    """The ranks of this generation cannot go on: what they do can be tried again from the last snapshot."""
+
+    counts = True
+    """Against `max_retries`."""
+
+
+class RankDied(GangLost):
+    """A process, by itself or by a signal."""
+
+
+class NodeLost(GangLost):
+    """An agent, or all of its node."""
+
+
+class Hung(GangLost):
+    """All ranks are there, and none gets on."""
+
+
+class Preempted(GangLost):
+    """By a scheduler that had told so."""
+
+    counts = False
+
+
+class RetriesUsedUp(HpcDetError, RuntimeError):
+    """RaySGD raises RuntimeError."""
+
+
+class NotEnoughRanks(HpcDetError, TimeoutError):
+    """RaySGD raises TimeoutError."""
+
+
+class Raised(NamedTuple):
+    """What a rank says of an exception."""
+
+    rank: int
+    said: str
+    traceback: str
+    pickled: bytes
+
+
+_OF_A_PEER = (
+    "gloo",
+    "nccl",
+    "connection closed",
+    "connection reset",
+    "broken pipe",
+    "timed out",
+    "diststore",
+    "distbackend",
+)
+
+
+def root_of(errors: Iterable[Raised]) -> Raised:
+    """The lowest rank's that no peer can have caused, else the first that came."""
+    found = list(errors)
+    own = sorted((error for error in found if not may_be_of_a_peer(error)), key=lambda error: error.rank)
+    return (own or found)[0]
+
+
+def may_be_of_a_peer(error: Raised) -> bool:
+    """Whether it is what gloo, NCCL and torch's stores say when a peer is gone."""
+    said = error.said.lower()
+    return any(word in said for word in _OF_A_PEER)
+
+
+def pause_s(failures_in_a_row: int) -> float:
+    """Before the next try: 1 s, 2 s, 4 s, ... The first failure is not waited for."""
+    return 0.0 if failures_in_a_row < 2 else min(FIRST_PAUSE_S * 2.0 ** (failures_in_a_row - 2), LONGEST_PAUSE_S)
+
+
+class RankTraceback(Exception):  # the cause of a user's exception, as concurrent.futures has one
+    """Where in a rank the exception was raised."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+def _unpickled(raised: Raised) -> Exception | None:
+    with suppress(Exception):
+        error = cloudpickle.loads(raised.pickled)
+        return error if isinstance(error, Exception) else None
+    return None
+
+
+def error_of(raised: Raised, log: Path) -> Exception:
+    """The user's own exception where it could travel, with the rank's traceback as its cause."""
+    error = _unpickled(raised) or RuntimeError(f"rank {raised.rank}: {raised.said}")
+    error.__cause__ = RankTraceback(f"rank {raised.rank}, log {log}:\n{raised.traceback}")
+    return error

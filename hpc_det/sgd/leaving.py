@@ -1,0 +1,37 @@
+"""When the scheduler takes all nodes of a driver that is in the job itself: it leaves, and the job comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpc_det.schedulers.command import CommandError, Run, run_command
+from hpc_det.schedulers.slurm import Slurm
+from hpc_det.schedulers.slurm_answers import local_time, shown
+
+TEMPORARY = 75
+"""sysexits.h, EX_TEMPFAIL: to be tried again."""
+
+
+class JobLeaves(SystemExit):
+    """The training goes on when the program is started again: `with` blocks and `finally` run, and then it ends."""
+
+    def __init__(self) -> None:
+        super().__init__(TEMPORARY)
+
+
+def back_into_queue(env: Mapping[str, str], run: Run = run_command) -> str:
+    """What becomes of the job, in words. A job of Slurm's is put back, unless somebody has cancelled it: one that ends
+    within its grace time by itself is COMPLETED there (Slurm 22.05, measured).
+    """
+    if "SLURM_JOB_ID" not in env:
+        return "start the program again with the same run, and it goes on"
+    job_id = Slurm().job_id(env)
+    try:
+        job = shown(job_id, run)
+        is_preempted = local_time(job.get("PreemptTime")) is not None
+        if not is_preempted and job.get("JobState") in ("COMPLETING", "CANCELLED"):
+            return f"job {job_id} was cancelled; submit it again with the same run, and it goes on"
+        Slurm().requeue(job_id, run)
+    except CommandError as error:
+        return f"job {job_id} could not be requeued: {error}; submit it again with the same run, and it goes on"
+    return f"job {job_id} goes back into the queue"

@@ -1,0 +1,137 @@
+"""Where the ranks of a generation exchange addresses: kept by the driver, reached over the ranks' authenticated lines.
+
+torch's own TCPStore listens on all interfaces to whoever comes, and lives in the process of some rank. This one takes
+part in a generation alone, and neither a stranger nor the death of a rank reaches it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+from torch.distributed import DistStoreError
+
+from hpc_det.launch.elastic.channel import Line, Message
+
+
+class StoreKeeper:
+    """The driver's end, called in the thread of its lines alone."""
+
+    def __init__(self, generation: int) -> None:
+        """What ranks of another generation said before they were ended may arrive late, and is not for this one."""
+        self._generation = generation
+        self._values: dict[str, bytes] = {}
+        self._waiting: list[tuple[set[str], Line, Message]] = []
+
+    def answer(self, line: Line, message: Message) -> None:
+        head = message.head
+        keys = set(head["keys"])
+        if line.identity["generation"] != self._generation:
+            return
+        if head["store"] in ("get", "wait") and not keys <= self._values.keys():
+            self._waiting.append((keys, line, message))
+        else:
+            result, body = getattr(self, f"_{head['store']}")(head, message.body)
+            line.send({"store": head["id"], "result": result}, body)
+
+    def _set(self, head: dict[str, Any], value: bytes) -> tuple[None, bytes]:
+        self._values[head["keys"][0]] = bytes(value)
+        waiting, self._waiting = self._waiting, []
+        for keys, line, message in waiting:
+            if keys <= self._values.keys():
+                self.answer(line, message)
+            else:
+                self._waiting.append((keys, line, message))
+        return None, b""
+
+    def _get(self, head: dict[str, Any], value: bytes) -> tuple[None, bytes]:
+        return None, self._values[head["keys"][0]]
+
+    def _wait(self, head: dict[str, Any], value: bytes) -> tuple[None, bytes]:
+        return None, b""
+
+    def _check(self, head: dict[str, Any], value: bytes) -> tuple[bool, bytes]:
+        return set(head["keys"]) <= self._values.keys(), b""
+
+    def _add(self, head: dict[str, Any], value: bytes) -> tuple[int, bytes]:
+        total = int(self._values.get(head["keys"][0], b"0")) + int(head["amount"])
+        self._set(head, str(total).encode())
+        return total, b""
+
+    def _delete(self, head: dict[str, Any], value: bytes) -> tuple[bool, bytes]:
+        return self._values.pop(head["keys"][0], None) is not None, b""
+
+    def _swap(self, head: dict[str, Any], value: bytes) -> tuple[None, bytes]:
+        """The value afterwards; of a key that is not there, what was expected if that was something."""
+        key, cut = head["keys"][0], head["cut"]
+        expected, wanted = value[:cut], value[cut:]
+        if self._values.get(key, b"") == expected:
+            self._set(head, wanted)
+        return None, self._values.get(key, expected)
+
+    def _count(self, head: dict[str, Any], value: bytes) -> tuple[int, bytes]:
+        return len(self._values), b""
+
+
+class LineStore(Store):
+    """A rank's end, for init_process_group. Any thread may ask; `hear` is called by the one that reads the line."""
+
+    def __init__(self, line: Line, timeout_s: float) -> None:
+        super().__init__()
+        self._line = line
+        self._timeout_s = timeout_s
+        self._numbers = itertools.count()
+        self._asked: dict[int, Future[Message]] = {}
+        self._lock = threading.Lock()
+
+    def hear(self, message: Message) -> None:
+        with self._lock:
+            self._asked.pop(message.head["store"]).set_result(message)
+
+    def _ask(self, store: str, keys: Sequence[str], body: bytes = b"", **more: Any) -> Message:
+        answer: Future[Message] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            self._asked[number] = answer
+        self._line.send({"do": "store", "store": store, "id": number, "keys": list(keys), **more}, body)
+        try:
+            return answer.result(self._timeout_s)
+        except TimeoutError:
+            raise DistStoreError(f"waited {self._timeout_s:g} s for {', '.join(keys)}") from None
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._ask("set", [key], value.encode() if isinstance(value, str) else value)
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._ask("get", [key]).body)
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._ask("add", [key], amount=amount).head["result"])
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._ask("check", keys).head["result"])
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self._ask("wait", keys)
+
+    def compare_set(self, key: str, expected: str | bytes, wanted: str | bytes) -> bytes:
+        first, second = (text.encode() if isinstance(text, str) else text for text in (expected, wanted))
+        return bytes(self._ask("swap", [key], first + second, cut=len(first)).body)
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._ask("delete", [key]).head["result"])
+
+    def num_keys(self) -> int:
+        return int(self._ask("count", []).head["result"])
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout_s = timeout.total_seconds()
+
+    def clone(self) -> LineStore:
+        """NCCL's threads ask one of their own."""
+        return self

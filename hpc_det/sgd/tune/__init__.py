@@ -1,0 +1,33 @@
+"""Searches over trials that are TorchTrainers, or anything else that a class of the user's trains in steps.
+
+space      grid_search, choice, uniform, loguniform, randint
+searchers  asha, adaptive_asha, pbt: which of hpc_det.search, for a config with such ranges
+run        tune_run: from what was asked for to an Analysis
+driver     gives trials to slots, and starts those again that died
+places     slots of this machine, or jobs of submitit
+trial      the process of a trial
+analysis   what came of it
+files      the run folder
+"""
+
+from __future__ import annotations
+
+from hpc_det.sgd.trainable import Trainable
+from hpc_det.sgd.tune.analysis import Analysis
+from hpc_det.sgd.tune.run import tune_run
+from hpc_det.sgd.tune.searchers import adaptive_asha, asha, pbt
+from hpc_det.sgd.tune.space import choice, grid_search, loguniform, randint, uniform
+
+__all__ = [
+    "Analysis",
+    "Trainable",
+    "adaptive_asha",
+    "asha",
+    "choice",
+    "grid_search",
+    "loguniform",
+    "pbt",
+    "randint",
+    "tune_run",
+    "uniform",
+]

@@ -1,0 +1,246 @@
+"""Drives a search: gives trials to slots, tells the search what they reported, starts those again that died.
+
+All that it decides follows from the journal of the search and from the trials' files. So another driver goes on where
+this one was killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from hpc_det.checkpoint.committed import committed
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.search.journal import SearchJournal
+from hpc_det.search.method import Exit, Work
+from hpc_det.search.population import Population
+from hpc_det.sgd.json_values import number
+from hpc_det.sgd.tune.files import DONE, ITERATION, TuneFolder, TuneTrial, Turn
+from hpc_det.sgd.tune.places import Place, Process
+from hpc_det.store.files import read_json, write_json
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.02
+LEAVES_S = 5.0
+"""A process that has nothing to do leaves by itself, as a rule."""
+COPIES = 5
+"""Attempts to copy a checkpoint: the trial that it belongs to deletes older ones meanwhile."""
+
+
+@dataclass
+class Slot:
+    """Room for one trial at a time: a worker, in the words of the journal."""
+
+    number: int
+    trial: TuneTrial | None = None
+    process: Process | None = None
+    work: Work | None = None
+    """What the process does, or did last."""
+    let_go_at: float | None = None
+
+
+class Driver:
+    def __init__(self, run: TuneFolder, place: Place, *, max_failures: int, turns: Mapping[str, Any]) -> None:
+        """`turns`: what all turns of all trials have in common."""
+        self._run = run
+        self._place = place
+        self._max_failures = max_failures
+        self._turns = turns
+        self._journal = SearchJournal(run)
+        self._metric: str | None = turns["keep"].get("metric")
+        self._job = f"{os.uname().nodename}:{os.getpid()}:{time.time()}"
+        self._slots = [Slot(number) for number in range(place.slots)]
+
+    def drive(self) -> None:
+        """Until the search is finished. Whatever ends it ends the trials' processes, too."""
+        try:
+            self._take_over()
+            while self._goes_on():
+                for slot in self._slots:
+                    self._look_at(slot)
+                time.sleep(POLL_S)
+            if problem := self._journal.state().given_up:
+                raise HpcDetError(problem)
+        finally:
+            self._end_all()
+
+    def _take_over(self) -> None:
+        """What another driver had begun, in no more slots than there are now."""
+        state = self._journal.state()
+        self._journal.submitted(0, max(state.workers, len(self._slots)), stay=True)
+        for worker, job in list(state.present.items()):
+            if worker >= len(self._slots):
+                self._journal.lose(worker, job)
+
+    def _goes_on(self) -> bool:
+        """Idle slots ask for work where there is some."""
+        state = self._journal.state()
+        for slot in self._slots:
+            if slot.process is None and slot.work is None and (slot.number in state.open or self._has_work()):
+                slot.work = self._journal.ask(slot.number, self._job)
+        return any(slot.process or slot.work for slot in self._slots)
+
+    def _has_work(self) -> bool:
+        state = self._journal.state()
+        work = state.method.next_work()
+        return work is not None and (work.trial in state.trials or not state.given_up)
+
+    def _look_at(self, slot: Slot) -> None:
+        if slot.let_go_at is not None:
+            self._let_go(slot)
+        elif slot.process is None and slot.work:
+            self._begin(slot, slot.work)
+        elif slot.process and slot.work:
+            self._follow(slot, slot.process, slot.work)
+
+    def _begin(self, slot: Slot, work: Work) -> None:
+        """In a process, unless the trial has come so far already: while no driver was there, or since it is done."""
+        trial = slot.trial = self._run.trial(work.trial)
+        trial.create()
+        turn = self._next_turn(trial, work)
+        if (result := trial.newest()) and _is_at_end(result, work):
+            self._report(slot, work, result)
+            return
+        job = _status(trial).get("job")
+        if job and (found := self._place.found(job)) and found.is_running():
+            slot.process = found
+            _give(trial, turn)
+            return
+        trial.outcome.unlink(missing_ok=True)
+        turn = replace(turn, process=turn.process + 1)
+        _give(trial, turn)
+        slot.process = self._place.start(slot.number, trial, turn.process)
+        _note(trial, job=slot.process.job)
+
+    def _follow(self, slot: Slot, process: Process, work: Work) -> None:
+        assert slot.trial
+        has_ended = not process.is_running()  # asked first: what it wrote before is read after
+        result = slot.trial.newest()
+        if result and _is_at_end(result, work):
+            slot.process = None if has_ended else process
+            self._report(slot, work, result)
+        elif has_ended:
+            slot.process = None
+            self._after_end(slot, slot.trial, work)
+
+    def _report(self, slot: Slot, work: Work, result: dict[str, Any]) -> None:
+        """To the search, and go on with what it wants next."""
+        if self._metric is not None and self._metric not in result:
+            raise UsageError(f"metric {self._metric!r}: trial {work.trial} returned none; it returned {sorted(result)}")
+        log.info("trial %d at iteration %d: %s", work.trial, result[ITERATION], result.get(self._metric or ""))
+        value = number(result.get(self._metric)) if self._metric else 0.0
+        following = self._journal.report(slot.number, work, value)
+        self._copy_source(work.trial)
+        self._go_on_with(slot, following)
+
+    def _after_end(self, slot: Slot, trial: TuneTrial, work: Work) -> None:
+        """The process has ended before the turn has: by itself after a pause, by the user's exception, or it died."""
+        outcome = read_json(trial.outcome) or {}
+        if outcome.get("kind") == "left":
+            return
+        failures = _status(trial).get("failures", 0) + 1
+        error = outcome.get("error") or f"its process died for the {failures}. time; see {trial.log}"
+        log.warning("trial %d: %s", work.trial, error)
+        _note(trial, failures=failures, error=error, traceback=outcome.get("traceback"))
+        if not outcome and failures <= self._max_failures:
+            return
+        how = Exit.INVALID_HP if outcome.get("kind") == "invalid" else Exit.FAILED
+        self._go_on_with(slot, self._journal.end(slot.number, work.trial, how))
+
+    def _go_on_with(self, slot: Slot, work: Work | None) -> None:
+        before, slot.work = slot.work, work
+        if slot.process is None:
+            return
+        assert slot.trial
+        assert before
+        if work and work.trial == before.trial:
+            _give(slot.trial, self._next_turn(slot.trial, work))
+        else:
+            slot.trial.write_turn(None)
+            slot.let_go_at = time.monotonic() + LEAVES_S
+
+    def _let_go(self, slot: Slot) -> None:
+        """The slot is free when the process is gone."""
+        assert slot.process
+        assert slot.let_go_at is not None
+        if not slot.process.is_running():
+            slot.process = slot.let_go_at = None
+        elif time.monotonic() > slot.let_go_at:
+            slot.process.end()
+
+    def _next_turn(self, trial: TuneTrial, work: Work) -> Turn:
+        """The one that it has, where it is not done; with what another trial gives to it."""
+        status = _status(trial)
+        last = Turn(**status["turn"]) if "turn" in status else None
+        if last and last.until == work.until:
+            return last
+        hparams, source = self._hparams(work.trial)
+        turn_number = last.number + 1 if last else 1
+        load = self._copied(source, trial, turn_number) if source else None
+        process = last.process if last else 0
+        return Turn(number=turn_number, process=process, until=work.until, config=hparams, load=load, **self._turns)
+
+    def _hparams(self, trial: int) -> tuple[dict[str, Any], int | None]:
+        """What the trial trains next with, and the trial whose checkpoint it begins with, if not with its own."""
+        method = self._journal.state().method
+        if isinstance(method, Population):
+            return method.member(trial)
+        self._journal.choose(trial)
+        sample = self._journal.sample(trial)
+        return sample.hparams, sample.source
+
+    def _copy_source(self, number: int) -> None:
+        """Of a population, while that checkpoint is the one by which its trial was chosen."""
+        trial = self._run.trial(number)
+        if isinstance(self._journal.state().method, Population) and (source := self._hparams(number)[1]):
+            self._copied(source, trial, _status(trial)["turn"]["number"] + 1)
+
+    def _copied(self, source: int, trial: TuneTrial, turn: int) -> str | None:
+        """The newest checkpoint of `source`, as links in `trial`'s own folder; None where it has none."""
+        theirs, target = self._run.trial(source).checkpoints, trial.start(turn)
+        for _ in range(COPIES):
+            if target.exists():
+                return str(target)
+            if not (found := committed(theirs)):
+                return None
+            shutil.rmtree(target.parent, ignore_errors=True)
+            with suppress(shutil.Error, OSError):
+                partial = target.with_name(f".{turn}")
+                shutil.copytree(found[0].path, partial, copy_function=os.link)
+                partial.rename(target)
+        raise HpcDetError(f"trial {trial.id}: the checkpoint of trial {source} cannot be copied from {theirs}")
+
+    def _end_all(self) -> None:
+        running = [slot.process for slot in self._slots if slot.process]
+        for slot in self._slots:
+            if slot.process and slot.trial:
+                slot.trial.write_turn(None)
+        while running := [process for process in running if process.is_running()]:
+            for process in running:
+                process.end()
+            time.sleep(POLL_S)
+
+
+def _is_at_end(result: Mapping[str, Any], work: Work) -> bool:
+    return bool(result[DONE] or (work.until is not None and result[ITERATION] >= work.until))
+
+
+def _status(trial: TuneTrial) -> dict[str, Any]:
+    return read_json(trial.trial) or {}
+
+
+def _give(trial: TuneTrial, turn: Turn) -> None:
+    """Noted first, so that no driver gives another one under the same number."""
+    _note(trial, turn=asdict(turn))
+    trial.write_turn(turn)
+
+
+def _note(trial: TuneTrial, **facts: Any) -> None:
+    write_json(trial.trial, {**_status(trial), **facts})

@@ -1,0 +1,177 @@
+"""The process of a trial: python3 -m hpc_det.sgd.tune.trial TRIAL_FOLDER NUMBER
+
+Does turn after turn, as the driver writes them, and saves a checkpoint before it tells the result that needs one. So
+whenever it dies, another process goes on where the last checkpoint is. With nothing to do for a while it leaves by
+itself: its driver may be gone.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hpc_det.checkpoint.committed import Committed, committed, delete, newest_good
+from hpc_det.checkpoint.prune import RESUME_DEPTH, superfluous
+from hpc_det.checkpoint.staging import new_staging
+from hpc_det.errors import InvalidHP
+from hpc_det.sgd.json_values import in_json, number
+from hpc_det.sgd.trainable import Trainable, merged
+from hpc_det.sgd.tune.files import DONE, ITERATION, STATE, TuneFolder, TuneTrial, Turn, checkpoint_data
+from hpc_det.store.files import append_line, read_json, write_json
+
+WAITS_S, POLL_S = 10.0, 0.02
+LEFT, FAILED = 0, 1
+"""Exit codes."""
+
+
+class TrialProcess:
+    def __init__(self, folder: TuneTrial, process: int) -> None:
+        self._folder = folder
+        self._process = process
+        self._cls, self._objects = TuneFolder(folder.path.parent.parent).read_trainable()
+        self._trainable: Trainable | None = None
+        self._turn: Turn | None = None
+        """The one that was done last."""
+        self._last: dict[str, Any] = {ITERATION: 0, DONE: False, "time_total_s": 0.0}
+        """The last result."""
+
+    def run(self) -> None:
+        try:
+            while turn := self._next_turn():
+                self._do(turn)
+                self._turn = turn
+        finally:
+            self._clean_up()
+
+    def _next_turn(self) -> Turn | None:
+        end = time.monotonic() + WAITS_S
+        while time.monotonic() < end:
+            turn = self._own_turn()
+            if turn is None or self._turn is None or turn.number > self._turn.number:
+                return turn
+            time.sleep(POLL_S)
+        return None
+
+    def _own_turn(self) -> Turn | None:
+        turn = self._folder.read_turn()
+        return turn if turn and turn.process == self._process else None
+
+    def _do(self, turn: Turn) -> None:
+        if self._trainable is None or self._turn is None or turn.load or turn.config != self._turn.config:
+            self._clean_up()
+            self._begin(turn)
+        while not (self._last[DONE] or self._last[ITERATION] >= _until(turn)):
+            self._iterate(turn)
+
+    def _begin(self, turn: Turn) -> None:
+        """From the own newest checkpoint, unless the turn begins with another trial's and has none of its own yet."""
+        own, state = self._newest()
+        if state:
+            self._last = state["result"]
+            self._say_again()
+        trainable = self._trainable = self._cls()
+        trainable.trial_folder = self._folder.path
+        trainable.setup(merged(self._objects, turn.config))
+        trainable.training_iteration = self._last[ITERATION]
+        if turn.load and (state is None or state["turn"] < turn.number):
+            trainable.load_checkpoint(checkpoint_data(Path(turn.load)))
+        elif own:
+            trainable.load_checkpoint(checkpoint_data(own.path))
+
+    def _newest(self) -> tuple[Committed | None, dict[str, Any] | None]:
+        own, skipped = newest_good(self._folder.checkpoints)
+        for problem in skipped:
+            print(f"skipped: {problem}", flush=True)
+        return own, read_json(own.path / STATE) if own else None
+
+    def _say_again(self) -> None:
+        """The line of the checkpoint's result, where it is not the last: a process may die between the two."""
+        results = self._folder.results()
+        if not results or results[-1][ITERATION] != self._last[ITERATION]:
+            append_line(self._folder.metrics, self._last)
+
+    def _iterate(self, turn: Turn) -> None:
+        assert self._trainable
+        self._trainable.training_iteration = self._last[ITERATION]
+        began = time.perf_counter()
+        metrics = self._trainable.step()
+        took_s = time.perf_counter() - began
+        if self._own_turn() is None:
+            raise SystemExit(LEFT)  # another process has the trial now, or nobody wants it any more
+        iteration = self._last[ITERATION] + 1
+        times = {"time_this_iter_s": took_s, "time_total_s": self._last["time_total_s"] + took_s, "time": time.time()}
+        result = {**in_json(metrics), ITERATION: iteration, **times}
+        result[DONE] = bool(metrics.get(DONE)) or any(
+            _reached(result.get(name), end) for name, end in turn.stop.items()
+        )
+        if result[DONE] or iteration >= _until(turn) or iteration % turn.checkpoint_freq == 0:
+            self._save(turn, result)
+        append_line(self._folder.metrics, result)
+        self._last = result
+
+    def _save(self, turn: Turn, result: dict[str, Any]) -> None:
+        assert self._trainable
+        staging = new_staging(self._folder.checkpoints)
+        saved = self._trainable.save_checkpoint(str(staging.partial)) or str(staging.partial)
+        state = {"turn": turn.number, "result": result, "data": os.path.relpath(saved, staging.partial)}
+        write_json(staging.partial / STATE, state)
+        entries: dict[str, Any] = {}
+        staging.add_others(entries)
+        staging.commit(result[ITERATION], entries)
+        self._prune(turn, result)
+
+    def _prune(self, turn: Turn, newest: dict[str, Any]) -> None:
+        """The two newest stay, and the best one."""
+        metric, mode = turn.keep.get("metric"), turn.keep.get("mode")
+        results = [*self._folder.results(), newest]
+        values = {result[ITERATION]: number(result.get(metric)) for result in results} if metric else {}
+        every = committed(self._folder.checkpoints)
+        for checkpoint in superfluous(every, values, smaller_is_better=mode == "min", best=1, latest=RESUME_DEPTH):
+            delete(checkpoint.path, hidden=f".partial-{checkpoint.uuid}")
+
+    def _clean_up(self) -> None:
+        trainable, self._trainable = self._trainable, None
+        if trainable:
+            trainable.cleanup()
+
+
+def _until(turn: Turn) -> float:
+    return math.inf if turn.until is None else turn.until
+
+
+def _reached(value: Any, end: float) -> bool:
+    return number(value) >= end
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    sys.exit(128 + signum)
+
+
+def main(folder: Path, number: int) -> int:
+    """The exit code: FAILED after an exception of the user's, which outcome.json tells."""
+    trial = TuneTrial(folder)
+    process = TrialProcess(trial, number)
+    try:
+        process.run()
+    except Exception as error:
+        traceback.print_exc()
+        if isinstance(error, process._cls.ended_by):
+            raise
+        kind = "invalid" if isinstance(error, InvalidHP) else "failed"
+        said = traceback.format_exception_only(type(error), error)[-1].strip()
+        write_json(trial.outcome, {"kind": kind, "error": said, "traceback": traceback.format_exc()})
+        return FAILED
+    write_json(trial.outcome, {"kind": "left"})
+    return LEFT
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _leave)
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
