@@ -11,6 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.leaks import MARK
+
 SCRIPTS = Path(__file__).parent
 ACCOUNTING_COMMANDS = {"sacct", "sacctmgr", "sreport"}
 
@@ -88,6 +90,14 @@ class SlurmLab:
         """Submits a job to `high` that takes whole nodes for some seconds, whoever runs there. Returns its id."""
         where = ["--partition=high", f"--nodes={nodes}", "--exclusive", "--chdir=/", "--output=/dev/null"]
         return int(self.run("sbatch", "--parsable", *where, f"--wrap=sleep {seconds}"))
+
+    def fail_node(self, number: int) -> None:
+        """Power off: all that runs there is gone, and nobody is told."""
+        pids = self.run("ip", "netns", "pids", f"hpcdet-node{number}").split()
+        subprocess.run(["kill", "-KILL", *pids], check=True)
+
+    def repair_node(self, number: int) -> None:
+        self.run("env", f"--unset={MARK}", SCRIPTS / "slurm-up", "--node", str(number))  # it outlives a test
 
     def cancel_all(self, deadline_s: float = 30) -> None:
         """Ends every job of the lab and waits until the last of their processes is gone."""

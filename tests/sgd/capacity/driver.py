@@ -1,0 +1,107 @@
+"""The driver's side of a capacity in tests: a run folder with stand-ins for node agents.
+
+As a program, inside of a job: does what it is told by lines of RUN/told ("renew HOST...", "stop"), and says "state"s.
+
+    python -m tests.sgd.capacity.driver RUN_FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_det.launch.elastic import agents
+from hpc_det.sgd.capacity import Allocation, Capacity, allocation
+from hpc_det.store.files import read_lines
+from hpc_det.store.run_folder import RunFolder
+from tests.wait import wait_for
+
+STAND_IN = "tests.sgd.capacity.stand_in"
+
+
+@dataclass(frozen=True)
+class Run:
+    path: Path
+
+    @classmethod
+    def make(cls, path: Path) -> Run:
+        RunFolder(path).make()
+        (path / "agents").mkdir()
+        return cls(path)
+
+    def agents(self) -> list[dict[str, Any]]:
+        """Their first words, of all that ever came, by host and in the order in which they came."""
+        files = sorted(self.path.glob("agents/*.jsonl"), key=lambda path: path.stat().st_ctime_ns)
+        return sorted((lines[0] for path in files if (lines := read_lines(path))), key=lambda note: str(note["host"]))
+
+    def hosts(self) -> list[str]:
+        return [note["host"] for note in self.agents()]
+
+    def warnings(self) -> set[tuple[str, str]]:
+        files = self.path.glob("agents/*.jsonl")
+        return {(file.stem.partition("-")[0], line["leaving"]) for file in files for line in read_lines(file)[1:]}
+
+    def wait_for_agents(self, count: int, deadline_s: float = 20) -> list[dict[str, Any]]:
+        with suppress(AssertionError):
+            wait_for(lambda: len(self.agents()) >= count, deadline_s)
+        assert len(self.agents()) == count, (self.agents(), self.logs())
+        return self.agents()
+
+    def logs(self) -> dict[str, str]:
+        files = [path for folder in ("logs", "jobs") for path in self.path.glob(f"{folder}/*") if path.suffix != ".pkl"]
+        return {path.name: path.read_text(errors="replace") for path in files}
+
+    def end(self, note: dict[str, Any]) -> None:
+        """An agent, as the kernel does when memory is short."""
+        os.kill(note["pid"], signal.SIGKILL)
+
+    def hang_up(self) -> None:
+        (self.path / "hung-up").touch()
+
+    def tell(self, order: str) -> None:
+        with (self.path / "told").open("a") as file:
+            file.write(f"{order}\n")
+
+
+def renew_until(condition: Callable[[], bool], capacity: Capacity, run: Run, deadline_s: float = 20) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, (capacity.state(), run.agents(), run.logs())
+        capacity.renew([])
+        time.sleep(0.1)
+
+
+def main(run: Run) -> None:
+    """In a job: an allocation, as its orders come."""
+    agents.MODULE = STAND_IN
+    allocation.LEAVE_S = 1.0  # type: ignore[attr-defined]  # a step does not see that one of its nodes is off
+    capacity = Allocation()
+    (run.path / "capacity").write_text(f"{capacity.host} {capacity.slots} {capacity.has_gpus}\n")
+    capacity.start(run.path, capacity.slots)
+    done = 0
+    while True:
+        told = (run.path / "told").read_text().splitlines() if (run.path / "told").exists() else []
+        missing: list[str] = []
+        for order in told:
+            word, *missing = order.split()
+            if word == "stop":
+                capacity.stop()
+                (run.path / "stopped").touch()
+                return
+        if len(told) > done or missing:
+            capacity.renew(missing)
+        done = len(told)
+        (run.path / "state").write_text(capacity.state())
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    print(os.getcwd(), flush=True)
+    main(Run(Path(sys.argv[1])))

@@ -1,0 +1,32 @@
+"""A node agent for tests of what starts them: notes that it is there, and every warning, until its driver hangs up.
+
+    python -m tests.sgd.capacity.stand_in RUN_FOLDER SLOTS
+
+The driver hangs up by the file RUN/hung-up.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.store.files import append_line
+
+
+def main(run: Path, slots: str) -> None:
+    warnings = SignalPipe(STOP_SIGNALS)
+    note = {"host": socket.gethostname(), "slots": int(slots), "pid": os.getpid(), "cpus": len(os.sched_getaffinity(0))}
+    append_line(run / "agents" / f"{socket.gethostname()}-{os.getpid()}.jsonl", note, durable=False)
+    print("here", flush=True)
+    while not (run / "hung-up").exists():
+        for number in warnings.received():
+            append_line(run / "agents" / f"{socket.gethostname()}-{os.getpid()}.jsonl", {"leaving": number.name})
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

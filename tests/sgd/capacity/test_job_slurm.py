@@ -1,0 +1,64 @@
+"""Jobs of node agents on a real Slurm: a gang that shrinks and comes back, a pool that grows again."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_det.sgd.capacity import GangJob, Pool
+from tests.lab.slurm import SlurmLab
+from tests.sgd.capacity.driver import Run, renew_until
+from tests.wait import wait_for
+
+pytestmark = pytest.mark.slurm
+BRIDGE = "hpcdet0"
+
+
+@pytest.fixture(autouse=True)
+def _on_the_lab(slurm_lab: SlurmLab, stand_in: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in slurm_lab.env.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def run(slurm_lab: SlurmLab) -> Run:
+    return Run.make(slurm_lab.folder() / "run")
+
+
+def queue(lab: SlurmLab) -> list[str]:
+    return lab.run("squeue", "--noheader", "--array", "--format=%T").split()
+
+
+def test_a_gang_hears_of_its_preemption_and_the_driver_submits_the_next_one(slurm_lab: SlurmLab, run: Run) -> None:
+    gang = GangJob("slurm", nodes=2, gpus_per_node=2, interface=BRIDGE, slurm_partition="low")
+    assert (gang.host, gang.slots, gang.has_gpus) == ("10.66.0.1", 4, True)
+    gang.start(run.path, gang.slots)
+    agents = run.wait_for_agents(2)
+    assert [note["slots"] for note in agents] == [2, 2]
+    (job,) = gang._jobs
+    for name in ("USR1", "USR2", "TERM"):
+        slurm_lab.run("scancel", f"--signal={name}", job.job_id)
+    everybody = {(note["host"], f"SIG{name}") for note in agents for name in ("USR1", "USR2", "TERM")}
+    wait_for(lambda: run.warnings() == everybody)
+    assert slurm_lab.job(job.job_id)["Restarts"] == "0"
+    slurm_lab.run("scancel", "--signal=KILL", f"{job.job_id}.0")
+    renew_until(lambda: len(run.agents()) == 4, gang, run)
+    assert [old.job_id for old in gang._jobs] != [job.job_id]
+    run.hang_up()
+    gang.stop()
+    assert queue(slurm_lab) == []
+
+
+def test_a_pool_keeps_its_size_with_other_nodes(slurm_lab: SlurmLab, run: Run) -> None:
+    pool = Pool("slurm", nodes=(1, 4), cpus_per_task=8, interface=BRIDGE, slurm_partition="low")
+    assert (pool.min_slots, pool.slots, pool.has_gpus) == (8, 32, False)
+    pool.start(run.path, pool.slots)
+    assert run.wait_for_agents(3) != []
+    assert run.hosts() == ["node1", "node2", "node3"]
+    full = "3 of 4 jobs are running; 1 of 4 jobs are queued (Resources)"
+    wait_for(lambda: pool.state() == full, deadline_s=10)
+    slurm_lab.run("scontrol", "update", "NodeName=node3", "State=DOWN", "Reason=taken away")
+    renew_until(lambda: pool.state() != full, pool, run)
+    renew_until(lambda: pool.state() == full and len(run.agents()) == 4, pool, run)  # the node is there again
+    run.hang_up()
+    pool.stop()
+    assert queue(slurm_lab) == []

@@ -1,0 +1,75 @@
+"""This machine: one agent, which is there as long as the driver wants it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from hpc_det.errors import UsageError
+from hpc_det.sgd.capacity import Local
+from hpc_det.sgd.gpus import gpus_here
+from tests.sgd.capacity.driver import Run, renew_until
+
+pytestmark = pytest.mark.usefixtures("stand_in")
+
+
+def test_one_agent_has_a_slot_for_each_rank_that_is_wanted_and_leaves_with_the_driver(run: Run) -> None:
+    local = Local()
+    assert (local.host, local.slots) == ("127.0.0.1", None)
+    local.start(run.path, 3)
+    (note,) = run.wait_for_agents(1)
+    assert note["slots"] == 3
+    assert local.state() == f"the agent on this machine runs as process {note['pid']}"
+    assert os.getsid(note["pid"]) == note["pid"]  # a Ctrl-C at the terminal is the driver's
+    assert run.logs() == {f"node-{socket.gethostname()}.log": "here\n"}
+    run.hang_up()
+    local.stop()
+    assert local.state() == "the agent on this machine has ended with exit code 0: here"
+
+
+def test_an_agent_that_was_killed_is_started_again(run: Run) -> None:
+    local = Local(slots=2)
+    local.start(run.path, 8)
+    (first,) = run.wait_for_agents(1)
+    local.renew([])
+    os.kill(first["pid"], signal.SIGKILL)
+    renew_until(lambda: len(run.agents()) == 2, local, run)
+    assert [note["slots"] for note in run.agents()] == [2, 2]
+    run.hang_up()
+    local.stop()
+
+
+def test_an_agent_that_does_not_leave_is_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_det.sgd.capacity.local.LEAVE_S", 0.1)
+    local = Local()
+    local.start(run.path, 1)
+    (note,) = run.wait_for_agents(1)
+    local.stop()
+    assert not Path(f"/proc/{note['pid']}").exists()
+
+
+def test_a_node_without_room_for_a_rank_is_refused() -> None:
+    with pytest.raises(UsageError, match=re.escape("Local(slots=0): a node has room for 1 rank or more")):
+        Local(slots=0)
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        ("0,1,2", ["0", "1", "2"]),
+        ("", []),
+        ("NoDevFiles", []),
+        ("2,-1,3", ["2"]),
+        ("GPU-8f2a,MIG-1b", ["GPU-8f2a", "MIG-1b"]),
+        ("0, 1", ["0", "1"]),
+    ],
+)
+def test_gpus_are_those_that_cuda_shows(visible: str, names: list[str]) -> None:
+    assert gpus_here({"CUDA_VISIBLE_DEVICES": visible}) == names
+    local = Local.of_gpus({"CUDA_VISIBLE_DEVICES": visible})
+    assert (local.slots, local.has_gpus) == (len(names) or None, bool(names))

@@ -1,0 +1,57 @@
+"""Several agents on this machine, each as if it were a node: a capacity whose nodes tests take away and give back."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+from hpc_det.launch.elastic import agents
+from hpc_det.sgd.capacity.processes import LEAVE_S, Process, all_ended, kill, start
+from hpc_det.store.run_folder import RunFolder
+
+
+class LocalNodes:
+    host = "127.0.0.1"
+    min_slots = 1
+    has_queue = False
+    has_gpus = False
+
+    def __init__(self, count: int) -> None:
+        self.slots = count
+        self.agents: list[Process] = []
+        self.is_full = True
+        """Whether a node that is gone comes back."""
+        self.renewals = 0
+
+    def start(self, run: Path, wanted: int) -> None:
+        self._run = run
+        self.agents = [self._begin() for _ in range(self.slots)]
+
+    def renew(self, missing_hosts: Collection[str]) -> None:
+        self.renewals += 1
+        if self.is_full:
+            self.agents = [agent if agent.poll() is None else self._begin() for agent in self.agents]
+
+    def state(self) -> str:
+        return (
+            f"{sum(agent.poll() is None for agent in self.agents)} of {self.slots} agents run on {socket.gethostname()}"
+        )
+
+    def stop(self) -> None:
+        all_ended(self.agents, LEAVE_S)
+        for agent in self.agents:
+            kill(agent)
+
+    def take(self, number: int) -> None:
+        """As if the node had lost its power: the agent and all that it has started, at once."""
+        self.is_full = False
+        kill(self.agents[number])
+
+    def give_back(self) -> None:
+        self.is_full = True
+
+    def _begin(self) -> Process:
+        command = [sys.executable, *agents.arguments(self._run, 1)]
+        return start(command, RunFolder(self._run).node_log(socket.gethostname()))

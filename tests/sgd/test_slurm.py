@@ -1,0 +1,156 @@
+"""TorchTrainer on the nodes of a real Slurm: nodes that are taken away, a pool that grows, a job that comes back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from hpc_det.schedulers.slurm import Slurm
+from tests.lab.slurm import SlurmLab
+from tests.wait import wait_for
+
+pytestmark = pytest.mark.slurm
+REPOSITORY = Path(__file__).parents[2]
+
+DRIVER = """
+import logging, os, sys, time
+from pathlib import Path
+from hpc_det.sgd import TorchTrainer
+from hpc_det.sgd.capacity import Pool
+from tests.sgd.trained import Linear
+
+logging.basicConfig(level="INFO")
+folder, workers, epochs = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+executor = "allocation"
+if "SLURM_JOB_ID" not in os.environ:
+    one_each = {"slots_per_node": 1, "slurm_exclusive": True}
+    executor = Pool("slurm", nodes=(1, 3), interface="hpcdet0", slurm_partition="low", **one_each)
+with TorchTrainer(
+    training_operator_cls=Linear, num_workers=workers, executor=executor, run=folder / "run", config={"*batch_size": 12}
+) as trainer:
+    for epoch in trainer.remaining(epochs):
+        result = trainer.train()
+        size = len(trainer.apply_all_workers(os.getpid))
+        with (folder / "told").open("a") as file:
+            file.write(f"{epoch} {size} {result['train_loss']!r}\\n")
+        while (folder / f"wait-{size}").exists():
+            time.sleep(0.05)
+        if (folder / "stop").exists():
+            break
+"""
+
+
+class Told:
+    """What the driver has written: a line for each epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def lines(self) -> list[list[str]]:
+        path = self.folder / "told"
+        return [line.split(" ", 2) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def sizes(self) -> list[int]:
+        return [int(line[1]) for line in self.lines()]
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self.folder.rglob("*.log")))
+
+
+def prepared(lab: SlurmLab, *, waits_with: int) -> Told:
+    """The driver waits after each epoch on so many ranks, until it is let go."""
+    folder = lab.folder()
+    (folder / "driver.py").write_text(DRIVER)
+    (folder / f"wait-{waits_with}").touch()
+    return Told(folder)
+
+
+def submitted(lab: SlurmLab, told: Told, nodes: int, epochs: int, *flags: str) -> str:
+    """A job whose batch script is the driver."""
+    script = told.folder / "job.sh"
+    script.write_text(f"#!/bin/bash\nexec {sys.executable} {told.folder}/driver.py {told.folder} {nodes} {epochs}\n")
+    where = ["--parsable", "--partition=low", f"--nodes={nodes}", "--ntasks-per-node=1", "--cpus-per-task=1"]
+    said = [
+        f"--chdir={REPOSITORY}",
+        f"--export=ALL,PYTHONPATH={REPOSITORY}",
+        f"--output={told.folder}/job.log",
+        "--open-mode=append",
+    ]
+    return lab.run("sbatch", *where, *said, *flags, str(script)).strip()
+
+
+def is_up(lab: SlurmLab, name: str) -> bool:
+    """Raised again by hand; Slurm may do it itself when the node reports, and refuses then."""
+    if "DOWN" not in lab.run("sinfo", "--noheader", f"--nodes={name}", "--format=%T").upper():
+        return True
+    with suppress(RuntimeError):
+        lab.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
+    return False
+
+
+def test_a_node_that_loses_its_power_is_done_without_until_it_is_back(slurm_lab: SlurmLab) -> None:
+    told = prepared(slurm_lab, waits_with=2)
+    job = submitted(slurm_lab, told, 2, 100000, "--no-kill")
+    wait_for(lambda: told.sizes() == [2], 30, told.logs)
+    driver_host = slurm_lab.job(job)["BatchHost"]
+    hosts = slurm_lab.run("scontrol", "show", "hostnames", slurm_lab.job(job)["NodeList"]).split()
+    (other,) = [int(host.removeprefix("node")) for host in hosts if host != driver_host]
+    slurm_lab.fail_node(other)
+    (told.folder / "wait-2").unlink()
+    wait_for(lambda: told.sizes()[-1] == 1, 40, told.logs)
+    slurm_lab.repair_node(other)
+    wait_for(lambda: told.sizes()[-1] == 2, 40, told.logs)
+    losses = [float(line[2].removeprefix("np.float64(").removesuffix(")")) for line in told.lines()]
+    assert losses[-1] < losses[0] / 2
+    assert [int(line[0]) for line in told.lines()] == list(range(len(losses)))  # no epoch lost, none made twice
+    (told.folder / "stop").touch()
+    slurm_lab.wait_for_state(job, "COMPLETED", 30)
+
+
+def test_a_pool_shrinks_with_nodes_that_are_down_and_grows_with_those_that_are_up(slurm_lab: SlurmLab) -> None:
+    told = prepared(slurm_lab, waits_with=3)
+    command = [sys.executable, str(told.folder / "driver.py"), str(told.folder), "3", "100000"]
+    with open(told.folder / "driver.log", "wb") as log:
+        driver = subprocess.Popen(
+            command,
+            env=os.environ | slurm_lab.env | {"PYTHONPATH": str(REPOSITORY)},
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+        )
+    try:
+        wait_for(lambda: 3 in told.sizes(), 40, told.logs)
+        for name in ("node2", "node3"):
+            slurm_lab.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=taken away")
+        (told.folder / "wait-3").unlink()
+        wait_for(lambda: told.sizes()[-1] == 1, 40, told.logs)
+        wait_for(lambda: all(is_up(slurm_lab, name) for name in ("node2", "node3")))
+        wait_for(lambda: told.sizes()[-1] == 3, 60, told.logs)
+        (told.folder / "stop").touch()
+        assert driver.wait(60) == 0, told.logs()
+    finally:
+        driver.kill()
+        driver.wait()
+    wait_for(lambda: not slurm_lab.run("squeue", "--noheader").split(), 40, told.logs)
+
+
+def test_a_preempted_driver_and_its_ranks_come_back_and_lose_nothing(slurm_lab: SlurmLab) -> None:
+    undisturbed = prepared(slurm_lab, waits_with=0)
+    first = submitted(slurm_lab, undisturbed, 2, 4)
+    slurm_lab.wait_for_state(first, "COMPLETED", 60)
+    told = prepared(slurm_lab, waits_with=2)
+    job = submitted(slurm_lab, told, 2, 4, "--requeue")
+    wait_for(lambda: told.sizes() == [2], 30, told.logs)
+    slurm_lab.preempt(nodes=3, seconds=2)
+    wait_for(lambda: told.logs().count("SIGTERM: the driver is told") == 2, 40, told.logs)
+    (told.folder / "wait-2").unlink()
+    wait_for(lambda: slurm_lab.job(job)["Restarts"] == "1", 60)
+    slurm_lab.wait_for_state(job, "PENDING", 30)
+    Slurm().release(job, lambda command, **_: slurm_lab.run(*command))
+    slurm_lab.wait_for_state(job, "COMPLETED", 60)
+    assert told.lines() == undisturbed.lines()

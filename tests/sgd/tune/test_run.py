@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import submitit
+
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.sgd.tune import Analysis, asha, choice, grid_search, pbt, tune_run, uniform
+from hpc_det.sgd.tune.files import TuneFolder
+from hpc_det.store.files import read_json
+from tests.sgd.tune.trainables import Fragile, Line, Slow
+from tests.wait import wait_for
+
+THREE = {"training_iteration": 3}
+
+
+def lengths(analysis: Analysis) -> list[int]:
+    return [trial.last_result.get("training_iteration", 0) for trial in analysis.trials]
+
+
+def test_a_grid_is_trained_and_the_best_config_found(tmp_path: Path) -> None:
+    analysis = tune_run(
+        Line,
+        config={"rate": grid_search([1.0, 2.0]), "function": len},
+        stop=THREE,
+        metric="loss",
+        max_concurrent=2,
+        run=tmp_path / "run",
+    )
+    assert analysis.get_best_config(metric="loss", mode="min") == {"rate": 2.0}
+    assert analysis.get_best_config(metric="loss", mode="max") == {"rate": 1.0}
+    assert [trial.last_result["loss"] for trial in analysis.trials] == [7.0, 4.0]
+    assert {row["config/rate"]: row["training_iteration"] for row in analysis.rows()} == {1.0: 3, 2.0: 3}
+    assert analysis.best_checkpoint
+    assert Path(analysis.best_checkpoint).read_text() == "4.0"
+
+
+def test_every_point_of_the_grid_is_tried_with_each_sample(tmp_path: Path) -> None:
+    analysis = tune_run(
+        Line,
+        config={"net": {"depth": grid_search([1, 2])}, "rate": uniform(1, 2)},
+        stop={"training_iteration": 1},
+        num_samples=2,
+        run=tmp_path / "run",
+        seed=5,
+    )
+    assert [trial.config["net"]["depth"] for trial in analysis.trials] == [1, 2, 1, 2]
+    assert len({trial.config["rate"] for trial in analysis.trials}) == 4
+
+
+def test_a_trial_ends_where_a_metric_reaches_its_stop(tmp_path: Path) -> None:
+    analysis = tune_run(Line, config={"rate": choice([-1.0])}, stop={"loss": 12}, run=tmp_path / "run")
+    assert [result["loss"] for result in analysis.trials[0].results] == [11.0, 12.0]
+
+
+def test_a_trial_that_dies_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+    (trial,) = tune_run(Fragile, config={"rate": 1.0}, stop=THREE, run=tmp_path / "run").trials
+    assert [result["loss"] for result in trial.results] == [9.0, 8.0, 7.0]
+    assert trial.results[0]["pid"] != trial.results[1]["pid"] == trial.results[2]["pid"]
+    assert trial.status == "completed"
+
+
+def test_a_trial_that_dies_too_often_has_failed(tmp_path: Path) -> None:
+    with_others = {"rate": grid_search([-1.0, 0.0, 1.0])}
+    analysis = tune_run(Fragile, config=with_others, stop=THREE, max_failures=0, run=tmp_path / "run")
+    assert [trial.status for trial in analysis.trials] == ["failed", "invalid hyperparameters", "failed"]
+    assert [trial.error for trial in analysis.trials[:2]] == [
+        "ValueError: the loss grows",
+        "hpc_det.errors.InvalidHP: rate: 0 goes nowhere",
+    ]
+    assert "died" in str(analysis.trials[2].error)
+    assert lengths(analysis) == [0, 0, 1]
+
+
+def test_where_every_trial_fails_the_search_says_why(tmp_path: Path) -> None:
+    with pytest.raises(HpcDetError, match="trial 1: failed: ValueError: the loss grows"):
+        tune_run(Fragile, config={"rate": -1.0}, stop=THREE, run=tmp_path / "run")
+
+
+def test_asha_trains_the_best_longest(tmp_path: Path) -> None:
+    analysis = tune_run(
+        Line,
+        config={"rate": grid_search([1.0, 2.0, 3.0, 4.0])},
+        stop={"training_iteration": 4},
+        metric="loss",
+        searcher=asha(num_rungs=3, divisor=2),
+        max_concurrent=2,
+        run=tmp_path / "run",
+    )
+    assert analysis.best_config == {"rate": 4.0}
+    assert lengths(analysis)[3] == 4
+    assert lengths(analysis)[0] == 1
+    assert analysis.trials[0].status == "stopped"
+
+
+def test_a_population_goes_on_with_copies_of_the_best(tmp_path: Path) -> None:
+    analysis = tune_run(
+        Fragile,
+        config={"rate": grid_search([4.0, 1.0])},
+        stop={"training_iteration": 4},
+        metric="loss",
+        searcher=pbt(interval=2, quantile=0.5),
+        max_concurrent=1,
+        run=tmp_path / "run",
+    )
+    best, worst = analysis.trials
+    assert lengths(analysis) == [4, 4]
+    assert [result["loss"] for result in best.results] == [6.0, 2.0, -2.0, -6.0]
+    assert [result["loss"] for result in worst.results[:2]] == [9.0, 8.0]
+    assert worst.results[2]["loss"] == 2.0 - worst.config["rate"]
+
+
+def test_a_search_whose_driver_is_killed_goes_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    script = f"""
+from hpc_det.sgd.tune import grid_search, tune_run
+from tests.sgd.tune.trainables import Slow
+tune_run(Slow, config={{"rate": grid_search([1.0, 2.0, 3.0])}}, stop={{"training_iteration": 2 + 1}}, metric="loss",
+         max_concurrent=2, run={str(run)!r})
+"""
+    driver = subprocess.Popen([sys.executable, "-c", script])
+    second = TuneFolder(run).trial(2)
+    wait_for(lambda: (second.path / "began-2").exists())
+    driver.kill()
+    driver.wait()
+    (run / "go").touch()
+    before = [result["pid"] for result in second.results()]
+    analysis = tune_run(
+        Slow,
+        config={"rate": grid_search([1.0, 2.0, 3.0])},
+        stop=THREE,
+        metric="loss",
+        max_concurrent=1,
+        run=run,
+    )
+    assert lengths(analysis) == [3, 3, 3]
+    assert [trial.last_result["loss"] for trial in analysis.trials] == [7.0, 4.0, 1.0]
+    after = [result["pid"] for result in analysis.trials[1].results]
+    assert after[:2] == before
+    assert after[2] not in before
+
+    (run / "go").unlink()  # what is finished is not trained again
+    again = tune_run(Slow, config={"rate": grid_search([1.0, 2.0, 3.0])}, stop=THREE, metric="loss", run=run)
+    assert again.best_result == analysis.best_result
+
+
+def test_another_search_does_not_go_on_in_the_same_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    tune_run(Line, config={"rate": 1.0}, stop={"training_iteration": 1}, run=run)
+    with pytest.raises(UsageError, match=r"hyperparameters is .*2\.0.* and was .*1\.0"):
+        tune_run(Line, config={"rate": 2.0}, stop={"training_iteration": 1}, run=run)
+
+
+def test_a_changed_trainable_is_not_unpickled(tmp_path: Path) -> None:
+    run = TuneFolder(tmp_path / "run")
+    tune_run(Line, config={"rate": 1.0}, stop={"training_iteration": 1}, run=run.path)
+    run.trainable.write_bytes(run.trainable.read_bytes()[:-1] + b"x")
+    with pytest.raises(HpcDetError, match="has not the seal"):
+        run.read_trainable()
+
+
+def test_trials_as_jobs(tmp_path: Path) -> None:
+    executor = submitit.LocalExecutor(tmp_path / "jobs")
+    analysis = tune_run(
+        Fragile,
+        config={"rate": grid_search([1.0, 2.0])},
+        stop=THREE,
+        metric="loss",
+        executor=executor,
+        max_concurrent=2,
+        run=tmp_path / "run",
+    )
+    assert [trial.last_result["loss"] for trial in analysis.trials] == [7.0, 4.0]
+
+
+def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        tune_run(int, stop={"loss": "low"}, num_samples=0, run=tmp_path / "run")  # type: ignore[arg-type, dict-item]
+    assert len(refused.value.problems) == 3
+    with pytest.raises(UsageError) as refused:
+        tune_run(Line, searcher=asha(), run=tmp_path / "run")
+    assert [problem.split(":")[0] for problem in refused.value.problems] == ["metric", "stop"]
+    with pytest.raises(UsageError, match=r"searcher\.num_rungs"):
+        tune_run(Line, searcher=asha(num_rungs=0), stop=THREE, metric="loss", run=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_that_nobody_returns_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"metric 'lost': trial 1 returned none; it returned .*'loss'"):
+        tune_run(Line, config={"rate": 1.0}, stop=THREE, metric="lost", run=tmp_path / "run")
+
+
+def test_ctrl_c_ends_the_trials_and_the_search_can_go_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    script = f"""
+from hpc_det.sgd.tune import tune_run
+from tests.sgd.tune.trainables import Slow
+tune_run(Slow, config={{"rate": 1.0}}, stop={{"training_iteration": 3}}, run={str(run)!r})
+"""
+    driver = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
+    wait_for(lambda: (TuneFolder(run).trial(1).path / "began-2").exists())
+    driver.send_signal(signal.SIGINT)
+    _, said = driver.communicate(timeout=20)
+    assert b"KeyboardInterrupt" in said
+    assert read_json(TuneFolder(run).trial(1).turn) is None
+    (run / "go").touch()
+    assert lengths(tune_run(Slow, config={"rate": 1.0}, stop=THREE, run=run)) == [3]

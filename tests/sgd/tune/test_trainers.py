@@ -1,0 +1,96 @@
+"""Searches whose trials are TorchTrainers, on real ranks of this machine."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_det.process import children, descendants
+from hpc_det.sgd import TorchTrainer
+from hpc_det.sgd.tune import grid_search, loguniform, pbt, tune_run
+from tests.sgd.trained import Linear
+
+pytestmark = pytest.mark.long
+
+
+@contextmanager
+def random_kills(every_s: float, seed: int) -> Iterator[list[int]]:
+    """KILLs a process of a trial now and then: the trial's own, an agent's or a rank's."""
+    killed: list[int] = []
+    draws, is_over = random.Random(seed), threading.Event()
+
+    def kill() -> None:
+        while not is_over.wait(every_s):
+            trials = [pid for child in children(os.getpid()) for pid in (child, *descendants(child))]
+            if trials:
+                killed.append(draws.choice(trials))
+                try:
+                    os.kill(killed[-1], signal.SIGKILL)
+                except ProcessLookupError:
+                    killed.pop()
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_a_grid_of_trainers_finds_the_better_rate(tmp_path: Path) -> None:
+    trainable = TorchTrainer.as_trainable(training_operator_cls=Linear, num_workers=2, executor="local")
+    analysis = tune_run(
+        trainable,
+        config={"lr": grid_search([0.0001, 0.05])},
+        stop={"training_iteration": 2},
+        metric="val_loss",
+        max_concurrent=2,
+        run=tmp_path / "run",
+    )
+    assert analysis.get_best_config(metric="val_loss", mode="min") == {"lr": 0.05}
+    assert {row["epoch"] for row in analysis.rows()} == {2.0}
+    assert not list((tmp_path / "run").rglob("trainer-*"))
+    with TorchTrainer(training_operator_cls=Linear, executor="local") as trainer:
+        trainer.load(str(analysis.best_checkpoint))
+        assert trainer.validate()["val_loss"] == pytest.approx(analysis.best_result["val_loss"], rel=1e-4)  # type: ignore[index]
+
+
+def train_for_a_while(trainer: TorchTrainer, info: dict[str, Any]) -> dict[str, Any]:
+    """So long that kills come in the middle of something."""
+    time.sleep(0.15)
+    return {**trainer.train(max_retries=0), **trainer.validate()}
+
+
+def test_a_population_of_trainers_outlives_random_kills(tmp_path: Path) -> None:
+    trainable = TorchTrainer.as_trainable(
+        training_operator_cls=Linear, num_workers=2, executor="local", override_tune_step=train_for_a_while
+    )
+    with random_kills(every_s=3, seed=3) as killed:
+        analysis = tune_run(
+            trainable,
+            config={"lr": loguniform(1e-4, 1e-1)},
+            stop={"training_iteration": 12},
+            metric="val_loss",
+            num_samples=3,
+            searcher=pbt(interval=4, quantile=0.34),
+            max_concurrent=2,
+            max_failures=100,
+            run=tmp_path / "run",
+            seed=1,
+        )
+    assert killed
+    assert [trial.status for trial in analysis.trials] == ["completed"] * 3
+    iterations = [[result["training_iteration"] for result in trial.results] for trial in analysis.trials]
+    assert iterations == [list(range(1, 13))] * 3
+    assert analysis.best_result
+    assert analysis.best_result["val_loss"] < 1

@@ -1,0 +1,81 @@
+"""What the tests train: without torch, and quick."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from hpc_det.errors import InvalidHP
+from hpc_det.sgd.trainable import Trainable
+from tests.wait import wait_for
+
+
+class Line(Trainable):
+    """The loss falls by `rate` each iteration; `weight` is all its state."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.weight = 10.0
+
+    def step(self) -> dict[str, Any]:
+        self.weight -= self.config["rate"]
+        return {"loss": self.weight, "pid": os.getpid()}
+
+    def save_checkpoint(self, folder: str) -> str:
+        path = Path(folder) / "line.json"
+        path.write_text(json.dumps(self.weight))
+        return str(path)
+
+    def load_checkpoint(self, path: str) -> None:
+        self.weight = json.loads(Path(path).read_text())
+
+
+class Fragile(Line):
+    """Dies once in the second iteration, raises where its rate is negative, and refuses a rate of 0."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        super().setup(config)
+        if config["rate"] == 0:
+            raise InvalidHP("rate: 0 goes nowhere")
+
+    def step(self) -> dict[str, Any]:
+        if self.config["rate"] < 0:
+            raise ValueError("the loss grows")
+        assert self.trial_folder
+        died = self.trial_folder / "died"
+        if self.training_iteration == 1 and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step()
+
+
+class Slow(Line):
+    """Takes as long as there is no file `go` in the run folder, from the third iteration on."""
+
+    def step(self) -> dict[str, Any]:
+        assert self.trial_folder
+        (self.trial_folder / f"began-{self.training_iteration}").touch()
+        go = self.trial_folder.parent.parent / "go"
+        wait_for(lambda: self.training_iteration < 2 or go.exists())
+        return super().step()
+
+
+class Valley(Trainable):
+    """The loss is the distance from the iteration that is the lowest."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.lowest = config["net"]["lowest"]
+
+    def step(self) -> dict[str, Any]:
+        return {"loss": abs(self.training_iteration + 1 - self.lowest)}
+
+    def save_checkpoint(self, folder: str) -> str:
+        path = Path(folder) / "iteration"
+        path.write_text(str(self.training_iteration + 1))
+        return str(path)
+
+    def load_checkpoint(self, path: str) -> None:
+        pass
