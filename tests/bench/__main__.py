@@ -17,6 +17,7 @@ from tests.bench import (
     rendezvous,
     sampler_start,
     search,
+    sgd,
     start,
     sweep,
 )
@@ -31,6 +32,7 @@ BENCHMARKS = {
     "memory": loop_memory.main,
     "sampler": sampler_start.main,
     "search": search.main,
+    "sgd": sgd.main,
     "start": start.main,
     "journal": journal.main,
     "sweep": sweep.main,

@@ -37,6 +37,7 @@ PAGES = [
                 "sweeps",
                 "pytorch",
                 "deepspeed",
+                "sgd",
                 "porting",
                 "clusters",
                 "launchers",

@@ -1,0 +1,127 @@
+"""Every example of TorchTrainer does what it is for: losses fall, values fit, searches find what is best."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lab.pbs_lab import PbsLab, can_have_hosts
+from tests.sgd.conftest import _torch_ready
+from tests.wait import wait_for
+
+__all__ = ["_torch_ready"]
+
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLES = REPOSITORY / "docs" / "examples" / "sgd"
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
+def run(name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `python3 NAME ARGUMENTS`, but that torch is there already."""
+    monkeypatch.setattr("sys.argv", [name, *arguments])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+def numbers(text: str, pattern: str) -> list[float]:
+    """What the group of the pattern finds, each time."""
+    found = [float(number) for number in re.findall(pattern, text)]
+    assert found, text
+    return found
+
+
+def test_a_line_is_found(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    run("linear.py", monkeypatch=monkeypatch)
+    said = capsys.readouterr().out
+    assert numbers(said, r"weight (\S+),") == [pytest.approx(2, abs=0.05)]
+    assert numbers(said, r"bias (\S+)") == [pytest.approx(5, abs=0.05)]
+    losses = numbers(said, r"train (\S+),")
+    assert len(losses) == 5
+    assert losses[-1] < losses[0] / 1000
+
+
+def test_images_are_told_apart_in_mixed_precision_and_a_bar_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    run("cifar.py", "--fp16", "--tqdm", monkeypatch=monkeypatch)
+    said = capsys.readouterr()
+    losses = numbers(said.out, r"loss (\S+),")
+    assert losses == sorted(losses, reverse=True)
+    assert numbers(said.out, r"accuracy (\S+)")[-1] > 0.8
+    assert "1/4e" in said.err
+
+
+def test_a_gan_comes_nearer_to_its_images(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    run("gan.py", monkeypatch=monkeypatch)
+    said = capsys.readouterr().out
+    distances = numbers(said, r"(\S+) away")
+    assert distances[-1] < distances[0] / 2
+    assert "4 images of (1, 16, 16)" in said
+
+
+def test_an_epoch_of_the_users_own_trains_two_models(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    run("autoencoder.py", "--epochs", "6", monkeypatch=monkeypatch)
+    errors = numbers(capsys.readouterr().out, r"validation (\S+)")
+    assert len(errors) == 6
+    assert errors[-1] < errors[0] / 4
+
+
+def test_a_function_of_the_users_is_fitted(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    run("fit.py", monkeypatch=monkeypatch)
+    said = capsys.readouterr().out
+    losses = numbers(said, r"loss (\S+)")
+    assert len(losses) == 5
+    assert losses[-1] < 0.001
+    (checkpoint,) = re.findall(r"checkpoint: (.+)", said)
+    assert Path(checkpoint, "state.pt").exists()
+
+
+@pytest.mark.long
+def test_a_grid_of_trials_finds_the_best_rate(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    run("tune.py", "grid", monkeypatch=monkeypatch)
+    said = capsys.readouterr().out
+    assert said.count("completed after 3 epochs") == 4
+    assert "best: lr 0.1000" in said
+
+
+@pytest.mark.long
+def test_asha_ends_worse_trials_early(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    run("tune.py", "asha", "--trials", "4", monkeypatch=monkeypatch)
+    said = capsys.readouterr().out
+    assert "stopped after 2 epochs" in said
+    assert "completed after 6 epochs" in said
+
+
+@pytest.mark.long
+def test_a_population_outlives_random_kills(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    run("pbt.py", "--kills", "3", "--epochs", "6", monkeypatch=monkeypatch)
+    said = capsys.readouterr().out
+    assert said.count("completed after 6 epochs") == 3
+    assert min(numbers(said, r"loss (\S+)")) < 0.01
+    assert "3 processes were killed" in said
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not can_have_hosts(), reason="hosts with names of their own need root")
+def test_a_batch_script_comes_back_after_a_preemption(pbs_lab: PbsLab, tmp_path: Path, state_folder: Path) -> None:
+    variables = {"PYTHON": sys.executable, "EXAMPLES": EXAMPLES, "PYTHONPATH": REPOSITORY, "HPC_DET_ROOT": state_folder}
+    given = ",".join([*(f"{name}={value}" for name, value in variables.items()), "CUDA_VISIBLE_DEVICES="])
+    log = tmp_path / "log"
+    pbs_lab.set_kill_delay("low", 30)  # the machine may be slow
+    job = pbs_lab.submit("-q", "low", "-v", given, "-j", "oe", "-k", "oed", "-o", log, EXAMPLES / "train.pbs")
+    wait_for(lambda: log.exists() and "epoch 2:" in log.read_text(), 60)
+    pbs_lab.preempt(seconds=0)
+    assert pbs_lab.wait_for(job, "F", 120)["Exit_status"] == 0
+    said = log.read_text()
+    epochs = [int(number) for number in numbers(said, r"epoch (\d+):")]
+    assert pbs_lab.job(job)["run_count"] == 2
+    assert sorted(set(epochs)) == list(range(1, 11))
+    assert len(epochs) <= 11  # one may have been told twice, none was trained twice
