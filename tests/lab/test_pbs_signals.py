@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -160,16 +161,22 @@ def assert_as_recorded(scene: Scene) -> None:
     if scene.recording in ENDED_BY_USR1:
         assert {event for events in scene.now.values() for event in events} <= {"start", "got SIGUSR1"}
     else:
-        assert in_order(scene.now) == in_order(scene.then)
+        assert distinct(scene.now) == distinct(scene.then)
+        assert all(len(scene.now[process]) <= len(events) for process, events in scene.then.items())
     wanted = end_of(scene.recording)
     ending = wanted.pop("comment").strip()
     assert {name: str(scene.job[name]) for name in wanted} == wanted
     assert ending in scene.job["comment"]
 
 
-def in_order(events: Story) -> Story:
-    """A shell that gets TERM while its child dies of it may note either first."""
-    return {(node, role): sorted(lines) if role == "script" else lines for (node, role), lines in events.items()}
+def distinct(events: Story) -> Story:
+    """In order, except that a shell that gets TERM while its child dies of it may note either first.
+
+    The recorded rank beside pbsdsh gets TERM twice within 10 ms. Signals do not queue (signal(7)): a process that does
+    not run in between gets one.
+    """
+    found = {process: [line for line, _ in groupby(lines)] for process, lines in events.items()}
+    return {(node, role): sorted(lines) if role == "script" else lines for (node, role), lines in found.items()}
 
 
 @pytest.mark.parametrize("recording", ONE_NODE)
