@@ -1,16 +1,13 @@
 """RaySGD's TorchTrainer and TrainingOperator on the nodes that Slurm, PBS or this machine give.
 
-What users write    operator: models, data, steps; base_operator, creators, registered, precision, progress, meters,
-                    timers, options, constants and errors are its parts. porting: what RaySGD's operators import
-In the driver       trainer and fitting ask, arguments checks, opening opens: capacity gives nodes, nodes hears
-                    them, gang forms ranks over them (ranks: it watches them), elastic goes on with another gang where
-                    one is lost; failures and leaving say why. in_process: a rank that lives here. run_folder, results,
-                    saved, reports: what comes of it
-On a node           hpc_det.launch.elastic.node: the agent; nursery: the process that ranks are forked from
-In a rank           rank is its process, worker does what the driver asks, runner trains, over data; store, broadcast:
-                    how ranks meet; state: what is saved of an operator; train_loop: what functions of `fit` may call
-On both sides       place: who a rank is, and what it was told; shown: what it prints; json_values, gpus
-Searches            tune, over trainable
+operator   what users write: models, data, steps
+driver     what their program talks to: it asks ranks, and goes on with others where some are lost
+rank       what one process of the gang does
+capacity   where the nodes come from: this machine, the allocation, gang jobs, pools
+tune       searches over trainers
+
+On a node runs the agent of hpc_det.launch.elastic. On both sides are place: who a rank is, and what it was told; shown:
+what it prints; json_values, gpus.
 """
 
 from __future__ import annotations
@@ -19,12 +16,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpc_det.sgd.constants import BATCH_COUNT, BATCH_SIZE, NUM_SAMPLES
-    from hpc_det.sgd.fitting import fit
-    from hpc_det.sgd.meters import AverageMeter, AverageMeterCollection
-    from hpc_det.sgd.operator import TrainingOperator
-    from hpc_det.sgd.reports import Result
-    from hpc_det.sgd.train_loop import (
+    from hpc_det.sgd.driver.fitting import fit
+    from hpc_det.sgd.driver.reports import Result
+    from hpc_det.sgd.driver.trainer import TorchTrainer
+    from hpc_det.sgd.operator.constants import BATCH_COUNT, BATCH_SIZE, NUM_SAMPLES
+    from hpc_det.sgd.operator.meters import AverageMeter, AverageMeterCollection
+    from hpc_det.sgd.operator.training_operator import TrainingOperator
+    from hpc_det.sgd.rank.train_loop import (
         Checkpoint,
         get_checkpoint,
         get_context,
@@ -32,25 +30,24 @@ if TYPE_CHECKING:
         prepare_model,
         report,
     )
-    from hpc_det.sgd.trainer import TorchTrainer
     from hpc_det.sgd.tune import tune_run
 
 _HOMES = {
-    "BATCH_COUNT": "constants",
-    "BATCH_SIZE": "constants",
-    "NUM_SAMPLES": "constants",
-    "AverageMeter": "meters",
-    "AverageMeterCollection": "meters",
-    "Checkpoint": "train_loop",
-    "Result": "reports",
-    "TorchTrainer": "trainer",
-    "TrainingOperator": "operator",
-    "fit": "fitting",
-    "get_checkpoint": "train_loop",
-    "get_context": "train_loop",
-    "prepare_data_loader": "train_loop",
-    "prepare_model": "train_loop",
-    "report": "train_loop",
+    "BATCH_COUNT": "operator.constants",
+    "BATCH_SIZE": "operator.constants",
+    "NUM_SAMPLES": "operator.constants",
+    "AverageMeter": "operator.meters",
+    "AverageMeterCollection": "operator.meters",
+    "Checkpoint": "rank.train_loop",
+    "Result": "driver.reports",
+    "TorchTrainer": "driver.trainer",
+    "TrainingOperator": "operator.training_operator",
+    "fit": "driver.fitting",
+    "get_checkpoint": "rank.train_loop",
+    "get_context": "rank.train_loop",
+    "prepare_data_loader": "rank.train_loop",
+    "prepare_model": "rank.train_loop",
+    "report": "rank.train_loop",
     "tune_run": "tune",
 }
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from hpc_det.sgd import TrainingOperator
 from hpc_det.sgd.place import Place, Settings
-from hpc_det.sgd.runner import Runner
+from hpc_det.sgd.rank.runner import Runner
 from tests.bench.loop_overhead import HEADER, cost_of, row
 from tests.bench.sgd_cases import tiny_model
 from tests.bench.table import show

@@ -24,7 +24,7 @@ from hpc_det.core.distributed import Distributed
 PRELOAD = [
     "hpc_det.pytorch.deepspeed",
     "hpc_det.pytorch.harness",
-    "hpc_det.sgd.runner",
+    "hpc_det.sgd.rank.runner",
     "hypothesis",
     "pytest",
     "torch._dynamo",  # DDP imports that one, for seconds

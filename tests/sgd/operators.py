@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpc_det.sgd.operator import TrainingOperator
+from hpc_det.sgd.operator.training_operator import TrainingOperator
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from hpc_det.core.rng import seed_everything
-from hpc_det.sgd.constants import BATCH_SIZE
-from hpc_det.sgd.operator import TrainingOperator
+from hpc_det.sgd.operator.constants import BATCH_SIZE
+from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.place import Place, Settings
-from hpc_det.sgd.runner import Runner
+from hpc_det.sgd.rank.runner import Runner
 
 
 class Augmented(Dataset[Any]):

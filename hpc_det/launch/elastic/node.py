@@ -6,8 +6,9 @@ It says hello to the driver, and does what it is told on its line: fork ranks, e
 are news for the driver, which drains the node; they end nothing here. Without its driver it ends all ranks, makes the
 newest snapshot that it holds durable, and leaves.
 
-Torch is loaded by one child, the nursery (hpc_det.sgd.nursery), and the ranks are forked from that. The memory that
-snapshots are written to belongs to the agent: no rank that dies takes it along, and nothing of it outlives the agent.
+Torch is loaded by one child, the nursery (hpc_det.sgd.rank.nursery), and the ranks are forked from that. The memory
+that snapshots are written to belongs to the agent: no rank that dies takes it along, and nothing of it outlives the
+agent.
 
 driver -> agent: {"do": "fork", "generation", "size", "ranks": [[rank, local rank], ...]}, {"do": "end", "generation"},
 {"do": "hold", "number", "buffer", "progress", "own": SIZES, "is_writer", "keep"} with the ranks' own parts, {"do":
@@ -61,7 +62,7 @@ class Nursery:
         own, its = socket.socketpair()
         with its:
             process = subprocess.Popen(
-                [sys.executable, "-m", "hpc_det.sgd.nursery", str(its.fileno()), *map(str, buffers)],
+                [sys.executable, "-m", "hpc_det.sgd.rank.nursery", str(its.fileno()), *map(str, buffers)],
                 pass_fds=[its.fileno(), *buffers],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

@@ -11,9 +11,9 @@ from hpc_det.config.problems import render, schema_problems
 from hpc_det.config.searchers import Searcher
 from hpc_det.config.section import Section
 from hpc_det.errors import UsageError, shown
-from hpc_det.sgd.trainable import merged
 from hpc_det.sgd.tune.files import ITERATION, Mode
 from hpc_det.sgd.tune.space import Config, Tree
+from hpc_det.sgd.tune.trainable import merged
 
 _NO_METRIC = "(none)"
 

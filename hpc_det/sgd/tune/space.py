@@ -11,7 +11,7 @@ from typing import Any
 from hpc_det.errors import Problem, UsageError, shown
 from hpc_det.search.sample import GridSampler, SpaceSampler, is_nested
 from hpc_det.search.space import space_problems
-from hpc_det.sgd.trainable import merged
+from hpc_det.sgd.tune.trainable import merged
 
 GRID = "grid_search"
 Tree = dict[str, Any]

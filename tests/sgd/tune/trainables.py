@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.errors import InvalidHP
-from hpc_det.sgd.trainable import Trainable
+from hpc_det.sgd.tune.trainable import Trainable
 from tests.wait import wait_for
 
 

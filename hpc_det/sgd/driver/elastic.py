@@ -1,0 +1,266 @@
+"""A gang that outlives its ranks: formed over what nodes there are, put where its last snapshot was, tried again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cloudpickle
+
+from hpc_det.checkpoint.snapshots import await_writers, last_number, newest
+from hpc_det.launch.elastic.held import BUFFERS
+from hpc_det.launch.signals import uninterrupted
+from hpc_det.sgd.driver.failures import GangLost, RetriesUsedUp, pause_s
+from hpc_det.sgd.driver.gang import Gang
+from hpc_det.sgd.driver.leaving import JobLeaves, back_into_queue
+from hpc_det.sgd.driver.nodes import POLL_S, Node, Nodes
+from hpc_det.sgd.operator.training_operator import TrainingOperator
+from hpc_det.sgd.place import Settings
+from hpc_det.sgd.rank.worker import Own, Start, Worker
+
+T = TypeVar("T")
+_log = logging.getLogger("hpc_det.sgd")
+
+
+@dataclass
+class Snapshot:
+    """The newest snapshot, in the memory of nodes; the ranks' own parts are here, too."""
+
+    number: int
+    buffer: int
+    nodes: list[Node]
+    own: list[bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """How many ranks, and what each is to be."""
+
+    most: int
+    least: int
+    is_here: bool
+    """Rank 0 in the driver's own process."""
+    settings: Callable[[int], Settings]
+    """For a gang of so many ranks."""
+    hook: Callable[[], None] | None
+
+    def possible(self, nodes: Nodes) -> int:
+        """How many of them there is room for."""
+        return min(self.most, nodes.slots)
+
+
+@dataclass
+class _Keeping:
+    """The snapshot that an agent writes to the disk now."""
+
+    node: Node
+    buffer: int
+    number: int
+
+
+class ElasticGang:
+    """Between two calls, the newest snapshot is what the ranks are."""
+
+    def __init__(self, gang: Gang, wanted: Wanted, is_durable: bool) -> None:
+        self.calls = 0
+        """Train calls that have returned, by whatever driver of this run."""
+        self.epochs_done = 0
+        self._gang = gang
+        self._nodes = gang.nodes
+        self._wanted = wanted
+        self._is_durable = is_durable
+        self._held: Snapshot | None = None
+        self._keeping: _Keeping | None = None
+        self._is_in_step = False
+        """Whether the ranks are what the newest snapshot says; not after a Ctrl-C in the midst of a call."""
+        self._kept = 0
+        """The newest of which its writer has told what became of it."""
+        gang.on_kept = self._on_kept
+        if is_durable:
+            await_writers(self._nodes.run)
+        self._number = last_number(self._nodes.run)
+
+    def start(self) -> None:
+        """Wait for the ranks that are wanted, or for the least of them, and form the gang."""
+        self._nodes.await_slots(self._wanted.most, self._wanted.least)
+        self._retried(lambda: None, max_retries=3)
+
+    def train(self, arguments: dict[str, Any], max_retries: int) -> list[dict[str, Any]]:
+        """One call of Runner.train on all ranks, more of them than before if there is room."""
+        return self._retried(lambda: self._change("train", arguments, self.calls + 1), max_retries, may_grow=True)
+
+    def change(self, method: str, **arguments: Any) -> list[Any]:
+        """Another method of the Runner, on all ranks."""
+        return self._retried(lambda: self._change(method, arguments, self.calls), max_retries=3)
+
+    def ask(self, method: str, **arguments: Any) -> Any:
+        """A method of rank 0's Runner that changes nothing."""
+        return self._retried(lambda: self._gang.call("call", method, arguments, 0)[0], max_retries=3)
+
+    def loop(self, begun: Callable[[Gang], Callable[[Worker], None]], max_retries: int) -> None:
+        """A function on all ranks that keeps what it does by itself. `begun` says for each gang where it begins."""
+        self._retried(lambda: self._gang.call("loop", begun(self._gang)), max_retries, may_grow=True)
+
+    @property
+    def local_operator(self) -> TrainingOperator | None:
+        """Of rank 0, where it lives in this process."""
+        return self._gang.local_operator
+
+    def stop(self, force: bool) -> None:
+        self._settle()
+        if not force:
+            self._gang.leave()
+        self._nodes.close()
+
+    def _settle(self) -> None:
+        """What is newest shall be durable, however long that takes, as long as its node is there."""
+        self._gang.poll()
+        while self._keeping and self._keeping.node in self._nodes:
+            self._nodes.hear(POLL_S)
+        self._keeping = None
+        if self._is_durable and self._held and self._held.number != self._kept:
+            self._held.nodes = [node for node in self._held.nodes if node in self._nodes]
+            if self._held.nodes:
+                self._hand_over(self._held)
+                self._settle()
+
+    def _leave_job(self) -> None:
+        self._settle()
+        _log.warning("the scheduler takes the nodes after %d calls: %s", self.calls, back_into_queue(os.environ))
+        raise JobLeaves
+
+    def _retried(self, do: Callable[[], T], max_retries: int, may_grow: bool = False) -> T:
+        """Raises what a rank has raised, and RetriesUsedUp after `max_retries` gangs that were lost.
+
+        However it ends, there is no rank left that is in the middle of something.
+        """
+        failures = in_a_row = 0
+        while True:
+            try:
+                self._be_ready(may_grow)
+                self._is_in_step = False
+                result = do()
+                self._is_in_step = True
+                return result
+            except GangLost as lost:
+                self._gang.end()
+                failures, in_a_row = failures + lost.counts, in_a_row + 1
+                if failures > max_retries:
+                    raise RetriesUsedUp(f"{lost}; {failures} failures, with max_retries = {max_retries}") from lost
+                _log.warning("%s; the last call is made again from its start", lost)
+                self._nodes.wait(pause_s(in_a_row))
+            except BaseException:
+                self._gang.end()
+                raise
+
+    def _change(self, method: str, arguments: dict[str, Any], calls: int) -> list[Any]:
+        """What comes of it is safe in a snapshot when this returns."""
+        place = self._place()
+        parts = self._gang.call("change", method, arguments, *place)
+        self._take([own for _, own in parts], place, calls)
+        return [result for result, _ in parts]
+
+    def _snapshot(self) -> None:
+        place = self._place()
+        self._take(self._gang.call("snapshot", *place), place, self.calls)
+
+    def _place(self) -> tuple[int, list[int]]:
+        """Which of the nodes' buffers is free, and the ranks that write to it: rank 0, and one on another node."""
+        self._gang.poll()
+        if self._keeping and self._keeping.node not in self._nodes:
+            self._keeping = None
+        taken = {part.buffer for part in (self._held, self._keeping) if part}
+        return next(buffer for buffer in range(BUFFERS) if buffer not in taken), _on_different_nodes(self._gang)
+
+    @uninterrupted()
+    def _take(self, own: list[Own], place: tuple[int, list[int]], calls: int) -> None:
+        """From now on this snapshot, after so many calls, is the newest."""
+        buffer, holders = place
+        nodes = [self._gang.ranks[rank].node for rank in holders]
+        self._number += 1
+        self._held = Snapshot(self._number, buffer, nodes, [part.state for part in own])
+        self.calls, self.epochs_done = calls, own[0].epochs_done
+        self._hand_over(self._held)
+
+    @uninterrupted()
+    def _hand_over(self, held: Snapshot) -> None:
+        """To the agents: it is whole. The first of them makes it durable, unless it is still busy with another one."""
+        keeps = self._is_durable and self._keeping is None
+        if keeps:
+            self._keeping = _Keeping(held.nodes[0], held.buffer, held.number)
+        progress = {"epochs_done": self.epochs_done, "calls": self.calls}
+        order = {"do": "hold", "number": held.number, "buffer": held.buffer, "progress": progress}
+        for place, node in enumerate(held.nodes):
+            is_writer = self._is_durable and place == 0
+            own = held.own if is_writer else []
+            marks = {"own": [len(part) for part in own], "is_writer": is_writer, "keep": keeps and is_writer}
+            node.line.send({**order, **marks}, b"".join(own))
+
+    def _be_ready(self, may_grow: bool) -> None:
+        """There is a gang, whole, of the size that it can have, and where the newest snapshot was taken."""
+        gang = self._gang
+        gang.poll()
+        if self._nodes.is_taken:
+            self._leave_job()
+        is_whole = self._is_in_step and gang.size > 0 and not gang.is_broken
+        if is_whole and not (may_grow and gang.size != self._wanted.possible(self._nodes)):
+            return
+        self._is_in_step = False
+        if is_whole and not self._holder():
+            self._snapshot()  # in time, on a node that stays
+        if not self._holder():
+            self._settle()  # all of them leave: it has to be on the disk before they do
+        gang.end()
+        if self._nodes.slots < self._wanted.least:
+            self._nodes.await_slots(self._wanted.most, self._wanted.least)
+        first, source, own = self._source()
+        gang.form(self._wanted.possible(self._nodes), first)
+        common = cloudpickle.dumps((self._wanted.settings(gang.size), self._wanted.hook))
+        modules = tuple(map(os.path.abspath, sys.path))
+        starts = [
+            Start(common, source, self._wanted.is_here, own[rank] if rank < len(own) else None, modules)
+            for rank in range(gang.size)
+        ]
+        gang.call_each("begin", [cloudpickle.dumps((start,)) for start in starts])
+        if source is None:
+            self._snapshot()
+        self._is_in_step = True
+
+    def _holder(self) -> Node | None:
+        """A node that stays and has the newest snapshot."""
+        return next((node for node in self._held.nodes if node in self._nodes.staying), None) if self._held else None
+
+    def _source(self) -> tuple[Node | None, int | Path | None, list[bytes]]:
+        """Which node rank 0 has to be on, where it finds the newest snapshot, and the ranks' own parts of it."""
+        if self._held and (node := self._holder()):
+            return node, self._held.buffer, self._held.own
+        stored = newest(self._nodes.run) if self._is_durable else None
+        if self._held:
+            _log.warning(
+                "all nodes that held the state after train() call %d are lost; the training goes on after call %d%s",
+                self.calls,
+                stored.calls if stored else 0,
+                "" if self._is_durable else ": with run=NAME a newer state would be on the disk",
+            )
+        self._held = None
+        self.calls, self.epochs_done = (stored.calls, stored.epochs_done) if stored else (0, 0)
+        return (None, stored.state, stored.own) if stored else (None, None, [])
+
+    def _on_kept(self, message: dict[str, Any]) -> None:
+        if self._keeping and self._keeping.number == message["kept"]:
+            self._keeping = None
+            self._kept = message["kept"]
+        if "error" in message:
+            _log.warning("snapshot %d is not durable: %s", message["kept"], message["error"])
+
+
+def _on_different_nodes(gang: Gang) -> list[int]:
+    """Rank 0 and the first on another node; of nodes that stay, as far as there are any."""
+    staying = [rank for rank in gang.ranks if not rank.node.is_leaving] or gang.ranks
+    buddies = [rank for rank in staying if rank.node is not staying[0].node]
+    return [rank.number for rank in (staying[0], *buddies[:1])]

@@ -1,0 +1,64 @@
+"""The driver's own process as a node of one slot (use_local): its rank is where a debugger is."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hpc_det.launch.elastic.frames import Message
+from hpc_det.launch.elastic.held import Held, keep, memory
+from hpc_det.sgd.rank.worker import Worker
+from hpc_det.store.key import derived
+from hpc_det.store.run_folder import RunFolder
+
+
+class InProcess:
+    """Stands for the line to an agent: what the driver sends is done at once, by this process.
+
+    `answer` is called with what an agent would say.
+    """
+
+    def __init__(self, run: RunFolder, address: tuple[str, int], answer: Callable[[dict[str, Any]], None]) -> None:
+        self.worker: Worker | None = None
+        self._run = run
+        self._address = address
+        self._answer = answer
+        self._buffers = memory()
+
+    @property
+    def heard_at(self) -> float:
+        return time.monotonic()
+
+    def send(self, head: dict[str, Any], body: bytes = b"") -> None:
+        getattr(self, f"_{head['do']}")(head, body)
+
+    def serve(self) -> None:
+        """What the driver has just asked of all ranks, by the thread that asks."""
+        if self.worker:
+            self.worker.serve_one()
+
+    def close(self) -> None:
+        for buffer in self._buffers:
+            os.close(buffer)
+        self._buffers = []
+
+    def _fork(self, head: dict[str, Any], body: bytes) -> None:
+        key = derived(self._run.key(), f"generation {head['generation']}")
+        place = {"rank": 0, "local_rank": 0, "size": head["size"], "generation": head["generation"]}
+        self.worker = Worker({**place, "driver": self._address, "key": key.hex(), "buffers": self._buffers})
+
+    def _end(self, head: dict[str, Any], body: bytes) -> None:
+        if self.worker:
+            self.worker.close()
+            self.worker = None
+        self._answer({"ended": head["generation"]})
+
+    def _hold(self, head: dict[str, Any], body: bytes) -> None:
+        """Written at once where it is to be durable: here nothing is behind the training."""
+        if head["keep"]:
+            self._answer(keep(Held.of(Message(head, body), self._buffers), self._run))
+
+    def _leave(self, head: dict[str, Any], body: bytes) -> None:
+        self.close()

@@ -1,0 +1,243 @@
+"""The driver's end of its node agents: they come, go, and say what happens on their nodes."""
+
+from __future__ import annotations
+
+import queue
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hpc_det.errors import UsageError
+from hpc_det.launch.elastic.frames import Message
+from hpc_det.launch.elastic.meeting import Guests, announce, living_driver, withdraw
+from hpc_det.launch.elastic.switchboard import Event, Switchboard
+from hpc_det.launch.signals import uninterrupted
+from hpc_det.sgd.capacity import Capacity
+from hpc_det.sgd.driver.failures import NotEnoughRanks
+from hpc_det.store.key import derived
+from hpc_det.store.run_folder import RunFolder
+
+POLL_S = 1.0
+"""How often the silent are looked for while something is waited for."""
+NAP_S = 3.0
+"""Whoever did not listen for so long cannot say yet who is silent."""
+
+
+class NodeLine(Protocol):
+    """To an agent, or to what stands for one."""
+
+    @property
+    def heard_at(self) -> float:
+        """time.monotonic() when it was heard last."""
+
+    def send(self, head: dict[str, Any], body: bytes = b"") -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(eq=False)
+class Node:
+    line: NodeLine
+    host: str
+    slots: int
+    job: str | None = None
+    is_leaving: bool = False
+    """The scheduler has said that it will take the node: nothing new is begun there."""
+
+    def __str__(self) -> str:
+        return self.host
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """All in seconds."""
+
+    heartbeat_timeout_s: float = 10.0
+    startup_timeout_s: float | None = None
+    """None: without end where a queue is waited for, else DEFAULT_START_S."""
+    hang_timeout_s: int | None = None
+
+
+DEFAULT_START_S, LEAVE_S = 100.0, 5.0
+TOGETHER_S = 10.0
+"""Nodes that start together come one after the other: so long after the least of them the others are waited for."""
+
+
+class Nodes:
+    """One thread calls all methods."""
+
+    def __init__(self, run: RunFolder, capacity: Capacity, patience: Patience) -> None:
+        self.on_lost: Callable[[Node], None] = lambda node: None
+        self.on_said: Callable[[Node, dict[str, Any]], None] = lambda node, head: None
+        self.on_rank: Callable[[Event], None] = lambda event: None
+        self.run = run
+        self._nodes: list[Node] = []
+        self._own: Node | None = None
+        self._missing: set[str] = set()
+        """Hosts whose agents are gone."""
+        self._wanted = 0
+        self._renewed_at = self._heard_at = self.attentive_since = 0.0
+        self._capacity = capacity
+        self._patience = patience
+        if other := living_driver(run):
+            raise UsageError(
+                f"{run.path}: another program drives this run, on {other.host}:{other.port}; wait for it, or name "
+                "another run"
+            )
+        _allow_many_files()
+        self.generation = 0
+        """Of the ranks that may call."""
+        self._key = run.key()
+        self._board = Switchboard(capacity.host, self._key_for, Guests(run, capacity.host).are_allowed_from)
+        announce(run, *self.address)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where the driver listens."""
+        return self._board.host, self._board.port
+
+    @property
+    def slots(self) -> int:
+        """Of all nodes that stay, in use or not."""
+        return sum(node.slots for node in self.staying)
+
+    @property
+    def staying(self) -> list[Node]:
+        return [node for node in self._nodes if not node.is_leaving]
+
+    @property
+    def is_taken(self) -> bool:
+        """The scheduler takes all nodes, and this driver, which is on one of them, will see no others."""
+        return bool(self._nodes) and not self.staying and not self._capacity.has_queue
+
+    @property
+    def start_s(self) -> float:
+        """How long a start may take."""
+        if self._patience.startup_timeout_s is not None:
+            return self._patience.startup_timeout_s
+        return float("inf") if self._capacity.has_queue else DEFAULT_START_S
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._nodes
+
+    def start(self, wanted: int) -> None:
+        """Agents for so many ranks begin to come, and are started again where they end."""
+        self._wanted = wanted
+        self._capacity.start(self.run.path, wanted)
+
+    def add(self, node: Node) -> None:
+        """This process as one, before all others."""
+        self._own = node
+        self._nodes.insert(0, node)
+
+    def answer(self, do: str, by: Callable[[Any, Message], None]) -> None:
+        """From now on such questions of ranks are answered by the thread of the lines."""
+        self._board.answers[do] = by
+
+    def await_slots(self, wanted: int, least: int) -> None:
+        """Until there are as many as wanted, or at least `least` and nothing more comes.
+
+        Raises NotEnoughRanks with what the capacity says of itself.
+        """
+        end, enough_since = time.monotonic() + self.start_s, float("inf")
+        while self.slots < wanted and time.monotonic() < min(end, enough_since + TOGETHER_S):
+            self.hear(min(POLL_S, end - time.monotonic()))
+            is_enough = self.slots >= least
+            enough_since = min(enough_since, time.monotonic()) if is_enough else float("inf")
+        if self.slots < least:
+            raise NotEnoughRanks(
+                f"{least} ranks are needed at least, and there is room for {self.slots} after {self.start_s:g} s "
+                f"(startup_timeout_s); {self._capacity.state()}; the agents' logs: {self.run.logs}"
+            )
+
+    def hear(self, within_s: float) -> bool:
+        """One thing that has happened, or will within this time; whether something has."""
+        try:
+            event = self._board.events.get(block=within_s > 0, timeout=max(within_s, 0.0) or None)
+        except queue.Empty:
+            event = None
+        self._drop_silent()
+        self._renew()
+        if event is None:
+            return False
+        role = event.line.identity["role"]
+        if role == "rank":
+            self.on_rank(event)
+        elif role == "node":  # else a program that asks whether this one still lives
+            with uninterrupted():  # a node that arrives does not say so again
+                self._hear_node(event)
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """And hear what happens meanwhile."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self.hear(min(left, POLL_S))
+
+    def close(self) -> None:
+        """Nothing is left: no agent, no job, no port."""
+        self._wanted = 0  # none that leaves is missed
+        for node in self._nodes:
+            node.line.send({"do": "leave"})
+        end = time.monotonic() + LEAVE_S
+        while set(self._nodes) - {self._own} and time.monotonic() < end:
+            self.hear(end - time.monotonic())
+        try:
+            self._capacity.stop()
+        finally:
+            withdraw(self.run)
+            self._board.close()
+
+    def _key_for(self, identity: dict[str, Any]) -> bytes | None:
+        """A node's is the run's own, a rank's that of its generation: none that was ended can say anything more."""
+        if identity.get("role") in ("node", "driver"):
+            return self._key
+        is_of_now = identity.get("role") == "rank" and identity.get("generation") == self.generation
+        return derived(self._key, f"generation {self.generation}") if is_of_now else None
+
+    def _hear_node(self, event: Event) -> None:
+        if event.kind == "arrived":
+            identity = event.line.identity
+            self._nodes.append(Node(event.line, str(identity["host"]), int(identity["slots"]), identity["job"]))
+            self._missing.discard(str(identity["host"]))
+            return
+        for node in [node for node in self._nodes if node.line is event.line]:
+            if event.message is None:
+                self._lose(node)
+            elif "leaving" in event.message.head:
+                self._mark_leaving(node)
+            else:
+                self.on_said(node, event.message.head)
+
+    def _mark_leaving(self, told: Node) -> None:
+        """Schedulers take whole jobs; PBS tells the first of its nodes alone."""
+        for node in self._nodes:
+            node.is_leaving |= node is told or (node.job is not None and node.job == told.job)
+
+    def _lose(self, node: Node) -> None:
+        self._nodes.remove(node)
+        self._missing.add(node.host)
+        self.on_lost(node)
+
+    def _drop_silent(self) -> None:
+        """Not those whom a driver that was stopped, or was busy with something else, has not heard."""
+        now = time.monotonic()
+        if now > self._heard_at + NAP_S:
+            self.attentive_since = now
+        self._heard_at = now
+        for node in list(self._nodes):
+            if now > max(node.line.heard_at, self.attentive_since) + self._patience.heartbeat_timeout_s:
+                node.line.close()
+                self._lose(node)
+
+    def _renew(self) -> None:
+        if self.slots < self._wanted and time.monotonic() > self._renewed_at + POLL_S:
+            self._renewed_at = time.monotonic()
+            self._capacity.renew(self._missing)
+
+
+def _allow_many_files() -> None:
+    """A line for each rank: the usual soft limit of 1,024 would be the most."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,0 +1,95 @@
+"""The driver's end of ranks: on which nodes they are, and whether they answer and get on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_det.launch.elastic.channel import Line
+from hpc_det.launch.watch.hang import HangJudge, last_first, sentence
+from hpc_det.launch.watch.heartbeat import Progress
+from hpc_det.sgd.driver.failures import COLLATERAL_S, Hung, RankDied
+from hpc_det.sgd.driver.nodes import POLL_S, Node, Nodes
+
+RANK_SILENT_S = 600.0
+"""A rank's second thread answers within milliseconds, but not while a C call keeps the interpreter's lock: to unpickle
+a large data set takes minutes."""
+
+
+@dataclass(eq=False)
+class Rank:
+    number: int
+    node: Node
+    line: Line | None = None
+    pid: int | None = None
+    code: int | None = None
+    has_left: bool = False
+
+    def send(self, head: dict[str, Any], body: bytes = b"") -> None:
+        assert self.line, "it has not arrived yet"
+        self.line.send(head, body)
+
+    def __str__(self) -> str:
+        return f"rank {self.number} on {self.node} (process {self.pid})"
+
+
+def spread(nodes: Sequence[Node], size: int) -> list[tuple[Node, int]]:
+    """Node and local rank of each rank: evenly over the nodes, as RaySGD has it, and a node's ranks in a row."""
+    by_turns = [(local, place) for place, node in enumerate(nodes) for local in range(node.slots)]
+    taken = sorted(by_turns)[:size]
+    return [(nodes[place], local) for place, local in sorted((place, local) for local, place in taken)]
+
+
+class Watch:
+    """Over the ranks of a generation, while something is asked of them."""
+
+    def __init__(self, ranks: Sequence[Rank], nodes: Nodes, hang_timeout_s: int | None) -> None:
+        self._ranks = ranks
+        self._nodes = nodes
+        self._judge = HangJudge(len(ranks), hang_timeout_s)
+        self._places: dict[int, str] = {}
+        self._asked_at = self._next_look = 0.0
+
+    def begin(self) -> None:
+        """Something is asked now."""
+        self._asked_at = time.monotonic()
+        self._next_look = self._asked_at + POLL_S
+
+    @property
+    def rest_s(self) -> float:
+        """How long to wait until the next look."""
+        return self._next_look - time.monotonic()
+
+    def hears(self, rank: int, head: dict[str, Any]) -> None:
+        """What it says when it is looked at."""
+        self._judge.hears(rank, Progress(*head["progress"]))
+        if "at" in head:
+            self._places[rank] = head["at"]
+
+    def look(self) -> None:
+        """If it is time. Raises RankDied for a rank that does not answer, and Hung where none gets on."""
+        if self.rest_s > 0:
+            return
+        self._next_look = time.monotonic() + min(POLL_S, self._judge.round_s)
+        asked_since = max(self._asked_at, self._nodes.attentive_since)
+        for rank in self._ranks:
+            rank.send({"do": "progress"})
+            if rank.line and time.monotonic() > max(rank.line.heard_at, asked_since) + RANK_SILENT_S:
+                log = self._nodes.run.rank_log(self._nodes.generation, rank.number)
+                raise RankDied(f"{rank} has not answered for {RANK_SILENT_S:g} s (stopped?); its log: {log}")
+        if self._judge.is_hung(time.monotonic()):
+            raise Hung(f"{self._where_they_stand()} ({self._nodes.run.logs})")
+
+    def _where_they_stand(self) -> str:
+        self._places.clear()
+        for rank in self._ranks:
+            rank.send({"do": "stacks"})
+        end = time.monotonic() + COLLATERAL_S
+        while len(self._places) < len(self._ranks) and time.monotonic() < end:
+            self._nodes.hear(POLL_S)
+        standing = {
+            rank: (progress, self._places.get(rank, "no answer")) for rank, progress in self._judge.ranks.items()
+        }
+        return sentence(self._judge.still_s, last_first(standing))

@@ -1,0 +1,30 @@
+"""Arguments of TorchTrainer that operators obey: checked where the driver is, before any rank starts, and there."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from hpc_det.errors import nearest, shown
+from hpc_det.sgd.operator.errors import BadArgument
+
+SCHEDULER_STEP_FREQS = ("batch", "epoch", "manual")
+
+
+def check_options(*, use_fp16: Any, use_tqdm: Any, scheduler_step_freq: Any) -> None:
+    """Raises BadArgument, a ValueError, with all that cannot be."""
+    if problems := [*problems_of(use_fp16, use_tqdm, scheduler_step_freq)]:
+        raise BadArgument(problems)
+
+
+def problems_of(use_fp16: Any, use_tqdm: Any, scheduler_step_freq: Any) -> Iterator[str]:
+    if not isinstance(use_fp16, bool) and use_fp16 != "apex":
+        yield f"use_fp16: {shown(use_fp16)}; use True, False or 'apex'"
+    if use_tqdm and importlib.util.find_spec("tqdm") is None:
+        yield f"use_tqdm: tqdm is not installed; run {sys.executable} -m pip install 'hpc_det[tqdm]'"
+    if scheduler_step_freq not in (None, *SCHEDULER_STEP_FREQS):
+        meant = nearest(str(scheduler_step_freq), SCHEDULER_STEP_FREQS)
+        known = ", ".join(map(repr, SCHEDULER_STEP_FREQS))
+        yield f"scheduler_step_freq: {shown(scheduler_step_freq)}; use {known} or None. {meant}".rstrip(" .")

@@ -1,0 +1,207 @@
+"""A DataLoader whose passes are shared out to the ranks, and go on at any sample with any number of them.
+
+The order of a pass is the one that torch.utils.data.DistributedSampler has in that epoch with its own seed, 0; so is,
+at its begin, the share of each rank: every size-th sample. From sample `done` on the rest is shared out the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, cycle, islice
+from typing import Any, ClassVar
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from hpc_det.pytorch.data.seeds import mixed_seed
+from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerInit
+from hpc_det.sgd.place import Place
+from hpc_det.sgd.rank.data.as_given import generators_of
+
+BLIND = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+"""These know of no ranks, and their order is a function of a generator. Not subclasses, which may be anything."""
+
+
+def order_of(loader: DataLoader[Any]) -> Any:
+    """The sampler behind the batches, or a batch sampler that is not torch's."""
+    batches = loader.batch_sampler
+    if batches is None:
+        return loader.sampler
+    return batches.sampler if type(batches) is BatchSampler else getattr(batches, "sampler", batches)
+
+
+def takes_any_order(loader: DataLoader[Any]) -> bool:
+    """Whether another order of samples makes it another rank's loader."""
+    has_plain_batches = loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
+    is_plain = type(loader).__iter__ is DataLoader.__iter__
+    return is_plain and has_plain_batches and type(order_of(loader)) in BLIND
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """How the `left` last samples of a pass become batches of ranks: equally many on each."""
+
+    rank: int
+    size: int
+    per_batch: int
+    """Samples of one rank."""
+    drops_last: bool
+    """The last batch of a rank, if it is a short one."""
+    exact: bool
+    """Ranks may have a sample less than others, if they have as many batches."""
+
+    @property
+    def whole(self) -> int:
+        """Samples of all ranks in a batch."""
+        return self.size * self.per_batch
+
+    def batches(self, left: int) -> int:
+        return self._batches_of(-(-left // self.size))
+
+    def samples(self, left: int) -> int:
+        """Of this rank. Those that are missing are taken from the begin of the pass again."""
+        fewest, one_more = divmod(left, self.size)
+        if self.exact and self._batches_of(fewest) == self.batches(left):
+            return fewest + (self.rank < one_more)
+        return -(-left // self.size)
+
+    def _batches_of(self, samples: int) -> int:
+        return samples // self.per_batch if self.drops_last else -(-samples // self.per_batch)
+
+
+class ShardBatches:
+    """This rank's batches of one pass, from a sample on: a batch sampler.
+
+    With keys, which are what the random numbers of a batch depend on in loader processes.
+    """
+
+    def __init__(self, sampler: Any, cut: Cut, *, keyed: bool) -> None:
+        self._sampler = sampler
+        self._cut = cut
+        self._keyed = keyed
+        self._epoch = self._first = self._seed = 0
+
+    def turn_to(self, epoch: int, first: int, seed: int) -> None:
+        """What the next iterator gives."""
+        self._epoch, self._first, self._seed = epoch, first, seed
+
+    @property
+    def samples(self) -> int:
+        """Of all ranks in a pass."""
+        return len(self._sampler)
+
+    def __len__(self) -> int:
+        return self._cut.batches(max(self.samples - self._first, 0))
+
+    def __iter__(self) -> Iterator[Any]:
+        cut, seed, first, batches = self._cut, self._seed, self._first, len(self)
+        own = self._own() if batches else []
+        for k in range(batches):
+            indices = own[k * cut.per_batch : (k + 1) * cut.per_batch]
+            yield ((seed, first + k * cut.whole), indices) if self._keyed else indices
+
+    def _own(self) -> list[Any]:
+        order, cut = _drawn(self._sampler, self._epoch), self._cut
+        filled = chain(order[self._first :], cycle(order))
+        return list(islice(filled, cut.rank, cut.samples(len(order) - self._first) * cut.size, cut.size))
+
+
+class Shards:
+    """`loader` is rebuilt with all that it was made with, but for its order."""
+
+    counts: ClassVar[str] = "samples"
+
+    def __init__(self, loader: DataLoader[Any], place: Place, *, exact: bool) -> None:
+        batches = loader.batch_sampler
+        self._cut = Cut(
+            rank=place.rank,
+            size=place.size,
+            per_batch=batches.batch_size if isinstance(batches, BatchSampler) else 1,
+            drops_last=isinstance(batches, BatchSampler) and batches.drop_last,
+            exact=exact,
+        )
+        keyed = loader.num_workers > 0
+        self._batches = ShardBatches(order_of(loader), self._cut, keyed=keyed)
+        self._rank = place.rank
+        self._generator = loader.generator
+        self.generators = generators_of(loader)
+        self._of_workers = torch.Generator()
+        self._seed = 0
+        self._loader = ClosableLoader(
+            SeededDataset(loader.dataset, place.rank) if keyed else loader.dataset,
+            batch_sampler=self._batches,
+            generator=self._of_workers,
+            **_options(loader),
+        )
+
+    def begin(self, epoch: int) -> Iterator[Any]:
+        # torch's loader draws this at the begin of an iteration, for its workers; so a plain loop's numbers are ours.
+        seed = torch.empty((), dtype=torch.int64).random_(generator=self._generator).item()
+        return self._iterator(epoch, 0, int(seed))
+
+    def resume(self, epoch: int, done: int, began: dict[str, Any] | None) -> Iterator[Any]:
+        seed = began["seed"] if began else mixed_seed("pass", epoch) >> 1
+        return self._iterator(epoch, done, seed)
+
+    def _iterator(self, epoch: int, done: int, seed: int) -> Iterator[Any]:
+        self._seed = seed
+        self._of_workers.manual_seed(mixed_seed("loader processes", self._rank, seed))
+        self._batches.turn_to(epoch, done, seed)
+        return iter(self._loader)
+
+    def began(self) -> dict[str, Any]:
+        return {"seed": self._seed}
+
+    def after(self, done: int) -> int:
+        return done + self._cut.whole
+
+    def left(self, done: int) -> int:
+        return self._cut.batches(max(self._batches.samples - done, 0))
+
+    def close(self) -> None:
+        self._loader.close()
+
+
+class _OneSample:
+    """For batch_size=None: the user's collate_fn for a sample alone."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
+        self._collate_fn = collate_fn
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return self._collate_fn(samples[0])
+
+
+def _options(loader: DataLoader[Any]) -> dict[str, Any]:
+    collate_fn = loader.collate_fn
+    return {
+        "num_workers": loader.num_workers,
+        "collate_fn": _OneSample(collate_fn) if loader.batch_sampler is None else collate_fn,
+        "pin_memory": loader.pin_memory,
+        "pin_memory_device": loader.pin_memory_device,
+        "timeout": loader.timeout,
+        "worker_init_fn": WorkerInit(loader.worker_init_fn),
+        "multiprocessing_context": loader.multiprocessing_context,
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": loader.persistent_workers,
+        "in_order": loader.in_order,
+    }
+
+
+def _drawn(sampler: Any, epoch: int) -> list[Any]:
+    """The order of an epoch, the same on all ranks. `sampler`: one of `BLIND`."""
+    if not hasattr(sampler, "generator"):
+        return list(sampler)
+    own, sampler.generator = sampler.generator, torch.Generator().manual_seed(epoch)
+    try:
+        return list(sampler)
+    finally:
+        sampler.generator = own

@@ -1,0 +1,243 @@
+"""A rank: joins its gang when the driver says so, and then calls what the driver names.
+
+driver -> rank: {"do": METHOD, "id"} with a cloudpickle of the arguments, where METHOD is `begin`, `call`, `change`,
+`snapshot` or `loop`; {"do": "progress"}, {"do": "stacks"}, {"do": "leave"}; rank -> driver: {"done": id} with a
+cloudpickle of the result, or {"raised": id} with a pickle of the rest of a Raised, {"progress": ...}, with "at" where
+stacks were asked for, {"shown": STREAM} with the text, the store's questions (hpc_det.sgd.rank.store), and from a loop
+of `fit` {"report": ...}, for which the answer is {"do": "heard"}.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from hpc_det.launch.elastic.channel import connect
+from hpc_det.launch.elastic.frames import Message
+from hpc_det.launch.watch.heartbeat import Phase, Progress, place_of_main_thread
+from hpc_det.sgd.place import Place, Settings
+from hpc_det.sgd.rank.runner import Runner
+from hpc_det.sgd.rank.state import pickled
+from hpc_det.sgd.rank.store import LineStore
+from hpc_det.store.key import derived
+
+CONNECT_S, STORE_S = 30.0, 300.0
+_PHASES: dict[str, Phase] = {"train": "training", "validate": "validation"}
+_STDERR = 2
+
+
+@dataclass(frozen=True)
+class Start:
+    """What `begin` is told."""
+
+    pickled: bytes
+    """Settings, and the initialization hook or None: the same for all ranks."""
+    snapshot: int | Path | None
+    """Where rank 0 finds one: the number of its node's buffer, or a file. None: the training begins."""
+    leaves_after_error: bool
+    """Rank 0 is in the driver's process, which hears of an error on another rank no sooner than gloo tells rank 0."""
+    own: bytes | None
+    """What this rank alone had then; None where it did not exist."""
+    modules: tuple[str, ...]
+    """Folders where the driver finds modules: what is pickled names the user's by their names."""
+
+
+class Worker:
+    """One rank. `serve` is its life; for the one in the driver (use_local) `serve_one` is called when it was asked."""
+
+    def __init__(self, order: dict[str, Any], on_end: Callable[[], None] = lambda: None) -> None:
+        """`on_end` is called by another thread when the driver is gone."""
+        self._place = Place(order["rank"], order["local_rank"], order["size"])
+        self._buffers = order["buffers"]
+        self._key = bytes.fromhex(order["key"])
+        self._runner: Runner | None = None
+        self._phase: Phase = "outside"
+        self._began_at = 0
+        self._leaves_after_error = False
+        self._on_end = on_end
+        generation = order["generation"]
+        identity = {"role": "rank", "rank": self._place.rank, "generation": generation, "pid": os.getpid()}
+        host, port = order["driver"]
+        self.line = connect(host, port, self._key, identity, CONNECT_S)
+        self._store = LineStore(self.line, STORE_S)
+        self._orders: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._listener = threading.Thread(target=self._listen, name="driver's line", daemon=True)
+        self._listener.start()
+
+    def serve(self) -> None:
+        """Until the driver says so."""
+        while self.serve_one():
+            pass
+
+    def serve_one(self) -> bool:
+        """Wait for an order and answer it; False at the last one."""
+        order = self._orders.get()
+        if order is None or order.head["do"] == "leave":
+            return False
+        head, body = self._answer(order)
+        self.line.send(head, body)
+        return "done" in head or not self._leaves_after_error
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self.line.close()
+        self._listener.join()
+
+    def _answer(self, order: Message) -> tuple[dict[str, Any], bytes]:
+        """What the order brought, or what was raised instead, as it is sent."""
+        number = order.head["id"]
+        try:
+            arguments = cloudpickle.loads(order.body)
+            result = getattr(self, order.head["do"])(*arguments)
+            return {"done": number}, cloudpickle.dumps(result)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return {"raised": number}, pickle.dumps(_told(error))
+
+    def begin(self, start: Start) -> None:
+        """Join the gang; the user's components; what they were when the snapshot was taken."""
+        sys.path += [folder for folder in start.modules if folder not in sys.path]
+        self._leaves_after_error = start.leaves_after_error
+        settings, hook = cloudpickle.loads(start.pickled)
+        if hook:
+            hook()
+        if settings.use_gpu:
+            torch.cuda.set_device(self._place.local_rank)
+        if self._place.is_distributed:
+            self._join(settings)
+        self._runner = Runner(settings, self._place, derived(self._key, "objects"))
+        if start.snapshot is not None:
+            shared = self._read(start.snapshot) if self._place.rank == 0 else None
+            self._runner.restore(shared, pickle.loads(start.own) if start.own else None)
+
+    def call(self, method: str, arguments: dict[str, Any], only: int | None = None) -> Any:
+        """A method of the Runner; None on other ranks than the `only` one."""
+        if only not in (None, self._place.rank):
+            return None
+        self._phase = _PHASES.get(method, "outside")
+        self._began_at = self.runner.batches
+        try:
+            return getattr(self.runner, method)(**arguments)
+        finally:
+            self._phase = "outside"
+
+    def change(
+        self, method: str, arguments: dict[str, Any], buffer: int, holders: list[int]
+    ) -> tuple[dict[str, Any], Own]:
+        """A method of the Runner, and at once a snapshot of what came of it: one counts only with the other."""
+        return self.call(method, arguments), self.snapshot(buffer, holders)
+
+    def loop(self, function: Callable[[Worker], None]) -> None:
+        """What `fit` runs; it may `tell` the driver things on its way."""
+        function(self)
+
+    def tell(self, head: dict[str, Any]) -> None:
+        """In the middle of a call, and wait until the driver has heard all ranks."""
+        self.line.send(head)
+        answer = self._orders.get()
+        if answer is None or answer.head["do"] != "heard":
+            raise SystemExit("the driver ends this rank")
+
+    def snapshot(self, buffer: int, holders: list[int]) -> Own:
+        """What is the same on all ranks goes into memory of the nodes of some of them."""
+        self.runner.level()
+        if self._place.rank in holders:
+            self._write(self.runner.shared(), buffer)
+        return Own(pickled(self.runner.own()), self.runner.epochs_done)
+
+    @property
+    def runner(self) -> Runner:
+        if self._runner is None:
+            raise RuntimeError("this rank has not begun")
+        return self._runner
+
+    def _join(self, settings: Settings) -> None:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if settings.backend == "nccl" else "gloo",
+            store=PrefixStore("gang", self._store),
+            rank=self._place.rank,
+            world_size=self._place.size,
+            timeout=timedelta(seconds=settings.timeout_s),
+        )
+
+    def _write(self, shared: dict[str, Any], buffer: int) -> None:
+        """Checksums are the business of whoever makes it durable.
+
+        What is there is written over: pages that are new take three times as long.
+        """
+        checks = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(False)
+        try:
+            with open(f"/proc/self/fd/{self._buffers[buffer]}", "r+b") as file:
+                torch.save(shared, file)
+                file.truncate()
+        finally:
+            torch.serialization.set_crc32_options(checks)
+
+    def _read(self, snapshot: int | Path) -> dict[str, Any]:
+        """Both are the run's own: this node's memory, or a file whose seal the driver has checked."""
+        path = snapshot if isinstance(snapshot, Path) else f"/proc/self/fd/{self._buffers[snapshot]}"
+        shared: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)
+        return shared
+
+    def _listen(self) -> None:
+        while (message := self.line.receive()) is not None:
+            if "store" in message.head:
+                self._store.hear(message)
+            elif message.head["do"] == "progress":
+                self.line.send({"progress": self._progress()})
+            elif message.head["do"] == "stacks":
+                faulthandler.dump_traceback(file=_STDERR, all_threads=True)
+                self.line.send({"at": place_of_main_thread(), "progress": self._progress()})
+            else:
+                self._orders.put(message)
+        self._orders.put(None)
+        self._on_end()
+
+    def _progress(self) -> Progress:
+        batches = self._runner.batches if self._runner else 0
+        return Progress(self._phase, batches, warm=self._phase != "outside" and batches > self._began_at)
+
+
+class Own(NamedTuple):
+    """Of one rank, at a snapshot."""
+
+    state: bytes
+    epochs_done: int
+
+
+def _told(error: BaseException) -> tuple[str, str, bytes]:
+    """What a Raised holds besides the rank."""
+    return _words(error), "".join(traceback.format_exception(error)), _pickled(error)
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as problem:
+        return f"{type(error).__name__}, whose str() raises {type(problem).__name__}"
+
+
+def _pickled(error: BaseException) -> bytes:
+    """Nothing where it cannot be: its words are enough."""
+    try:
+        return bytes(cloudpickle.dumps(error))
+    except Exception:
+        return b""

@@ -1,0 +1,285 @@
+"""What TorchTrainer does when ranks, agents, nodes and drivers end: real processes, really killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from hpc_det.checkpoint.snapshots import newest
+from hpc_det.errors import UsageError
+from hpc_det.process import children, descendants, has_no_memory
+from hpc_det.sgd import TorchTrainer
+from hpc_det.sgd.driver.elastic import ElasticGang
+from hpc_det.sgd.driver.failures import NotEnoughRanks, RetriesUsedUp
+from hpc_det.sgd.driver.gang import Gang
+from hpc_det.store.run_folder import RunFolder
+from tests.sgd.local_nodes import LocalNodes
+from tests.sgd.trained import Linear
+from tests.wait import wait_for
+
+
+def size_of(its: TorchTrainer) -> int:
+    return len(its.apply_all_workers(os.getpid))
+
+
+def test_a_gang_shrinks_when_a_node_is_lost_and_grows_when_it_is_back() -> None:
+    nodes = LocalNodes(2)
+    with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=nodes, config={"*batch_size": 8}) as its:
+        assert its.train()["batch_count"] == 8
+        nodes.take(1)
+        shrunk = its.train()
+        assert (shrunk["epoch"], shrunk["batch_count"], size_of(its)) == (2, 8, 1)
+        nodes.give_back()
+        its.train()  # hears of the new agent
+        wait_for(lambda: its.train()["num_samples"] == 64 and size_of(its) == 2, 20)
+
+
+def test_the_node_of_rank_0_may_be_the_one() -> None:
+    nodes = LocalNodes(2)
+    with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=nodes) as its:
+        before = its.train()
+        nodes.take(0)
+        nodes.give_back()
+        after = its.train()
+        assert after["epoch"] == 2
+        assert after["train_loss"] < before["train_loss"]
+
+
+def test_the_other_node_that_holds_the_newest_snapshot_makes_it_durable() -> None:
+    nodes = LocalNodes(2)
+    with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=nodes, run="mine") as its:
+        its._open_gang._is_durable = False
+        its.train()
+        its._open_gang._is_durable = True
+        nodes.take(0)
+        while its._open_gang._nodes.slots > 1:
+            its._open_gang._nodes.hear(1)
+    durable = newest(RunFolder(its.logs.parent))
+    assert durable
+    assert durable.epochs_done == 1
+
+
+def test_fewer_than_min_workers_wait_and_say_what_is_missing() -> None:
+    nodes = LocalNodes(2)
+    with TorchTrainer(
+        training_operator_cls=Linear, num_workers=2, min_workers=2, executor=nodes, startup_timeout_s=3
+    ) as its:
+        nodes.take(1)
+        with pytest.raises(
+            NotEnoughRanks, match=r"2 ranks are needed at least.* room for 1 .*1 of 2 agents run"
+        ) as caught:
+            its.train()
+        assert isinstance(caught.value, TimeoutError)
+
+
+def test_retries_are_counted_and_used_up() -> None:
+    class Fatal(Linear):
+        def train_batch(self, batch: Any, batch_info: Any) -> dict[str, Any]:
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise AssertionError
+
+    with TorchTrainer(training_operator_cls=Fatal, executor="local") as its:
+        with pytest.raises(RuntimeError, match=r"SIGKILL.*2 failures, with max_retries = 1") as caught:
+            its.train(max_retries=1)
+        assert isinstance(caught.value, RetriesUsedUp)
+
+
+def test_ranks_that_a_killed_nursery_was_to_fork_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    await_ranks = Gang._await_ranks
+    before = children(os.getpid())
+    killed: list[int] = []
+
+    def kill_once(gang: Gang) -> None:
+        if not killed:
+            (agent,) = set(children(os.getpid())) - set(before)
+            killed.extend(children(agent))
+            os.kill(killed[0], signal.SIGKILL)
+        await_ranks(gang)
+
+    monkeypatch.setattr(Gang, "_await_ranks", kill_once)
+    monkeypatch.setattr("hpc_det.sgd.driver.gang.JOIN_S", 3600.0)
+    with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor="local") as its:
+        assert its.train()["epoch"] == 1
+    assert len(killed) == 1
+
+
+def test_ranks_that_cannot_be_forked_are_told_of_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.99: cannot open')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr("hpc_det.sgd.driver.failures.FIRST_PAUSE_S", 0.0)
+    with pytest.raises(
+        RetriesUsedUp, match=r"exit code 1 after 'ImportError: libcudart.*; its output stands in \S+/node-"
+    ):
+        TorchTrainer(training_operator_cls=Linear, executor="local")
+
+
+def test_a_death_that_is_heard_before_the_call_is_made_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hpc_det.sgd.driver.ranks.RANK_SILENT_S", 2.0)
+    place = ElasticGang._place
+
+    def kill_first(elastic: ElasticGang) -> Any:
+        (rank,) = elastic._gang.ranks
+        if elastic._nodes.generation == 1:
+            os.kill(rank.pid or 0, signal.SIGKILL)
+            while rank.code is None or not getattr(rank.line, "is_dropped", True):  # its agent says it, and its line
+                elastic._nodes.hear(1)
+        return place(elastic)
+
+    with TorchTrainer(training_operator_cls=Linear, executor="local") as its:
+        monkeypatch.setattr(ElasticGang, "_place", kill_first)
+        assert its.train()["epoch"] == 1
+    assert "ended by signal SIGKILL" in caplog.text
+
+
+def test_a_stopped_agent_is_missed_by_its_heartbeat() -> None:
+    nodes = LocalNodes(2)
+    with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=nodes, heartbeat_timeout_s=2.5) as its:
+        its.train()
+        stopped = [nodes.agents[1].pid, *descendants(nodes.agents[1].pid)]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        assert its.train()["epoch"] == 2
+        assert time.monotonic() - began < 8
+        for pid in reversed(stopped):
+            os.kill(pid, signal.SIGKILL)
+        nodes.agents[1].wait()
+
+
+def test_nobody_was_silent_while_the_driver_did_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_det.sgd.driver.ranks.POLL_S", 0.05)
+    with TorchTrainer(training_operator_cls=Linear, executor="local") as its:
+        gang = its._open_gang._gang
+        gang.nodes._heard_at -= 1000
+        for line in [node.line for node in gang.nodes._nodes] + [rank.line for rank in gang.ranks]:
+            line.heard_at -= 1000  # type: ignore[union-attr, misc]
+        its.apply_all_workers(lambda: time.sleep(0.3))  # looked after meanwhile
+        assert gang.nodes.generation == 1
+
+
+def test_a_gang_that_hangs_is_ended_and_tried_again(tmp_path: Path) -> None:
+    class Hangs(Linear):
+        def train_batch(self, batch: Any, batch_info: Any) -> dict[str, Any]:
+            if self.world_rank == 1 and batch_info["global_step"] == 5 and not (tmp_path / "once").exists():
+                (tmp_path / "once").touch()
+                signal.pause()
+            return super().train_batch(batch, batch_info)
+
+    with TorchTrainer(training_operator_cls=Hangs, num_workers=2, executor="local", hang_timeout_s=2) as its:
+        assert its.train()["epoch"] == 1
+        assert (tmp_path / "once").exists()
+
+
+DRIVER = """
+import os, sys, time
+from hpc_det.sgd import TorchTrainer
+from tests.sgd.trained import Linear
+
+run = next(iter(sys.argv[2:]), None)
+trainer = TorchTrainer(training_operator_cls=Linear, num_workers=2, executor="local", run=run)
+for epoch in trainer.remaining(4):
+    print(epoch, trainer.train()["train_loss"], flush=True)
+    if epoch == int(sys.argv[1]):
+        sys.stdin.read(1)
+torch_free = trainer.get_model(to_cpu=True)
+print("weights", [value.tolist() for value in torch_free.state_dict().values()], flush=True)
+"""
+
+
+def drive(stop_after: int, run: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(stop_after), run], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_killed_driver_goes_on_after_its_last_call_bit_for_bit() -> None:
+    with drive(9, "other") as undisturbed:
+        with drive(1, "mine") as killed:
+            assert killed.stdout
+            told = [killed.stdout.readline() for _ in range(2)]
+            killed.kill()
+        with drive(9, "mine") as second:
+            rest = second.communicate(timeout=60)[0].splitlines(keepends=True)
+        whole = undisturbed.communicate(timeout=60)[0].splitlines(keepends=True)
+    assert told + rest == whole
+    assert len(whole) == 5
+
+
+def test_a_run_has_one_driver_at_a_time() -> None:
+    with TorchTrainer(training_operator_cls=Linear, executor="local", run="mine") as its:
+        with pytest.raises(
+            UsageError, match=r"sgd/mine: another program drives this run, on 127\.0\.0\.1:\d+; wait for it"
+        ):
+            TorchTrainer(training_operator_cls=Linear, executor="local", run="mine")
+        assert its.train()["epoch"] == 1
+    with TorchTrainer(training_operator_cls=Linear, executor="local", run="mine") as its:
+        assert its.epochs_done == 1
+
+
+def test_ctrl_c_leaves_no_process_and_no_file(state_folder: Path) -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, "0"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with driver:
+        assert driver.stdout
+        driver.stdout.readline()
+        its = descendants(driver.pid)
+        assert len(its) >= 4  # agent, nursery, two ranks
+        os.killpg(driver.pid, signal.SIGINT)
+        assert "KeyboardInterrupt" in driver.communicate(timeout=20)[1]
+    wait_for(lambda: all(map(has_no_memory, its)))
+    assert not list((state_folder / "sgd").iterdir())
+
+
+def test_agents_that_leave_at_a_shutdown_are_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = LocalNodes(2)
+    its = TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=nodes)
+    monkeypatch.setattr("hpc_det.sgd.driver.nodes.POLL_S", 0.0)
+    before = nodes.renewals
+    its.shutdown()
+    assert nodes.renewals == before
+
+
+def test_a_call_is_undone_however_often_ctrl_c_is_pressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with TorchTrainer(training_operator_cls=Linear, executor="local") as its:
+        with monkeypatch.context() as patched:
+            patched.setattr("hpc_det.sgd.driver.elastic.ElasticGang._take", Mock(side_effect=KeyboardInterrupt))
+            patched.setattr("hpc_det.sgd.driver.gang.Gang.end", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                its.train()
+        assert its.train()["epoch"] == 1
+
+
+def test_nothing_is_left_after_a_shutdown(state_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = descendants(os.getpid())
+    its = TorchTrainer(training_operator_cls=Linear, num_workers=2, executor="local")
+    processes = set(descendants(os.getpid())) - set(before)
+    its.train()
+    with monkeypatch.context() as patched:
+        patched.setattr("hpc_det.sgd.driver.nodes.Nodes.close", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            its.shutdown()
+    its.shutdown()
+    assert not [pid for pid in processes if os.path.exists(f"/proc/{pid}")]
+    assert not list((state_folder / "sgd").iterdir())
+    with pytest.raises(RuntimeError, match="was shut down"):
+        its.train()
+    assert torch.is_grad_enabled()

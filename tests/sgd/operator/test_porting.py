@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from hpc_det.sgd.operator.porting import find_free_port, override
+from hpc_det.sgd.operator.training_operator import TrainingOperator
+
+
+def test_override_marks_a_method_and_refuses_a_name_that_overrides_nothing() -> None:
+    def train_batch() -> int:
+        return 3
+
+    def train_bach() -> int:
+        return 3
+
+    assert override(TrainingOperator)(train_batch) is train_batch
+    with pytest.raises(ValueError, match="train_bach overrides no method of TrainingOperator"):
+        override(TrainingOperator)(train_bach)
+
+
+def test_a_free_port_can_be_bound() -> None:
+    with socket.create_server(("", find_free_port())) as server:
+        assert server.getsockname()[1] > 0
