@@ -105,7 +105,7 @@ class PbsLab:
             raise LookupError(answer["errors"][0][1])
         return typed_job(answer["jobs"][job_id])
 
-    def wait_for(self, job_id: str, states: str | Collection[str], deadline_s: float = 10) -> Job:
+    def wait_for(self, job_id: str, states: str | Collection[str], deadline_s: float = 30) -> Job:
         """Its attributes as soon as it is in one of these states, such as "R" or "F"."""
         end = time.monotonic() + deadline_s
         while (job := self.job(job_id))["job_state"] not in states:
