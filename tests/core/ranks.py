@@ -28,6 +28,7 @@ PRELOAD = [
     "hypothesis",
     "pytest",
     "torch._dynamo",  # DDP imports that one, for seconds
+    "tests.core.frozen",
 ]
 
 OnRanks = Callable[..., list[Any]]
