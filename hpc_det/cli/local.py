@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Any
@@ -27,8 +28,11 @@ def run_here(found: Effective, *, test: bool, debug: bool) -> None:
             f"`--trial module:Class`, or start the script by itself"
         )
     _set_environment(found)
+    gc.disable()  # what an import makes stays, see hpc_det.launch.rank
     from hpc_det.pytorch.local import run_locally  # loads torch, which reads the environment
 
+    gc.freeze()
+    gc.enable()
     outcome = run_locally(name, _spec(found), found.context_dir, test=test, debug=debug)
     if test and outcome["kind"] == "finished":
         click.echo("One batch was trained, validated and saved.")
