@@ -14,13 +14,23 @@ def again(story: Story, command: str, *options: str) -> Story:
     return Story.of(int(said.removeprefix("Created experiment ")) if command == "fork" else story.number)
 
 
-@pytest.fixture
-def finished() -> Story:
-    story = Story.begin(*SHORT)
-    story.wait()
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """For tests that leave it as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HPC_DET_ROOT", str(tmp_path_factory.mktemp("finished")))
+        story = Story.begin(*SHORT)
+        story.wait()
     return story
 
 
+@pytest.fixture
+def beside_it(finished: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test creates is in the same state folder."""
+    monkeypatch.setenv("HPC_DET_ROOT", str(finished.trial.experiment().path.parents[1]))
+
+
+@pytest.mark.usefixtures("beside_it")
 def test_a_fork_trains_the_same_trial_to_the_same_bits(finished: Story) -> None:
     fork = again(finished, "fork")
     fork.wait()
@@ -31,15 +41,22 @@ def test_a_fork_trains_the_same_trial_to_the_same_bits(finished: Story) -> None:
     assert other.series != finished.series
 
 
+@pytest.mark.usefixtures("beside_it")
 def test_a_fork_has_the_code_of_its_experiment_whatever_became_of_the_folder(finished: Story) -> None:
     changed = finished.trial.experiment().code / "model_def.py"
+    before = changed.read_text()
     changed.write_text("raise SystemExit('trials may write into their own copy')\n")
-    fork = again(finished, "fork")
-    fork.wait()
+    try:
+        fork = again(finished, "fork")
+        fork.wait()
+    finally:
+        changed.write_text(before)
     assert fork.same_as(finished)
 
 
-def test_a_finished_trial_goes_on_to_a_greater_length_as_if_it_had_been_that_from_the_start(finished: Story) -> None:
+def test_a_finished_trial_goes_on_to_a_greater_length_as_if_it_had_been_that_from_the_start() -> None:
+    finished = Story.begin(*SHORT)
+    finished.wait()
     refused = hpc_det("experiment", "continue", finished.number, check=False)
     assert refused.returncode == 2
     assert "nothing is left to do" in refused.stderr
