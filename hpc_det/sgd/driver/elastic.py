@@ -6,16 +6,16 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import cloudpickle
 
-from hpc_det.checkpoint.snapshots import await_writers, last_number, newest
+from hpc_det.checkpoint.snapshots import Durable, await_writers, last_number, newest
 from hpc_det.launch.elastic.held import BUFFERS
 from hpc_det.launch.signals import uninterrupted
-from hpc_det.sgd.driver.failures import GangLost, RetriesUsedUp, pause_s
+from hpc_det.sgd.driver.failures import GangLost, RetriesUsedUp, StateLost, pause_s
 from hpc_det.sgd.driver.gang import Gang
 from hpc_det.sgd.driver.leaving import JobLeaves, back_into_queue
 from hpc_det.sgd.driver.nodes import POLL_S, Node, Nodes
@@ -76,6 +76,8 @@ class ElasticGang:
         self._is_durable = is_durable
         self._held: Snapshot | None = None
         self._keeping: _Keeping | None = None
+        self._is_changed = False
+        """Whether the newest snapshot is more than what `setup` makes."""
         self._is_in_step = False
         """Whether the ranks are what the newest snapshot says; not after a Ctrl-C in the midst of a call."""
         self._kept = 0
@@ -97,6 +99,11 @@ class ElasticGang:
     def change(self, method: str, **arguments: Any) -> list[Any]:
         """Another method of the Runner, on all ranks."""
         return self._retried(lambda: self._change(method, arguments, self.calls), max_retries=3)
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Into all ranks, and on the disk when this returns: that it is undone could be seen by no number of calls."""
+        self.change("load_state_dict", state=state)
+        self._settle()
 
     def ask(self, method: str, **arguments: Any) -> Any:
         """A method of rank 0's Runner that changes nothing."""
@@ -123,11 +130,10 @@ class ElasticGang:
         while self._keeping and self._keeping.node in self._nodes:
             self._nodes.hear(POLL_S)
         self._keeping = None
-        if self._is_durable and self._held and self._held.number != self._kept:
-            self._held.nodes = [node for node in self._held.nodes if node in self._nodes]
-            if self._held.nodes:
-                self._hand_over(self._held)
-                self._settle()
+        held = self._held if self._is_durable else None
+        if held and held.number != self._kept and (there := [node for node in held.nodes if node in self._nodes]):
+            self._hand_over(replace(held, nodes=there))
+            self._settle()
 
     def _leave_job(self) -> None:
         self._settle()
@@ -135,7 +141,7 @@ class ElasticGang:
         raise JobLeaves
 
     def _retried(self, do: Callable[[], T], max_retries: int, may_grow: bool = False) -> T:
-        """Raises what a rank has raised, and RetriesUsedUp after `max_retries` gangs that were lost.
+        """Raises what a rank has raised, RetriesUsedUp after `max_retries` gangs that were lost, and StateLost.
 
         However it ends, there is no rank left that is in the middle of something.
         """
@@ -163,6 +169,7 @@ class ElasticGang:
         place = self._place()
         parts = self._gang.call("change", method, arguments, *place)
         self._take([own for _, own in parts], place, calls)
+        self._is_changed = True
         return [result for result, _ in parts]
 
     def _snapshot(self) -> None:
@@ -216,6 +223,8 @@ class ElasticGang:
         if not self._holder():
             self._settle()  # all of them leave: it has to be on the disk before they do
         gang.end()
+        if not self._is_durable:
+            self._check_not_lost(None)  # no node that comes would help
         if self._nodes.slots < self._wanted.least:
             self._nodes.await_slots(self._wanted.most, self._wanted.least)
         first, source, own = self._source()
@@ -240,16 +249,30 @@ class ElasticGang:
         if self._held and (node := self._holder()):
             return node, self._held.buffer, self._held.own
         stored = newest(self._nodes.run) if self._is_durable else None
-        if self._held:
+        self._check_not_lost(stored)
+        if self._held and stored:
             _log.warning(
-                "all nodes that held the state after train() call %d are lost; the training goes on after call %d%s",
+                "all nodes that held the state after train() call %d are lost; the training goes on after call %d, "
+                "the last one on the disk",
                 self.calls,
-                stored.calls if stored else 0,
-                "" if self._is_durable else ": with run=NAME a newer state would be on the disk",
+                stored.calls,
             )
         self._held = None
+        self._is_changed = stored is not None
         self.calls, self.epochs_done = (stored.calls, stored.epochs_done) if stored else (0, 0)
         return (None, stored.state, stored.own) if stored else (None, None, [])
+
+    def _check_not_lost(self, stored: Durable | None) -> None:
+        """Raises StateLost where the training would begin anew behind the back of the program."""
+        if not (self._held and self._is_changed) or self._holder() or stored:
+            return
+        hosts = ", ".join(str(node) for node in self._held.nodes)
+        remedy = (
+            f"nor is there any on the disk, in {self._nodes.run.snapshots}"
+            if self._is_durable
+            else "and with run=NAME it would be on the disk, too; name a run, and train again from the start"
+        )
+        raise StateLost(f"{hosts}: lost, and nobody else held the state after train() call {self.calls}; {remedy}")
 
     def _on_kept(self, message: dict[str, Any]) -> None:
         if self._keeping and self._keeping.number == message["kept"]:

@@ -1,7 +1,8 @@
 """Why a gang could not go on, told apart: each kind has its own budget.
 
 A user's exception is raised at once and never tried again. The death of a rank, an agent or a node, and a gang that
-hangs, cost one of `max_retries`. What a scheduler takes away costs nothing: it may come as often as it likes.
+hangs, cost one of `max_retries`. What a scheduler takes away costs nothing: it may come as often as it likes. Where
+all that held the state are gone, nothing is tried again.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ class Preempted(GangLost):
     """By a scheduler that had told so."""
 
     counts = False
+
+
+class StateLost(HpcDetError, RuntimeError):
+    """There is nothing left that could be tried again: no node holds the newest snapshot, and the disk has none."""
 
 
 class RetriesUsedUp(HpcDetError, RuntimeError):

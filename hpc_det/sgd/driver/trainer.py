@@ -209,7 +209,7 @@ class TorchTrainer:
 
     def load_state_dict(self, state_dict: dict[str, Any], blocking: bool = True) -> None:
         """Into all ranks. It always blocks: an error would be lost otherwise."""
-        self._open_gang.change("load_state_dict", state=state_dict)
+        self._open_gang.load(state_dict)
 
     def save(self, path: str | os.PathLike[str]) -> str | os.PathLike[str]:
         """`state_dict()` as a file of torch.save, replaced in one step."""

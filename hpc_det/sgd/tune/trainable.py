@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hpc_det.errors import UsageError
-from hpc_det.sgd.driver.failures import GangLost, NotEnoughRanks, RetriesUsedUp
+from hpc_det.sgd.driver.failures import GangLost, NotEnoughRanks, RetriesUsedUp, StateLost
 from hpc_det.sgd.gpus import gpus_here
 
 CHECKPOINT = "trainer.checkpoint"
@@ -63,7 +63,7 @@ class Trainable:
 class TorchTrainable(Trainable):
     """Subclasses, made by `trainable_of`, say whose trainer with which arguments."""
 
-    ended_by = (GangLost, RetriesUsedUp, NotEnoughRanks)
+    ended_by = (GangLost, RetriesUsedUp, StateLost, NotEnoughRanks)
     trainer_cls: ClassVar[Any]
     args: ClassVar[tuple[Any, ...]] = ()
     kwargs: ClassVar[Mapping[str, Any]] = {}

@@ -19,7 +19,7 @@ from hpc_det.errors import UsageError
 from hpc_det.process import children, descendants, has_no_memory
 from hpc_det.sgd import TorchTrainer
 from hpc_det.sgd.driver.elastic import ElasticGang
-from hpc_det.sgd.driver.failures import NotEnoughRanks, RetriesUsedUp
+from hpc_det.sgd.driver.failures import NotEnoughRanks, RetriesUsedUp, StateLost
 from hpc_det.sgd.driver.gang import Gang
 from hpc_det.store.run_folder import RunFolder
 from tests.sgd.local_nodes import LocalNodes
@@ -66,6 +66,60 @@ def test_the_other_node_that_holds_the_newest_snapshot_makes_it_durable() -> Non
     durable = newest(RunFolder(its.logs.parent))
     assert durable
     assert durable.epochs_done == 1
+
+
+def test_a_state_that_nobody_holds_any_more_is_an_error_at_once() -> None:
+    nodes = LocalNodes(2)
+    with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=nodes) as its:
+        its.train()
+        nodes.take(0)
+        nodes.take(1)
+        began = time.monotonic()
+        for _ in range(2):  # nor does it begin anew when it is asked once more
+            with pytest.raises(
+                StateLost, match=r"lost, and nobody else held the state after train\(\) call 1; .*run=NAME"
+            ):
+                its.train()
+        assert time.monotonic() - began < 20  # no node is waited for
+        assert isinstance(StateLost("it"), RuntimeError)
+
+
+def test_what_was_loaded_is_a_state_too_and_setup_alone_is_none() -> None:
+    nodes = LocalNodes(1)
+    with TorchTrainer(training_operator_cls=Linear, executor=nodes) as its:
+        loaded = its.state_dict()
+        nodes.take(0)
+        nodes.give_back()
+        its.load_state_dict(loaded)
+        nodes.take(0)
+        nodes.give_back()
+        with pytest.raises(StateLost, match=r"after train\(\) call 0"):
+            its.train()
+
+
+def test_with_a_run_the_newest_state_on_the_disk_is_gone_on_from(caplog: pytest.LogCaptureFixture) -> None:
+    nodes = LocalNodes(1)
+    with TorchTrainer(training_operator_cls=Linear, executor=nodes, run="mine") as its:
+        its.train()
+        its._open_gang._settle()
+        its._open_gang._is_durable = False
+        its.train()
+        its._open_gang._is_durable = True
+        nodes.take(0)
+        nodes.give_back()
+        assert its.train()["epoch"] == 2
+        assert list(its.remaining(2)) == []
+    assert "the state after train() call 2 are lost; the training goes on after call 1" in caplog.text
+
+
+def test_what_was_loaded_is_on_the_disk_when_load_returns() -> None:
+    with TorchTrainer(training_operator_cls=Linear, executor="local", run="mine") as its:
+        loaded = its.state_dict()
+        its.train()
+        its.load_state_dict(loaded)
+        durable = newest(RunFolder(its.logs.parent))
+        assert durable
+        assert durable.number == its._open_gang._number
 
 
 def test_fewer_than_min_workers_wait_and_say_what_is_missing() -> None:
