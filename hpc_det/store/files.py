@@ -47,6 +47,30 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     flush_folder(path.parent)
 
 
+def write_first(path: Path, content: str) -> bool:
+    """Make `path`, whole, on disk and of mode 0600; False where it is there already.
+
+    Of many processes one succeeds, on NFS too (open(2), O_EXCL).
+    """
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(partial, path)
+        except FileExistsError:
+            # An answer of NFS may be lost and the call repeated: then the name that exists is this very file's.
+            if os.stat(partial).st_nlink != 2:
+                return False
+    finally:
+        partial.unlink(missing_ok=True)
+    flush_folder(path.parent)
+    return True
+
+
 def write_json(path: Path, data: Any) -> None:
     write_atomic(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 

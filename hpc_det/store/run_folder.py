@@ -1,6 +1,7 @@
 """The names of all files of a driver's run (hpc_det.sgd), and who writes each.
 
 RUN/key                         the secret of the run          the driver, once
+    drivers/3.json              whose run it is: the highest   whoever wants to drive it
     driver.json                 where the driver listens       the driver
     nodes/NODE                  from where its agent comes     the node's agent
     snapshots/12/               what is trained, durable       the driver commits; see hpc_det.checkpoint.snapshots
@@ -27,7 +28,7 @@ class RunFolder:
     def make(self) -> None:
         """Where it is missing. Raises UsageError where it cannot be the user's alone: it holds what ranks will run."""
         try:
-            for folder in (self.path, self.nodes, self.snapshots, self.logs):
+            for folder in (self.path, self.drivers, self.nodes, self.snapshots, self.logs):
                 make_private(folder)
             status = self.path.stat()
         except OSError as error:
@@ -44,6 +45,10 @@ class RunFolder:
     def key(self) -> bytes:
         """Made at the first call."""
         return user_key(self.path / "key")
+
+    @property
+    def drivers(self) -> Path:
+        return self.path / "drivers"
 
     @property
     def driver(self) -> Path:

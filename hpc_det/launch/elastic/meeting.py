@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.elastic.channel import Line, connect
 from hpc_det.launch.rendezvous import awaited, tries
-from hpc_det.store.files import read_json, write_json
+from hpc_det.store.files import write_json
 from hpc_det.store.run_folder import RunFolder
 
 ANSWER_S = 0.5
@@ -64,20 +64,17 @@ def call_driver(run: RunFolder, node: str, identity: dict[str, Any], within_s: f
     raise problem
 
 
-def living_driver(run: RunFolder) -> Driver | None:
-    """The one that has announced itself, if it still listens: only it can show that it holds the key of the run."""
-    data = read_json(run.driver)
-    if data is None:
-        return None
-    driver, name = Driver(**data), f"driver-{os.getpid()}"
+def answers(run: RunFolder, driver: Driver) -> bool:
+    """Whether it still listens: only it can show that it holds the key of the run."""
+    name = f"driver-{os.getpid()}"
     try:
         _check_in(run, name, driver)
         connect(*driver, run.key(), {"role": "driver"}, ANSWER_S).close()
     except HpcDetError:
-        return None
+        return False
     finally:
         (run.nodes / name).unlink(missing_ok=True)
-    return driver
+    return True
 
 
 def _check_in(run: RunFolder, node: str, driver: Driver) -> None:

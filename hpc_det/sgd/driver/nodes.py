@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hpc_det.errors import UsageError
+from hpc_det.launch.elastic.claim import check_free, claim
 from hpc_det.launch.elastic.frames import Message
-from hpc_det.launch.elastic.meeting import Guests, announce, living_driver, withdraw
+from hpc_det.launch.elastic.meeting import Driver, Guests, announce, withdraw
 from hpc_det.launch.elastic.switchboard import Event, Switchboard
 from hpc_det.launch.signals import uninterrupted
 from hpc_det.sgd.capacity import Capacity
@@ -80,17 +80,18 @@ class Nodes:
         self._renewed_at = self._heard_at = self.attentive_since = 0.0
         self._capacity = capacity
         self._patience = patience
-        if other := living_driver(run):
-            raise UsageError(
-                f"{run.path}: another program drives this run, on {other.host}:{other.port}; wait for it, or name "
-                "another run"
-            )
+        check_free(run)
         _allow_many_files()
         self.generation = 0
         """Of the ranks that may call."""
         self._key = run.key()
         self._board = Switchboard(capacity.host, self._key_for, Guests(run, capacity.host).are_allowed_from)
-        announce(run, *self.address)
+        try:
+            self._claim = claim(run, Driver(*self.address))
+            announce(run, *self.address)
+        except BaseException:
+            self._board.close()
+            raise
 
     @property
     def address(self) -> tuple[str, int]:
@@ -187,6 +188,7 @@ class Nodes:
             self._capacity.stop()
         finally:
             withdraw(self.run)
+            self._claim.withdraw()
             self._board.close()
 
     def _key_for(self, identity: dict[str, Any]) -> bytes | None:

@@ -283,6 +283,39 @@ def test_a_run_has_one_driver_at_a_time() -> None:
         assert its.epochs_done == 1
 
 
+AT_ONCE = """
+import sys
+from hpc_det.errors import UsageError
+from hpc_det.sgd import TorchTrainer
+from tests.sgd.trained import Linear
+
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    trainer = TorchTrainer(training_operator_cls=Linear, executor="local", run="mine")
+    print("epoch", trainer.train()["epoch"], flush=True)
+    sys.stdin.readline()
+except UsageError as error:
+    print(error, flush=True)
+"""
+
+
+def test_of_two_drivers_that_start_at_once_one_has_the_run() -> None:
+    drivers = [
+        subprocess.Popen([sys.executable, "-c", AT_ONCE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    with drivers[0], drivers[1]:
+        assert [driver.stdout.readline() for driver in drivers if driver.stdout] == ["ready\n"] * 2
+        for driver in drivers:
+            assert driver.stdin
+            driver.stdin.write("go\n")
+            driver.stdin.flush()
+        said = sorted(driver.stdout.readline() for driver in drivers if driver.stdout)
+    assert "sgd/mine: another program drives this run" in said[0]
+    assert said[1] == "epoch 1.0\n"
+
+
 def test_ctrl_c_leaves_no_process_and_no_file(state_folder: Path) -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, "0"],
