@@ -3,6 +3,7 @@
 RUN/key                         the secret of the run          the driver, once
     drivers/3.json              whose run it is: the highest   whoever wants to drive it
     driver.json                 where the driver listens       the driver
+    temporary                   to go with its driver          the driver
     nodes/NODE                  from where its agent comes     the node's agent
     snapshots/12/               what is trained, durable       the driver commits; see hpc_det.checkpoint.snapshots
     logs/generation-3/rank-0.log                               the rank
@@ -53,6 +54,10 @@ class RunFolder:
     @property
     def driver(self) -> Path:
         return self.path / "driver.json"
+
+    @property
+    def temporary(self) -> Path:
+        return self.path / "temporary"
 
     @property
     def nodes(self) -> Path:

@@ -61,6 +61,12 @@ def check_free(run: RunFolder, number: int | None = None) -> None:
         )
 
 
+def is_abandoned(run: RunFolder) -> bool:
+    """Whether its driver has died without a word; of one on another machine that is never sure."""
+    found = read_json(_path(run, _highest(run)))
+    return found is not None and found["machine"] == socket.gethostname() and not _lives(run, found)
+
+
 def _lives(run: RunFolder, found: dict[str, Any]) -> bool:
     """A process of this machine may be too busy to answer. Of another one no more than the answer can be known."""
     is_here = found["machine"] == socket.gethostname()
@@ -72,7 +78,9 @@ def _highest(run: RunFolder) -> int:
 
 
 def _numbers(run: RunFolder) -> list[int]:
-    return [int(path.stem) for path in run.drivers.iterdir() if path.stem.isdecimal()]
+    with suppress(FileNotFoundError):  # the whole run is gone
+        return [int(path.stem) for path in run.drivers.iterdir() if path.stem.isdecimal()]
+    return []
 
 
 def _path(run: RunFolder, number: int) -> Path:

@@ -4,7 +4,7 @@
 
 It says hello to the driver, and does what it is told on its line: fork ranks, end them, keep snapshots. Stop signals
 are news for the driver, which drains the node; they end nothing here. Without its driver it ends all ranks, makes the
-newest snapshot that it holds durable, and leaves.
+newest snapshot that it holds durable, or removes a run that is temporary, and leaves.
 
 Torch is loaded by one child, the nursery (hpc_det.sgd.rank.nursery), and the ranks are forked from that. The memory
 that snapshots are written to belongs to the agent: no rank that dies takes it along, and nothing of it outlives the
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -36,6 +37,7 @@ from typing import Any
 from hpc_det.checkpoint.snapshots import last_number
 from hpc_det.launch import doorbell
 from hpc_det.launch.elastic.channel import Line
+from hpc_det.launch.elastic.claim import is_abandoned
 from hpc_det.launch.elastic.frames import Message
 from hpc_det.launch.elastic.held import Held, keep, memory
 from hpc_det.launch.elastic.meeting import call_driver
@@ -46,6 +48,8 @@ from hpc_det.store.key import derived
 from hpc_det.store.run_folder import RunFolder
 
 BEAT_S, END_S = 1.0, 1.0
+DEATH_S, POLL_S = 2.0, 0.05
+"""A driver that is killed has hung up before it has ended."""
 MEET_S = 60.0
 """How long the driver is looked for: it announces itself before it starts agents."""
 
@@ -83,7 +87,8 @@ class Node:
         self._is_writer = False
         self._writer: threading.Thread | None = None
         self._parent = os.getppid()
-        self._is_over = False
+        self._is_over = self._is_alone = False
+        """Alone: it was not told to leave."""
         self._nursery: Nursery | None = None
         self._forked: dict[str, Any] = {}
         """The last order to do so."""
@@ -104,17 +109,21 @@ class Node:
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + BEAT_S
                 self._driver.send({"beat": 1})
-                self._is_over |= os.getppid() != self._parent  # whoever started this agent is gone
+                if os.getppid() != self._parent:  # whoever started this agent is gone
+                    self._is_over = self._is_alone = True
         end_descendants()
-        self._keep_newest()
+        if not self._remove_abandoned():
+            self._keep_newest()
         self._driver.close()
         orders.join()
         return 0
 
     def _obey_all(self, orders: _Orders) -> None:
         for order in orders.taken():
+            if self._is_over:
+                return
             if order is None or order.head["do"] == "leave":
-                self._is_over = True
+                self._is_over, self._is_alone = True, order is None
             else:
                 getattr(self, f"_{order.head['do']}")(order)
 
@@ -157,6 +166,16 @@ class Node:
             self._writer.join()
         if self._held and self._is_writer and self._held.number > last_number(self._run):
             keep(self._held, self._run)
+
+    def _remove_abandoned(self) -> bool:
+        """A temporary run whose driver was killed, which nobody can go on with; whether it was one."""
+        end = time.monotonic() + DEATH_S
+        while self._is_alone and self._run.temporary.exists() and time.monotonic() < end:
+            if is_abandoned(self._run):
+                shutil.rmtree(self._run.path, ignore_errors=True)
+                return True
+            time.sleep(POLL_S)
+        return False
 
     def _start_nursery(self) -> None:
         self._nursery = Nursery.start(self._buffers)

@@ -1,9 +1,17 @@
-"""When the scheduler takes all nodes of a driver that is in the job itself: it leaves, and the job comes back."""
+"""When the scheduler takes all nodes of a driver that is in the job itself: it leaves, and the job comes back.
+
+And when a driver that is in no job is sent a TERM: it leaves nothing behind.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Mapping
+from types import FrameType
 
+from hpc_det.process import exit_code
 from hpc_det.schedulers.command import CommandError, Run, run_command
 from hpc_det.schedulers.slurm import Slurm
 from hpc_det.schedulers.slurm_answers import local_time, shown
@@ -35,3 +43,23 @@ def back_into_queue(env: Mapping[str, str], run: Run = run_command) -> str:
     except CommandError as error:
         return f"job {job_id} could not be requeued: {error}; submit it again with the same run, and it goes on"
     return f"job {job_id} goes back into the queue"
+
+
+def exit_at_term() -> None:
+    """From now on a TERM ends the program as `sys.exit` does, which shuts its trainers down. A handler of the program's
+    own stays.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit)
+        os.register_at_fork(after_in_child=_end_at_term)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(exit_code(-number))
+
+
+def _end_at_term() -> None:
+    """A DataLoader's worker, or another child, has no trainer."""
+    if signal.getsignal(signal.SIGTERM) is _exit:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

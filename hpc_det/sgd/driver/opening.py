@@ -10,6 +10,7 @@ from typing import Any, Literal
 from hpc_det.sgd.capacity import Capacity
 from hpc_det.sgd.driver.elastic import ElasticGang, Wanted
 from hpc_det.sgd.driver.gang import Gang
+from hpc_det.sgd.driver.leaving import exit_at_term
 from hpc_det.sgd.driver.nodes import Nodes, Patience
 from hpc_det.sgd.driver.run_folder import Run
 from hpc_det.sgd.operator.errors import BadArgument
@@ -61,6 +62,8 @@ def wanted_of(
 
 def opened(run: Run, capacity: Capacity, patience: Patience, wanted: Wanted, *, is_durable: bool) -> ElasticGang:
     """Everything is stopped and removed again where it fails."""
+    if run.is_temporary:
+        exit_at_term()
     try:
         gang = Gang(Nodes(run.folder, capacity, patience), patience.hang_timeout_s)
         try:

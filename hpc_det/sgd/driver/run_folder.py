@@ -20,6 +20,11 @@ class Run:
     folder: RunFolder
     is_temporary: bool
 
+    def goes_with_driver(self) -> None:
+        """A temporary one: agents may remove it when its driver has died."""
+        if self.is_temporary:
+            self.folder.temporary.touch(mode=0o600)
+
     def remove_if_temporary(self) -> None:
         if self.is_temporary:
             shutil.rmtree(self.folder.path, ignore_errors=True)

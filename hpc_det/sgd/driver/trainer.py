@@ -125,6 +125,7 @@ class TorchTrainer:
             hang_timeout_s=hang_timeout_s,
         )
         self._run = run_of(run, os.environ)
+        self._run.goes_with_driver()
         is_durable = not self._run.is_temporary or capacity.has_queue
         self._gang: ElasticGang | None = opened(self._run, capacity, patience, wanted, is_durable=is_durable)
         _alive.add(self)

@@ -336,6 +336,22 @@ def test_ctrl_c_leaves_no_process_and_no_file(state_folder: Path) -> None:
     assert not list((state_folder / "sgd").iterdir())
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_driver_that_is_ended_leaves_no_process_and_no_file(number: int, code: int, state_folder: Path) -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with driver:
+        assert driver.stdout
+        driver.stdout.readline()
+        its = descendants(driver.pid)
+        assert list((state_folder / "sgd").iterdir())
+        driver.send_signal(number)
+        assert driver.wait(timeout=20) == code
+    wait_for(lambda: all(map(has_no_memory, its)))
+    assert not list((state_folder / "sgd").iterdir())
+
+
 def test_agents_that_leave_at_a_shutdown_are_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = LocalNodes(2)
     its = TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=nodes)
