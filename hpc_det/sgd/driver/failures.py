@@ -1,8 +1,8 @@
 """Why a gang could not go on, told apart: each kind has its own budget.
 
-A user's exception is raised at once and never tried again. The death of a rank, an agent or a node, and a gang that
-hangs, cost one of `max_retries`. What a scheduler takes away costs nothing: it may come as often as it likes. Where
-all that held the state are gone, nothing is tried again.
+A user's exception is raised at once and never tried again. The death of a rank, an agent or a node, a gang that hangs
+and one whose ranks cannot talk to each other cost one of `max_retries`. What a scheduler takes away costs nothing: it
+may come as often as it likes. Where all that held the state are gone, nothing is tried again.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ class NodeLost(GangLost):
 
 class Hung(GangLost):
     """All ranks are there, and none gets on."""
+
+
+class NotConnected(GangLost):
+    """All ranks are there, and cannot talk to each other any more: a network that failed for a while, a GPU."""
 
 
 class Preempted(GangLost):
@@ -78,6 +82,8 @@ _OF_A_PEER = (
     "distbackend",
 )
 
+_OF_TORCH = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
+
 
 def root_of(errors: Iterable[Raised]) -> Raised:
     """The lowest rank's that no peer can have caused, else the first that came."""
@@ -90,6 +96,12 @@ def may_be_of_a_peer(error: Raised) -> bool:
     """Whether it is what gloo, NCCL and torch's stores say when a peer is gone."""
     said = error.said.lower()
     return any(word in said for word in _OF_A_PEER)
+
+
+def is_of_the_gang(error: Raised) -> bool:
+    """Whether gloo, NCCL or a store of torch's says it, and not the user's code, where connections break, too."""
+    kind, _, words = error.said.partition(":")
+    return kind in _OF_TORCH or (kind == "RuntimeError" and any(word in words.lower() for word in ("gloo", "nccl")))
 
 
 def pause_s(failures_in_a_row: int) -> float:

@@ -16,10 +16,12 @@ from hpc_det.launch.last_words import how_it_ended
 from hpc_det.sgd.driver.failures import (
     COLLATERAL_S,
     NodeLost,
+    NotConnected,
     Preempted,
     Raised,
     RankDied,
     error_of,
+    is_of_the_gang,
     may_be_of_a_peer,
     root_of,
 )
@@ -229,7 +231,12 @@ class Gang:
         root = root_of(errors)
         if may_be_of_a_peer(root) and time.monotonic() < self._call.first_trouble + COLLATERAL_S:
             return
-        raise error_of(root, self.log(root.rank))
+        error = error_of(root, self.log(root.rank))
+        if is_of_the_gang(root):
+            raise NotConnected(
+                f"{self.ranks[root.rank]}: no rank is gone, and yet: {root.said}; its log: {self.log(root.rank)}"
+            ) from error
+        raise error
 
     def log(self, rank: int) -> Path:
         return self.nodes.run.rank_log(self.nodes.generation, rank)

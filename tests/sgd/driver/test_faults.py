@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -235,6 +237,32 @@ def test_a_gang_that_hangs_is_ended_and_tried_again(tmp_path: Path) -> None:
     with TorchTrainer(training_operator_cls=Hangs, num_workers=2, executor="local", hang_timeout_s=2) as its:
         assert its.train()["epoch"] == 1
         assert (tmp_path / "once").exists()
+
+
+def cut_all_but(port: int) -> None:
+    """Every TCP connection of this process, but for the one to this port."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
+            if connection.family == socket.AF_INET and connection.getpeername()[1] != port:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def test_ranks_that_cannot_talk_to_each_other_are_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Cut(Linear):
+        def train_batch(self, batch: Any, batch_info: Any) -> dict[str, Any]:
+            if self.world_rank == 1 and batch_info["global_step"] == 3 and (tmp_path / "port").exists():
+                cut_all_but(int((tmp_path / "port").read_text()))
+                (tmp_path / "port").unlink()
+            return super().train_batch(batch, batch_info)
+
+    with TorchTrainer(training_operator_cls=Cut, num_workers=2, executor="local") as its:
+        (tmp_path / "port").write_text(str(its._open_gang._nodes.address[1]))
+        with pytest.raises(RetriesUsedUp, match=r"no rank is gone, and yet: RuntimeError: .*gloo"):
+            its.train(max_retries=0)
+        (tmp_path / "port").write_text(str(its._open_gang._nodes.address[1]))
+        assert its.train()["epoch"] == 1
+        assert not (tmp_path / "port").exists()
+    assert "the last call is made again" in caplog.text
 
 
 DRIVER = """
