@@ -76,6 +76,8 @@ class ElasticGang:
         self._is_durable = is_durable
         self._held: Snapshot | None = None
         self._keeping: _Keeping | None = None
+        self._blamed: Node | None = None
+        """On which the last gang could not be formed."""
         self._is_changed = False
         """Whether the newest snapshot is more than what `setup` makes."""
         self._is_in_step = False
@@ -227,6 +229,17 @@ class ElasticGang:
             self._check_not_lost(None)  # no node that comes would help
         if self._nodes.slots < self._wanted.least:
             self._nodes.await_slots(self._wanted.most, self._wanted.least)
+        try:
+            self._form()
+        except GangLost as lost:
+            self._blame(lost.node)
+            raise
+        self._blamed = None
+        self._is_in_step = True
+
+    def _form(self) -> None:
+        """Ranks that are what the newest snapshot says."""
+        gang = self._gang
         first, source, own = self._source()
         gang.form(self._wanted.possible(self._nodes), first)
         common = cloudpickle.dumps((self._wanted.settings(gang.size), self._wanted.hook))
@@ -238,7 +251,21 @@ class ElasticGang:
         gang.call_each("begin", [cloudpickle.dumps((start,)) for start in starts])
         if source is None:
             self._snapshot()
-        self._is_in_step = True
+
+    def _blame(self, node: Node | None) -> None:
+        """Its ranks have died before they could do anything. The second time in a row the gang does without it, if it
+        can: `max_retries` would be used up there.
+        """
+        is_again, self._blamed = node is self._blamed, node
+        if node is None or not is_again or self._nodes.slots - node.slots < self._wanted.least:
+            return
+        holders = [holder for holder in self._held.nodes if holder in self._nodes.staying] if self._held else []
+        if holders == [node]:
+            return
+        node.is_broken = True
+        _log.warning(
+            "%s: twice in a row no gang could be formed on it; it is left out until its agent is replaced", node
+        )
 
     def _holder(self) -> Node | None:
         """A node that stays and has the newest snapshot."""

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import cloudpickle
 
 from hpc_det.errors import HpcDetError
+
+if TYPE_CHECKING:
+    from hpc_det.sgd.driver.nodes import Node
 
 COLLATERAL_S = 2.0
 """How long an error that a peer's end may have caused waits for news of such an end."""
@@ -26,6 +29,11 @@ class GangLost(HpcDetError):
 
     counts = True
     """Against `max_retries`."""
+
+    def __init__(self, problem: str, node: Node | None = None) -> None:
+        """`node`: whose ranks are the cause, where that is known."""
+        super().__init__(problem)
+        self.node = node
 
 
 class RankDied(GangLost):

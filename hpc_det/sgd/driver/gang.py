@@ -103,7 +103,8 @@ class Gang:
             self.nodes.hear(POLL_S)
             self._raise_losses()
             if time.monotonic() > end:
-                raise RankDied(f"{missing[0]} did not come within {JOIN_S:g} s; {self.log(missing[0].number)}")
+                problem = f"{missing[0]} did not come within {JOIN_S:g} s; {self.log(missing[0].number)}"
+                raise RankDied(problem, missing[0].node)
 
     def call(self, do: str, *arguments: Any) -> list[Any]:
         """What each rank made of it, in rank order."""
@@ -221,7 +222,7 @@ class Gang:
         if not log.exists():  # it was never forked
             log = self.nodes.run.node_log(first.node.host)
         how = "its line ended" if first.code is None else how_it_ended(first.code, log, 0)
-        raise RankDied(f"{first}: {how}")
+        raise RankDied(f"{first}: {how}", first.node)
 
     def _raise_errors(self) -> None:
         """An error that a peer's end may have caused waits for that news."""

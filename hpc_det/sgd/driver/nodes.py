@@ -44,6 +44,8 @@ class Node:
     job: str | None = None
     is_leaving: bool = False
     """The scheduler has said that it will take the node: nothing new is begun there."""
+    is_broken: bool = False
+    """No gang can be formed on it: nothing new is begun there before another agent comes."""
 
     def __str__(self) -> str:
         return self.host
@@ -100,17 +102,17 @@ class Nodes:
 
     @property
     def slots(self) -> int:
-        """Of all nodes that stay, in use or not."""
+        """Of all nodes that stay and are not broken, in use or not."""
         return sum(node.slots for node in self.staying)
 
     @property
     def staying(self) -> list[Node]:
-        return [node for node in self._nodes if not node.is_leaving]
+        return [node for node in self._nodes if not node.is_leaving and not node.is_broken]
 
     @property
     def is_taken(self) -> bool:
         """The scheduler takes all nodes, and this driver, which is on one of them, will see no others."""
-        return bool(self._nodes) and not self.staying and not self._capacity.has_queue
+        return bool(self._nodes) and all(node.is_leaving for node in self._nodes) and not self._capacity.has_queue
 
     @property
     def start_s(self) -> float:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,43 @@ def test_a_gang_that_hangs_is_ended_and_tried_again(tmp_path: Path) -> None:
     with TorchTrainer(training_operator_cls=Hangs, num_workers=2, executor="local", hang_timeout_s=2) as its:
         assert its.train()["epoch"] == 1
         assert (tmp_path / "once").exists()
+
+
+class OneBroken(LocalNodes):
+    """On the first node every rank is KILLed as soon as it begins, until its agent is replaced."""
+
+    def __init__(self, mark: Path) -> None:
+        super().__init__(2)
+        self.mark = mark
+
+    def start(self, run: Path, wanted: int) -> None:
+        super().start(run, wanted)
+        self.mark.write_text(str(self.agents[0].pid))
+
+    def hook(self) -> Callable[[], None]:
+        mark = self.mark
+
+        def die_there() -> None:
+            nursery = Path(f"/proc/{os.getppid()}/stat").read_text()
+            if nursery.rpartition(")")[2].split()[1] == mark.read_text():
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return die_there
+
+
+def test_a_node_where_no_gang_can_be_formed_is_left_out_until_it_comes_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = OneBroken(tmp_path / "agent")
+    with TorchTrainer(
+        training_operator_cls=Linear, num_workers=2, executor=nodes, initialization_hook=nodes.hook()
+    ) as its:
+        assert its.train()["epoch"] == 1
+        assert size_of(its) == 1
+        assert "twice in a row no gang could be formed on it" in caplog.text
+        nodes.take(0)
+        nodes.give_back()
+        wait_for(lambda: its.train() and size_of(its) == 2, 60)
 
 
 def cut_all_but(port: int) -> None:
