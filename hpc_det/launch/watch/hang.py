@@ -3,7 +3,8 @@
 Ranks that train together stand still together, so the question is when any of them moved last. How long they may stand
 still depends on what the last of them do, for whom the others wait: in the loops over batches a limit, which the user
 sets or which is learned; the first step of a loop may compile for long, and what lies between the steps, such as
-saving, may take hours.
+saving, may take hours. A function of the user's may take as long as it likes, unless the user sets a limit or another
+rank is through with it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _PATIENCE_S: dict[str, float] = {
     "validation": 3600.0,
 }
 """By phase; for the loops over batches before their first step is done. Outside, nobody is waited for."""
+_FUNCTIONS = ("setup", "function", "loop")
+_FUNCTION_S = 4 * 3600.0
 _ROUNDS_PER_LIMIT = 20
 _ROUND_S = (0.25, 30.0)
 
@@ -80,9 +83,17 @@ class HangJudge:
         return max(self._patience_of(rank) for rank in self._ranks.values() if rank.steps == last)
 
     def _patience_of(self, rank: Progress) -> float:
+        if rank.phase in _FUNCTIONS:
+            return self._patience_with_function(rank)
         if rank.warm:
             return self.limit_s
         return max(self.limit_s, _PATIENCE_S[rank.phase]) if rank.phase in _PATIENCE_S else float("inf")
+
+    def _patience_with_function(self, rank: Progress) -> float:
+        if self._fixed_s:
+            return self._fixed_s
+        has_been_done = rank.warm or any(other.steps > rank.steps for other in self._ranks.values())
+        return max(self.limit_s, _FUNCTION_S) if has_been_done else float("inf")
 
 
 _COLLECTIVES = "(distributed_c10d.py:"

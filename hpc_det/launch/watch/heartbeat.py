@@ -23,7 +23,7 @@ STACKS_SIGNAL = signal.SIGRTMIN + 7
 """A real-time signal: schedulers, launchers and libraries send none of these."""
 _STDERR = 2
 
-Phase = Literal["outside", "meeting", "between steps", "training", "validation"]
+Phase = Literal["outside", "meeting", "between steps", "training", "validation", "setup", "function", "loop"]
 
 
 class Progress(NamedTuple):

@@ -38,12 +38,15 @@ def fit(
     timeout_s: float = 1800.0,
     heartbeat_timeout_s: float = 10.0,
     startup_timeout_s: float | None = None,
+    hang_timeout_s: int | None = None,
 ) -> Result:
     """Run `train_loop_per_worker(train_loop_config)` on every rank until it returns on all of them.
 
     `num_workers`: how many ranks, or (fewest, most) of an elastic gang. Placement as TorchTrainer's, and `run`, too: a
     call with the run of one that was ended goes on from its last checkpoint. `max_failures`: how often ranks may die;
     preemptions do not count. `num_to_keep`: of the checkpoints, the best by `metric` and `mode`; None: all.
+    `hang_timeout_s`: after so long without a report the gang hangs (None: 20 times the longest so far, at least four
+    hours; without end before the first one of any rank).
 
     What the function raises on a rank is raised here at once, with that rank's traceback as its cause. Raises
     RetriesUsedUp (a RuntimeError), NotEnoughRanks (a TimeoutError), and UsageError for what cannot be done.
@@ -65,7 +68,11 @@ def fit(
     wanted = wanted_of(
         capacity, num_workers=most, min_workers=least, settings=lambda size: settings, hook=initialization_hook
     )
-    patience = Patience(heartbeat_timeout_s=heartbeat_timeout_s, startup_timeout_s=startup_timeout_s)
+    patience = Patience(
+        heartbeat_timeout_s=heartbeat_timeout_s,
+        startup_timeout_s=startup_timeout_s,
+        hang_timeout_s=hang_timeout_s,
+    )
 
     def begun(gang: Gang) -> Loop:
         return Loop(train_loop_per_worker, train_loop_config, reports.begin(gang, wanted, path.name))

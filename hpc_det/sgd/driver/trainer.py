@@ -48,7 +48,8 @@ class TorchTrainer:
     run: a name below $HPC_DET_ROOT/sgd, or a path with a slash: where snapshots are kept and a driver that starts again
         goes on. None: inside a job one of that job, else a temporary one, which goes with the trainer.
     heartbeat_timeout_s: after so long a silence a node is lost; startup_timeout_s: how long to wait for ranks;
-    hang_timeout_s: after so long without a batch the gang hangs (None: 20 times the longest so far, at least 600 s).
+    hang_timeout_s: after so long without a batch, or in `setup` or another call, the gang hangs (None: 20 times the
+        longest batch so far, at least 600 s; elsewhere 4 h after another rank is through).
 
     Raises BadArgument (a ValueError) with every mistake, NotEnoughRanks (a TimeoutError), and what a user's `setup`
     raises. Nothing is left behind then.

@@ -16,7 +16,8 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -39,6 +40,7 @@ from hpc_det.store.key import derived
 CONNECT_S, STORE_S = 30.0, 300.0
 _PHASES: dict[str, Phase] = {"train": "training", "validate": "validation"}
 _STDERR = 2
+_BATCHES_BITS = 32
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,10 @@ class Worker:
         self._key = bytes.fromhex(order["key"])
         self._runner: Runner | None = None
         self._phase: Phase = "outside"
-        self._began_at = 0
+        self._borders = 0
+        """That all ranks pass: ends of phases, and what a loop tells on its way."""
+        self._began_at = (0, 0)
+        """Borders and batches, when the phase began."""
         self._leaves_after_error = False
         self._on_end = on_end
         generation = order["generation"]
@@ -113,6 +118,10 @@ class Worker:
 
     def begin(self, start: Start) -> None:
         """Join the gang; the user's components; what they were when the snapshot was taken."""
+        with self._in("setup"):
+            self._begin(start)
+
+    def _begin(self, start: Start) -> None:
         sys.path += [folder for folder in start.modules if folder not in sys.path]
         self._leaves_after_error = start.leaves_after_error
         settings, hook = cloudpickle.loads(start.pickled)
@@ -129,14 +138,8 @@ class Worker:
 
     def call(self, method: str, arguments: dict[str, Any], only: int | None = None) -> Any:
         """A method of the Runner; None on other ranks than the `only` one."""
-        if only not in (None, self._place.rank):
-            return None
-        self._phase = _PHASES.get(method, "outside")
-        self._began_at = self.runner.batches
-        try:
-            return getattr(self.runner, method)(**arguments)
-        finally:
-            self._phase = "outside"
+        with self._in(_PHASES.get(method, "function")):
+            return getattr(self.runner, method)(**arguments) if only in (None, self._place.rank) else None
 
     def change(
         self, method: str, arguments: dict[str, Any], buffer: int, holders: list[int]
@@ -146,10 +149,21 @@ class Worker:
 
     def loop(self, function: Callable[[Worker], None]) -> None:
         """What `fit` runs; it may `tell` the driver things on its way."""
-        function(self)
+        with self._in("loop"):
+            function(self)
+
+    @contextmanager
+    def _in(self, phase: Phase) -> Iterator[None]:
+        """Peers that still are in it are behind this rank once it has left."""
+        self._began_at, self._phase = (self._borders, self._batches), phase
+        try:
+            yield
+        finally:
+            self._borders, self._phase = self._borders + 1, "outside"
 
     def tell(self, head: dict[str, Any]) -> None:
         """In the middle of a call, and wait until the driver has heard all ranks."""
+        self._borders += 1
         self.line.send(head)
         answer = self._orders.get()
         if answer is None or answer.head["do"] != "heard":
@@ -211,9 +225,16 @@ class Worker:
         self._orders.put(None)
         self._on_end()
 
+    @property
+    def _batches(self) -> int:
+        return self._runner.batches if self._runner else 0
+
     def _progress(self) -> Progress:
-        batches = self._runner.batches if self._runner else 0
-        return Progress(self._phase, batches, warm=self._phase != "outside" and batches > self._began_at)
+        """Of two ranks at the same border, the one with fewer batches of this phase is behind."""
+        phase, (borders_before, batches_before) = self._phase, self._began_at
+        batch = self._batches - batches_before
+        is_warm = phase != "outside" and (batch > 0 or self._borders > borders_before)
+        return Progress(phase, (self._borders << _BATCHES_BITS) + batch, warm=is_warm, batch=batch)
 
 
 class Own(NamedTuple):

@@ -9,6 +9,8 @@ import pytest
 from hpc_det.launch.watch.hang import LEAST_S, HangJudge, last_first, sentence
 from hpc_det.launch.watch.heartbeat import Progress
 
+HOUR_S = 3600
+
 
 def training(steps: int, *, warm: bool = True) -> Progress:
     return Progress("training", steps, warm=warm, batch=steps)
@@ -118,3 +120,31 @@ def test_of_the_stages_of_a_pipeline_the_one_comes_first_for_which_the_other_wai
     places = ["all_reduce (distributed_c10d.py:1)", "recv (distributed_c10d.py:2)", "step (model_def.py:3)"]
     groups = last_first({rank: (training(5), places[at]) for rank, at in enumerate([0, 1, 0, 2])})
     assert [ranks for _, ranks in groups] == [[3], [1], [0, 2]]
+
+
+def in_function(steps: int = 0, *, warm: bool = False) -> Progress:
+    return Progress("function", steps, warm=warm)
+
+
+def test_a_function_of_the_users_has_the_users_limit() -> None:
+    gang = Watched(in_function(), in_function())
+    assert not gang.hung_within(10)
+    assert gang.hung_within(1)
+
+
+def test_without_a_limit_a_function_that_no_rank_is_through_with_may_take_any_time() -> None:
+    gang = Watched(in_function(), in_function(), limit_s=None)
+    assert not gang.hung_within(5 * HOUR_S)
+
+
+@pytest.mark.parametrize("ahead", [Progress("outside", 1), in_function(1)])
+def test_a_rank_that_is_through_waits_four_hours_for_the_others(ahead: Progress) -> None:
+    gang = Watched(ahead, in_function(), limit_s=None)
+    assert not gang.hung_within(4 * HOUR_S)
+    assert gang.hung_within(1)
+
+
+def test_a_loop_that_has_told_something_has_four_hours_until_the_next_time() -> None:
+    gang = Watched(in_function(1, warm=True), in_function(1, warm=True), limit_s=None)
+    assert not gang.hung_within(4 * HOUR_S)
+    assert gang.hung_within(1)

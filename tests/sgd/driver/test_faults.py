@@ -20,7 +20,7 @@ import torch
 from hpc_det.checkpoint.snapshots import newest
 from hpc_det.errors import UsageError
 from hpc_det.process import children, descendants, has_no_memory
-from hpc_det.sgd import TorchTrainer
+from hpc_det.sgd import TorchTrainer, TrainingOperator
 from hpc_det.sgd.driver.elastic import ElasticGang
 from hpc_det.sgd.driver.failures import NotEnoughRanks, RetriesUsedUp, StateLost
 from hpc_det.sgd.driver.gang import Gang
@@ -235,7 +235,7 @@ def test_a_gang_that_hangs_is_ended_and_tried_again(tmp_path: Path) -> None:
                 signal.pause()
             return super().train_batch(batch, batch_info)
 
-    with TorchTrainer(training_operator_cls=Hangs, num_workers=2, executor="local", hang_timeout_s=2) as its:
+    with TorchTrainer(training_operator_cls=Hangs, num_workers=2, executor="local", hang_timeout_s=4) as its:
         assert its.train()["epoch"] == 1
         assert (tmp_path / "once").exists()
 
@@ -303,9 +303,48 @@ def test_ranks_that_cannot_talk_to_each_other_are_tried_again(tmp_path: Path, ca
     assert "the last call is made again" in caplog.text
 
 
+def hang_once(mark: Path) -> None:
+    if not mark.exists():
+        mark.touch()
+        signal.pause()
+
+
+def stacks(run: Path) -> str:
+    return (run / "logs" / "generation-1" / "rank-1.log").read_text()
+
+
+def test_a_setup_that_hangs_is_tried_again(tmp_path: Path) -> None:
+    class Hangs(Linear):
+        def setup(self, config: dict[str, Any]) -> None:
+            if self.world_rank == 1:
+                hang_once(tmp_path / "once")
+            super().setup(config)
+
+    with TorchTrainer(
+        training_operator_cls=Hangs, num_workers=2, executor="local", hang_timeout_s=4, run=tmp_path / "run"
+    ) as its:
+        assert its.train()["epoch"] == 1
+        assert "in hang_once" in stacks(tmp_path / "run")
+
+
+def test_a_function_that_hangs_on_one_rank_is_called_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def at_rank_1(operator: TrainingOperator) -> int:
+        if operator.world_rank == 1:
+            hang_once(tmp_path / "once")
+        return operator.global_step
+
+    with TorchTrainer(
+        training_operator_cls=Linear, num_workers=2, executor="local", hang_timeout_s=4, run=tmp_path / "run"
+    ) as its:
+        its.train(num_steps=3)
+        assert its.apply_all_operators(at_rank_1) == [3, 3]
+        assert "in hang_once" in stacks(tmp_path / "run")
+    assert "no step for 4 s; rank 1: function, hang_once (test_faults.py" in caplog.text
+
+
 DRIVER = """
 import os, sys, time
-from hpc_det.sgd import TorchTrainer
+from hpc_det.sgd import TorchTrainer, TrainingOperator
 from tests.sgd.trained import Linear
 
 run = next(iter(sys.argv[2:]), None)

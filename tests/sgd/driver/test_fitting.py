@@ -60,6 +60,19 @@ def test_a_killed_rank_costs_what_came_after_the_last_checkpoint(tmp_path: Path)
     assert again.metrics == result.metrics
 
 
+def test_a_loop_that_hangs_begins_anew_from_its_checkpoint(tmp_path: Path) -> None:
+    def hangs(config: dict[str, Any]) -> None:
+        if get_context().get_checkpoint() and get_context().get_world_rank() == 1 and not (tmp_path / "once").exists():
+            (tmp_path / "once").touch()
+            signal.pause()
+        count_to(config)
+
+    config = {"steps": 3, "fatal": 2, "mark": str(tmp_path / "mark")}
+    result = run(hangs, tmp_path, train_loop_config=config, hang_timeout_s=4)
+    assert [metrics["step"] for metrics in result.metrics_history] == [1, 2, 3]
+    assert "in hangs" in (tmp_path / "run" / "logs" / "generation-2" / "rank-1.log").read_text()
+
+
 def train_line(config: dict[str, Any]) -> None:
     torch.manual_seed(0)
     x = torch.linspace(-1, 1, 64).unsqueeze(1)
