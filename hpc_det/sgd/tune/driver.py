@@ -13,10 +13,13 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.launch.signals import uninterrupted
+from hpc_det.schedulers.command import CommandError
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.search.population import Population
@@ -27,7 +30,8 @@ from hpc_det.store.files import read_json, write_json
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.02
+REFUSED_S = 30.0
+"""Until a job that the scheduler refused is submitted again: a limit of its may count those that run."""
 LEAVES_S = 5.0
 """A process that has nothing to do leaves by itself, as a rule."""
 COPIES = 5
@@ -44,6 +48,8 @@ class Slot:
     work: Work | None = None
     """What the process does, or did last."""
     let_go_at: float | None = None
+    begins_at: float = 0.0
+    """Not sooner."""
 
 
 class Driver:
@@ -65,7 +71,7 @@ class Driver:
             while self._goes_on():
                 for slot in self._slots:
                     self._look_at(slot)
-                time.sleep(POLL_S)
+                time.sleep(self._place.poll_s)
             if problem := self._journal.state().given_up:
                 raise HpcDetError(problem)
         finally:
@@ -95,7 +101,7 @@ class Driver:
     def _look_at(self, slot: Slot) -> None:
         if slot.let_go_at is not None:
             self._let_go(slot)
-        elif slot.process is None and slot.work:
+        elif slot.process is None and slot.work and time.monotonic() >= slot.begins_at:
             self._begin(slot, slot.work)
         elif slot.process and slot.work:
             self._follow(slot, slot.process, slot.work)
@@ -116,8 +122,22 @@ class Driver:
         trial.outcome.unlink(missing_ok=True)
         turn = replace(turn, process=turn.process + 1)
         _give(trial, turn)
-        slot.process = self._place.start(slot.number, trial, turn.process)
-        _note(trial, job=slot.process.job)
+        self._start(slot, trial, turn.process)
+
+    @uninterrupted()
+    def _start(self, slot: Slot, trial: TuneTrial, number: int) -> None:
+        """What is started is known to be: a job would outlive this driver. Raises CommandError for one that is refused
+        while no other runs.
+        """
+        try:
+            slot.process = self._place.start(slot.number, trial, number)
+        except CommandError as refused:
+            if not any(other.process for other in self._slots):
+                raise
+            log.warning("trial %s: %s; tried again in %g s", trial.id, refused, REFUSED_S)
+            slot.begins_at = time.monotonic() + REFUSED_S
+        else:
+            _note(trial, job=slot.process.job)
 
     def _follow(self, slot: Slot, process: Process, work: Work) -> None:
         assert slot.trial
@@ -128,7 +148,7 @@ class Driver:
             self._report(slot, work, result)
         elif has_ended:
             slot.process = None
-            self._after_end(slot, slot.trial, work)
+            self._after_end(slot, slot.trial, work, process.log)
 
     def _report(self, slot: Slot, work: Work, result: dict[str, Any]) -> None:
         """To the search, and go on with what it wants next."""
@@ -140,13 +160,13 @@ class Driver:
         self._copy_source(work.trial)
         self._go_on_with(slot, following)
 
-    def _after_end(self, slot: Slot, trial: TuneTrial, work: Work) -> None:
+    def _after_end(self, slot: Slot, trial: TuneTrial, work: Work, its_log: Path) -> None:
         """The process has ended before the turn has: by itself after a pause, by the user's exception, or it died."""
         outcome = read_json(trial.outcome) or {}
         if outcome.get("kind") == "left":
             return
         failures = _status(trial).get("failures", 0) + 1
-        error = outcome.get("error") or f"its process died for the {failures}. time; see {trial.log}"
+        error = outcome.get("error") or f"its process died for the {failures}. time; see {its_log}"
         log.warning("trial %d: %s", work.trial, error)
         _note(trial, failures=failures, error=error, traceback=outcome.get("traceback"))
         if not outcome and failures <= self._max_failures:
@@ -220,12 +240,12 @@ class Driver:
     def _end_all(self) -> None:
         running = [slot.process for slot in self._slots if slot.process]
         for slot in self._slots:
-            if slot.process and slot.trial:
+            if slot.trial:
                 slot.trial.write_turn(None)
         while running := [process for process in running if process.is_running()]:
             for process in running:
                 process.end()
-            time.sleep(POLL_S)
+            time.sleep(self._place.poll_s)
 
 
 def _is_at_end(result: Mapping[str, Any], work: Work) -> bool:

@@ -46,7 +46,8 @@ def tune_run(
     `searcher` of an experiment file; None: every trial runs to its end.
 
     Trials run beside each other on this machine, as many as have room for `resources_per_trial`, {"cpu", "gpu"} (by
-    default what the trainable says); or each as a job that `executor`, one of submitit's, submits, JOBS at a time.
+    default what the trainable says); or each as a job that `executor`, one of submitit's, submits, JOBS at a time. One
+    that the scheduler refuses while others run is submitted again later.
 
     `run`: a name below $HPC_DET_ROOT/sgd, or a path. A call with the same run goes on where an earlier one was ended:
     finished trials are not repeated, others go on from their last checkpoint. They save one every `checkpoint_freq`

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,12 +22,14 @@ from hpc_det.checkpoint.committed import Committed, committed, delete, newest_go
 from hpc_det.checkpoint.prune import RESUME_DEPTH, superfluous
 from hpc_det.checkpoint.staging import new_staging
 from hpc_det.errors import InvalidHP
+from hpc_det.sgd.driver.leaving import JobLeaves
 from hpc_det.sgd.json_values import in_json, number
 from hpc_det.sgd.tune.files import DONE, ITERATION, STATE, TuneFolder, TuneTrial, Turn, checkpoint_data
 from hpc_det.sgd.tune.trainable import Trainable, merged
 from hpc_det.store.files import append_line, read_json, write_json
 
 WAITS_S, POLL_S = 10.0, 0.02
+_STDERR = 2
 LEFT, FAILED = 0, 1
 """Exit codes."""
 
@@ -41,6 +44,14 @@ class TrialProcess:
         """The one that was done last."""
         self._last: dict[str, Any] = {ITERATION: 0, DONE: False, "time_total_s": 0.0}
         """The last result."""
+        self._leaves = False
+
+    def hear_warning(self, signum: int, frame: FrameType | None) -> None:
+        """The node is taken soon, so this step is the last one; nobody waits for it where the driver has ended."""
+        os.write(_STDERR, f"{signal.Signals(signum).name}: the trial leaves this job after its step\n".encode())
+        self._leaves = True
+        if self._own_turn() is None:
+            sys.exit(LEFT)
 
     def run(self) -> None:
         try:
@@ -52,7 +63,7 @@ class TrialProcess:
 
     def _next_turn(self) -> Turn | None:
         end = time.monotonic() + WAITS_S
-        while time.monotonic() < end:
+        while time.monotonic() < end and not self._leaves:
             turn = self._own_turn()
             if turn is None or self._turn is None or turn.number > self._turn.number:
                 return turn
@@ -67,7 +78,7 @@ class TrialProcess:
         if self._trainable is None or self._turn is None or turn.load or turn.config != self._turn.config:
             self._clean_up()
             self._begin(turn)
-        while not (self._last[DONE] or self._last[ITERATION] >= _until(turn)):
+        while not (self._last[DONE] or self._last[ITERATION] >= _until(turn) or self._leaves):
             self._iterate(turn)
 
     def _begin(self, turn: Turn) -> None:
@@ -111,7 +122,8 @@ class TrialProcess:
         result[DONE] = bool(metrics.get(DONE)) or any(
             _reached(result.get(name), end) for name, end in turn.stop.items()
         )
-        if result[DONE] or iteration >= _until(turn) or iteration % turn.checkpoint_freq == 0:
+        is_last = result[DONE] or iteration >= _until(turn) or self._leaves
+        if is_last or iteration % turn.checkpoint_freq == 0:
             self._save(turn, result)
         append_line(self._folder.metrics, result)
         self._last = result
@@ -154,12 +166,19 @@ def _leave(signum: int, frame: FrameType | None) -> None:
     sys.exit(128 + signum)
 
 
-def main(folder: Path, number: int) -> int:
-    """The exit code: FAILED after an exception of the user's, which outcome.json tells."""
+def main(folder: Path, number: int, warned_by: Iterable[signal.Signals] = ()) -> int:
+    """The exit code: FAILED after an exception of the user's, which outcome.json tells. `warned_by`: signals after
+    which the process has some time left to leave by itself.
+    """
     trial = TuneTrial(folder)
     process = TrialProcess(trial, number)
+    for warning in warned_by:
+        signal.signal(warning, process.hear_warning)
     try:
         process.run()
+    except JobLeaves:
+        write_json(trial.outcome, {"kind": "left"})
+        raise
     except Exception as error:
         traceback.print_exc()
         if isinstance(error, process._cls.ended_by):

@@ -4,14 +4,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import submitit
 
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.schedulers.command import CommandError
 from hpc_det.sgd.tune import Analysis, asha, choice, grid_search, pbt, tune_run, uniform
 from hpc_det.sgd.tune.files import TuneFolder
-from hpc_det.store.files import read_json
+from hpc_det.store.files import read_json, read_lines
 from tests.sgd.tune.trainables import Fragile, Line, Slow
 from tests.wait import wait_for
 
@@ -175,6 +177,57 @@ def test_trials_as_jobs(tmp_path: Path) -> None:
         run=tmp_path / "run",
     )
     assert [trial.last_result["loss"] for trial in analysis.trials] == [7.0, 4.0]
+
+
+class Refusing(submitit.LocalExecutor):
+    """Takes one job at a time, as a scheduler whose limit is reached does."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.submitted: list[submitit.Job[Any]] = []
+        self.refused = 0
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        if any(not job.done() for job in self.submitted):
+            self.refused += 1
+            raise submitit.core.utils.FailedJobError("sbatch: error: QOSMaxSubmitJobPerUserLimit")
+        self.submitted.append(super().submit(*args, **kwargs))
+        return self.submitted[-1]
+
+
+def test_a_job_that_is_refused_while_others_run_is_submitted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpc_det.sgd.tune.driver.REFUSED_S", 0.2)
+    executor = Refusing(tmp_path / "jobs")
+    analysis = tune_run(
+        Line,
+        config={"rate": grid_search([1.0, 2.0])},
+        stop=THREE,
+        metric="loss",
+        executor=executor,
+        max_concurrent=2,
+        run=tmp_path / "run",
+    )
+    assert [trial.last_result["loss"] for trial in analysis.trials] == [7.0, 4.0]
+    assert executor.refused
+
+
+def test_of_a_job_with_several_tasks_the_first_one_trains(tmp_path: Path) -> None:
+    executor = submitit.LocalExecutor(tmp_path / "jobs")
+    executor.update_parameters(tasks_per_node=2)
+    tune_run(Line, config={"rate": 1.0}, stop=THREE, executor=executor, run=tmp_path / "run")
+    lines = read_lines(TuneFolder(tmp_path / "run").trial(1).metrics)
+    assert [line["training_iteration"] for line in lines] == [1, 2, 3]
+
+
+def test_a_job_that_nobody_takes_ends_the_search(tmp_path: Path) -> None:
+    class Never(submitit.LocalExecutor):
+        def submit(self, *args: Any, **kwargs: Any) -> Any:
+            raise submitit.core.utils.FailedJobError("sbatch: error: Invalid partition name specified")
+
+    with pytest.raises(CommandError, match="Invalid partition"):
+        tune_run(Line, config={"rate": 1.0}, stop=THREE, executor=Never(tmp_path / "jobs"), run=tmp_path / "run")
 
 
 def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
