@@ -1,0 +1,45 @@
+"""What becomes of the job that a driver leaves, by what Slurm says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from hpc_det.sgd.driver.leaving import back_into_queue
+
+ENV = {"SLURM_JOB_ID": "7"}
+PREEMPTED = "JobId=7 JobState=COMPLETING PreemptTime=2026-11-21T13:00:41 Requeue=1"
+
+
+class Slurm:
+    def __init__(self, job: str) -> None:
+        self.job = job
+        self.asked: list[list[str]] = []
+
+    def __call__(self, command: Sequence[str]) -> str:
+        self.asked.append(list(command))
+        return self.job if "show" in command else ""
+
+    @property
+    def requeues(self) -> bool:
+        return ["scontrol", "requeue", "7"] in self.asked
+
+
+def test_a_preempted_job_goes_back_into_the_queue() -> None:
+    slurm = Slurm(PREEMPTED)
+    assert back_into_queue(ENV, slurm) == "job 7 goes back into the queue"
+    assert slurm.requeues
+
+
+@pytest.mark.parametrize(
+    ("job", "says"),
+    [
+        (PREEMPTED.replace("Requeue=1", "Requeue=0"), "job 7 stays out of the queue, as it was submitted"),
+        ("JobId=7 JobState=CANCELLED PreemptTime=None Requeue=1", "job 7 was cancelled"),
+    ],
+)
+def test_one_that_nobody_wants_back_does_not(job: str, says: str) -> None:
+    slurm = Slurm(job)
+    assert back_into_queue(ENV, slurm).startswith(says)
+    assert not slurm.requeues
