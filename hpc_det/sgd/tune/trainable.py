@@ -68,6 +68,8 @@ class TorchTrainable(Trainable):
     args: ClassVar[tuple[Any, ...]] = ()
     kwargs: ClassVar[Mapping[str, Any]] = {}
     override: ClassVar[Step | None] = None
+    _trainer: Any = None
+    """None where its making failed: that error is the one to be told."""
 
     @classmethod
     def resources(cls) -> dict[str, int]:
@@ -112,7 +114,8 @@ class TorchTrainable(Trainable):
         self.trainer.load(str(found / CHECKPOINT if found.is_dir() else found))
 
     def cleanup(self) -> None:
-        self.trainer.shutdown()
+        if self._trainer:
+            self._trainer.shutdown()
         if self._run:
             shutil.rmtree(self._run, ignore_errors=True)
 

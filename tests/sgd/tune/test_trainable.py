@@ -8,6 +8,7 @@ import cloudpickle
 import pytest
 
 from hpc_det.errors import UsageError
+from hpc_det.sgd.driver.failures import RetriesUsedUp
 from hpc_det.sgd.tune.trainable import CHECKPOINT, TorchTrainable, Trainable, merged, trainable_of
 
 
@@ -115,3 +116,14 @@ def test_the_class_travels_with_what_is_local_to_a_function() -> None:
 
 def test_maps_are_merged_in_depth_and_the_second_wins() -> None:
     assert merged({"a": {"x": 1, "y": 2}, "b": 1}, {"a": {"y": 3}, "b": {}}) == {"a": {"x": 1, "y": 3}, "b": {}}
+
+
+def test_where_no_trainer_could_be_made_there_is_none_to_shut_down() -> None:
+    class Refuses:
+        def __init__(self, **arguments: Any) -> None:
+            raise RetriesUsedUp("its ranks died")
+
+    trainable = trainable_of(Refuses)()
+    with pytest.raises(RetriesUsedUp):
+        trainable.setup({})
+    trainable.cleanup()
