@@ -24,6 +24,7 @@ def test_a_run_is_its_users_alone_whatever_the_umask(tmp_path: Path) -> None:
     assert modes(tmp_path / "new") == {
         ".": 0o700,
         "run": 0o700,
+        "run/drivers": 0o700,
         "run/nodes": 0o700,
         "run/snapshots": 0o700,
         "run/logs": 0o700,
