@@ -33,13 +33,8 @@ def make_private(folder: Path) -> None:
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Replace `path` by a file of mode 0600 with `content`: a reader sees the old one or the new, never a part."""
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    partial = _written_beside(path, content)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -47,28 +42,37 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     flush_folder(path.parent)
 
 
-def write_first(path: Path, content: str) -> bool:
+def write_first(path: Path, content: str | bytes) -> bool:
     """Make `path`, whole, on disk and of mode 0600; False where it is there already.
 
     Of many processes one succeeds, on NFS too (open(2), O_EXCL).
     """
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    partial = _written_beside(path, content)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(partial, path)
-        except FileExistsError:
-            # An answer of NFS may be lost and the call repeated: then the name that exists is this very file's.
-            if os.stat(partial).st_nlink != 2:
-                return False
+        os.link(partial, path)
+    except FileExistsError:
+        # An answer of NFS may be lost and the call repeated: then the name that exists is this very file's.
+        if os.stat(partial).st_nlink != 2:
+            return False
     finally:
         partial.unlink(missing_ok=True)
     flush_folder(path.parent)
     return True
+
+
+def _written_beside(path: Path, content: str | bytes) -> Path:
+    """A file of mode 0600 with `content`, on disk, under a name of its own in the folder of `path`."""
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    return partial
 
 
 def write_json(path: Path, data: Any) -> None:

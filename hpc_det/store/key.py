@@ -6,10 +6,10 @@ import hmac
 import os
 import secrets
 import stat
-from contextlib import suppress
 from pathlib import Path
 
 from hpc_det.errors import HpcDetError
+from hpc_det.store.files import write_first
 
 KEY_BYTES = 32
 
@@ -23,7 +23,8 @@ def user_key(path: Path) -> bytes:
     """The 32 random bytes in `path`, made at the first call. Raises HpcDetError where they cannot be a secret."""
     try:
         if not path.exists():
-            _make_key(path)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_first(path, secrets.token_bytes(KEY_BYTES))  # every rank may do this at once, and all read the first
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             key = file.read()
@@ -39,19 +40,3 @@ def user_key(path: Path) -> bytes:
             f"user {user}. Remove the file, and a new one is made"
         )
     return key
-
-
-def _make_key(path: Path) -> None:
-    """Every rank may do this at once: the first link stands, and all read that one."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(16)}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(partial, path)
-    finally:
-        partial.unlink()
