@@ -202,12 +202,12 @@ def test_a_link_to_a_folder_of_the_project_is_no_link_between_keys(
     assert len(composes) == 1
 
 
-def test_a_thousand_points_take_a_fraction_of_a_second(multirun: Callable[..., Multirun]) -> None:
+def test_a_thousand_points_are_composed_within_seconds(multirun: Callable[..., Multirun]) -> None:
     began = time.process_time()
     found = multirun(f"{RATE}=range(0.01,1.01,0.01)", "reproducibility.experiment_seed=range(0,10)")
     trees = effective_multirun(found).points
     assert len(trees) == 1000
-    assert time.process_time() - began < 1.5, "of which it needs about 0.2"
+    assert time.process_time() - began < 5, "of which it needs 0.2 to 1.3; one by one, they take minutes"
 
 
 # --- what makes no sweep

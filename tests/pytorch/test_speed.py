@@ -22,24 +22,28 @@ from tests.bench.loop_overhead import cost_of
 from tests.bench.turns import BareLoop, Batch, Cost, ready_made_batches
 from tests.core.ranks import OnRanks
 
-MOST_ADDED_US = 25
-"""In the best round. The goal is 10; the rest is for machines that are slow or busy."""
+MOST_ADDED = 0.4
+"""Of a bare batch, in the best round. It is 0.05 to 0.2; the rest is for a busy machine. A slow one slows both."""
 ROUNDS, PERIODS = 5, 12
 OWN_FILES = tracemalloc.Filter(True, str(Path(hpc_det.__file__).parent / "*"))
 
 
 def test_the_loop_adds_little_to_a_batch_and_changes_no_bit(tmp_path: Path) -> None:
-    rounds = [added_us(tmp_path / f"trial-{number}") for number in range(ROUNDS)]
-    assert min(rounds) < MOST_ADDED_US, rounds
+    rounds: list[float] = []
+    while len(rounds) < ROUNDS and not (rounds and rounds[-1] < MOST_ADDED):
+        rounds.append(added(tmp_path / f"trial-{len(rounds)}"))
+    assert rounds[-1] < MOST_ADDED, rounds
 
 
 def test_the_gate_sees_what_slows_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops.Linear, "get_batch_length", lambda trial, batch: sum(range(10_000)))
-    assert added_us(tmp_path / "trial") > MOST_ADDED_US
+    monkeypatch.setattr(loops.Linear, "get_batch_length", lambda trial, batch: sum(range(20_000)))
+    assert added(tmp_path / "trial") > MOST_ADDED
 
 
-def added_us(folder: Path) -> float:
-    """In a thread, which has a stack of its own: Python allocates frames in chunks, and a call across the edge of one
+def added(folder: Path) -> float:
+    """To a batch, as a share of the bare one.
+
+    In a thread, which has a stack of its own: Python allocates frames in chunks, and a call across the edge of one
     costs microseconds. The frames of pytest could put that edge right under either loop.
     """
 
@@ -48,7 +52,8 @@ def added_us(folder: Path) -> float:
         return cost_of(loops.ours, BareLoop(cycle(ready_made_batches())), PERIODS, folder)
 
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(cost).result().added_us
+        found = thread.submit(cost).result()
+        return found.added_us / found.bare_us
 
 
 # --- between two reports
