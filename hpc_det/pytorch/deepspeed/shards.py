@@ -4,6 +4,7 @@ without unpickling anything but tensors, numbers, texts, plain containers and a 
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,18 @@ from hpc_det.core.checkpoint import not_loadable, read
 from hpc_det.core.numpy_values import stand_ins
 from hpc_det.errors import HpcDetError
 
-_DEEPSPEEDS_OWN: list[Any] = [DynamicLossScaler, LossScaler, SubparamShape, ZeroStageEnum, fragment_address]
+
+def stage_called(enum: Any, name: str) -> ZeroStageEnum:
+    """For `getattr`, by which Python 3.11.0 to 3.11.3 pickle the member of an enum (its enum.py, `__reduce_ex__`)."""
+    if enum is not ZeroStageEnum:
+        raise pickle.UnpicklingError(f"{name} of {enum} is not loaded, only a stage of ZeRO")
+    return ZeroStageEnum[name]
+
+
+_DEEPSPEEDS_OWN: list[Any] = [
+    *(DynamicLossScaler, LossScaler, SubparamShape, ZeroStageEnum, fragment_address),
+    (stage_called, "builtins.getattr"),
+]
 """What engines of all kinds put into their files beside plain content. Numbers with names: loading runs none of it."""
 
 

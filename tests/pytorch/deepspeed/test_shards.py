@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
 
 from hpc_det.checkpoint.committed import checksum
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import HpcDetError
-from hpc_det.pytorch.deepspeed.shards import ShardFiles
+from hpc_det.pytorch.deepspeed.shards import ShardFiles, refused_names
 from tests.core.ranks import OnRanks
 from tests.pytorch.deepspeed.engines import config, new_engine, new_pipeline, train
 
@@ -123,6 +124,32 @@ def test_plain_content_comes_back(tmp_path: Path) -> None:
     assert vars(loaded["scaler"]) == vars(PLAIN["scaler"])
     assert loaded["client"]["seen"].tolist() == [0, 1, 2]
     assert (loaded["client"]["rate"], loaded["client"]["pair"]) == (0.5, (1, None))
+
+
+class Named:
+    """Pickled as an attribute of something."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._call = getattr, (owner, name)
+
+    def __reduce__(self) -> Any:
+        return self._call
+
+
+def test_the_stage_of_a_file_of_any_python_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "shard.pt"
+    stages = [ZeroStageEnum.weights, Named(ZeroStageEnum, "weights")]  # the second: Python 3.11.2, which Debian 12 has
+    torch.save({"zero_stage": stages}, path)
+    assert refused_names(path) == []
+    assert ShardFiles().load(str(path)) == {"zero_stage": [ZeroStageEnum.weights] * 2}
+
+
+@pytest.mark.parametrize(("owner", "name"), [(ZeroStageEnum, "__new__"), (DynamicLossScaler, "__init__")])
+def test_no_other_attribute_is_read(tmp_path: Path, owner: Any, name: str) -> None:
+    path = tmp_path / "shard.pt"
+    torch.save({"zero_stage": Named(owner, name)}, path)
+    with pytest.raises(HpcDetError, match=f"{path}: "):
+        ShardFiles().load(str(path))
 
 
 def test_what_no_resume_would_load_is_refused_when_it_is_saved(tmp_path: Path) -> None:
