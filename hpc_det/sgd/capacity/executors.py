@@ -32,6 +32,11 @@ def executor_of(given: Executor | str, nodes: int | None, parameters: Mapping[st
     return made
 
 
+def cluster_of(given: Executor | str) -> str:
+    """By submitit's name."""
+    return given if isinstance(given, str) else _inner(given).name()
+
+
 def shown_executor(given: object) -> str:
     return repr(given) if isinstance(given, str) else type(given).__name__
 

@@ -14,7 +14,7 @@ from hpc_det.launch.elastic.agents import BackOff
 from hpc_det.launch.elastic.task import AgentTask
 from hpc_det.launch.network import own_address
 from hpc_det.schedulers.scheduler import JobState, JobStatus
-from hpc_det.sgd.capacity.executors import cpus_of, executor_of, gpus_of, nodes_of
+from hpc_det.sgd.capacity.executors import cluster_of, cpus_of, executor_of, gpus_of, nodes_of
 from hpc_det.sgd.capacity.processes import LEAVE_S
 from hpc_det.sgd.capacity.queue import Queue
 
@@ -44,9 +44,9 @@ class Jobs:
         interface: str | None = None,
         **parameters: Any,
     ) -> None:
+        if (cluster := cluster_of(executor)) not in SCHEDULERS:
+            raise UsageError(f"executor {cluster!r}: expected one with a queue, for {' or '.join(SCHEDULERS)}")
         self._executor = executor_of(executor, nodes, parameters)
-        if self._executor.name() not in SCHEDULERS:
-            raise UsageError(f"executor {self._executor.name()!r} has no queue; give one of {', '.join(SCHEDULERS)}")
         gpus, cpus = gpus_of(self._executor), cpus_of(self._executor)
         self.has_gpus = gpus > 0
         self._slots_per_node = slots_per_node or gpus or cpus // cpus_per_worker

@@ -81,14 +81,20 @@ def test_gpus_are_found_in_whatever_way_they_are_asked_for(parameters: dict[str,
         ("slurm", {"slurm_partion": "low"}, "executor 'slurm': Unknown argument 'partion' for executor 'slurm'"),
         ("slurm", {"gpus_per_node": "four"}, "executor 'slurm': Parameter \"gpus_per_node\" expected type"),
         ("pbs", {}, "executor 'pbs': timeout_min: no time limit is set"),
-        ("lsf", {}, "executor 'lsf': AutoExecutor doesn't know any executor named lsf"),
-        ("local", {}, "executor 'local' has no queue; give one of slurm, pbs"),
+        ("lsf", {}, "executor 'lsf': expected one with a queue, for slurm or pbs"),
+        ("local", {}, "executor 'local': expected one with a queue, for slurm or pbs"),
     ],
 )
-def test_what_submitit_refuses_is_the_users_error(name: str, parameters: dict[str, Any], says: str) -> None:
+def test_what_submitit_refuses_is_the_users_error_and_leaves_no_folder(
+    name: str, parameters: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
     with pytest.raises(UsageError) as refused:
         GangJob(name, **parameters)
     assert says in str(refused.value)
+    assert [*here.iterdir()] == []
 
 
 def test_what_no_gang_or_pool_can_be_is_refused() -> None:
