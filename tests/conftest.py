@@ -87,6 +87,14 @@ def _gpus(
         monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _not_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For fixtures that several tests share, which begin before `state_folder`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HPC_DET_ROOT", str(tmp_path_factory.mktemp("shared_root")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def state_folder(
     request: pytest.FixtureRequest,
