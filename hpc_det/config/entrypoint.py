@@ -43,7 +43,7 @@ def check_entrypoint(entrypoint: object, context_dir: Path) -> list[str]:
         tree = _parse(file)
     except SyntaxError as error:
         return [f"entrypoint: {file}:{error.lineno or 1}: {error.msg}"]
-    except (OSError, ValueError) as error:
+    except OSError as error:
         return [f"entrypoint: {file}: cannot be read: {error}"]
     return _class_problems(tree, class_name, file)
 
@@ -142,6 +142,8 @@ def _parse(file: Path) -> ast.Module:
             return ast.parse(file.read_bytes(), filename=str(file))
         except (MemoryError, RecursionError):
             raise SyntaxError("nested too deeply for Python's parser") from None
+        except ValueError as error:  # so Python 3.11.2 says that there is a null byte, 3.11.7 by a SyntaxError
+            raise SyntaxError(str(error)) from None
 
 
 def _class_problems(tree: ast.Module, class_name: str, file: Path) -> list[str]:

@@ -186,6 +186,11 @@ class Cost:
         )
 
     @property
+    def added(self) -> float:
+        """The same as a share of the median batch of the bare loop: a slow machine slows both."""
+        return self.added_us / self.bare_us
+
+    @property
     def mean_added_us(self) -> float:
         """To the mean batch of a period, and so with the report."""
         return _mean(self.measured) - _mean(self.bare)

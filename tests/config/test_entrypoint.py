@@ -84,16 +84,11 @@ def test_what_only_running_the_code_shows_is_no_problem(tmp_path: Path, source: 
         ),
         (f"{HEAD}class Tee(PyTorchTrial): ...", ["entrypoint: model_def.py does not define 'T'; it defines Tee"]),
         ("def f(:\n", ["entrypoint: model_def.py:1: invalid syntax"]),
+        ("x = 1\n\0", ["entrypoint: model_def.py:1: source code string cannot contain null bytes"]),
     ],
 )
 def test_a_trial_that_cannot_train_is_told(tmp_path: Path, source: str, problems: list[str]) -> None:
     assert check(tmp_path, source) == problems
-
-
-def test_a_file_that_is_no_text_is_told(tmp_path: Path) -> None:
-    (problem,) = check(tmp_path, "x = 1\n\0")
-    assert problem.startswith("entrypoint: model_def.py")
-    assert problem.endswith(": source code string cannot contain null bytes")
 
 
 @pytest.mark.parametrize(

@@ -85,9 +85,8 @@ class _Named:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in {("builtins", "getattr"), ("__builtin__", "getattr")}:
-            return _Named  # of one of those classes: a member of an enum, as Python 3.11.2 pickles it
-        return _Named if module.startswith("deepspeed.") else super().find_class(module, name)
+        # getattr of one of those classes: the member of an enum, as Python 3.11.2 pickles it
+        return _Named if module.startswith("deepspeed.") or name == "getattr" else super().find_class(module, name)
 
 
 def _load(path: Path) -> Any:

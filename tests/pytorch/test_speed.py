@@ -23,27 +23,23 @@ from tests.bench.turns import BareLoop, Batch, Cost, ready_made_batches
 from tests.core.ranks import OnRanks
 
 MOST_ADDED = 0.4
-"""Of a bare batch, in the best round. It is 0.05 to 0.2; the rest is for a busy machine. A slow one slows both."""
+"""Of a bare batch, in the best round: 25 of 61 microseconds. It is 0.05 to 0.2; the rest is for busy machines."""
 ROUNDS, PERIODS = 5, 12
 OWN_FILES = tracemalloc.Filter(True, str(Path(hpc_det.__file__).parent / "*"))
 
 
 def test_the_loop_adds_little_to_a_batch_and_changes_no_bit(tmp_path: Path) -> None:
-    rounds: list[float] = []
-    while len(rounds) < ROUNDS and not (rounds and rounds[-1] < MOST_ADDED):
-        rounds.append(added(tmp_path / f"trial-{len(rounds)}"))
-    assert rounds[-1] < MOST_ADDED, rounds
+    rounds = [added(tmp_path / f"trial-{number}") for number in range(ROUNDS)]
+    assert min(rounds) < MOST_ADDED, rounds
 
 
 def test_the_gate_sees_what_slows_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops.Linear, "get_batch_length", lambda trial, batch: sum(range(20_000)))
+    monkeypatch.setattr(loops.Linear, "get_batch_length", lambda trial, batch: sum(range(10_000)))
     assert added(tmp_path / "trial") > MOST_ADDED
 
 
 def added(folder: Path) -> float:
-    """To a batch, as a share of the bare one.
-
-    In a thread, which has a stack of its own: Python allocates frames in chunks, and a call across the edge of one
+    """In a thread, which has a stack of its own: Python allocates frames in chunks, and a call across the edge of one
     costs microseconds. The frames of pytest could put that edge right under either loop.
     """
 
@@ -52,8 +48,7 @@ def added(folder: Path) -> float:
         return cost_of(loops.ours, BareLoop(cycle(ready_made_batches())), PERIODS, folder)
 
     with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(cost).result()
-        return found.added_us / found.bare_us
+        return thread.submit(cost).result().added
 
 
 # --- between two reports

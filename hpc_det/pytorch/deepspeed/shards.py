@@ -27,7 +27,7 @@ from hpc_det.errors import HpcDetError
 
 def stage_called(enum: Any, name: str) -> ZeroStageEnum:
     """For `getattr`, by which Python 3.11.0 to 3.11.3 pickle the member of an enum (its enum.py, `__reduce_ex__`)."""
-    if enum is not ZeroStageEnum:
+    if enum is not ZeroStageEnum or name not in ZeroStageEnum.__members__:
         raise pickle.UnpicklingError(f"{name} of {enum} is not loaded, only a stage of ZeRO")
     return ZeroStageEnum[name]
 

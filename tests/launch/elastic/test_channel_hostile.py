@@ -223,7 +223,7 @@ def test_slow_drips_are_not_waited_for(board: Board, monkeypatch: pytest.MonkeyP
                 if hung_up:
                     del dripping[stranger]
                     stranger.close()
-        assert 0.3 <= time.monotonic() - began < 30
+        assert 0.3 <= time.monotonic() - began < 3
 
 
 def test_who_announces_too_long_an_identity_is_not_listened_to(board: Board) -> None:

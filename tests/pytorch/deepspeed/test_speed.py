@@ -19,15 +19,15 @@ from tests.bench.loop_overhead import cost_of, silence
 from tests.core.ranks import OnRanks
 from tests.pytorch.test_speed import COLLECTIVES
 
-MOST_ADDED = 0.1
-"""Of a bare batch of four micro batches, in the best round. It is 0.01 to 0.04; the rest is for busy machines."""
+MOST_ADDED = 0.065
+"""Of a bare batch of four micro batches, in the best round: 100 of 1525 microseconds. It is 0.01 to 0.04."""
 ROUNDS, PERIODS, TURN = 3, 4, 10
 ACCUMULATING = Case("ZeRO 0, accumulation 4", accumulation=4)
 
 
 def test_the_loop_adds_little_to_a_batch_and_changes_no_bit(on_ranks: OnRanks, tmp_path: Path) -> None:
     (rounds,) = on_ranks(1, added, tmp_path)
-    assert rounds[-1] < MOST_ADDED, rounds
+    assert min(rounds) < MOST_ADDED, rounds
 
 
 def test_the_gate_sees_what_slows_the_loop(on_ranks: OnRanks, tmp_path: Path) -> None:
@@ -35,10 +35,12 @@ def test_the_gate_sees_what_slows_the_loop(on_ranks: OnRanks, tmp_path: Path) ->
 
 
 def added(distributed: Distributed, root: Path) -> list[float]:
-    """To a batch, as a share of the bare one: in rounds, up to a good one."""
+    """In rounds, up to a good one."""
     rounds: list[float] = []
-    while len(rounds) < ROUNDS and not (rounds and rounds[-1] < MOST_ADDED):
-        rounds.append(added_in_a_round(distributed, root / f"trial-{len(rounds)}"))
+    for number in range(ROUNDS):
+        rounds.append(added_in_a_round(distributed, root / f"trial-{number}"))
+        if rounds[-1] < MOST_ADDED:
+            break
     return rounds
 
 
@@ -46,13 +48,12 @@ def added_in_a_round(distributed: Distributed, folder: Path) -> float:
     with silence():
         bare = BareEngine(ACCUMULATING, distributed)
     ours = functools.partial(engines.ours, ACCUMULATING, distributed=distributed)
-    found = cost_of(ours, bare, PERIODS, folder, TURN)
-    return found.added_us / found.bare_us
+    return cost_of(ours, bare, PERIODS, folder, TURN).added
 
 
 def added_by_a_slow_one(distributed: Distributed, root: Path) -> float:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strategy, "mean", lambda metrics: {"mean": sum(range(60_000))})
+        patch.setattr(strategy, "mean", lambda metrics: {"mean": sum(range(30_000))})
         return added_in_a_round(distributed, root / "trial")
 
 

@@ -210,7 +210,7 @@ def test_a_stopped_agent_is_missed_by_its_heartbeat() -> None:
             os.kill(pid, signal.SIGSTOP)
         began = time.monotonic()
         assert its.train()["epoch"] == 2
-        assert time.monotonic() - began < 30  # of which it needs about 3; nothing else would end it
+        assert time.monotonic() - began < 8
         for pid in reversed(stopped):
             os.kill(pid, signal.SIGKILL)
         nodes.agents[1].wait()
