@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from tests.lab import pbs_real, slurm
 from tests.lab.pbs_fixture import any_pbs as any_pbs
 from tests.lab.pbs_fixture import pbs_lab as pbs_lab
 from tests.leaks import LeakCheck
+from tests.machine import busy
 
 # A rank that is alone takes a thread for each core, and where others want the cores, too, its threads mostly spin.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -38,6 +39,14 @@ def pytest_configure() -> None:
         takes_programs = not there.f_flag & os.ST_NOEXEC  # tests write some
         if takes_programs and there.f_bavail * there.f_frsize >= ROOM:
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        report.sections.append((f"the machine, after {call.duration:.0f} s", busy()))
+    return report
 
 
 @pytest.fixture(scope="session")

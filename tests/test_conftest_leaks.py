@@ -70,3 +70,7 @@ def test_a_leaked_process_is_ended(errors: dict[str, str]) -> None:
 def test_a_test_has_a_state_folder_of_its_own(state_folder: Path) -> None:
     assert os.environ["HPC_DET_ROOT"] == str(state_folder)
     assert list(state_folder.iterdir()) == []
+
+
+def test_a_failure_tells_how_busy_the_machine_was(errors: dict[str, str]) -> None:
+    assert re.search(r"the machine, after \d+ s -+\nload: \(.*\n(.+: some avg10=.*\n)*stolen: \d", errors["test_umask"])

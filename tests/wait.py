@@ -5,9 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+DEADLINE_S = 300.0
+"""Ends what would wait forever, and nothing else: a machine that is slow for a minute is no failure. Of what has to be
+quick, the tests say how quick.
+"""
+
 
 def wait_for(
-    condition: Callable[[], object], deadline_s: float = 30, otherwise: Callable[[], object] = lambda: ""
+    condition: Callable[[], object], deadline_s: float = DEADLINE_S, otherwise: Callable[[], object] = lambda: ""
 ) -> None:
     """`otherwise`: what is known where it does not come true."""
     end = time.monotonic() + deadline_s

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
+import shutil
+import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +25,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from hpc_det.core.distributed import Distributed
+from tests.wait import DEADLINE_S
 
 PRELOAD = [
     "hpc_det.pytorch.deepspeed",
@@ -32,7 +38,7 @@ PRELOAD = [
 ]
 
 OnRanks = Callable[..., list[Any]]
-"""on_ranks(size, function, *arguments, deadline_s=60, on_a_gpu=False): what `function(distributed, *arguments)`
+"""on_ranks(size, function, *arguments, deadline_s=DEADLINE_S, on_a_gpu=False): what `function(distributed, *arguments)`
 returned, by rank.
 """
 
@@ -51,9 +57,10 @@ def on_ranks(_fork_server: None) -> OnRanks:
 
 
 def run_on_ranks(
-    size: int, function: Callable[..., Any], *arguments: Any, deadline_s: float = 60, on_a_gpu: bool = False
+    size: int, function: Callable[..., Any], *arguments: Any, deadline_s: float = DEADLINE_S, on_a_gpu: bool = False
 ) -> list[Any]:
-    """The first failure of any rank ends all and fails the test with that rank's traceback.
+    """The first failure of any rank ends all and fails the test with that rank's traceback. Ranks that are not done at
+    the deadline show their stacks.
 
     `on_a_gpu`: all on the first one, each as if it were a node, over gloo, since NCCL refuses that.
     """
@@ -62,12 +69,13 @@ def run_on_ranks(
     lines: dict[Connection, int] = {}
     processes: list[BaseProcess] = []
     results: dict[int, Any] = {}
+    stacks = Path(tempfile.mkdtemp())
     end = time.monotonic() + deadline_s
     try:
         for rank in range(size):
             ours, theirs = context.Pipe()
             process: BaseProcess = context.Process(
-                target=_rank, args=(rank, size, server.port, theirs, on_a_gpu, function, arguments)
+                target=_rank, args=(rank, size, server.port, theirs, stacks, on_a_gpu, function, arguments)
             )
             process.start()
             theirs.close()
@@ -76,7 +84,9 @@ def run_on_ranks(
         while len(results) < size:
             ready = wait([line for line, rank in lines.items() if rank not in results], end - time.monotonic())
             if not ready:
-                pytest.fail(f"ranks {sorted({*range(size)} - {*results})} are not done after {deadline_s} s")
+                late = sorted({*range(size)} - {*results})
+                shown = "\n".join(f"rank {rank}:\n{_stacks(processes[rank], stacks / str(rank))}" for rank in late)
+                pytest.fail(f"ranks {late} are not done after {deadline_s:.0f} s\n{shown}", pytrace=False)
             for line in ready:
                 results[lines[line]] = _result(line, lines[line])  # type: ignore[arg-type, index]
         return [results[rank] for rank in range(size)]
@@ -87,6 +97,7 @@ def run_on_ranks(
             process.join()
         for line in lines:
             line.close()
+        shutil.rmtree(stacks)
 
 
 def _result(line: Connection, rank: int) -> Any:
@@ -99,15 +110,25 @@ def _result(line: Connection, rank: int) -> Any:
     return result
 
 
+def _stacks(process: BaseProcess, shown: Path) -> str:
+    """Ends the process."""
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGABRT)  # see faulthandler.enable
+    process.join(DEADLINE_S)
+    return shown.read_text()
+
+
 def _rank(
     rank: int,
     size: int,
     port: int,
     line: Connection,
+    stacks: Path,
     on_a_gpu: bool,
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
+    faulthandler.enable((stacks / str(rank)).open("w"))
     torch.set_num_threads(1)
     if not on_a_gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -165,8 +165,8 @@ def waits_forever(distributed: Distributed) -> None:
     distributed.side_store().wait(["never"])
 
 
-def test_the_ranks_of_these_tests_have_a_deadline(on_ranks: OnRanks) -> None:
-    with pytest.raises(pytest.fail.Exception, match="not done after 1"):
+def test_the_ranks_of_these_tests_have_a_deadline_and_show_where_they_are_then(on_ranks: OnRanks) -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"not done after 1 s(?s:.*) in waits_forever(?s:.*)rank 1:"):
         on_ranks(2, waits_forever, deadline_s=1)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from hpc_det.checkpoint.committed import newest_good
@@ -21,15 +22,16 @@ from hpc_det.store.files import read_lines
 from hpc_det.store.folders import ExperimentStore, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.view.state import ExperimentView
+from tests.wait import DEADLINE_S
 
 HERE = Path(__file__).parent
 COMMAND = Path(sys.executable).with_name("hpc-det")
 
 
-def hpc_det(*arguments: object, check: bool = True, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+def hpc_det(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     """The console script in a process of its own."""
     command = [str(COMMAND), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert not check or done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -58,7 +60,10 @@ class Story:
         return cls(number, ExperimentStore(Path(os.environ["HPC_DET_ROOT"])).folder(number).trial())
 
     def wait(self, *, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return hpc_det("experiment", "wait", self.number, check=check)
+        try:
+            return hpc_det("experiment", "wait", self.number, check=check)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"not ended within {DEADLINE_S:.0f} s\n{self.logged}")
 
     def describe(self) -> dict[str, Any]:
         described: dict[str, Any] = json.loads(hpc_det("experiment", "describe", self.number, "--json").stdout)
@@ -94,11 +99,11 @@ class Story:
     def logged(self) -> str:
         return self.trial.job_log.read_text()
 
-    def until(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
+    def until(self, condition: Callable[[], bool]) -> None:
         """Poll for `condition`; the log is shown when it does not come true."""
-        end = time.monotonic() + timeout_s
+        end = time.monotonic() + DEADLINE_S
         while not condition():
-            assert time.monotonic() < end, f"waited {timeout_s} s in vain\n{self.logged}"
+            assert time.monotonic() < end, f"waited {DEADLINE_S:.0f} s in vain\n{self.logged}"
             time.sleep(0.02)
 
     def until_batch(self, batch: int) -> None:

@@ -16,7 +16,7 @@ from tests.e2e import test_slurm
 from tests.e2e.engine_story import ENGINES, EngineStory, UndisturbedEngines
 from tests.lab.slurm import SlurmLab
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slurm
 
 PROFILE = """
 name: lab

@@ -9,7 +9,7 @@ from tests.e2e.story import Story
 from tests.lab.slurm import SlurmLab
 from tests.launch import mpiruns
 
-pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
 LAUNCHERS = {
     "srun": ("srun", "mpirun"),

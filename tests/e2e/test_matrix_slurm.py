@@ -15,7 +15,7 @@ from tests.e2e.matrix import ANYWHERE, LAUNCHERS, Launcher, Trouble, cells, told
 from tests.e2e.story import Story
 from tests.lab.slurm import SlurmLab
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slurm
 
 HERE = {**LAUNCHERS, "srun": Launcher("srun"), "mpich_by_srun": Launcher("mpi", lambda: "srun, --mpi=pmi2")}
 PROFILE = """

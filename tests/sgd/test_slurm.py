@@ -109,7 +109,7 @@ def test_a_node_that_loses_its_power_is_done_without_until_it_is_back(slurm_lab:
     assert losses[-1] < losses[0] / 2
     assert [int(line[0]) for line in told.lines()] == list(range(len(losses)))  # no epoch lost, none made twice
     (told.folder / "stop").touch()
-    slurm_lab.wait_for_state(job, "COMPLETED", 30)
+    slurm_lab.wait_for_state(job, "COMPLETED")
 
 
 def test_a_pool_shrinks_with_nodes_that_are_down_and_grows_with_those_that_are_up(slurm_lab: SlurmLab) -> None:
@@ -142,15 +142,15 @@ def test_a_pool_shrinks_with_nodes_that_are_down_and_grows_with_those_that_are_u
 def test_a_preempted_driver_and_its_ranks_come_back_and_lose_nothing(slurm_lab: SlurmLab) -> None:
     undisturbed = prepared(slurm_lab, waits_with=0)
     first = submitted(slurm_lab, undisturbed, 2, 4)
-    slurm_lab.wait_for_state(first, "COMPLETED", 60)
+    slurm_lab.wait_for_state(first, "COMPLETED")
     told = prepared(slurm_lab, waits_with=2)
     job = submitted(slurm_lab, told, 2, 4, "--requeue")
     wait_for(lambda: told.sizes() == [2], 30, told.logs)
     slurm_lab.preempt(nodes=3, seconds=2)
     wait_for(lambda: told.logs().count("SIGTERM: the driver is told") == 2, 40, told.logs)
     (told.folder / "wait-2").unlink()
-    wait_for(lambda: slurm_lab.job(job)["Restarts"] == "1", 60)
-    slurm_lab.wait_for_state(job, "PENDING", 30)
+    wait_for(lambda: slurm_lab.job(job)["Restarts"] == "1")
+    slurm_lab.wait_for_state(job, "PENDING")
     Slurm().release(job, lambda command, **_: slurm_lab.run(*command))
-    slurm_lab.wait_for_state(job, "COMPLETED", 60)
+    slurm_lab.wait_for_state(job, "COMPLETED")
     assert told.lines() == undisturbed.lines()
