@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -26,6 +27,10 @@ settings.load_profile("untimed")
 MEMORY, ROOM = Path("/dev/shm"), 2**31
 LEAVES_NODES_S = 30
 """A job has ended before the last of its processes."""
+
+
+# A shell that starts these tests with `&` has them ignore Ctrl-C, and with them every command that a test sends one.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure() -> None:

@@ -12,7 +12,7 @@ quick, the tests say how quick.
 
 
 def wait_for(
-    condition: Callable[[], object], deadline_s: float = DEADLINE_S, otherwise: Callable[[], object] = lambda: ""
+    condition: Callable[[], object], otherwise: Callable[[], object] = lambda: "", *, deadline_s: float = DEADLINE_S
 ) -> None:
     """`otherwise`: what is known where it does not come true."""
     end = time.monotonic() + deadline_s

@@ -47,7 +47,7 @@ class PbsLab:
         died = self._server.poll()
         strays = self.strays() if died is None else [f"its server died with exit code {died}"]
         self._server.terminate()
-        self._server.wait(10)
+        self._server.wait(DEADLINE_S)
         shutil.rmtree(self.site.home)
         return strays
 

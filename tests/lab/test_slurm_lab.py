@@ -127,7 +127,7 @@ def test_a_job_that_requeues_itself_is_held_until_its_owner_releases_it(slurm_la
     wait_for(lambda: held.items() <= slurm_lab.job(job_id).items())
     # started in the second in which it was requeued, a job fails: its node still counts the credential as revoked
     requeued = time.time()
-    wait_for(lambda: time.time() > requeued + 2, deadline_s=3)
+    wait_for(lambda: time.time() > requeued + 2)
     slurm_lab.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
     slurm_lab.wait_for_state(job_id, "COMPLETED")
     log = (folder / "job.log").read_text().splitlines()
