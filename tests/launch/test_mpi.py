@@ -41,7 +41,7 @@ def mpirun(request: pytest.FixtureRequest) -> str:
 
 def run(gang: Gang, mpirun: str, words: str, nodes: int = 1, **changes: object) -> list[int]:
     """The exit codes of the agents."""
-    return [agent.wait(timeout=40) for agent in start(gang, mpirun, words, nodes, **changes)]
+    return [agent.wait(timeout=DEADLINE_S) for agent in start(gang, mpirun, words, nodes, **changes)]
 
 
 def start(gang: Gang, mpirun: str, words: str, nodes: int = 1, **changes: object) -> list[subprocess.Popen[bytes]]:
