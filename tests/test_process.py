@@ -10,7 +10,6 @@ import textwrap
 import pytest
 
 from hpc_det.process import descendants, is_running, start_ticks
-from tests.wait import DEADLINE_S
 
 TREE = """
 import os, subprocess, sys, time
@@ -31,7 +30,7 @@ adopt_orphans()
 
 def in_a_process(code: str) -> list[str]:
     command = [sys.executable, "-c", TREE + textwrap.dedent(code)]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=DEADLINE_S).stdout.split()
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=30).stdout.split()
 
 
 def test_grandchildren_in_sessions_of_their_own_with_dead_parents_are_found_and_ended() -> None:

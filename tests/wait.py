@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 
 DEADLINE_S = 300.0
-"""Ends what would wait forever, and nothing else: a machine that is slow for a minute is no failure. Of what has to be
-quick, the tests say how quick.
+"""Of a gang or an experiment that would wait forever: that a machine stands still for a minute is no failure. What has
+to come soon has a shorter one of its own.
 """
 
 
 def wait_for(
-    condition: Callable[[], object], otherwise: Callable[[], object] = lambda: "", *, deadline_s: float = DEADLINE_S
+    condition: Callable[[], object], deadline_s: float = 30, otherwise: Callable[[], object] = lambda: ""
 ) -> None:
     """`otherwise`: what is known where it does not come true."""
     end = time.monotonic() + deadline_s

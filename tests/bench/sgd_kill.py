@@ -24,6 +24,7 @@ from tests.bench.turns import RATE, ready_made_batches
 from tests.wait import wait_for
 
 ROUNDS = 5
+START_S = 60.0
 Times = tuple[float, float, float]
 ENOUGH = "enough"
 """The file that ends a training."""
@@ -140,7 +141,7 @@ def _signs(folder: Path, count: int) -> list[Path]:
     def found() -> list[Path]:
         return [path for path in folder.glob("?-*") if not path.suffix]
 
-    wait_for(lambda: len(found()) >= count)
+    wait_for(lambda: len(found()) >= count, START_S)
     return found()
 
 

@@ -21,6 +21,7 @@ from tests.wait import wait_for
 
 MEGABYTES = (100, 500)
 ROUNDS, WARM_UP = 7, 3
+DURABLE_S = 60.0
 
 
 def main() -> None:
@@ -66,7 +67,7 @@ def _round(trainer: TorchTrainer, run: RunFolder) -> dict[str, float]:
 
 def _await_durable(trainer: TorchTrainer, run: RunFolder) -> None:
     """One is kept as soon as the one before is; the next call asks for it."""
-    wait_for(lambda: last_number(run) > 0 and not any(run.snapshots.glob(".*.partial")))
+    wait_for(lambda: last_number(run) > 0 and not any(run.snapshots.glob(".*.partial")), DURABLE_S)
 
 
 def bare_copies(operator: TrainingOperator) -> dict[str, float]:

@@ -22,7 +22,6 @@ from tests.docs.page import Command, File, Page
 from tests.lab.pbs_fixture import pbs_lab as pbs_lab
 from tests.lab.pbs_lab import PbsLab
 from tests.lab.slurm import SlurmLab
-from tests.wait import DEADLINE_S
 
 CHECKOUT = Path(__file__).parents[2]
 PAGES = [
@@ -49,6 +48,8 @@ PAGES = [
         ),
     )
 ]
+UNTIL_S = 90
+COMMAND_S = 200
 MARKS = {"setup", "slurm", "pbs", "fails", "until"}
 
 every_page = pytest.mark.parametrize("path", PAGES, ids=[path.name for path in PAGES])
@@ -76,7 +77,7 @@ class Reader:
         path.write_text(file.text)
 
     def _execute(self, command: Command) -> None:
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + UNTIL_S
         code, output = self._run(command)
         while "until" in command.marks and not command.agrees(output) and time.monotonic() < end:
             time.sleep(0.2)
@@ -93,17 +94,19 @@ class Reader:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=DEADLINE_S,
+            timeout=COMMAND_S,
         )
         return done.returncode, done.stdout
 
 
+@pytest.mark.timeout(600)  # where others want the cores, too
 @every_page
 def test_a_page_does_what_it_says_on_this_machine(path: Path, tmp_path: Path) -> None:
     Reader(tmp_path).follow(Page.read(path), lambda command: not command.marks & {"setup", "slurm", "pbs"})
 
 
 @pytest.mark.slurm
+@pytest.mark.timeout(400)
 def test_the_quickstart_does_what_it_says_on_a_slurm(slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in slurm_lab.env.items():
         monkeypatch.setenv(name, value)

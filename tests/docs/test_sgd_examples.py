@@ -117,9 +117,9 @@ def test_a_batch_script_comes_back_after_a_preemption(pbs_lab: PbsLab, tmp_path:
     log = tmp_path / "log"
     pbs_lab.set_kill_delay("low", 30)  # the machine may be slow
     job = pbs_lab.submit("-q", "low", "-v", given, "-j", "oe", "-k", "oed", "-o", log, EXAMPLES / "train.pbs")
-    wait_for(lambda: log.exists() and "epoch 2:" in log.read_text())
+    wait_for(lambda: log.exists() and "epoch 2:" in log.read_text(), 60)
     pbs_lab.preempt(seconds=0)
-    assert pbs_lab.wait_for(job, "F")["Exit_status"] == 0
+    assert pbs_lab.wait_for(job, "F", 120)["Exit_status"] == 0
     said = log.read_text()
     epochs = [int(number) for number in numbers(said, r"epoch (\d+):")]
     assert pbs_lab.job(job)["run_count"] == 2

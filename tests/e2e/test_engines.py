@@ -19,7 +19,6 @@ from tests.e2e import test_trainer
 from tests.e2e.engine_story import EngineStory, UndisturbedEngines, four_slots
 from tests.e2e.story import HERE, hpc_det
 from tests.stub import Stub, stub
-from tests.wait import DEADLINE_S
 
 __all__ = ["stub"]
 
@@ -202,7 +201,7 @@ def test_a_script_under_torchrun_is_stopped_and_goes_on_alone(tmp_path: Path) ->
         test_trainer.until_batch(tmp_path, 5, process)
         ranks = [pid for pid in descendants(process.pid) if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(max(ranks), signal.SIGTERM)
-        said, _ = process.communicate(timeout=DEADLINE_S)
+        said, _ = process.communicate(timeout=90)
     finally:
         process.kill()
         process.wait()
@@ -211,7 +210,7 @@ def test_a_script_under_torchrun_is_stopped_and_goes_on_alone(tmp_path: Path) ->
     stopped = committed(folder.checkpoints)[0]
     assert f"micro batch of {stopped.steps - 1}" in said
     alone = by_hand(tmp_path, sys.executable, "train.py", str(stopped.steps + 2), str(stopped.path))
-    said, _ = alone.communicate(timeout=DEADLINE_S)
+    said, _ = alone.communicate(timeout=90)
     assert alone.returncode == 0, said
     assert f"hpc-det: goes on from {stopped.path}" in said
     numbers = [line.partition(":")[0] for line in said.splitlines() if line.startswith("micro batch of ")]

@@ -17,7 +17,6 @@ from hpc_det.process import descendants
 from hpc_det.store.files import read_lines
 from hpc_det.store.folders import TrialFolder
 from tests.e2e.story import COMMAND, Story, hpc_det
-from tests.wait import DEADLINE_S
 
 PROJECT = Path(__file__).parents[2]
 DIGITS = (PROJECT / "conf/experiment/digits.yaml", PROJECT / "docs/examples/digits")
@@ -227,13 +226,13 @@ def test_without_an_error_the_debugger_stays_away(tiny: list[str]) -> None:
 def test_control_c_ends_a_local_run_at_once(tiny: list[str]) -> None:
     with endless(tiny) as process:
         os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole group
-        assert process.wait(timeout=DEADLINE_S) == 130
+        assert process.wait(timeout=60) == 130
 
 
 def test_a_term_saves_at_the_next_batch(tiny: list[str], state_folder: Path) -> None:
     with endless(tiny) as process:
         process.terminate()
-        said, _ = process.communicate(timeout=DEADLINE_S)
+        said, _ = process.communicate(timeout=60)
         assert process.returncode == 0
     (folder,) = map(TrialFolder, local_folders(state_folder))
     outcome = json.loads(folder.outcome.read_text())

@@ -104,7 +104,7 @@ def test_the_script_given_to_sbatch_by_hand_does_the_same_job(undisturbed: Story
     script = held.trial.experiment().script()
     script.write_text(script.read_text().replace("#SBATCH --hold\n", ""))
     by_hand = slurm_lab.run("sbatch", "--parsable", str(script)).strip()
-    slurm_lab.wait_for_state(by_hand, "COMPLETED")  # sbatch --wait would look after 2, 10 and 42 s
+    slurm_lab.wait_for_state(by_hand, "COMPLETED", 120)  # sbatch --wait would look after 2, 10 and 42 s
     assert held.same_as(undisturbed)
 
 
@@ -135,11 +135,11 @@ def test_a_held_job_is_released_by_hand(slurm_lab: SlurmLab) -> None:
     story = Story.begin(SIX_SLOTS, "hyperparameters.batch_s=0.2", cluster="lab")
     story.until_batch(1)
     slurm_lab.run("scontrol", "requeue", story.job_id)
-    slurm_lab.wait_for_state(story.job_id, {"PENDING"})
+    slurm_lab.wait_for_state(story.job_id, {"PENDING"}, 60)
     released = hpc_det("job", "release", story.number)
     assert f"Released experiment {story.number}" in released.stdout
     began = time.monotonic()
-    slurm_lab.wait_for_state(story.job_id, {"RUNNING"})
+    slurm_lab.wait_for_state(story.job_id, {"RUNNING"}, 60)
     assert time.monotonic() - began < 30
     story.until(lambda: len(story.causes) == 1)
     hpc_det("experiment", "kill", story.number)

@@ -15,7 +15,6 @@ from hpc_det.process import descendants
 from hpc_det.store.files import read_json, read_lines
 from hpc_det.store.folders import TrialFolder
 from tests.e2e.story import HERE, Story
-from tests.wait import DEADLINE_S
 
 TWO_SLOTS = "resources.slots_per_trial=2"
 SCRIPT = "entrypoint=python3 -m hpc_det.launch.torch_distributed train.py"
@@ -71,7 +70,7 @@ def test_under_torchrun_alone_a_signal_to_one_rank_makes_both_save_and_leave(
         until_batch(tmp_path, 5, process)
         ranks = [pid for pid in descendants(process.pid) if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(max(ranks), number)
-        output, _ = process.communicate(timeout=DEADLINE_S)
+        output, _ = process.communicate(timeout=90)
     finally:
         process.kill()
         process.wait()

@@ -18,7 +18,7 @@ from tests.lab.pbs import client
 from tests.lab.pbs.commands import MANAGER
 from tests.lab.pbs.qstat import typed_job
 from tests.lab.pbs.site import REPOSITORY, Settings, Site
-from tests.wait import DEADLINE_S, wait_for
+from tests.wait import wait_for
 
 Job = dict[str, Any]
 Done = subprocess.CompletedProcess[str]
@@ -39,7 +39,7 @@ class PbsLab:
         command = [sys.executable, "-S", "-m", "tests.lab.pbs.server", str(site.home)]
         server = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL)
         lab = cls(site, made, server)
-        wait_for(lambda: site.server_socket.exists() or server.poll() is not None)
+        wait_for(lambda: site.server_socket.exists() or server.poll() is not None, 10)
         return lab
 
     def stop(self) -> list[str]:
@@ -47,7 +47,7 @@ class PbsLab:
         died = self._server.poll()
         strays = self.strays() if died is None else [f"its server died with exit code {died}"]
         self._server.terminate()
-        self._server.wait(DEADLINE_S)
+        self._server.wait(10)
         shutil.rmtree(self.site.home)
         return strays
 
@@ -105,12 +105,12 @@ class PbsLab:
             raise LookupError(answer["errors"][0][1])
         return typed_job(answer["jobs"][job_id])
 
-    def wait_for(self, job_id: str, states: str | Collection[str]) -> Job:
+    def wait_for(self, job_id: str, states: str | Collection[str], deadline_s: float = 30) -> Job:
         """Its attributes as soon as it is in one of these states, such as "R" or "F"."""
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + deadline_s
         while (job := self.job(job_id))["job_state"] not in states:
             if time.monotonic() > end:
-                raise TimeoutError(f"job {job_id} is not {' or '.join(states)} after {DEADLINE_S:.0f} s: {job}")
+                raise TimeoutError(f"job {job_id} is not {' or '.join(states)} after {deadline_s} s: {job}")
             time.sleep(0.02)
         return job
 
@@ -153,12 +153,12 @@ class PbsLab:
         if answer := client.ask(self.site.mom_socket, **request).get("text"):
             raise RuntimeError(answer)
 
-    def end_all(self) -> None:
+    def end_all(self, deadline_s: float = 10) -> None:
         """Ends every job, at once, and waits until it is gone."""
         self.start_server()
         for job_id in self._current():
             client.ask(self.site.server_socket, do="delete", id=job_id, force=True, history=False, by="the lab")
-        wait_for(lambda: not self._current())
+        wait_for(lambda: not self._current(), deadline_s)
 
     def _current(self) -> list[str]:
         return list(client.ask(self.site.server_socket, do="status", ids=[], history=False, subjobs=False)["jobs"])

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.leaks import MARK
-from tests.wait import DEADLINE_S
 
 SCRIPTS = Path(__file__).parent
 ACCOUNTING_COMMANDS = {"sacct", "sacctmgr", "sreport"}
@@ -76,14 +75,14 @@ class SlurmLab:
         """The fields of `scontrol show job`."""
         return parse_fields(self.run("scontrol", "show", "job", "--oneliner", str(job_id)))
 
-    def wait_for_state(self, job_id: int | str, states: str | Collection[str]) -> dict[str, str]:
+    def wait_for_state(self, job_id: int | str, states: str | Collection[str], deadline_s: float) -> dict[str, str]:
         """The job's fields as soon as it is in one of the states; until its last process is gone it is COMPLETING."""
         wanted = {states} if isinstance(states, str) else set(states)
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + deadline_s
         while (job := self.job(job_id))["JobState"] not in wanted:
             if time.monotonic() > end:
                 seen = f"{job['JobState']} (reason {job['Reason']}, exit code {job['ExitCode']})"
-                raise TimeoutError(f"job {job_id} is {seen}, not {' or '.join(sorted(wanted))}")
+                raise TimeoutError(f"job {job_id} is {seen} after {deadline_s} s, not {' or '.join(sorted(wanted))}")
             time.sleep(0.1)
         return job
 
@@ -100,12 +99,12 @@ class SlurmLab:
     def repair_node(self, number: int) -> None:
         self.run("env", f"--unset={MARK}", SCRIPTS / "slurm-up", "--node", str(number))  # it outlives a test
 
-    def cancel_all(self) -> None:
+    def cancel_all(self, deadline_s: float = 30) -> None:
         """Ends every job of the lab and waits until the last of their processes is gone."""
-        end, said = time.monotonic() + DEADLINE_S, ""
+        end, said = time.monotonic() + deadline_s, ""
         while jobs := self.run("squeue", "--noheader", "--format=%i %T"):
             if time.monotonic() > end:
-                raise TimeoutError(f"jobs are left after {DEADLINE_S:.0f} s:\n{jobs}{said}")
+                raise TimeoutError(f"jobs are left after {deadline_s} s:\n{jobs}{said}")
             # KILL first, or a job that saves on TERM would use up its grace; it may have been requeued meanwhile.
             # A job whose state changes under scancel is an error for it, and is met again in the next round.
             said = self._ended("scancel", "--quiet", "--state=PENDING").stderr

@@ -82,7 +82,7 @@ def test_an_array_and_its_subjobs(pbs_lab: PbsLab) -> None:
     (pbs_lab.home / "go").touch()
     expired = pbs_lab.wait_for(first, "X")
     assert list(expired) == list(recorded_job("array-expired-subjob"))
-    assert_as_recorded("array-parent-finished", pbs_lab.wait_for(parent, "F"))
+    assert_as_recorded("array-parent-finished", pbs_lab.wait_for(parent, "F", deadline_s=30))
     assert len(json.loads(pbs_lab.run("qstat", "-x", "-t", "-f", "-F", "json", parent))["Jobs"]) == 9
     pbs_lab.run("qdel", busy)
 

@@ -63,7 +63,7 @@ def test_values_of_v_arrive_as_recorded(pbs_lab: PbsLab, monkeypatch: pytest.Mon
     (pbs_lab.home / "pv.py").write_text((RECORDED / "jobs" / "pv.py.txt").read_text())
     parts = [part for part in recorded("misc/qsub-v-quoting.txt").split("$ ")[1:] if "(5000 x)" not in part]
     answers = [submit_variables(pbs_lab, number, part) for number, part in enumerate(parts)]
-    wait_for(lambda: not pbs_lab.run("qselect"))
+    wait_for(lambda: not pbs_lab.run("qselect"), 60)
     jobs = json.loads(pbs_lab.run("qstat", "-x", "-f", "-F", "json"))["Jobs"]
     for number, (part, answer) in enumerate(zip(parts, answers, strict=True)):
         if "qsub: qsub: " in part:

@@ -38,7 +38,7 @@ def test_dependents_run_or_are_removed(pbs_lab: PbsLab) -> None:
     )
     (pbs_lab.home / "go").touch()
     pbs_lab.run("qdel", parents["del"])
-    ended = {key: pbs_lab.wait_for(child, "F") for key, child in children.items()}
+    ended = {key: pbs_lab.wait_for(child, "F", 30) for key, child in children.items()}
     removed = {key for key, child in ended.items() if "Exit_status" not in child}
     assert removed == {("afterok", "bad"), ("afterok", "del"), ("afternotok", "ok")}
     for (kind, name), child in ended.items():

@@ -149,6 +149,6 @@ def test_a_launcher_that_leaves_on_term_cuts_the_grace_of_the_other_ranks(pbs_la
     victim = pbs_lab.submit(*LOW, "--", f"{pbs_lab.site.bin}/pbsdsh", "--", *tracer)
     wait_for(lambda: (pbs_lab.home / "log").exists() and (pbs_lab.home / "log").read_text().count("start") == 3)
     high = pbs_lab.preempt(seconds=30)
-    pbs_lab.wait_for(high, "R")
+    pbs_lab.wait_for(high, "R", deadline_s=30)
     assert pbs_lab.job(victim)["job_state"] == "Q"
     pbs_lab.run("qdel", victim)

@@ -109,7 +109,7 @@ class Scene:
         if self.recording == "direct__qsig__exit-after-3s":
             wait_for(lambda: "got SIGUSR1" in self.log.read_text())
             self.lab.run("qsig", "-s", "SIGTERM", self.job_id)
-        self.job = self.lab.wait_for(self.job_id, "F")
+        self.job = self.lab.wait_for(self.job_id, "F", deadline_s=60)
 
 
 def copy_jobs(lab: PbsLab) -> None:
@@ -129,7 +129,7 @@ def play(recordings: list[str], kill_delay_s: int, session_poll_s: float) -> Ite
         copy_jobs(lab)
         scenes = {name: Scene(lab, name) for name in recordings}
         for scene in scenes.values():
-            wait_for(scene.has_started)
+            wait_for(scene.has_started, 60)
             scene.act()
         for scene in scenes.values():
             scene.end()

@@ -16,7 +16,6 @@ from hpc_det.search.state import SearchState
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.shared_log import SharedLog
 from tests.search.experiments import experiment
-from tests.wait import DEADLINE_S
 
 WORKERS, TRIALS, KILLS = 32, 64, 150
 ADAPTIVE = {"name": "adaptive_asha", "max_trials": TRIALS, "mode": "standard", "max_rungs": 5}
@@ -145,7 +144,7 @@ def one_stormy_search(tmp_path: Path, generator: random.Random) -> int:
             kills += 1
             time.sleep(generator.uniform(0, 0.03))  # nothing is waited for: the kill may come at any point
         for process in team.processes.values():
-            process.join(timeout=DEADLINE_S)
+            process.join(timeout=30)
             assert process.exitcode == 0
     finally:
         team.close()

@@ -37,7 +37,7 @@ def test_a_driver_in_a_job_finds_its_hosts_and_survives_a_rank(pbs_lab: PbsLab, 
     script = f"#!/bin/bash\ncd {REPOSITORY}\nexport PYTHONPATH={REPOSITORY}\n{run}\n"
     select = ["-l", "select=2:ncpus=1:mpiprocs=1,place=scatter", "-v", "CUDA_VISIBLE_DEVICES="]
     job = pbs_lab.submit(*select, script=script)
-    assert pbs_lab.wait_for(job, "F")["Exit_status"] == 0
+    assert pbs_lab.wait_for(job, "F", deadline_s=60)["Exit_status"] == 0
     assert (tmp_path / "once").exists()
     hosts, losses = (tmp_path / "told").read_text().strip().split("] [")
     assert hosts == "['pbsn1', 'pbsn2'"

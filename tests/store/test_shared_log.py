@@ -20,7 +20,6 @@ import pytest
 
 from hpc_det.store import shared_log
 from hpc_det.store.shared_log import SharedLog
-from tests.wait import DEADLINE_S
 
 
 @pytest.fixture
@@ -231,7 +230,7 @@ class Appender:
 
     def acknowledged(self) -> list[tuple[str, int]]:
         """The entries that are in the log for sure, when the process has ended."""
-        return [(self.name, int(line)) for line in self.process.communicate(timeout=DEADLINE_S)[0].split()]
+        return [(self.name, int(line)) for line in self.process.communicate(timeout=60)[0].split()]
 
 
 @contextmanager

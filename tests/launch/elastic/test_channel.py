@@ -20,7 +20,6 @@ from hpc_det.launch.elastic.frames import Seals, Unsealed
 from hpc_det.launch.elastic.switchboard import Switchboard
 from hpc_det.store.key import derived
 from tests.launch.elastic.lines import GENERATION, KEY, Board, echoed, open_files
-from tests.wait import DEADLINE_S
 
 LONG = bytes(300 * 2**20)
 
@@ -175,7 +174,7 @@ def test_whoever_waits_in_receive_is_woken_by_close(board: Board) -> None:
     reading = threading.Thread(target=lambda: received.append(client.receive()))
     reading.start()
     client.close()
-    reading.join(DEADLINE_S)
+    reading.join(5)
     assert received == [None]
 
 
@@ -317,7 +316,7 @@ def test_close_ends_everything_also_with_peers_that_never_read() -> None:
     speaking.start()
     strangers = [socket.create_connection(board.address) for _ in range(3)]
     board.switchboard.close()
-    speaking.join(DEADLINE_S)
+    speaking.join(5)
     assert not speaking.is_alive()
     for stranger in strangers:
         stranger.close()
@@ -339,6 +338,6 @@ def test_a_client_that_never_reads_can_be_closed(board: Board) -> None:
     speaking = threading.Thread(target=lambda: client.send({}, bytes(2**25)))
     speaking.start()
     client.close()
-    speaking.join(DEADLINE_S)
+    speaking.join(5)
     assert not speaking.is_alive()
     waiting.set()

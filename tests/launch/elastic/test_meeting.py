@@ -14,7 +14,6 @@ from hpc_det.launch.elastic import meeting
 from hpc_det.launch.elastic.meeting import Guests, announce, await_driver, call_driver, withdraw
 from hpc_det.launch.elastic.switchboard import Switchboard
 from hpc_det.store.run_folder import RunFolder
-from tests.wait import DEADLINE_S
 
 AGENT = {"role": "agent", "node": "node1"}
 
@@ -40,7 +39,7 @@ def test_an_agent_that_came_first_finds_the_driver_that_comes(run: RunFolder) ->
     agent = threading.Thread(target=lambda: came.append(call_driver(run, "node1", AGENT, 5)))
     agent.start()
     with driver(run) as switchboard:
-        event = switchboard.events.get(timeout=DEADLINE_S)
+        event = switchboard.events.get(timeout=5)
         agent.join()
         assert (event.kind, event.line.identity) == ("arrived", AGENT)
         came[0].close()  # type: ignore[attr-defined]
@@ -55,7 +54,7 @@ def test_an_agent_that_finds_a_driver_of_the_past_waits_for_the_next_one(
     agent = threading.Thread(target=lambda: call_driver(run, "node1", AGENT, 5).close())
     agent.start()
     with driver(run) as switchboard:
-        assert switchboard.events.get(timeout=DEADLINE_S).kind == "arrived"
+        assert switchboard.events.get(timeout=5).kind == "arrived"
         agent.join()
 
 

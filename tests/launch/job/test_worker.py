@@ -25,7 +25,7 @@ from hpc_det.store.journal import Journal
 from hpc_det.store.stop import read_stop, request_stop
 from tests.launch.gang import Gang, children, is_there
 from tests.stub import Stub
-from tests.wait import DEADLINE_S, wait_for
+from tests.wait import wait_for
 
 TRIAL = "${HPC_DET_FOLDER##*/}"
 """Its number, for the shell."""
@@ -80,7 +80,7 @@ def test_two_workers_of_one_job_train_four_trials_two_at_a_time(gang: Gang) -> N
     both = "touch up-$n; while [ $n -le 2 ] && ! [ -e up-1 -a -e up-2 ]; do sleep 0.01; done"
     gang.plan(f"n={TRIAL}; {both}; echo trial $n was trained by worker $HPC_DET_WORKER")
     job = gang.start_job(2)
-    assert job.wait(timeout=DEADLINE_S) == 0
+    assert job.wait(timeout=60) == 0
     assert ends(gang) == dict.fromkeys(range(1, 5), Exit.COMPLETED)
     state = gang.search()
     assert (state.finished, state.present, state.open) == (True, {}, {})
@@ -131,7 +131,7 @@ def test_a_signal_to_the_job_cancels_the_experiment_after_all_gangs_have_saved(g
     job = gang.start_job(2)
     pids = gang.wait_for_ranks(1, 2)
     job.terminate()
-    assert job.wait(timeout=DEADLINE_S) == 0
+    assert job.wait(timeout=30) == 0
     assert gang.saved() == {"1": "cancel", "2": "cancel"}
     assert not any(map(is_there, pids))
     assert ends(gang) == {1: Exit.CANCELLED, 2: Exit.CANCELLED}
@@ -185,7 +185,7 @@ def is_below(pid: int, ancestor: int) -> bool:
 def test_a_worker_that_cannot_go_on_gives_its_work_back(gang: Gang) -> None:
     gang.plan("true")
     gang.trial.job_log.mkdir()
-    assert gang.start_job().wait(timeout=DEADLINE_S) == 1
+    assert gang.start_job().wait(timeout=30) == 1
     assert "IsADirectoryError" in gang.printed.read_text()
     state = gang.search()
     assert (state.open, state.present, state.finished) == ({}, {}, False)
@@ -203,7 +203,7 @@ def test_what_a_job_writes_is_its_owners_alone(gang: Gang) -> None:
         job = gang.start_job(2)
         gang.wait_for_ranks(1, 2)
         job.terminate()
-        job.wait(timeout=DEADLINE_S)
+        job.wait(timeout=30)
     finally:
         os.umask(former)
     for folder in (gang.experiment.trial(2).path, gang.experiment.search):
@@ -228,7 +228,7 @@ def test_a_trial_whose_former_gang_still_saves_begins_when_that_is_gone(gang: Ga
     wait_for(lambda: gang.trial.job_log.exists() and "waits for worker 5" in gang.trial.job_log.read_text())
     assert not (gang.code / "started").exists()
     gang.journal.ended(1, AttemptEnd(cause=Cause.WAITING, steps=8), Decision(Action.WAIT, "waiting"), None)
-    assert job.wait(timeout=DEADLINE_S) == 0
+    assert job.wait(timeout=30) == 0
     assert gang.ends() == [("waiting", "wait"), ("finished", "done")]
 
 
@@ -239,7 +239,7 @@ def test_a_local_job_that_is_told_to_end_while_it_waits_cancels(gang: Gang, aliv
     wait_for(lambda: gang.trial.job_log.exists() and "waits for worker 5" in gang.trial.job_log.read_text())
     job.terminate()
     gang.journal.ended(1, AttemptEnd(cause=Cause.WAITING, steps=8), Decision(Action.WAIT, "waiting"), None)
-    assert job.wait(timeout=DEADLINE_S) == 0
+    assert job.wait(timeout=30) == 0
     assert not (gang.code / "started").exists()
     assert gang.ends() == [("waiting", "wait"), ("cancelled", "done")]
 
@@ -307,14 +307,14 @@ def test_a_preempted_job_with_several_workers_is_requeued_once_and_each_goes_on_
     gang.wait_for_ranks(1, 2)
     before = dict(gang.search().open)
     job.terminate()
-    assert job.wait(timeout=DEADLINE_S) == 0
+    assert job.wait(timeout=30) == 0
     assert gang.saved() == {"1": "signal", "2": "signal"}
     assert asked(tmp_path, "scontrol requeue") == ["scontrol requeue 4711"]
     state = gang.search()
     assert (state.open, state.present, state.cancelled) == (before, {0: "4711", 1: "4711"}, None)
 
     gang.plan("true", scheduler="slurm")
-    assert gang.start_job(2, **slurm).wait(timeout=DEADLINE_S) == 0
+    assert gang.start_job(2, **slurm).wait(timeout=30) == 0
     for trial in (1, 2):
         assert causes(gang, trial) == [("preempted", "requeue"), ("finished", "done")]
     assert ends(gang) == dict.fromkeys(range(1, 5), Exit.COMPLETED)
@@ -328,7 +328,7 @@ def test_workers_that_are_about_to_start_hear_of_a_preemption(
     job = gang.start_job(2, **slurm)
     wait_for(lambda: len(children(job.pid)) == 2)
     job.terminate()
-    assert job.wait(timeout=DEADLINE_S) == 0
+    assert job.wait(timeout=30) == 0
     assert asked(tmp_path, "scontrol requeue") == ["scontrol requeue 4711"]
     assert set(gang.search().open) == {0, 1}
 
@@ -344,7 +344,7 @@ def test_a_worker_that_starts_again_hears_of_an_earlier_preemption(
     os.kill(children(job.pid)[0], signal.SIGKILL)
     job.terminate()
     job.send_signal(signal.SIGCONT)
-    assert job.wait(timeout=DEADLINE_S) == 0
+    assert job.wait(timeout=30) == 0
     assert asked(tmp_path, "scontrol requeue") == ["scontrol requeue 4711"]
     assert set(gang.search().open) == {0, 1}
 
@@ -357,7 +357,7 @@ def test_a_job_that_its_owner_cancels_begins_no_other_trial(gang: Gang, slurm: d
     job = gang.start_job(**slurm)
     gang.wait_for_ranks(1)
     job.terminate()
-    assert job.wait(timeout=DEADLINE_S) == 0
+    assert job.wait(timeout=30) == 0
     assert not (gang.code / "began-2").exists()
     state = gang.search()
     assert (ends(gang), state.present, state.finished) == ({1: Exit.CANCELLED}, {}, False)
@@ -380,7 +380,7 @@ def test_a_preemption_that_comes_too_late_for_an_attempt_is_heard_before_the_nex
     job.terminate()
     wait_for(lambda: read_stop(first.stop, 1))
     (gang.code / "go").touch()
-    assert job.wait(timeout=DEADLINE_S) == 0
+    assert job.wait(timeout=30) == 0
     assert asked(tmp_path, "scontrol requeue") == ["scontrol requeue 4711"]
     assert not (gang.code / "began-2").exists()
     assert causes(gang, 1)[0][0] == {"finishes": "finished", "fails": "failed"}[how]
@@ -395,7 +395,7 @@ def test_control_c_that_comes_too_late_for_a_trial_cancels_the_others(gang: Gang
     job.send_signal(signal.SIGINT)
     wait_for(gang.experiment.trial(1).stop.exists)
     (gang.code / "go").touch()
-    assert job.wait(timeout=DEADLINE_S) == 0
+    assert job.wait(timeout=30) == 0
     assert not (gang.code / "began-2").exists()
     assert gang.search().cancelled == "a signal to the job"
 
@@ -486,7 +486,7 @@ def test_a_slurm_job_that_is_told_to_go_while_it_waits_for_a_former_gang_goes_at
     wait_for(lambda: gang.trial.job_log.exists() and "waits for worker 5" in gang.trial.job_log.read_text())
     began = time.monotonic()
     job.terminate()
-    assert job.wait(timeout=DEADLINE_S) == 0
+    assert job.wait(timeout=30) == 0
     assert time.monotonic() - began < 5
     assert asked(tmp_path, "scontrol requeue") == ["scontrol requeue 4711_0"]
     assert gang.search().open == {0: Work(1, 100)}

@@ -20,7 +20,6 @@ from hpc_det.launch.signals import STOP_SIGNALS
 from hpc_det.pytorch.data import Position, workers
 from hpc_det.pytorch.data.foreign import ForeignTraining
 from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerInit, end_workers, shield
-from tests.wait import DEADLINE_S
 
 Capture = pytest.CaptureFixture[str]
 
@@ -261,7 +260,7 @@ def test_a_worker_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -
     stuck = Stuck()
     numbers = loader(stuck)
     iteration = iter(numbers)
-    assert stuck.reached.wait(timeout=DEADLINE_S)
+    assert stuck.reached.wait(timeout=60)
     numbers.close()
     (worker,) = iteration._workers
     assert worker.exitcode == -signal.SIGKILL

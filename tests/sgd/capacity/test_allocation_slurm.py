@@ -36,7 +36,7 @@ def stop(lab: SlurmLab, run: Run, job: str) -> None:
     run.hang_up()
     run.tell("stop")
     wait_for((run.path / "stopped").exists)
-    lab.wait_for_state(job, "COMPLETED")
+    lab.wait_for_state(job, "COMPLETED", deadline_s=15)
 
 
 def test_agents_start_on_all_nodes_and_go_on_without_one_that_is_taken_away(slurm_lab: SlurmLab, run: Run) -> None:

@@ -74,7 +74,7 @@ def test_a_pool_has_as_many_jobs_as_it_may_and_none_once_it_is_stopped(
     assert (pool.min_slots, pool.slots, pool.has_gpus) == (8, 16, True)
     pool.start(run.path, pool.slots)
     run.wait_for_agents(3)
-    wait_for(lambda: pool.state().startswith("3 of 4 jobs are running; 1 of 4 jobs are queued"))
+    wait_for(lambda: pool.state().startswith("3 of 4 jobs are running; 1 of 4 jobs are queued"), 10)
     pool.stop()  # the agents have not heard that the driver leaves
     assert pbs_lab.run("qstat") == ""
     assert not (run.path / "of-the-user").exists()

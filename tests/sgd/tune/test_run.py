@@ -15,7 +15,7 @@ from hpc_det.sgd.tune import Analysis, asha, choice, grid_search, pbt, tune_run,
 from hpc_det.sgd.tune.files import TuneFolder
 from hpc_det.store.files import read_json, read_lines
 from tests.sgd.tune.trainables import Fragile, Line, Slow
-from tests.wait import DEADLINE_S, wait_for
+from tests.wait import wait_for
 
 THREE = {"training_iteration": 3}
 
@@ -257,7 +257,7 @@ tune_run(Slow, config={{"rate": 1.0}}, stop={{"training_iteration": 3}}, run={st
     driver = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
     wait_for(lambda: (TuneFolder(run).trial(1).path / "began-2").exists())
     driver.send_signal(signal.SIGINT)
-    _, said = driver.communicate(timeout=DEADLINE_S)
+    _, said = driver.communicate(timeout=20)
     assert b"KeyboardInterrupt" in said
     assert read_json(TuneFolder(run).trial(1).turn) is None
     (run / "go").touch()

@@ -11,7 +11,6 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 
 from hpc_det.sgd.rank.data import Passes
 from tests.sgd.rank.data.loaders import Noisy, Numbers, Seeds, Stream, flat, gang, handed_over, passes, taken
-from tests.wait import DEADLINE_S
 
 
 def torchs_own(size: int, length: int, batch_size: int, epochs: int, *, shuffle: bool) -> list[list[list[int]]]:
@@ -194,7 +193,7 @@ def test_the_loader_keeps_what_it_was_made_with() -> None:
         batch_size=2,
         num_workers=1,
         collate_fn=doubled,
-        timeout=DEADLINE_S,
+        timeout=50,
         prefetch_factor=3,
         persistent_workers=True,
         generator=torch.Generator(),
