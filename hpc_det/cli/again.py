@@ -38,8 +38,11 @@ def continue_(experiment: ExperimentFolder, overrides: Sequence[str], *, follow:
         show(experiment)
 
 
-def activate(experiment: ExperimentFolder) -> None:
-    """Raises UsageError for an experiment that is not paused, or whose trials have not left within a minute."""
+def activate(experiment: ExperimentFolder) -> str:
+    """What was done, in a sentence.
+
+    Raises UsageError for an experiment that is not paused, or whose trials have not left within a minute.
+    """
     view = ExperimentView(experiment)
     end = time.monotonic() + LEAVE_S
     while (found := state(view)) is not ExperimentState.PAUSED:
@@ -49,7 +52,7 @@ def activate(experiment: ExperimentFolder) -> None:
             raise UsageError(f"experiment {experiment.id} is still {found.value}: its trials save; try again later")
         time.sleep(ASK_S)
     trials = submit_again(experiment)
-    click.echo(f"Activated experiment {experiment.id}: {trials} trial{'s' * (trials > 1)}")
+    return f"Activated experiment {experiment.id}: {trials} trial{'s' * (trials > 1)}"
 
 
 def fork(experiment: ExperimentFolder, overrides: Sequence[str], cluster: str | None, choices: Choices) -> None:

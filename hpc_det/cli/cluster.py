@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from operator import itemgetter
 from pathlib import Path
 
 import click
 
-from hpc_det.cli.values import columns
+from hpc_det.cli.output import Column, Output, output_options
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find, group_files
 from hpc_det.errors import UsageError
@@ -50,7 +51,8 @@ def detect(name: str | None, write: bool, output: Path | None, force: bool) -> N
 
 
 @cluster.command("list")
-def list_() -> None:
+@output_options
+def list_(output: Output) -> None:
     """Show the profiles that --cluster knows.
 
     \b
@@ -58,9 +60,11 @@ def list_() -> None:
       hpc-det cluster list
     """
     files = {name: found[0][1] for name, found in sorted(group_files("cluster", os.environ).items())}
-    rows = [("NAME", "SCHEDULER", "FILE")]
-    rows += [(name, str(load_yaml(file).get("scheduler", "")), str(file)) for name, file in files.items()]
-    click.echo("\n".join(columns(rows)))
+    records = [
+        {"name": name, "scheduler": str(load_yaml(file).get("scheduler", "")), "file": str(file)}
+        for name, file in files.items()
+    ]
+    output.table(records, [Column(key.upper(), itemgetter(key)) for key in ("name", "scheduler", "file")])
 
 
 @cluster.command()

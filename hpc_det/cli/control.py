@@ -13,10 +13,16 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.stop import Reason, request_stop
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.watch import POLL_S, ask_every_s, say, state
+from hpc_det.view.watch import POLL_S, Watch, ask_every_s, insist_on_completion, say, state
 
 KILL_WAIT_S = 40.0
 """Slurm itself waits KillWait, 30 s by default, between TERM and KILL (slurm.conf(5))."""
+
+
+def wait(experiment: ExperimentFolder, poll_s: float) -> None:
+    """Returns when it is COMPLETED; raises HpcDetError, which says why, when it has ended otherwise."""
+    watch = Watch(experiment)
+    insist_on_completion(watch.view, watch.wait(poll_s))
 
 
 def pause(experiment: ExperimentFolder) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import click
+
+from hpc_det.cli.output import Output, output_options
 
 if TYPE_CHECKING:
     from hpc_det.doctor.finding import Finding
@@ -19,8 +20,8 @@ _WIDTH = max(map(len, _COLORS))
 
 @click.command()
 @click.option("--cluster", metavar="NAME", help="Only this profile; by default, all of yours and the site's.")
-@click.option("--json", "as_json", is_flag=True, help="Print a list of findings.")
-def doctor(cluster: str | None, as_json: bool) -> int:
+@output_options
+def doctor(cluster: str | None, output: Output) -> int:
     """Check what of hpc_det this machine and its cluster support.
 
     Run it on a login node. It asks, and changes nothing. The exit code is 1 where something is a problem; a note is
@@ -33,12 +34,12 @@ def doctor(cluster: str | None, as_json: bool) -> int:
     from hpc_det.doctor.examination import asking, examine
 
     findings = examine(cluster, os.environ, asking(os.environ), shutil.which)
-    if as_json:
-        found = list(findings)
-        click.echo(json.dumps([finding._asdict() for finding in found], indent=1))
-    else:
+    if output.is_for_people:
         found = list(_shown(findings))
         click.echo(_in_all(found))
+    else:
+        found = list(findings)
+        output.table([finding._asdict() for finding in found], [])
     return int(any(finding.verdict == "problem" for finding in found))
 
 

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
-from hpc_det.cli.values import columns, iso, number
+from hpc_det.cli.output import Column, Record
+from hpc_det.cli.values import iso, number
 from hpc_det.errors import HpcDetError
 from hpc_det.search.best import best_trial
 from hpc_det.store.folders import ExperimentFolder
@@ -20,7 +22,6 @@ from hpc_det.view.trials import counted, length_unit
 from hpc_det.view.watch import states
 
 DAMAGED = "(files damaged)"
-HEADINGS = ("ID", "NAME", "STATE", "PROGRESS", "BEST", "SUBMITTED")
 
 
 def listed(experiments: Sequence[ExperimentFolder]) -> list[dict[str, Any]]:
@@ -90,24 +91,13 @@ def best_of_one(metrics: Metrics, trial: int) -> dict[str, Any] | None:
     return {**asdict(metrics.best), "trial": trial} if metrics.best else None
 
 
-def table(records: Sequence[dict[str, Any]]) -> str:
-    return "\n".join(columns([HEADINGS, *map(_row, records)]))
-
-
-def _row(record: dict[str, Any]) -> tuple[str, ...]:
+def _best(record: Record) -> str:
     best, trials = record["best"], record["trials"]
     whose = f" (trial {best['trial']})" if best and trials["expected"] > 1 else ""
-    return (
-        str(record["id"]),
-        record["name"],
-        record["state"],
-        progress_in_words(record),
-        f"{best['metric']} {number(best['value'])}{whose}" if best else "-",
-        _when(record["submitted"]),
-    )
+    return f"{best['metric']} {number(best['value'])}{whose}" if best else "-"
 
 
-def progress_in_words(record: dict[str, Any]) -> str:
+def progress_in_words(record: Record) -> str:
     """Batches of the only trial, or trials that have ended."""
     if record["batches"] is not None:
         return f"{record['batches']}/{record['total_batches'] or '?'} batches"
@@ -118,3 +108,13 @@ def progress_in_words(record: dict[str, Any]) -> str:
 
 def _when(submitted: str | None) -> str:
     return story.clock(datetime.fromisoformat(submitted).timestamp(), time.time()) if submitted else "-"
+
+
+COLUMNS = (
+    Column("ID", lambda record: str(record["id"])),
+    Column("NAME", itemgetter("name")),
+    Column("STATE", itemgetter("state")),
+    Column("PROGRESS", progress_in_words),
+    Column("BEST", _best),
+    Column("SUBMITTED", lambda record: _when(record["submitted"])),
+)

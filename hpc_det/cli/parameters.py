@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from hpc_det.errors import UsageError
+from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore, TrialFolder
 from hpc_det.store.root import state_root
 
@@ -36,6 +36,51 @@ class ExperimentId(click.ParamType):  # type: ignore[type-arg]  # generic since 
 
 
 experiment_argument = click.argument("experiment", metavar="ID", type=ExperimentId())
+
+
+class ExperimentIds(click.ParamType):  # type: ignore[type-arg]
+    """Ids with commas between on the command line, existing experiments in the command, each once."""
+
+    name = "ids"
+
+    def convert(
+        self, value: str | list[ExperimentFolder], param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[ExperimentFolder]:
+        if not isinstance(value, str):
+            return value
+        named = dict.fromkeys(value.split(","))
+        return at_once(list(named), lambda text: ExperimentId().convert(text, param, ctx))
+
+
+experiments_argument = click.argument("experiments", metavar="ID[,ID...]", type=ExperimentIds())
+
+Thing = TypeVar("Thing")
+Made = TypeVar("Made")
+
+
+def at_once(things: Sequence[Thing], act: Callable[[Thing], Made]) -> list[Made]:
+    """What came of each. What fails for one keeps nobody from the others; raises HpcDetError with all that failed."""
+    made: list[Made] = []
+    failed: list[HpcDetError] = []
+    for thing in things:
+        try:
+            made.append(act(thing))
+        except HpcDetError as error:
+            failed.append(error)
+    if failed:
+        kind = UsageError if all(isinstance(error, UsageError) for error in failed) else HpcDetError
+        raise kind([problem for error in failed for problem in error.problems])
+    return made
+
+
+def each(things: Sequence[Thing], act: Callable[[Thing], str | None]) -> None:
+    """Do it to each, and say what came of it."""
+
+    def told(thing: Thing) -> None:
+        if said := act(thing):
+            click.echo(said)
+
+    at_once(things, told)
 
 
 class TrialId(click.ParamType):  # type: ignore[type-arg]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpc_det.cli.output import Output, output_options
 from hpc_det.cli.parameters import request_options
 from hpc_det.errors import UsageError
 from hpc_det.search.by_name import search_of
@@ -26,8 +27,8 @@ SHOWN_TRIALS = 5
 
 @click.command("preview-search")
 @request_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON record.")
-def preview_search(config: Path, request: Request, as_json: bool) -> None:
+@output_options
+def preview_search(config: Path, request: Request, output: Output) -> None:
     """Show what the search of an experiment would train.
 
     CONFIG and CONTEXT_DIR are checked as `experiment create` does it; nothing is created. A search that looks at the
@@ -50,7 +51,10 @@ def preview_search(config: Path, request: Request, as_json: bool) -> None:
     tree = found.tree
     seed = tree["reproducibility"]["experiment_seed"]
     record = previewed(tree["searcher"], tree["hyperparameters"], seed, found.context_dir)
-    click.echo(json.dumps(record, indent=1) if as_json else in_words(record))
+    if output.is_for_people:
+        click.echo(in_words(record))
+    else:
+        output.details([record])
 
 
 def previewed(

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from hpc_det.cli.output import Column, Output, Record, output_options
 from hpc_det.cli.parameters import store
-from hpc_det.cli.values import columns
 from hpc_det.store.folders import ExperimentFolder
 
-if TYPE_CHECKING:
-    from hpc_det.sweep.status import PointStatus
-
-HEADINGS = ("POINT", "STATE", "RETURNED", "OVERRIDES", "FOLDER")
 SHOWN = 40
 """Characters of a return value in the table."""
 
@@ -50,8 +44,8 @@ def sweep() -> None:
 
 @sweep.command()
 @sweep_argument
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
-def status(experiments: list[ExperimentFolder], as_json: bool) -> None:
+@output_options
+def status(experiments: list[ExperimentFolder], output: Output) -> None:
     """Show the points of a sweep: overrides, state, return value, folder.
 
     DIR is its hydra.sweep.dir.
@@ -62,11 +56,7 @@ def status(experiments: list[ExperimentFolder], as_json: bool) -> None:
     """
     from hpc_det.sweep.status import points
 
-    found = [point for experiment in experiments for point in points(experiment)]
-    if as_json:
-        click.echo(json.dumps([vars(point) for point in found], indent=1))
-        return
-    click.echo("\n".join(columns([HEADINGS, *map(_row, found)])))
+    output.table([vars(point) for experiment in experiments for point in points(experiment)], COLUMNS)
 
 
 @sweep.command()
@@ -91,8 +81,20 @@ def wait(experiments: list[ExperimentFolder], poll: float) -> None:
         raise HpcDetError(failed)
 
 
-def _row(point: PointStatus) -> tuple[str, ...]:
+def _returned(record: Record) -> str:
+    return _printable(record["text"] or "-")[:SHOWN]
+
+
+def _printable(text: str) -> str:
     from hpc_det.config.problems import printable
 
-    returned, overrides = printable(point.text or "-"), printable(" ".join(point.overrides))
-    return str(point.num), point.state.value, returned[:SHOWN], overrides, point.folder or "-"
+    return printable(text)
+
+
+COLUMNS = (
+    Column("POINT", lambda record: str(record["num"])),
+    Column("STATE", lambda record: record["state"].value),
+    Column("RETURNED", _returned),
+    Column("OVERRIDES", lambda record: _printable(" ".join(record["overrides"]))),
+    Column("FOLDER", lambda record: record["folder"] or "-"),
+)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpc_det.cli.values import columns
+from hpc_det.cli.output import Column, Output, output_options
 from hpc_det.errors import UsageError
 
 if TYPE_CHECKING:
     from hpc_det.config.templates import Template
-
-HEADINGS = ("NAME", "FROM", "HIDES")
 
 
 class _Group(click.Group):
@@ -35,8 +33,8 @@ def template() -> None:
 
 @template.command("list")
 @click.option("-d", "--details", is_flag=True, help="What each of them says, too.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON list, one record for each template.")
-def list_(details: bool, as_json: bool) -> None:
+@output_options
+def list_(details: bool, output: Output) -> None:
     """List all templates: whose they are, and which others of the same name they hide.
 
     \b
@@ -51,12 +49,10 @@ def list_(details: bool, as_json: bool) -> None:
     from hpc_det.config.templates import templates
 
     found = templates(os.environ)
-    if as_json:
-        click.echo(json.dumps([_record(item, details=details) for item in found], indent=1))
-    elif details:
+    if details and output.is_for_people:
         click.echo("\n".join(_in_words(item, _details(item)) for item in found), nl=False)
     else:
-        click.echo(_table(found))
+        output.table([_record(item, details=details) for item in found], COLUMNS)
 
 
 @template.command()
@@ -137,6 +133,8 @@ def _whose(owner: str, file: Path) -> str:
     return f"{owner} ({file})"
 
 
-def _table(found: list[Template]) -> str:
-    rows = [(item.name, item.owner, ", ".join(owner for owner, _file in item.hides) or "-") for item in found]
-    return "\n".join(columns([HEADINGS, *rows]))
+COLUMNS = (
+    Column("NAME", itemgetter("name")),
+    Column("FROM", itemgetter("from")),
+    Column("HIDES", lambda record: ", ".join(hidden["from"] for hidden in record["hides"]) or "-"),
+)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
+from hpc_det.cli.output import Output, output_options
 from hpc_det.cli.parameters import trial_argument
 from hpc_det.store.folders import TrialFolder
 
@@ -17,8 +16,8 @@ def trial() -> None:
 
 @trial.command()
 @trial_argument
-@click.option("--json", "as_json", is_flag=True, help="One JSON record.")
-def describe(trial: TrialFolder, as_json: bool) -> None:
+@output_options
+def describe(trial: TrialFolder, output: Output) -> None:
     """Describe a trial: its state, hyperparameters, attempts, metrics and checkpoints.
 
     The state is QUEUED, RUNNING, PAUSED, COMPLETED, ERROR, INVALID or CANCELED. PAUSED: the searcher may want
@@ -38,7 +37,10 @@ def describe(trial: TrialFolder, as_json: bool) -> None:
     from hpc_det.cli.describe_trial import in_words, of
 
     found = of(trial)
-    click.echo(json.dumps(found.as_json(), indent=1) if as_json else in_words(found))
+    if output.is_for_people:
+        click.echo(in_words(found))
+    else:
+        output.details([found.as_json()])
 
 
 @trial.command()

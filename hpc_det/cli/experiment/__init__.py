@@ -1,0 +1,6 @@
+"""hpc-det experiment: create experiments and look after them."""
+
+from hpc_det.cli.experiment import begin as begin
+from hpc_det.cli.experiment import look as look
+from hpc_det.cli.experiment import steer as steer
+from hpc_det.cli.experiment.group import experiment as experiment

@@ -1,0 +1,108 @@
+"""hpc-det experiment: what there is, and how far it is."""
+
+from __future__ import annotations
+
+import click
+
+from hpc_det.cli.experiment.group import experiment
+from hpc_det.cli.output import Output, output_options
+from hpc_det.cli.parameters import created_trial, experiment_argument, experiments_argument, store
+from hpc_det.store.folders import ExperimentFolder
+
+
+@experiment.command("list")
+@output_options
+def list_(output: Output) -> None:
+    """List all experiments.
+
+    The state is QUEUED, RUNNING, COMPLETED, ERROR or CANCELED.
+
+    \b
+    Example:
+      hpc-det experiment list --json
+      [{"id": 12, "name": "digits", "state": "RUNNING",
+        "batches": 200, "total_batches": 460,
+        "best": {"metric": "accuracy", "value": 0.97,
+                 "batches": 180, "trial": 1},
+        "trials": {"expected": 1, "created": 1, "running": 1,
+                   "completed": 0, "failed": 0, "invalid": 0},
+        "progress": 0.43,
+        "submitted": "2026-11-20T10:02:05+01:00"}]
+    `total_batches` and `best` are null before the first report, and `batches`
+    and `total_batches` where there are several trials; `best` is then by what
+    the trials told the search. A metric is a number or one of "NaN",
+    "Infinity", "-Infinity".
+    """
+    from hpc_det.cli.listing import COLUMNS, listed
+
+    output.table(listed(list(store().all())), COLUMNS)
+
+
+@experiment.command()
+@experiments_argument
+@output_options
+def describe(experiments: list[ExperimentFolder], output: Output) -> None:
+    """Describe experiments: state and trials, or attempts, metrics and checkpoints of the only trial.
+
+    \b
+    Example:
+      hpc-det experiment describe 12 --json
+      {"id": 12, "name": "digits", "state": "RUNNING", "why": null,
+       "folder": "/home/me/hpc_det/experiments/12", "entrypoint": "...",
+       "searcher": {"name": "single", "metric": "accuracy", ...},
+       "slots": 8, "nodes": 2, "ranks_per_node": 4,
+       "scheduler": "slurm", "job_id": "4711", "job_ids": ["4711"],
+       "submitted": "2026-11-20T10:02:05+01:00",
+       "trial_counts": {"expected": 1, "created": 1, "running": 1,
+                        "completed": 0, "failed": 0, "invalid": 0},
+       "batches": 200, "total_batches": 460,
+       "best": {"metric": "accuracy", "value": 0.97,
+                "batches": 180, "trial": 1}, "progress": 0.43,
+       "training": {"loss": 0.1}, "validation": {"accuracy": 0.96},
+       "checkpoints": [{"uuid": "...", "batches": 180, "complete": true,
+                        "time": "2026-11-20T10:05:00+01:00"}],
+       "attempts": [{"number": 1, "job_id": "4711", "host": "node1",
+                     "started": "...", "ended": "...",
+                     "cause": "preempted", "batches": 120,
+                     "action": "requeue", "why": "preempted",
+                     "failure": null, "problems": []}],
+       "trials": [...]}
+    Each of `trials` is what `hpc-det trial describe` prints. Of several trials,
+    `training` and `validation` are null here, and `checkpoints` and `attempts`
+    empty. `why` says in a sentence what ended an ERROR or CANCELED experiment.
+    `complete`: every file is there in its size. Of an open attempt, all from
+    `ended` on is null. `cause` is finished, failed, preempted, time limit,
+    node lost, unhealthy node, hung, cancelled, paused or waiting (for the
+    searcher); `action` done, restart, requeue, give up, pause or wait.
+    """
+    from hpc_det.cli.describe import described, in_words
+
+    if output.is_for_people:
+        click.echo("\n\n".join(in_words(experiment) for experiment in experiments))
+    else:
+        output.details([described(experiment) for experiment in experiments])
+
+
+@experiment.command()
+@experiment_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on until the experiment has ended, across requeues.")
+@click.option("--trial", type=int, metavar="T", help="Only the lines of this trial.")
+@click.option("--rank", type=int, metavar="R", help="Only the lines of this rank.")
+def logs(experiment: ExperimentFolder, follow: bool, trial: int | None, rank: int | None) -> None:
+    """Print what the jobs and their ranks printed, attempt after attempt.
+
+    The lines of a rank begin with [rank=R], those of a job outside of any attempt with [job=J], and of several trials
+    each one's with [trial=T]. With --follow, a requeued job that the scheduler holds back is released.
+
+    \b
+    Example:
+      hpc-det experiment logs 12 --follow --rank 0
+    """
+    from hpc_det.cli.logs import stream, stream_trial
+
+    if trial is None:
+        lines = stream(experiment, follow=follow, rank=rank)
+    else:
+        lines = stream_trial(created_trial(experiment, trial), follow=follow, rank=rank)
+    for line in lines:
+        click.echo(line)

@@ -1,0 +1,125 @@
+"""--json and --csv, and what people see without them: every command that shows something has these three ways.
+
+Of a table, one record is a row. A record is plain data, as `--json` prints it; the table's columns are made of it, and
+`--csv` is the record itself, with names of nested keys dotted, so that a program gets every value whole.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from hpc_det.cli.values import columns
+
+Record = Mapping[str, Any]
+MOST_BY_RICH = 100
+"""Rows of a table that rich draws; it takes half a second for a thousand."""
+_COLOURS = {
+    "RUNNING": "green",
+    "COMPLETED": "cyan",
+    "QUEUED": "yellow",
+    "PAUSED": "yellow",
+    "ERROR": "red",
+    "INVALID": "red",
+    "CANCELED": "magenta",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """Of a table: what stands above it, and a record's cell."""
+
+    heading: str
+    cell: Callable[[Record], str]
+
+
+@dataclass(frozen=True)
+class Output:
+    """How a command was asked to show what it found."""
+
+    as_json: bool = False
+    as_csv: bool = False
+
+    def table(self, records: Sequence[Record], shown: Sequence[Column]) -> None:
+        """One record a row."""
+        if self.as_json:
+            _print_json(records)
+        elif self.as_csv:
+            _print_csv(records)
+        else:
+            _print_table([column.heading for column in shown], [[c.cell(record) for c in shown] for record in records])
+
+    @property
+    def is_for_people(self) -> bool:
+        return not self.as_json and not self.as_csv
+
+    def details(self, records: Sequence[Record]) -> None:
+        """All that is known of some things, for programs; of a single one, JSON is no list."""
+        if self.as_csv:
+            _print_csv(records)
+        else:
+            _print_json(records[0] if len(records) == 1 else records)
+
+
+def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command gets one argument `output`."""
+
+    @click.option("--json", "as_json", is_flag=True, help="For programs: JSON.")
+    @click.option("--csv", "as_csv", is_flag=True, help="For spreadsheets: a line of headings, then one for each.")
+    @functools.wraps(command)
+    def with_output(as_json: bool, as_csv: bool, **arguments: Any) -> Any:
+        if as_json and as_csv:
+            raise click.UsageError("--csv: --json was given, too; give one of them")
+        return command(output=Output(as_json=as_json, as_csv=as_csv), **arguments)
+
+    return with_output
+
+
+def _print_json(data: Any) -> None:
+    click.echo(json.dumps(data, indent=1))
+
+
+def _print_csv(records: Sequence[Record]) -> None:
+    flat = [_flat(record) for record in records]
+    headings = dict.fromkeys(name for row in flat for name in row)
+    writer = csv.DictWriter(sys.stdout, headings, lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(flat)
+
+
+def _flat(record: Record, prefix: str = "") -> dict[str, Any]:
+    """Nested keys dotted, lists as JSON, null as nothing."""
+    found: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, dict) and value:
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = json.dumps(value) if isinstance(value, (list, dict, bool)) else value
+    return found
+
+
+def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if sys.stdout.isatty() and len(rows) <= MOST_BY_RICH:
+        _draw(headings, rows)
+    else:
+        click.echo("\n".join(columns([headings, *rows])))
+
+
+def _draw(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
+    Console().print(table)
