@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-
 import click
 
 from hpc_det.cli.local import run_here
+from hpc_det.cli.origins import explained
 from hpc_det.cli.parameters import Choices, store
 from hpc_det.config.effective import Effective, effective
-from hpc_det.config.merge import leaves
 from hpc_det.config.request import Request, for_test, on_one_slot
 from hpc_det.config.secrets import masked
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
@@ -44,7 +41,7 @@ def show_and_submit(found: Effective, choices: Choices) -> None:
 
 
 def show_explained(found: Effective) -> None:
-    for line in explained(found):
+    for line in explained(masked(found.tree), found.origins):
         click.echo(f"# {line}")
 
 
@@ -66,13 +63,3 @@ def show(experiment: ExperimentFolder) -> None:
     from hpc_det.cli.follow import follow  # loads rich
 
     follow(experiment)
-
-
-def explained(found: Effective) -> Iterator[str]:
-    """Every key of the effective configuration with its value and the layer that wrote it."""
-    rows = [
-        (f"{path}: {json.dumps(value, ensure_ascii=False)}", found.origins[path])
-        for path, value in leaves(masked(found.tree))
-    ]
-    width = max(len(setting) for setting, _ in rows)
-    yield from (f"{setting.ljust(width)}  ({origin})" for setting, origin in rows)

@@ -14,6 +14,7 @@ from hpc_det.cli.output import Column, Record
 from hpc_det.cli.values import iso, number
 from hpc_det.errors import HpcDetError
 from hpc_det.search.best import best_trial
+from hpc_det.store.about import read_about
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view import story
 from hpc_det.view.state import ExperimentState, ExperimentView
@@ -45,12 +46,15 @@ def _record(experiment: ExperimentFolder, view: ExperimentView | None, state: Ex
     record: dict[str, Any] = {
         "id": experiment.id,
         "name": DAMAGED,
+        "description": "",
+        "labels": [],
+        "archived": False,
         "state": state.value,
         **dict.fromkeys(("batches", "total_batches", "best", "trials", "progress")),
         "submitted": iso(view.jobs[0].submitted) if view and view.jobs else None,
     }
     with suppress(HpcDetError, OSError, ValueError, LookupError, TypeError):
-        record |= {"name": view.plan().name, **progress(view, state)} if view else {}
+        record |= {**read_about(experiment, view.config).as_json(), **progress(view, state)} if view else {}
     return record
 
 

@@ -83,6 +83,17 @@ def each(things: Sequence[Thing], act: Callable[[Thing], str | None]) -> None:
     at_once(things, told)
 
 
+class Words(click.ParamType):  # type: ignore[type-arg]
+    """A text of a single line; others could not be told from what surrounds them, on a terminal or in a script."""
+
+    name = "words"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value.strip() or not value.isprintable():
+            self.fail(f"{value!r}: expected a text that can be printed, and is not empty", param, ctx)
+        return value
+
+
 class TrialId(click.ParamType):  # type: ignore[type-arg]
     """EXPERIMENT/TRIAL on the command line, a trial that the search has created in the command."""
 

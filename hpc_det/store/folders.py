@@ -8,6 +8,7 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
                warm_start.json   whose weights all trials take  " (with a searcher.source_...)
                plan.json         what its jobs are              "
                storage.json      where its checkpoints lie      " (if elsewhere)
+               about.json        its name, labels, and more     `hpc-det experiment set`, label, archive
                code/             what the jobs import           "
                submitit/         submitit's own files           "
                jobs/1.sh, 1.json a script, and the job's id     "
@@ -146,6 +147,11 @@ class ExperimentFolder:
     @property
     def cluster(self) -> Path:
         return self.path / "cluster.json"
+
+    @property
+    def about(self) -> Path:
+        """What its owner has said of it since: see hpc_det.store.about."""
+        return self.path / "about.json"
 
     @property
     def code_kept(self) -> Path:

@@ -42,6 +42,9 @@ def test_the_list_shows_state_progress_and_best_validation(
     assert record == {
         "id": 1,
         "name": "digits",
+        "description": "",
+        "labels": [],
+        "archived": False,
         "state": "RUNNING",
         "batches": 200,
         "total_batches": 400,

@@ -1,5 +1,6 @@
 """hpc-det experiment: create experiments and look after them."""
 
+from hpc_det.cli.experiment import about as about
 from hpc_det.cli.experiment import begin as begin
 from hpc_det.cli.experiment import look as look
 from hpc_det.cli.experiment import steer as steer

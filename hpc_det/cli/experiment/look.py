@@ -9,18 +9,24 @@ from hpc_det.cli.output import Output, output_options
 from hpc_det.cli.parameters import created_trial, experiment_argument, experiments_argument, store
 from hpc_det.store.folders import ExperimentFolder
 
+STATES = ("QUEUED", "RUNNING", "PAUSED", "COMPLETED", "ERROR", "CANCELED")
+
 
 @experiment.command("list")
+@click.option("-a", "--all", "with_archived", is_flag=True, help="Archived ones, too.")
+@click.option("--state", "wanted", multiple=True, type=click.Choice(STATES), help="Only these; repeatable.")
+@click.option("--label", "labels", multiple=True, metavar="LABEL", help="Only those that have it; repeatable.")
 @output_options
-def list_(output: Output) -> None:
-    """List all experiments.
+def list_(with_archived: bool, wanted: tuple[str, ...], labels: tuple[str, ...], output: Output) -> None:
+    """List experiments.
 
-    The state is QUEUED, RUNNING, COMPLETED, ERROR or CANCELED.
+    The state is QUEUED, RUNNING, PAUSED, COMPLETED, ERROR or CANCELED.
 
     \b
     Example:
       hpc-det experiment list --json
-      [{"id": 12, "name": "digits", "state": "RUNNING",
+      [{"id": 12, "name": "digits", "description": "",
+        "labels": ["baseline"], "archived": false, "state": "RUNNING",
         "batches": 200, "total_batches": 460,
         "best": {"metric": "accuracy", "value": 0.97,
                  "batches": 180, "trial": 1},
@@ -35,7 +41,14 @@ def list_(output: Output) -> None:
     """
     from hpc_det.cli.listing import COLUMNS, listed
 
-    output.table(listed(list(store().all())), COLUMNS)
+    records = (
+        record
+        for record in listed(list(store().all()))
+        if (with_archived or not record["archived"])
+        and (not wanted or record["state"] in wanted)
+        and set(labels) <= set(record["labels"])
+    )
+    output.table(list(records), COLUMNS)
 
 
 @experiment.command()
@@ -106,3 +119,19 @@ def logs(experiment: ExperimentFolder, follow: bool, trial: int | None, rank: in
         lines = stream_trial(created_trial(experiment, trial), follow=follow, rank=rank)
     for line in lines:
         click.echo(line)
+
+
+@experiment.command()
+@experiment_argument
+@click.option("--origins", is_flag=True, help="Who wrote each key, too.")
+def config(experiment: ExperimentFolder, origins: bool) -> None:
+    """Print the effective configuration of an experiment, secrets masked.
+
+    \b
+    Example:
+      hpc-det experiment config 12 --origins
+    """
+    from hpc_det.cli.origins import with_origins
+
+    text = with_origins(experiment) if origins else experiment.config.read_text(encoding="utf-8")
+    click.echo(text, nl=False)
