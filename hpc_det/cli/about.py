@@ -55,6 +55,7 @@ def rename(experiment: ExperimentFolder, name: str) -> str:
 
 
 def describe_as(experiment: ExperimentFolder, description: str) -> str:
+    """What was done, in a sentence."""
     write_about(experiment, description=description)
     return f"Described experiment {experiment.id}: {description or 'nothing'}"
 
