@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+
 import click
 
 from hpc_det.cli.local import run_here
@@ -37,7 +39,7 @@ def show_and_submit(found: Effective, choices: Choices) -> None:
     if choices.explain:
         show_explained(found)
     if not choices.dry_run:
-        _submit(found, experiments, follow=choices.follow)
+        _submit(found, experiments, choices)
 
 
 def show_explained(found: Effective) -> None:
@@ -51,10 +53,10 @@ def say_notes(found: Effective) -> None:
         click.echo(f"hpc-det: note: {note}", err=True)
 
 
-def _submit(found: Effective, experiments: ExperimentStore, *, follow: bool) -> None:
-    folder = submit(found, experiments)
+def _submit(found: Effective, experiments: ExperimentStore, choices: Choices) -> None:
+    folder = submit(found, experiments, paused_by=getpass.getuser() if choices.paused else None)
     click.echo(f"Created experiment {folder.id}")
-    if follow:
+    if choices.follow:
         show(folder)
 
 

@@ -131,6 +131,7 @@ class Choices:
     dry_run: bool
     explain: bool
     follow: bool
+    paused: bool
     test: bool
     local: bool
     pdb: bool
@@ -138,8 +139,12 @@ class Choices:
     def __post_init__(self) -> None:
         if self.pdb and not self.local:
             raise UsageError("--pdb: a job has no keyboard; add --local")
-        if self.local and (self.dry_run or self.follow):
-            raise UsageError("--local: there is no job to show or to follow; leave out --dry-run and --follow")
+        if self.local and (self.dry_run or self.follow or self.paused):
+            raise UsageError(
+                "--local: there is no job to show, follow or pause; leave out --dry-run, --follow and --paused"
+            )
+        if self.paused and self.follow:
+            raise UsageError("--paused: nothing happens until `hpc-det experiment activate`; leave out --follow")
 
 
 def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -177,6 +182,7 @@ def choices_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--dry-run", is_flag=True, help="Print the script that would be submitted; touch nothing."),
         click.option("--explain", is_flag=True, help="Show the effective configuration and who wrote each key."),
         click.option("-f", "--follow", is_flag=True, help="Show the training until it ends."),
+        click.option("--paused", is_flag=True, help="Without a job yet; it gets one by `activate`."),
         click.option("--test", is_flag=True, help="Only one batch, one validation and one checkpoint."),
         click.option("--local", is_flag=True, help="Train in this process, on one slot, without a job."),
         click.option("--pdb", is_flag=True, help="With --local: open the debugger where the trial raises an error."),

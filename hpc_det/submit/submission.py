@@ -54,11 +54,16 @@ def prepare(effective: Effective, folder: ExperimentFolder, *, is_live: bool = F
 
 
 def submit(
-    effective: Effective, store: ExperimentStore, live: Callable[[ExperimentFolder], None] | None = None
+    effective: Effective,
+    store: ExperimentStore,
+    live: Callable[[ExperimentFolder], None] | None = None,
+    *,
+    paused_by: str | None = None,
 ) -> ExperimentFolder:
     """The new experiment, queued. Where anything fails, nothing of it is left, on disk or in the queue.
 
     `live`: the jobs import the context directory itself, not a snapshot; called to add files of its own.
+    `paused_by`: who wants it to wait for `activate`, without a job until then.
     """
     submission = prepare(effective, store.folder(store.next_id()), is_live=live is not None)
     folder = store.create()
@@ -68,7 +73,7 @@ def submit(
         _write(replace(submission, jobs=jobs), effective, folder, is_live=live is not None)
         if live:
             live(folder)
-        queued = queue_jobs(jobs, folder, SearchJournal(folder))
+        queued = _pause(folder, paused_by) if paused_by else queue_jobs(jobs, folder, SearchJournal(folder))
         # The config comes last: a folder without it was never created.
         with cancelled_on_failure(effective.cluster.scheduler, queued):
             write_config(folder, effective)
@@ -76,6 +81,12 @@ def submit(
         folder.remove()
         raise
     return folder
+
+
+def _pause(folder: ExperimentFolder, source: str) -> list[str]:
+    """Of no jobs."""
+    SearchJournal(folder).pause(source)
+    return []
 
 
 def trials_expected(effective: Effective) -> int:

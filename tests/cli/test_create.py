@@ -207,3 +207,28 @@ def test_the_console_script_shows_no_traceback(root: Path, config: Path, code: P
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == "hpc-det: nam: unknown key 'nam' (from config); did you mean 'name'?\n"
+
+
+# --- without a job yet
+
+
+def test_a_paused_experiment_gets_its_job_when_it_is_activated(
+    hpc_det: Command, root: Path, config: Path, code: Path, sbatch: Path, slurm_commands: Stub
+) -> None:
+    slurm_commands("squeue", "echo '4711|PENDING|Priority'")
+    assert hpc_det("experiment", "create", config, code, *SLURM, "--paused").out == "Created experiment 1\n"
+    assert not sbatch.exists()
+    (record,) = json.loads(hpc_det("experiment", "list", "--json").out)
+    assert (record["state"], record["submitted"]) == ("PAUSED", None)
+    assert "State:      PAUSED: by " in hpc_det("experiment", "describe", 1).out
+    assert hpc_det("experiment", "activate", 1) == (0, "Activated experiment 1: 1 trial\n", "")
+    assert sbatch.read_text() == (root / "experiments/1/jobs/1.sh").read_text()
+    assert "State:      QUEUED: Priority\n" in hpc_det("experiment", "describe", 1).out
+
+
+def test_a_paused_experiment_can_be_killed(
+    hpc_det: Command, root: Path, config: Path, code: Path, sbatch: Path
+) -> None:
+    hpc_det("experiment", "create", config, code, *SLURM, "--paused")
+    assert hpc_det("experiment", "kill", 1) == (0, "Killed experiment 1\n", "")
+    assert "nothing happens until" in hpc_det("e", "create", config, code, *SLURM, "--paused", "--follow").err

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.conftest import Command
 
+NO_JOB = "--local: there is no job to show, follow or pause; leave out --dry-run, --follow and --paused"
 NOWHERE = "the entrypoint 'python3 -m train' names no trial to run in this process"
 
 
@@ -16,8 +17,14 @@ NOWHERE = "the entrypoint 'python3 -m train' names no trial to run in this proce
     [
         (["--pdb"], "--pdb: a job has no keyboard; add --local"),
         (["--pdb", "--test"], "--pdb: a job has no keyboard; add --local"),
-        (["--local", "--dry-run"], "--local: there is no job to show or to follow; leave out --dry-run and --follow"),
-        (["--local", "--follow"], "--local: there is no job to show or to follow; leave out --dry-run and --follow"),
+        (
+            ["--local", "--dry-run"],
+            "--local: there is no job to show, follow or pause; leave out --dry-run, --follow and --paused",
+        ),
+        (
+            ["--local", "--follow"],
+            "--local: there is no job to show, follow or pause; leave out --dry-run, --follow and --paused",
+        ),
     ],
 )
 def test_flags_that_contradict_each_other(
