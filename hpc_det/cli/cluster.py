@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
-from operator import itemgetter
 from pathlib import Path
 
 import click
 
-from hpc_det.cli.output import Column, Output, output_options
+from hpc_det.cli.group import Group
+from hpc_det.cli.output import Output, column, output_options
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find, group_files
 from hpc_det.errors import UsageError
 from hpc_det.store.root import state_root
 
 
-@click.group()
+@click.group(cls=Group)
 def cluster() -> None:
     """Profiles of clusters, and how to write yours."""
 
@@ -64,7 +64,7 @@ def list_(output: Output) -> None:
         {"name": name, "scheduler": str(load_yaml(file).get("scheduler", "")), "file": str(file)}
         for name, file in files.items()
     ]
-    output.table(records, [Column(key.upper(), itemgetter(key)) for key in ("name", "scheduler", "file")])
+    output.table(records, [column(key.upper(), key) for key in ("name", "scheduler", "file")])
 
 
 @cluster.command()

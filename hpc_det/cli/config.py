@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpc_det.cli.group import Group
 from hpc_det.cli.parameters import request_options, store
 from hpc_det.cli.values import length_in_words
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from hpc_det.config.request import Request
 
 
-@click.group()
+@click.group(cls=Group)
 def config() -> None:
     """Check experiment files."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from hpc_det.cli.group import Group
 from hpc_det.cli.parameters import experiment_argument
 from hpc_det.store.folders import ExperimentFolder
 
 
-@click.group()
+@click.group(cls=Group)
 def job() -> None:
     """What the scheduler does with an experiment's job."""
 

@@ -71,6 +71,26 @@ COMMANDS = (
         where="hpc_det.cli.template:template",
         help="Keep settings that several experiments share.",
     ),
+    LazyCommand(
+        name="task",
+        where="hpc_det.cli.task:task",
+        help="What runs now: the gangs of all experiments.",
+    ),
+    LazyCommand(
+        name="version",
+        where="hpc_det.cli.version:version_",
+        help="Show the versions of hpc_det and of what it runs on.",
+    ),
+    LazyCommand(
+        name="completion",
+        where="hpc_det.cli.completion:completion",
+        help="Have a shell complete commands, ids and names.",
+    ),
+    LazyCommand(
+        name="install-det",
+        where="hpc_det.cli.det:install_det",
+        help="Give hpc-det the second name det.",
+    ),
 )
 
 
@@ -87,11 +107,16 @@ def cli() -> None:
     """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main_as_det() -> int:
+    """What the script does that `hpc-det install-det` makes."""
+    return main(program="det")
+
+
+def main(argv: Sequence[str] | None = None, program: str = "hpc-det") -> int:
     """The exit code: 0, or the error's. A user's error is its problems on stderr, one per line, never a traceback."""
     os.umask(0o077)  # whatever a command writes is the user's own; `mkdir(mode=)` alone leaves files and parents open
     try:
-        code = cli.main(args=argv, prog_name="hpc-det", standalone_mode=False)
+        code = cli.main(args=argv, prog_name=program, standalone_mode=False)
     except HpcDetError as error:
         return _say(error.problems, error.exit_code)
     except click.ClickException as error:

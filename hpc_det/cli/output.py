@@ -40,6 +40,15 @@ class Column:
     cell: Callable[[Record], str]
 
 
+def column(heading: str, key: str, *, missing: str = "-") -> Column:
+    """That shows what the record has under `key` as it is."""
+
+    def cell(record: Record) -> str:
+        return missing if record[key] is None else str(record[key])
+
+    return Column(heading, cell)
+
+
 @dataclass(frozen=True)
 class Output:
     """How a command was asked to show what it found."""

@@ -5,19 +5,54 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.store.about import read_about
+from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore, TrialFolder
 from hpc_det.store.root import state_root
+
+MOST_COMPLETED = 50
+"""Ids that a shell is offered."""
 
 
 def store() -> ExperimentStore:
     return ExperimentStore(state_root(os.environ))
+
+
+def completed_ids(incomplete: str) -> list[CompletionItem]:
+    """The newest experiments whose ids go on as what was typed so far, which may be the last id of several."""
+    before, comma, typed = incomplete.rpartition(",")
+    found = [experiment for experiment in store().all() if str(experiment.id).startswith(typed)]
+    return [
+        CompletionItem(f"{before}{comma}{experiment.id}", help=_name_of(experiment))
+        for experiment in reversed(found[-MOST_COMPLETED:])
+    ]
+
+
+def _name_of(experiment: ExperimentFolder) -> str | None:
+    """None where its files do not say it: a shell that completes has no place for errors."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return read_about(experiment, read_json(experiment.effective) or {}).name
+    return None
+
+
+def completed_names(group: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Of the profiles of clusters, or of the templates."""
+
+    def complete(context: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        from hpc_det.config.request import group_files
+
+        return [name for name in sorted(group_files(group, os.environ)) if name.startswith(incomplete)]
+
+    return complete
 
 
 class ExperimentId(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2, and not before
@@ -33,6 +68,9 @@ class ExperimentId(click.ParamType):  # type: ignore[type-arg]  # generic since 
         if not value.isdecimal() or len(value) > 9:
             self.fail(f"{value!r} is no experiment id; expected a number such as 12", param, ctx)
         return store().existing(int(value))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return completed_ids(incomplete)
 
 
 experiment_argument = click.argument("experiment", metavar="ID", type=ExperimentId())
@@ -50,6 +88,9 @@ class ExperimentIds(click.ParamType):  # type: ignore[type-arg]
             return value
         named = dict.fromkeys(value.split(","))
         return at_once(list(named), lambda text: ExperimentId().convert(text, param, ctx))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return completed_ids(incomplete)
 
 
 experiments_argument = click.argument("experiments", metavar="ID[,ID...]", type=ExperimentIds())
@@ -109,6 +150,13 @@ class TrialId(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is no trial; expected EXPERIMENT/TRIAL such as 12/7", param, ctx)
         return created_trial(store().existing(int(experiment)), int(trial))
 
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        number, slash, typed = incomplete.partition("/")
+        if not slash:
+            return [CompletionItem(f"{item.value}/", help=item.help) for item in completed_ids(number)]
+        trials = store().folder(int(number)).trials() if number.isdecimal() else []
+        return [CompletionItem(f"{number}/{trial.id}") for trial in trials if str(trial.id).startswith(typed)]
+
 
 def created_trial(experiment: ExperimentFolder, number: int) -> TrialFolder:
     """Raises UsageError for a trial that the search has not created."""
@@ -152,11 +200,21 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
         click.argument("config", type=click.Path(path_type=Path)),
         click.argument("context_dir", required=False, type=click.Path(path_type=Path)),
-        click.option("--template", metavar="NAME", help="The template that the configuration is merged over."),
+        click.option(
+            "--template",
+            metavar="NAME",
+            shell_complete=completed_names("template"),
+            help="The template that the configuration is merged over.",
+        ),
         click.option(
             "--config", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key of CONFIG; repeatable."
         ),
-        click.option("--cluster", metavar="NAME", help="The cluster profile; by default local, this machine."),
+        click.option(
+            "--cluster",
+            metavar="NAME",
+            shell_complete=completed_names("cluster"),
+            help="The cluster profile; by default local, this machine.",
+        ),
     ]
 
     @functools.wraps(command)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from hpc_det.cli.group import Group
 from hpc_det.cli.output import Column, Output, Record, output_options
 from hpc_det.cli.parameters import store
 from hpc_det.store.folders import ExperimentFolder
@@ -34,7 +35,7 @@ class Sweep(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
 sweep_argument = click.argument("experiments", metavar="DIR|ID", type=Sweep())
 
 
-@click.group()
+@click.group(cls=Group)
 def sweep() -> None:
     """Look after sweeps of Hydra apps.
 

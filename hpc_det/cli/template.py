@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpc_det.cli.group import Group
 from hpc_det.cli.output import Column, Output, output_options
 from hpc_det.errors import UsageError
 
@@ -16,12 +17,7 @@ if TYPE_CHECKING:
     from hpc_det.config.templates import Template
 
 
-class _Group(click.Group):
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, {"rm": "remove"}.get(cmd_name, cmd_name))
-
-
-@click.group(cls=_Group)
+@click.group(cls=Group)
 def template() -> None:
     """Keep settings that several experiments share.
 
@@ -71,6 +67,24 @@ def describe(name: str) -> None:
     click.echo(_in_words(found, {"config": masked(found.tree())}), nl=False)
 
 
+@template.command()
+@click.argument("name")
+@click.argument("file", type=click.Path(path_type=Path))
+def create(name: str, file: Path) -> None:
+    """Keep a YAML file as a new template NAME of yours.
+
+    \b
+    Example:
+      hpc-det template create a100 a100.yaml
+    """
+    from hpc_det.config.templates import set_template, templates
+
+    if any(known.name == name and known.owner == "user" for known in templates(os.environ)):
+        raise UsageError(f"template {name!r}: is there already; replace it with `hpc-det template set {name} {file}`")
+    set_template(name, file, os.environ)
+    click.echo(f"Created template {name}")
+
+
 @template.command("set")
 @click.argument("name")
 @click.argument("file", type=click.Path(path_type=Path))
@@ -81,7 +95,7 @@ def set_(name: str, file: Path) -> None:
 
     \b
     Example:
-      hpc-det template set a100 ~/a100.yaml
+      hpc-det template set a100 a100.yaml
     """
     from hpc_det.config.templates import set_template
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from hpc_det.cli.group import Group
 from hpc_det.cli.output import Output, output_options
 from hpc_det.cli.parameters import trial_argument
 from hpc_det.store.folders import TrialFolder
 
 
-@click.group()
+@click.group(cls=Group)
 def trial() -> None:
     """Look at one trial of an experiment."""
 

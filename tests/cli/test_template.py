@@ -154,3 +154,12 @@ def test_a_template_names_no_template(hpc_det: Command, config: Path, code: Path
         result = hpc_det("run", "experiment=digits", "template=mine", "--dry-run")
     assert (result.code, result.out) == (2, "")
     assert "template 'mine' names the template 'small'" in result.err
+
+
+def test_a_new_template_takes_no_name_that_is_taken(hpc_det: Command, root: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a100.yaml"
+    file.write_text("max_restarts: 2\n")
+    assert hpc_det("template", "create", "a100", file) == (0, "Created template a100\n", "")
+    told = hpc_det("template", "create", "a100", file)
+    remedy = f"replace it with `hpc-det template set a100 {file}`"
+    assert told == (2, "", f"hpc-det: template 'a100': is there already; {remedy}\n")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_det.cli.experiment.group import experiment
-from hpc_det.cli.parameters import Choices, choices_options, experiment_argument, request_options
+from hpc_det.cli.parameters import Choices, choices_options, completed_names, experiment_argument, request_options
 from hpc_det.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def continue_(experiment: ExperimentFolder, overrides: tuple[str, ...], follow: 
 @experiment.command()
 @experiment_argument
 @click.option("--config", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key; repeatable.")
-@click.option("--cluster", metavar="NAME", help="Another cluster profile.")
+@click.option("--cluster", metavar="NAME", shell_complete=completed_names("cluster"), help="Another cluster profile.")
 @choices_options
 def fork(experiment: ExperimentFolder, overrides: tuple[str, ...], cluster: str | None, choices: Choices) -> None:
     """Run an experiment again, as another one.

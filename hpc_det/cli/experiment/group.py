@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
+from hpc_det.cli.group import Group
 
-@click.group()
+
+@click.group(cls=Group)
 def experiment() -> None:
     """Create experiments and look after them."""

@@ -1,0 +1,69 @@
+"""hpc-det task: what runs now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from hpc_det.cli.group import Group
+from hpc_det.cli.output import Output, column, output_options
+from hpc_det.cli.parameters import store
+
+
+@click.group(cls=Group)
+def task() -> None:
+    """What runs now: the gangs of all experiments."""
+
+
+@task.command("list")
+@output_options
+def list_(output: Output) -> None:
+    """List the gangs that run now: whose trial each is, in which job, on which host, since when.
+
+    \b
+    Example:
+      hpc-det task list --json
+      [{"trial": "13/1", "name": "digits", "attempt": 2, "slots": 4,
+        "job_id": "4713", "host": "node1",
+        "started": "2026-11-20T10:02:05+01:00"}]
+    """
+    output.table(list(_running()), COLUMNS)
+
+
+def _running() -> Iterator[dict[str, Any]]:
+    from hpc_det.cli.values import iso
+    from hpc_det.view.state import ExperimentState, ExperimentView
+    from hpc_det.view.story import attempts
+    from hpc_det.view.watch import states
+
+    views = [view for view in map(ExperimentView, store().all()) if view.settled() is None]
+    found = states(views)
+    for view in views:
+        if found[view.id] is not ExperimentState.RUNNING:
+            continue
+        plan = view.plan()
+        for worker, work in sorted(view.search.open.items()):
+            for attempt in attempts(view.folder.trial(work.trial))[-1:]:
+                if attempt.is_open and view.search.present.get(worker) == attempt.job_id:
+                    yield {
+                        "trial": f"{view.id}/{work.trial}",
+                        "name": plan.name,
+                        "attempt": attempt.number,
+                        "slots": plan.world_size,
+                        "job_id": attempt.job_id,
+                        "host": attempt.host,
+                        "started": iso(attempt.started),
+                    }
+
+
+COLUMNS = (
+    column("TRIAL", "trial"),
+    column("NAME", "name"),
+    column("ATTEMPT", "attempt"),
+    column("SLOTS", "slots"),
+    column("JOB", "job_id"),
+    column("HOST", "host"),
+    column("SINCE", "started"),
+)

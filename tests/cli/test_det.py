@@ -1,0 +1,37 @@
+"""hpc-det install-det: the second name of the command line."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tests.cli.conftest import Command
+
+
+def test_det_is_hpc_det_under_its_name(hpc_det: Command, tmp_path: Path) -> None:
+    script = tmp_path / "bin" / "det"
+    assert hpc_det("install-det", "--folder", script.parent) == (0, f"Installed {script}\n", "")
+    listed = subprocess.check_output([script, "e", "ls"], text=True)
+    assert listed.startswith("ID  NAME")
+    assert subprocess.check_output([script, "--help"], text=True).startswith("Usage: det ")
+    assert "_DET_COMPLETE=" in subprocess.check_output([script, "completion", "bash"], text=True)
+
+
+def test_it_is_installed_again_and_removed(hpc_det: Command, tmp_path: Path) -> None:
+    script = tmp_path / "det"
+    for _ in range(2):
+        assert hpc_det("install-det", "--folder", tmp_path).code == 0
+    assert hpc_det("install-det", "--folder", tmp_path, "--remove") == (0, f"Removed {script}\n", "")
+    assert not script.exists()
+    told = hpc_det("install-det", "--folder", tmp_path, "--remove")
+    assert told == (2, "", f"hpc-det: {script}: is not there; say where it is with --folder\n")
+
+
+def test_determineds_own_det_stays(hpc_det: Command, tmp_path: Path) -> None:
+    script = tmp_path / "det"
+    script.write_text("#!/bin/sh\n")
+    for flags in ((), ("--remove",)):
+        told = hpc_det("install-det", "--folder", tmp_path, *flags)
+        assert told.code == 2
+        assert "is another program, which stays" in told.err
+    assert script.read_text() == "#!/bin/sh\n"
