@@ -31,7 +31,7 @@ def detect(name: str | None, write: bool, output: Path | None, force: bool) -> N
 
     \b
     Example:
-      hpc-det cluster detect --name atlas --write
+      hpc-det cluster detect --name dawn --write
     """
     from hpc_det.schedulers.command import run_command
     from hpc_det.schedulers.detect.ask import ask

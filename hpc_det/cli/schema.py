@@ -17,7 +17,7 @@ def schema(of: str) -> None:
 
     \b
     Example:
-      hpc-det schema > experiment.schema.json
+      hpc-det schema
       sed -i '1i # yaml-language-server: $schema=experiment.schema.json' digits.yaml
     """
     from hpc_det.config.json_schema import cluster_schema, experiment_schema

@@ -75,7 +75,7 @@ def create(name: str, file: Path) -> None:
 
     \b
     Example:
-      hpc-det template create a100 a100.yaml
+      hpc-det template create h100 a100.yaml
     """
     from hpc_det.config.templates import set_template, templates
 

@@ -29,7 +29,7 @@ def create(config: Path, request: Request, choices: Choices) -> None:
     \b
     Example:
       hpc-det experiment create digits.yaml . --cluster slurm --template small \\
-          --config resources.slots_per_trial=8 --follow
+          --config resources.slots_per_trial=8
     """
     from hpc_det.cli.create import submit_or_show
 

@@ -21,7 +21,7 @@ def wait(experiments: list[ExperimentFolder], poll: float) -> None:
 
     \b
     Example:
-      hpc-det experiment wait 12 && echo trained
+      hpc-det experiment wait 12
     """
     from hpc_det.cli import control
 
@@ -35,7 +35,7 @@ def pause(experiments: list[ExperimentFolder]) -> None:
 
     \b
     Example:
-      hpc-det experiment pause 12
+      hpc-det experiment pause 13
     """
     from hpc_det.cli import control
 
@@ -49,7 +49,7 @@ def activate(experiments: list[ExperimentFolder]) -> None:
 
     \b
     Example:
-      hpc-det experiment activate 12
+      hpc-det experiment activate 14
     """
     from hpc_det.cli import again
 
@@ -63,7 +63,7 @@ def cancel(experiments: list[ExperimentFolder]) -> None:
 
     \b
     Example:
-      hpc-det experiment cancel 12
+      hpc-det experiment cancel 13
     """
     from hpc_det.cli import control
 
@@ -77,7 +77,7 @@ def kill(experiments: list[ExperimentFolder]) -> None:
 
     \b
     Example:
-      hpc-det experiment kill 12
+      hpc-det experiment kill 13,14
     """
     from hpc_det.cli import control
 

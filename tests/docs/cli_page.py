@@ -1,0 +1,124 @@
+"""docs/cli.md, made from the commands: `python -m tests.docs.cli_page` writes it again."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from hpc_det.cli.lazy import LazyCommand
+from hpc_det.cli.main import COMMANDS
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+HEAD = """# The command line
+
+Every command, as `--help` shows it; made by `python -m tests.docs.cli_page`, and each example is executed by a test.
+
+- **Ids.** `ID` is an experiment's number, `ID[,ID...]` several with commas between; a trial is `EXPERIMENT/TRIAL`, such
+  as `12/7`. What cannot be done for one of several is said, and done for the others.
+- **Output.** What shows something does so as a table for people, with `--json` and with `--csv` for programs.
+- **Exit codes.** 0: done. 1: the world refused: a scheduler, a disk, a training that failed. 2: what was asked for
+  cannot be done, and nothing was changed. 130: interrupted. Every problem is a line on stderr that says where, what and
+  what to do.
+- **Short names.** `e`, `t`, `c`, `j`, `tpl` for groups, `ls` for `list`, `rm` for what removes. `hpc-det completion`
+  has a shell complete all of it, ids too, and `hpc-det install-det` adds the name `det`.
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A command that can be called, by its whole name."""
+
+    name: str
+    command: click.Command
+
+
+def entries() -> Iterator[Entry]:
+    """All, in the order in which `--help` lists them."""
+    for lazy in COMMANDS:
+        yield from _below(f"hpc-det {lazy.name}", lazy.load())
+
+
+def examples(entry: Entry) -> list[str]:
+    """The command lines of its help."""
+    found: list[str] = []
+    for line in _example(entry.command):
+        if found and found[-1].endswith("\\"):
+            found[-1] = f"{found[-1].removesuffix(chr(92)).rstrip()} {line.strip()}"
+        elif line.startswith("hpc-det "):
+            found.append(line)
+    return found
+
+
+def shown(entry: Entry) -> str:
+    """What its help shows as the output of its only example; nothing where it shows none."""
+    lines = _example(entry.command)
+    last = max(i for i, line in enumerate(lines) if line.startswith("hpc-det ") or lines[i - 1].endswith("\\"))
+    return "\n".join(lines[last + 1 :])
+
+
+def made() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for lazy in COMMANDS:
+        parts += [_group(lazy), *map(_section, _below(f"hpc-det {lazy.name}", lazy.load()))]
+    return "\n".join(parts)
+
+
+def _below(name: str, command: click.Command) -> Iterator[Entry]:
+    if isinstance(command, click.Group):
+        for _name, sub in sorted(command.commands.items()):
+            yield from _below(f"{name} {sub.name}", sub)
+    else:
+        yield Entry(name, command)
+
+
+def _group(lazy: LazyCommand) -> str:
+    also = f", {lazy.alias}" if lazy.alias else ""
+    text = _text(lazy.load()) if isinstance(lazy.load(), click.Group) else ""
+    return f"## {lazy.name}{also}\n" + (f"\n{text}\n" if text else "")
+
+
+def _section(entry: Entry) -> str:
+    usage = " ".join([entry.name, *entry.command.collect_usage_pieces(click.Context(entry.command))])
+    parts = [f"### {entry.name}", f"    {usage}", _text(entry.command), _options(entry.command), _console(entry)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _text(command: click.Command) -> str:
+    """Its help without the example."""
+    before, _, after = _help(command).partition("\b\nExample:\n")
+    rest = [line for line in after.splitlines() if line and not line.startswith("  ")]
+    return "\n".join([before.rstrip(), *(["", *rest] if rest else [])])
+
+
+def _example(command: click.Command) -> list[str]:
+    _, _, after = _help(command).partition("\b\nExample:\n")
+    return [line.removeprefix("  ") for line in after.splitlines() if line.startswith("  ")]
+
+
+def _help(command: click.Command) -> str:
+    return inspect.cleandoc(command.help or "")
+
+
+def _options(command: click.Command) -> str:
+    options = [param for param in command.params if isinstance(param, click.Option) and not param.hidden]
+    records = [option.get_help_record(click.Context(command)) for option in options]
+    rows = [f"| `{record[0]}` | {_cell(record[1])} |" for record in records if record]
+    return "\n".join(["| option | meaning |", "| --- | --- |", *rows]) if rows else ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _console(entry: Entry) -> str:
+    lines = [f"$ {line}" if line.startswith("hpc-det ") else line for line in _example(entry.command)]
+    return "\n".join(["```text", *lines, "```"])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(made(), encoding="utf-8")

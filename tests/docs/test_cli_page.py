@@ -1,0 +1,78 @@
+"""docs/cli.md says what the commands say, and every example in it works."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from hpc_det.cli.main import main
+from tests.docs.cli_page import PAGE, Entry, entries, examples, made, shown
+from tests.docs.world import environment, make, point_to_a_sweep, populate
+
+EXAMPLES = [(entry, line) for entry in entries() for line in examples(entry)]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder, and beside it a copy of what it was in the beginning."""
+    folder = tmp_path_factory.mktemp("cli") / "world"
+    with pytest.MonkeyPatch.context() as patch:
+        make(folder)
+        _enter(folder, environment(folder), patch)
+        umask = os.umask(0o077)
+        populate(folder)
+        shutil.copytree(folder, folder.with_name("before"), symlinks=True)
+        os.umask(umask)
+    return folder
+
+
+@pytest.fixture
+def fresh(world: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The world as nobody has touched it."""
+    umask = os.umask(0o077)  # the command line takes one of its own
+    shutil.rmtree(world)
+    shutil.copytree(world.with_name("before"), world, symlinks=True)
+    _enter(world, environment(world), monkeypatch)
+    yield world
+    os.umask(umask)
+
+
+def _enter(folder: Path, env: Mapping[str, str], patch: pytest.MonkeyPatch) -> None:
+    for name, value in env.items():
+        patch.setenv(name, value)
+    patch.chdir(folder / "work")
+
+
+def test_the_page_says_what_the_commands_say() -> None:
+    assert PAGE.read_text(encoding="utf-8") == made(), "run `python -m tests.docs.cli_page`"
+
+
+@pytest.mark.parametrize("entry", list(entries()), ids=lambda entry: entry.name)
+def test_every_command_has_an_example_of_its_own(entry: Entry) -> None:
+    assert any(line.startswith(entry.name) for line in examples(entry))
+
+
+@pytest.mark.parametrize(("entry", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
+def test_an_example_works(fresh: Path, capfd: pytest.CaptureFixture[str], entry: Entry, line: str) -> None:
+    if " sweep " in line:
+        point_to_a_sweep(fresh / "work" / "multirun" / "2026-11-20" / "10-30-00")
+    program, *arguments = shlex.split(line)
+    code = main(arguments)
+    told = capfd.readouterr()
+    assert program == "hpc-det"
+    assert code == 0 or (code == 1 and "doctor" in arguments), told.err  # this machine may lack something
+    if "--json" in arguments:
+        names = re.findall(r'"(\w+)":', shown(entry))
+        assert names
+        assert [name for name in names if f'"{name}":' not in told.out] == []
+
+
+def test_an_example_that_fails_is_told(fresh: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["experiment", "describe", "15"]) == 2
+    assert "experiment 15: not found" in capfd.readouterr().err

@@ -1,0 +1,104 @@
+"""Where the examples of the command line are true: experiments, a Slurm that takes every job, and files at hand.
+
+    12   digits, a search of eight trials that has ended
+    13   digits, running
+    14   digits, paused
+
+`sbatch` answers with one id after the other from 4711; `squeue` says that 4712 runs, and that
+all others wait.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from hpc_det.cli.main import main
+from hpc_det.requeue import Action, Cause
+from hpc_det.store.files import write_json
+from hpc_det.store.folders import ExperimentStore
+from hpc_det.sweep.files import SweepFiles, point_to
+from tests.cli.life import Life
+from tests.schedulers.detect.recorded import HERE
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits"
+SEARCH = """
+name: digits
+entrypoint: python3 -m hpc_det.launch.torch_distributed --trial model_def:DigitsTrial
+hyperparameters: {global_batch_size: 32, dropout: 0.25, lr: {type: log, base: 10, minval: -4, maxval: -1}}
+labels: [digits]
+searcher: {name: random, metric: accuracy, smaller_is_better: false, max_length: {epochs: 20}, max_trials: 8}
+"""
+SINGLE = "searcher={name: single, metric: accuracy, smaller_is_better: false, max_length: {epochs: 20}}"
+RECORDED = HERE / "slurm-22.05"
+STUBS = {
+    "sbatch": "echo $(($(wc -l < {queue}) + 4711)) | tee -a {queue}",
+    "squeue": "sed 's/$/|PENDING|Priority/; s/4712|.*/4712|RUNNING|None/' {queue}",
+    "scancel": 'sed -i "/^${{!#}}$/d" {queue}',
+    "sinfo": f"cat {RECORDED}/sinfo.txt",
+    "scontrol": f"[ $2 = config ] && cat {RECORDED}/config.txt || cat {RECORDED}/partitions.txt",
+    "srun": "true",
+}
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """That finds the world in `folder`."""
+    return {"HPC_DET_ROOT": str(folder / "hpc_det"), "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+
+
+def make(folder: Path) -> None:
+    """The folders and the Slurm."""
+    tools = folder / "bin"
+    for needed in (folder / "hpc_det" / "experiments" / "11", folder / "work", tools):
+        needed.mkdir(parents=True)
+    queue = tools / "queue"
+    queue.touch()
+    for name, text in STUBS.items():
+        (tools / name).write_text(f"#!/bin/bash\n{text.format(queue=queue)}\n")
+        (tools / name).chmod(0o755)
+
+
+def populate(folder: Path) -> None:
+    """In this environment, and in the folder `work`."""
+    root = folder / "hpc_det"
+    shutil.copytree(EXAMPLE, folder / "work", dirs_exist_ok=True)
+    Path("digits.yaml").write_text(SEARCH)
+    Path("a100.yaml").write_text("max_restarts: 2\n")
+    for arguments in ([], ["--config", SINGLE], ["--paused"]):
+        assert main(["experiment", "create", "digits.yaml", ".", "--cluster", "slurm", *arguments]) == 0
+    assert main(["template", "set", "a100", "a100.yaml"]) == 0
+    assert main(["cluster", "detect", "--name", "atlas", "--write"]) == 0
+    _train(Life(ExperimentStore(root).folder(12), "4711", 8))
+    _begin(Life(ExperimentStore(root).folder(13), "4712", 1))
+
+
+def _train(life: Life) -> None:
+    for worker in range(8):
+        life.begins(worker)
+        trial = worker + 1
+        for steps in (100, 200, 400):
+            life.reports("training", steps, {"loss": 1 / (steps * trial)}, trial=trial)
+        life.reports("validation", 400, {"accuracy": 0.9 + 0.01 * trial}, trial=trial)
+        life.saves(400, trial=trial)
+        life.rank_prints(0, "epoch 1\n", trial=trial)
+        life.reaches(0.9 + 0.01 * trial, worker=worker)
+
+
+def _begin(life: Life) -> None:
+    life.begins()
+    life.reports("training", 100, {"loss": 0.7})
+    life.rank_prints(0, "epoch 1\n")
+
+
+def point_to_a_sweep(folder: Path) -> None:
+    """What a Hydra app's sweep of a single point leaves in this hydra.sweep.dir."""
+    folder.mkdir(parents=True)
+    life = Life.submitted(Path(os.environ["HPC_DET_ROOT"]), job_id="4713")
+    life.begins()
+    life.ends(Cause.FINISHED, Action.DONE)
+    files = SweepFiles(life.folder)
+    files.create()
+    write_json(files.points, [{"num": 0, "overrides": ["lr=0.01"]}])
+    write_json(files.shown(1), {"value": 0.9, "text": "0.9", "folder": str(folder / "0")})
+    point_to(life.folder, folder)
