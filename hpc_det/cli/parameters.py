@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -19,6 +19,10 @@ from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore, TrialFolder
 from hpc_det.store.root import state_root
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+MOST_IN_RANGE = 10_000
 MOST_COMPLETED = 50
 """Ids that a shell is offered."""
 
@@ -77,7 +81,7 @@ experiment_argument = click.argument("experiment", metavar="ID", type=Experiment
 
 
 class ExperimentIds(click.ParamType):  # type: ignore[type-arg]
-    """Ids with commas between on the command line, existing experiments in the command, each once."""
+    """`12,15-18` on the command line, existing experiments in the command, each once."""
 
     name = "ids"
 
@@ -86,14 +90,22 @@ class ExperimentIds(click.ParamType):  # type: ignore[type-arg]
     ) -> list[ExperimentFolder]:
         if not isinstance(value, str):
             return value
-        named = dict.fromkeys(value.split(","))
+        named = dict.fromkeys(text for part in value.split(",") for text in _spelt_out(part))
         return at_once(list(named), lambda text: ExperimentId().convert(text, param, ctx))
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return completed_ids(incomplete)
 
 
-experiments_argument = click.argument("experiments", metavar="ID[,ID...]", type=ExperimentIds())
+def _spelt_out(part: str) -> list[str]:
+    """`15-18` is 15, 16, 17, 18; what is no such range stays as it is."""
+    first, _, last = part.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < int(first) + MOST_IN_RANGE):
+        return [part]
+    return [str(number) for number in range(int(first), int(last) + 1)]
+
+
+experiments_argument = click.argument("experiments", metavar="IDS", type=ExperimentIds())
 
 Thing = TypeVar("Thing")
 Made = TypeVar("Made")
@@ -114,14 +126,16 @@ def at_once(things: Sequence[Thing], act: Callable[[Thing], Made]) -> list[Made]
     return made
 
 
-def each(things: Sequence[Thing], act: Callable[[Thing], str | None]) -> None:
-    """Do it to each, and say what came of it."""
+def each(things: Sequence[Thing], act: Callable[[Thing], str | None], *, side_by_side: int = 1) -> None:
+    """Do it to each, so many at a time, and say what came of it in their order."""
+    from concurrent.futures import ThreadPoolExecutor  # it takes a third of the time of a small command
 
-    def told(thing: Thing) -> None:
-        if said := act(thing):
-            click.echo(said)
+    def tell(said: Future[str | None]) -> None:
+        if text := said.result():
+            click.echo(text)
 
-    at_once(things, told)
+    with ThreadPoolExecutor(side_by_side) as workers:
+        at_once([workers.submit(act, thing) for thing in things], tell)
 
 
 class Words(click.ParamType):  # type: ignore[type-arg]

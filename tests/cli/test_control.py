@@ -120,3 +120,33 @@ def test_a_job_that_waits_says_what_for(hpc_det: Command, life: Life, scheduler:
     scheduler.states, scheduler.reason = [JobState.QUEUED], "JobHeldUser: let it go with `scontrol release`"
     told = hpc_det("e", "describe", "1").out
     assert "QUEUED: JobHeldUser: let it go with `scontrol release`\n" in told
+
+
+# --- several at once
+
+
+def test_a_range_and_a_list_name_each_experiment_once(hpc_det: Command, root: Path, scheduler: FakeScheduler) -> None:
+    for job in range(11, 15):
+        Life.submitted(root, job_id=str(job))
+    code, out, err = hpc_det("e", "pause", "1,3-4,3")
+    assert (code, err) == (0, "")
+    assert [line.split(";")[0] for line in out.splitlines()] == [f"Paused experiment {number}" for number in (1, 3, 4)]
+
+
+@pytest.mark.parametrize("ids", ["", ",", "1,", "2-1", "1-", "x", "1-99999999", "-1-2"])
+def test_what_is_no_list_of_ids_is_told(hpc_det: Command, life: Life, ids: str) -> None:
+    code, out, err = hpc_det("e", "pause", "--", ids)
+    assert (code, out) == (2, "")
+    assert "is no experiment id; expected a number such as 12" in err
+
+
+def test_all_that_are_killed_end_and_what_had_ended_is_told(
+    hpc_det: Command, root: Path, scheduler: FakeScheduler
+) -> None:
+    lives = [Life.submitted(root, job_id=str(job)) for job in (11, 12, 13)]
+    lives[1].begins()
+    lives[1].finishes()
+    code, out, err = hpc_det("e", "kill", "1-3")
+    assert (code, out) == (1, "Killed experiment 1\nKilled experiment 3\n")
+    assert err == "hpc-det: experiment 2 has ended already: COMPLETED\n"
+    assert {*scheduler.cancelled} - {"11", "13"} == set()

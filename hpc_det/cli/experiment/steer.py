@@ -81,4 +81,4 @@ def kill(experiments: list[ExperimentFolder]) -> None:
     """
     from hpc_det.cli import control
 
-    each(experiments, control.kill)
+    each(experiments, control.kill, side_by_side=8)  # most of it is waiting until the jobs are gone
