@@ -207,11 +207,11 @@ class FakeScheduler:
         now = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         found = now if isinstance(now, JobState) else now()
         held = found is JobState.HELD
-        return {job_id: JobStatus(found, self.reason, (job_id,) if held else ()) for job_id in job_ids}
+        status = {job_id: JobStatus(found, self.reason, (job_id,) if held else ()) for job_id in job_ids}
+        return {**status, **{job_id: JobStatus(JobState.ENDED) for job_id in job_ids if job_id in self.cancelled}}
 
     def cancel(self, job_id: str, run: Run) -> None:
         self.cancelled.append(job_id)
-        self.states = [JobState.ENDED]
 
     def release(self, job_id: str, run: Run) -> None:
         self.released.append(job_id)
