@@ -15,8 +15,9 @@ from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find
 from hpc_det.errors import UsageError
 from hpc_det.schedulers.shared_answers import ASK_S
+from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.submit.again import go_on, stored, submit_again
+from hpc_det.submit.again import go_on, set_once_more, stored, submit_again
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.watch import state
 
@@ -53,6 +54,15 @@ def activate(experiment: ExperimentFolder) -> str:
         time.sleep(ASK_S)
     trials = submit_again(experiment)
     return f"Activated experiment {experiment.id}: {trials} trial{'s' * (trials > 1)}"
+
+
+def set_max_slots(experiment: ExperimentFolder, slots: int) -> str:
+    """What was done, in a sentence. Raises UsageError for a number that no trial fits into."""
+    needed = (read_json(experiment.effective) or {})["resources"]["slots_per_trial"]
+    if slots < needed:
+        raise UsageError(f"experiment {experiment.id}: max-slots {slots}: a trial has {needed}; give at least as many")
+    set_once_more(experiment, [f"resources.max_slots={slots}"])
+    return f"Experiment {experiment.id} has at most {slots} slots, from its next jobs on"
 
 
 def fork(experiment: ExperimentFolder, overrides: Sequence[str], cluster: str | None, choices: Choices) -> None:

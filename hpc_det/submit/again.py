@@ -51,6 +51,14 @@ def _longest_save(experiment: ExperimentFolder) -> SaveTimes | None:
     return max(measured, key=lambda times: times.longest_s, default=None)
 
 
+def set_once_more(experiment: ExperimentFolder, overrides: Sequence[str]) -> None:
+    """Change settings that no trial depends on, for the jobs to come. Raises UsageError for what is not valid."""
+    found = stored(experiment, overrides)
+    _check_unchanged(experiment, found)
+    write_json(experiment.effective, found.tree)
+    write_config(experiment, found)
+
+
 def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
     """Submit jobs for what the experiment has not done; for how many trials. Nothing of it may run any more.
 

@@ -118,7 +118,8 @@ def _check_optuna(sampler: str) -> None:
 
 
 def write_config(folder: ExperimentFolder, effective: Effective) -> None:
-    """For people: secrets are masked."""
+    """For people: secrets are masked. And who wrote what."""
+    write_json(folder.origin, effective.origins)
     write_atomic(folder.config, dump_yaml(masked(effective.tree)))
 
 
@@ -129,7 +130,6 @@ def _write(submission: Submission, effective: Effective, folder: ExperimentFolde
         folder.code.symlink_to(effective.context_dir, target_is_directory=True)
     else:
         copy_snapshot(effective.context_dir, submission.files, folder.code)
-    write_json(folder.origin, effective.origins)
     write_json(folder.cluster, effective.cluster.model_dump(mode="json", by_alias=True))
     write_json(folder.effective, _with_seed(effective))
     if effective.points:

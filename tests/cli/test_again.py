@@ -104,3 +104,26 @@ def test_a_search_that_compares_goes_on_after_a_cancellation(hpc_det: Command, c
     search.leave(0)
     assert hpc_det("experiment", "continue", 1).out == "Continued experiment 1: 2 trials\n"
     assert [trained(experiment, worker) for worker in (2, 3)] == [[1], [2, 1]]
+
+
+def test_the_next_jobs_have_the_limit_that_was_set_last(hpc_det: Command, create: Create, slurm: Stub) -> None:
+    experiment = create(RANDOM)
+    slurm("squeue", "echo '4711|PENDING|Priority'")
+    said = hpc_det("experiment", "set", "max-slots", 1, 2)
+    assert said == (0, "Experiment 1 has at most 2 slots, from its next jobs on\n", "")
+    assert "--array=0-2\n" in experiment.script(1).read_text()
+    hpc_det("experiment", "pause", 1)
+    slurm("squeue", "")
+    assert hpc_det("experiment", "activate", 1).code == 0
+    assert "--array=0-2%2" in experiment.script(2).read_text()
+    assert "max_slots: 2" in hpc_det("experiment", "config", 1).out
+    assert "resources.max_slots: 2" in hpc_det("experiment", "config", 1, "--origins").out
+
+
+def test_a_limit_that_no_trial_fits_into_is_refused(hpc_det: Command, create: Create) -> None:
+    experiment = create(RANDOM + "resources: {slots_per_trial: 4}\n")
+    before = experiment.effective.read_text()
+    code, out, err = hpc_det("experiment", "set", "max-slots", 1, 2)
+    assert (code, out) == (2, "")
+    assert err == "hpc-det: experiment 1: max-slots 2: a trial has 4; give at least as many\n"
+    assert experiment.effective.read_text() == before

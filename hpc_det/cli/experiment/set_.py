@@ -42,3 +42,20 @@ def description(experiments: list[ExperimentFolder], description: str) -> None:
     from hpc_det.cli import about
 
     each(experiments, lambda experiment: about.describe_as(experiment, description))
+
+
+@set_.command("max-slots")
+@experiments_argument
+@click.argument("slots", type=click.IntRange(min=1))
+def max_slots(experiments: list[ExperimentFolder], slots: int) -> None:
+    """Limit the slots that all trials of an experiment have together.
+
+    The jobs that are in the queue keep their limit; `pause` and `activate` make others.
+
+    \b
+    Example:
+      hpc-det experiment set max-slots 13 4
+    """
+    from hpc_det.cli import again
+
+    each(experiments, lambda experiment: again.set_max_slots(experiment, slots))
