@@ -12,6 +12,7 @@ from hpc_det.cli.parameters import Choices, store
 from hpc_det.config.effective import Effective, effective
 from hpc_det.config.request import Request, for_test, on_one_slot
 from hpc_det.config.secrets import masked
+from hpc_det.errors import UsageError
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
 from hpc_det.submit.submission import prepare, submit
 
@@ -21,6 +22,8 @@ def submit_or_show(request: Request, choices: Choices) -> None:
     if choices.test:
         request = for_test(request)
     if choices.local:
+        if request.includes:
+            raise UsageError("--local: trains on CONTEXT_DIR itself, where --include adds nothing; leave out one")
         request = on_one_slot(request)
     found = effective(request)
     say_notes(found)

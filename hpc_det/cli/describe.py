@@ -13,7 +13,7 @@ from hpc_det.cli.listing import progress, progress_in_words
 from hpc_det.cli.values import columns, iso, number
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.story import Metrics, why_not_completed
+from hpc_det.view.story import Metrics, read_tolerantly, why_not_completed
 from hpc_det.view.trials import TrialState, differing, flattened
 from hpc_det.view.watch import state as state_of
 from hpc_det.view.watch import what_to_do
@@ -42,6 +42,7 @@ def _record(view: ExperimentView, state: ExperimentState) -> Record:
         "state": state.value,
         "why": _why(view, state),
         "folder": str(view.folder.path),
+        "code": _commit(view.folder),
         "entrypoint": view.config["entrypoint"],
         "searcher": view.config["searcher"],
         "slots": plan.world_size,
@@ -54,6 +55,16 @@ def _record(view: ExperimentView, state: ExperimentState) -> Record:
         "trial_counts": known.pop("trials"),
         **known,
     }
+
+
+def _commit(experiment: ExperimentFolder) -> Record | None:
+    """Which one the code was, without the names of files; None where git did not know."""
+    found = read_tolerantly(experiment.git)
+    return found and {key: found[key] for key in ("commit", "branch", "remote", "dirty")}
+
+
+def _code(commit: Record) -> str:
+    return f"commit {commit['commit'][:SHOWN_DIGITS]}" + (" with changes" if commit["dirty"] else "")
 
 
 def _why(view: ExperimentView, state: ExperimentState) -> str | None:
@@ -98,6 +109,7 @@ def _facts(record: Record) -> Iterator[str]:
         "Entrypoint": _command(record["entrypoint"]),
         "Searcher": json.dumps({key: value for key, value in record["searcher"].items() if value is not None}),
         "Folder": record["folder"],
+        **({"Code": _code(record["code"])} if record["code"] else {}),
     }
     yield from facts_in_words(rows)
 
@@ -115,6 +127,8 @@ def _progress(record: Record) -> str:
     return "; ".join(parts)
 
 
+SHOWN_DIGITS = 7
+"""Of a commit's name, as many as git shows."""
 SHOWN_JOBS = 5
 SHOWN_FAILURES = 5
 

@@ -209,6 +209,17 @@ class Choices:
             raise UsageError("--paused: nothing happens until `hpc-det experiment activate`; leave out --follow")
 
 
+include_option = click.option(
+    "-i",
+    "--include",
+    "includes",
+    type=click.Path(exists=True, path_type=Path),
+    multiple=True,
+    metavar="PATH",
+    help="A file or folder that the job gets beside the code; repeatable.",
+)
+
+
 def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command gets the path `config` and, of that file and all that was said beside it, the `request`."""
     options = [
@@ -229,6 +240,7 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
             shell_complete=completed_names("cluster"),
             help="The cluster profile; by default local, this machine.",
         ),
+        include_option,
     ]
 
     @functools.wraps(command)
@@ -238,12 +250,13 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
         template: str | None,
         overrides: tuple[str, ...],
         cluster: str | None,
+        includes: tuple[Path, ...],
         **arguments: Any,
     ) -> Any:
-        from hpc_det.config.request import from_file
+        from hpc_det.config.request import from_file, with_includes
 
         request = from_file(config, context_dir, overrides, template, cluster, os.environ)
-        return command(config=config, request=request, **arguments)
+        return command(config=config, request=with_includes(request, includes), **arguments)
 
     return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), with_request)
 

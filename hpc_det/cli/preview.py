@@ -50,7 +50,7 @@ def preview_search(config: Path, request: Request, output: Output) -> None:
     found = effective(request)
     tree = found.tree
     seed = tree["reproducibility"]["experiment_seed"]
-    record = previewed(tree["searcher"], tree["hyperparameters"], seed, found.context_dir)
+    record = previewed(tree["searcher"], tree["hyperparameters"], seed, found.searchers_code())
     if output.is_for_people:
         click.echo(in_words(record))
     else:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from functools import partial
+from pathlib import Path
 
 import click
 
-from hpc_det.cli.parameters import Choices, choices_options
+from hpc_det.cli.parameters import Choices, choices_options, include_option
 
 
 @click.command()
 @click.argument("overrides", metavar="[HYDRA OVERRIDES]...", nargs=-1, type=click.UNPROCESSED)
+@include_option
 @choices_options
 @click.option("-m", "--multirun", is_flag=True, help="One experiment with a trial for each point of a sweep.")
-def run(overrides: tuple[str, ...], choices: Choices, multirun: bool) -> None:
+def run(overrides: tuple[str, ...], includes: tuple[Path, ...], choices: Choices, multirun: bool) -> None:
     """Create an experiment from a Hydra command line.
 
     The overrides are Hydra's, on conf/config.yaml: `KEY=VALUE` sets a key, `+KEY=VALUE` adds one, `~KEY` removes one,
@@ -28,13 +31,17 @@ def run(overrides: tuple[str, ...], choices: Choices, multirun: bool) -> None:
       hpc-det run experiment=digits cluster=slurm template=small resources.slots_per_trial=8
       hpc-det run -m experiment=digits hyperparameters.learning_rate=0.1,0.01 --dry-run
     """
+    from hpc_det.config.request import with_includes
+
+    add_includes = partial(with_includes, paths=includes)
     if multirun:
         from hpc_det.cli.multirun import submit_or_show_multirun
         from hpc_det.config.multirun import multirun_from_hydra
 
-        submit_or_show_multirun(multirun_from_hydra(overrides, os.environ), choices)
+        points = multirun_from_hydra(overrides, os.environ)
+        submit_or_show_multirun(points.with_requests(add_includes), choices)
         return
     from hpc_det.cli.create import submit_or_show
     from hpc_det.config.request import from_hydra
 
-    submit_or_show(from_hydra(overrides, os.environ), choices)
+    submit_or_show(add_includes(from_hydra(overrides, os.environ)), choices)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from hpc_det import compat
 from hpc_det.config.checks import FREE_FORM, searcher_name, text_problems
 from hpc_det.config.cluster import Cluster
+from hpc_det.config.context import Context
 from hpc_det.config.cross_checks import cross_problems
 from hpc_det.config.determineds_keys import notes
 from hpc_det.config.entrypoint import check_entrypoint, speaks_determined, trial_name
@@ -42,8 +43,18 @@ class Effective:
     notes: list[str]
     """A line for each key that somebody wrote and that has no effect here, and for what else is good to know."""
     context_dir: Path
+    includes: tuple[Path, ...] = ()
     points: list[Tree] = field(default_factory=list)
     """Of a multirun or sweep: the sections of each trial that are not the experiment's, `hyperparameters` always."""
+
+    @property
+    def context(self) -> Context:
+        return Context(self.context_dir, self.includes)
+
+    def searchers_code(self) -> Path:
+        """The folder where the class of a search of the user's own is looked up."""
+        module, _, _ = (self.tree["searcher"].get("class") or "").partition(":")
+        return self.context.folder_of(f"{module.replace('.', '/')}.py")
 
 
 def effective(request: Request) -> Effective:
@@ -61,7 +72,7 @@ def effective(request: Request) -> Effective:
     problems += space_problems(merged.tree.get("hyperparameters"), searcher_name(merged.tree) or "single")
     problems += cross_problems(merged.tree, profile)
     written = _written(merged)
-    lines = render(problems, _source(request, written)) + _code_problems(merged.tree, request.context_dir)
+    lines = render(problems, _source(request, written)) + _code_problems(merged.tree, request.context)
     if experiment and cluster:
         lines += pool_problems(experiment, cluster)
         cluster = in_its_pool(experiment, cluster)
@@ -76,6 +87,7 @@ def effective(request: Request) -> Effective:
         origins={path: _origin(path, written) for path, _value in leaves(tree)},
         notes=[*notes(by_hand, cluster.scheduler), *pool_notes(experiment, cluster)],
         context_dir=request.context_dir,
+        includes=request.includes,
     )
 
 
@@ -103,7 +115,7 @@ def _merged(layers: Sequence[tuple[str, Tree]], request: Request) -> Merged:
     entrypoint = merged.tree.get("entrypoint")
     defaults: Tree = {"name": request.default_name or _trial_class(entrypoint), "log_policies": LOG_POLICIES}
     lowest = [("default", defaults)]
-    if speaks_determined(entrypoint, request.context_dir) and not _says_compat(merged):
+    if speaks_determined(entrypoint, request.context) and not _says_compat(merged):
         lowest.append(("entrypoint", {"environment": {"environment_variables": [_COMPAT]}}))
     return merge_layers([*lowest, *layers])
 
@@ -148,11 +160,12 @@ def _validated(model: type[Model], tree: Tree, prefix: str, problems: list[Probl
         return None
 
 
-def _code_problems(tree: Tree, context_dir: Path) -> list[str]:
-    if not context_dir.is_dir():
-        hint = "; only `hpc-det run` resolves interpolations" if "${" in str(context_dir) else ""
-        return [f"context_dir: {str(context_dir)!r} is not a folder; give the folder of the trial's code{hint}"]
-    return check_entrypoint(tree.get("entrypoint"), context_dir)
+def _code_problems(tree: Tree, context: Context) -> list[str]:
+    folder = str(context.folder)
+    if not context.folder.is_dir():
+        hint = "; only `hpc-det run` resolves interpolations" if "${" in folder else ""
+        return [f"context_dir: {folder!r} is not a folder; give the folder of the trial's code{hint}"]
+    return check_entrypoint(tree.get("entrypoint"), context)
 
 
 def _source(request: Request, written: dict[str, str]) -> Callable[[str], str | None]:

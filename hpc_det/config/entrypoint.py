@@ -12,14 +12,15 @@ from importlib.machinery import PathFinder
 from itertools import pairwise
 from pathlib import Path
 
-from hpc_det.config.entrypoint_command import TRIAL, command_problems, python_files
+from hpc_det.config.context import Context
+from hpc_det.config.entrypoint_command import TRIAL, command_problems, missing
 
 _REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data_loader")
 _EVALUATE = ("evaluate_batch", "evaluate_full_dataset")
 _ROOTS = ("PyTorchTrial", "DeepSpeedTrial")
 
 
-def check_entrypoint(entrypoint: object, context_dir: Path) -> list[str]:
+def check_entrypoint(entrypoint: object, context: Context) -> list[str]:
     """Problems of the trial that `entrypoint` names with `--trial module:Class`, or as `module:Class` alone.
 
     What cannot be known without running the code (a computed class, a base class from elsewhere) is no problem.
@@ -29,16 +30,16 @@ def check_entrypoint(entrypoint: object, context_dir: Path) -> list[str]:
         trial = _trial(words)
     except ValueError as error:
         return [f"entrypoint: {error}"]
-    if problems := [*command_problems(words, context_dir)]:
+    if problems := [*command_problems(words, context)]:
         return problems
-    if meant := _dotted_trial(words, context_dir):
+    if meant := _dotted_trial(words, context):
         return [f"entrypoint: {words[0]} is no command; a trial is named by module and class, as {meant}"]
     if trial is None:
         return []
     module, class_name = trial
-    file = _module_file(context_dir, module)
+    file = _module_file(context, module)
     if file is None:
-        return [] if _is_installed(module) else [_missing_module(module, context_dir)]
+        return [] if _is_installed(module) else [missing(f"module {module!r}", context)]
     try:
         tree = _parse(file)
     except SyntaxError as error:
@@ -48,7 +49,7 @@ def check_entrypoint(entrypoint: object, context_dir: Path) -> list[str]:
     return _class_problems(tree, class_name, file)
 
 
-def speaks_determined(entrypoint: object, context_dir: Path) -> bool:
+def speaks_determined(entrypoint: object, context: Context) -> bool:
     """Whether this was written for Determined: it names a launcher of Determined's, or nothing but `module:Class`, or
     the file of its trial, or a script that it names, imports `determined`.
     """
@@ -58,7 +59,7 @@ def speaks_determined(entrypoint: object, context_dir: Path) -> bool:
             return True
         if any("determined.launch." in word for word in words):
             return True
-        return any("determined" in _imported(_parse(file)) for file in _own_files(words, context_dir))
+        return any("determined" in _imported(_parse(file)) for file in _own_files(words, context))
     return False
 
 
@@ -67,12 +68,12 @@ def trial_name(entrypoint: object) -> str | None:
     return _argument(_words(entrypoint))
 
 
-def _dotted_trial(words: list[str], context_dir: Path) -> str | None:
+def _dotted_trial(words: list[str], context: Context) -> str | None:
     """The `module:Class` that was meant by a command of nothing but `module.Class`."""
     if len(words) != 1 or "." not in words[0]:
         return None
     module, _, class_name = words[0].rpartition(".")
-    if not class_name.isidentifier() or _module_file(context_dir, module) is None or (context_dir / words[0]).exists():
+    if not class_name.isidentifier() or _module_file(context, module) is None or context.path(words[0]).exists():
         return None
     return f"{module}:{class_name}"
 
@@ -83,10 +84,10 @@ def _words(entrypoint: object) -> list[str]:
     return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else []
 
 
-def _own_files(words: list[str], context_dir: Path) -> Iterator[Path]:
-    if (trial := _trial(words)) and (file := _module_file(context_dir, trial[0])):
+def _own_files(words: list[str], context: Context) -> Iterator[Path]:
+    if (trial := _trial(words)) and (file := _module_file(context, trial[0])):
         yield file
-    scripts = (context_dir / word for word in words if word.endswith(".py"))
+    scripts = (context.path(word) for word in words if word.endswith(".py"))
     yield from (script for script in scripts if script.is_file())
 
 
@@ -120,19 +121,15 @@ def _argument(words: list[str]) -> str | None:
     return None
 
 
-def _module_file(context_dir: Path, module: str) -> Path | None:
-    base = context_dir.joinpath(*module.split("."))
-    candidates = (base / "__init__.py", base.with_name(f"{base.name}.py"))
+def _module_file(context: Context, module: str) -> Path | None:
+    base = module.replace(".", "/")
+    candidates = (context.path(f"{base}/__init__.py"), context.path(f"{base}.py"))
     return next((file for file in candidates if file.is_file()), None)
 
 
 def _is_installed(module: str) -> bool:
     site = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     return PathFinder.find_spec(module.split(".")[0], site) is not None
-
-
-def _missing_module(module: str, context_dir: Path) -> str:
-    return f"entrypoint: no module {module!r} in context_dir {context_dir}, which holds {python_files(context_dir)}"
 
 
 def _parse(file: Path) -> ast.Module:

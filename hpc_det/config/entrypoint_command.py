@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import dropwhile
-from pathlib import Path
+
+from hpc_det.config.context import Context
 
 TRIAL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
 LAUNCHERS = ("torch_distributed", "direct", "mpi", "srun", "deepspeed", "horovod", "autohorovod")
@@ -17,7 +18,7 @@ _SETTING = re.compile(r"[A-Za-z_]\w*=.*")
 _NO_SHELL = re.compile(r"[^$`*?~<>|&;()]*")
 
 
-def command_problems(words: Sequence[str], context_dir: Path) -> Iterator[str]:
+def command_problems(words: Sequence[str], context: Context) -> Iterator[str]:
     """A launcher that there is not, or a script that is not in the context directory."""
     for match in filter(None, map(_LAUNCHER.fullmatch, words)):
         package, launcher = match.groups()
@@ -27,16 +28,17 @@ def command_problems(words: Sequence[str], context_dir: Path) -> Iterator[str]:
                 f"{', '.join(LAUNCHERS)}"
             )
     started = _started(words)
-    if started is None or (context_dir / started).exists():
+    if started is None or context.path(started).exists():
         return
     if TRIAL.fullmatch(started):
         yield f"entrypoint: {started} is no script; a trial is named by --trial {started}"
     elif started.endswith(".py"):
-        yield f"entrypoint: no file {started!r} in context_dir {context_dir}, which holds {python_files(context_dir)}"
+        yield missing(f"file {started!r}", context)
 
 
-def python_files(folder: Path) -> str:
-    return ", ".join(sorted(file.name for file in folder.glob("*.py"))) or "no Python file"
+def missing(what: str, context: Context) -> str:
+    """The problem of an entrypoint that names something of the context directory that is not there."""
+    return f"entrypoint: no {what} in context_dir {context.folder}, which holds {context.python_files()}"
 
 
 def _started(words: Sequence[str]) -> str | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from hpc_det.config.context import Context
 from hpc_det.config.merge import Tree, join
 from hpc_det.config.plain_yaml import load_yaml, parse_yaml
 from hpc_det.errors import UsageError, nearest
@@ -34,10 +35,16 @@ class Request:
     template_name: str | None
     config: Tree
     context_dir: Path
+    includes: tuple[Path, ...] = ()
+    """What a job gets beside the files of `context_dir`, see hpc_det.config.context."""
     overrides: tuple[tuple[str, Tree], ...] = ()
     """Layers above the config, each with its name: what --test and --local set."""
     default_name: str | None = None
     """Of an experiment that has no name of its own: what its file is called."""
+
+    @property
+    def context(self) -> Context:
+        return Context(self.context_dir, self.includes)
 
 
 def from_file(
@@ -95,6 +102,11 @@ def from_stored(config: Tree, cluster: Tree, code: Path, overrides: Sequence[str
     for override in overrides:
         apply_override(config, override)
     return Request(cluster=cluster, template=None, template_name=None, config=config, context_dir=code)
+
+
+def with_includes(request: Request, paths: Sequence[Path]) -> Request:
+    """With files and folders beside those of the context directory."""
+    return replace(request, includes=tuple(Path(os.path.abspath(path)) for path in paths))
 
 
 def for_test(request: Request) -> Request:

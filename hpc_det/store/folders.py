@@ -10,6 +10,8 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
                storage.json      where its checkpoints lie      " (if elsewhere)
                about.json        its name, labels, and more     `hpc-det experiment set`, label, archive
                code/             what the jobs import           "
+               git.json, git.diff its commit, and what is in none " (of a git repository)
+               notified/         what hooks were told           who told them
                submitit/         submitit's own files           "
                jobs/1.sh, 1.json a script, and the job's id     "
                jobs/1.array.json which workers its jobs are     "
@@ -194,6 +196,20 @@ class ExperimentFolder:
     @property
     def code(self) -> Path:
         return self.path / "code"
+
+    @property
+    def git(self) -> Path:
+        """The commit of the code, and which files are in none: a `submit.git.GitState` without the diff."""
+        return self.path / "git.json"
+
+    @property
+    def git_diff(self) -> Path:
+        return self.path / "git.diff"
+
+    @property
+    def notified(self) -> Path:
+        """A file for each change of the state that hooks were told of, see hpc_det.notify.claim."""
+        return self.path / "notified"
 
     @property
     def submitit(self) -> Path:

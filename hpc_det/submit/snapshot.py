@@ -1,71 +1,136 @@
-"""The code as it was at submission: the job imports this copy, so an edit while it queues changes nothing."""
+"""The code as it was at submission: the job imports this copy, so an edit while it queues changes nothing.
+
+It holds the context directory and what is included beside its files. The rules are Determined's (its
+harness/determined/common/context.py and detignore.py).
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
+from hpc_det.config.context import Context
 from hpc_det.errors import UsageError
 
-LIMIT_BYTES = 95 * 1024 * 1024  # Determined's limit for a model definition, 95 MiB
-ALWAYS_IGNORED = ("__pycache__/", "*.py[co]", "*$py.class", ".git/", ".mypy_cache/", ".vscode/", ".idea/", ".detignore")
-
-
-def snapshot_files(context: Path) -> list[Path]:
-    """The files of `context` that a job gets, relative, without what `.detignore` (gitignore syntax) names.
-
-    Raises UsageError above 95 MiB, naming the ten largest.
-    """
-    files = sorted(_kept(context))
-    sizes = {file: (context / file).stat().st_size for file in files}
-    if sum(sizes.values()) > LIMIT_BYTES:
-        largest = sorted(files, key=sizes.__getitem__, reverse=True)[:10]
-        raise UsageError(
-            f"{context}: the context directory holds {sum(sizes.values())} bytes, the limit is {LIMIT_BYTES} (95 MiB); "
-            f"name data in .detignore and read it from shared storage. Largest: "
-            + ", ".join(f"{file} ({sizes[file]})" for file in largest)
-        )
-    return files
-
-
-def copy_snapshot(context: Path, files: list[Path], target: Path) -> None:
-    for file in files:
-        (target / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(context / file, target / file)
-    target.mkdir(parents=True, exist_ok=True)
-
-
-def _kept(context: Path) -> Iterator[Path]:
+if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-    ignore_file = context / ".detignore"
+LIMIT_BYTES = 95 * 1024 * 1024  # Determined's limit for a model definition, 95 MiB
+ALWAYS_IGNORED = (
+    *("__pycache__/", "*.py[co]", "*$py.class", ".mypy_cache/"),
+    *(".git/", ".vscode/", ".idea/"),
+    *(".terraform*", "*.tfstate*"),
+    ".detignore",
+)
+"""Whatever a .detignore says. Determined ignores files of terraform since those hold the keys of a cluster."""
+Snapshot: TypeAlias = dict[Path, Path]
+"""The files of a copy, relative to it, in order, and where each lies before."""
+
+
+def snapshot_files(context: Context) -> Snapshot:
+    """What a job gets. Each folder, the context directory or an included one, is taken without what its own .detignore
+    (gitignore syntax) names; an included file is taken whatever its name.
+
+    Raises UsageError above 95 MiB, naming the ten largest files, and where two things would have the same place.
+    """
+    sizes = _sized_files(context.folder, Path())
+    sources = {place: context.folder / place for place in sizes}
+    roots = {place.parts[0]: context.folder / place.parts[0] for place in sizes}
+    for include in context.includes:
+        _insist_on_own_place(include, roots)
+        roots[include.name] = include
+        added = _sized_files(include, Path(include.name)) if include.is_dir() else _sized_file(include)
+        sizes |= added
+        sources |= {place: include.parent / place for place in added}
+    _insist_on_limit(context, sizes)
+    return {place: sources[place] for place in sorted(sources)}
+
+
+def copy_snapshot(files: Snapshot, target: Path) -> None:
+    """Raises UsageError for a file that has gone, or may not be read any more."""
+    target.mkdir(parents=True, exist_ok=True)
+    for place, source in files.items():
+        (target / place).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copy2(source, target / place)
+        except OSError as error:
+            raise UsageError(f"{source}: could not be copied for the job: {error.strerror}") from None
+
+
+def _insist_on_own_place(include: Path, roots: Mapping[str, Path]) -> None:
+    if not include.name:
+        raise UsageError(f"--include {include}: has no name that it could have beside the code; name what is in it")
+    if other := roots.get(include.name):
+        raise UsageError(
+            f"--include {include}: would have the place of {other}, since both are called {include.name!r}; rename one "
+            f"of them, or leave one out"
+        )
+
+
+def _insist_on_limit(context: Context, sizes: Mapping[Path, int]) -> None:
+    if (total := sum(sizes.values())) <= LIMIT_BYTES:
+        return
+    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:10]
+    included = f" with {', '.join(map(str, context.includes))}" if context.includes else ""
+    raise UsageError(
+        f"{context.folder}: the context directory{included} holds {total} bytes, the limit is {LIMIT_BYTES} (95 MiB); "
+        f"name data in .detignore and read it from shared storage. Largest: "
+        + ", ".join(f"{place} ({sizes[place]})" for place in largest)
+    )
+
+
+def _sized_file(path: Path) -> dict[Path, int]:
+    if not path.is_file():
+        raise UsageError(f"--include {path}: is neither a file nor a folder")
+    if not os.access(path, os.R_OK):
+        raise _unreadable(path)
+    return {Path(path.name): path.stat().st_size}
+
+
+def _sized_files(folder: Path, place: Path) -> dict[Path, int]:
+    """The size of each file of `folder` that is not ignored, by its place in the copy; folder's own is `place`."""
+    return {place / name: size for name, size in _walk(str(folder), "", _ignored(folder))}
+
+
+def _walk(folder: str, prefix: str, ignored: GitIgnoreSpec) -> Iterator[tuple[str, int]]:
+    """Names below `folder`, relative to where the walk began. A folder that is ignored is not looked into."""
     try:
-        own = ignore_file.read_text(encoding="utf-8").splitlines() if ignore_file.exists() else []
-    except UnicodeDecodeError:
-        raise UsageError(f"{ignore_file}: not a text in UTF-8; expected gitignore lines") from None
-    ignored = GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *own])
-    for folder, folders, names in os.walk(context, onerror=_unreadable):
-        here = Path(folder).relative_to(context)
-        folders[:] = [name for name in folders if not ignored.match_file(f"{here / name}/")]
-        for name in folders:
-            if (context / here / name).is_symlink():
+        entries = [*os.scandir(folder)]
+    except OSError:
+        raise _unreadable(Path(folder)) from None
+    for entry in entries:
+        name = f"{prefix}{entry.name}"
+        if entry.is_dir():
+            if ignored.match_file(f"{name}/"):
+                continue
+            if entry.is_symlink():
                 raise UsageError(
-                    f"{context / here / name}: a link to a folder, which a job would lack; copy it, or name it in "
-                    f".detignore"
+                    f"{entry.path}: a link to a folder, which a job would lack; copy it, or name it in .detignore"
                 )
-        for name in names:
-            # links that lead nowhere (editors' locks) and sockets are no code
-            if not ignored.match_file(str(here / name)) and (context / here / name).is_file():
-                if not os.access(context / here / name, os.R_OK):
-                    raise _unreadable_error(context / here / name)
-                yield here / name
+            yield from _walk(entry.path, f"{name}/", ignored)
+        elif entry.is_file() and not ignored.match_file(name):  # editors' locks are links to nowhere, and no files
+            if not os.access(entry.path, os.R_OK):
+                raise _unreadable(Path(entry.path))
+            yield name, entry.stat().st_size
 
 
-def _unreadable(error: OSError) -> None:
-    raise _unreadable_error(Path(error.filename))
+def _ignored(folder: Path) -> GitIgnoreSpec:
+    from pathspec import GitIgnoreSpec
+
+    file = folder / ".detignore"
+    try:
+        own = file.read_text(encoding="utf-8-sig").splitlines() if file.exists() else []
+        return GitIgnoreSpec.from_lines([*own, *ALWAYS_IGNORED])
+    except UnicodeDecodeError:
+        raise UsageError(f"{file}: not a text in UTF-8; expected gitignore lines") from None
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read: {error.strerror}; expected gitignore lines") from None
+    except ValueError as error:  # of pathspec
+        raise UsageError(f"{file}: {error}; expected gitignore lines") from None
 
 
-def _unreadable_error(path: Path) -> UsageError:
+def _unreadable(path: Path) -> UsageError:
     return UsageError(f"{path}: may not be read, so a job would lack it; change its mode, or name it in .detignore")

@@ -22,8 +22,9 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.search.optuna_study import no_such_sampler, sampler_names
 from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.submit.git import git_state
 from hpc_det.submit.jobs import Jobs, cancelled_on_failure, prepare_jobs, queue_jobs, write_jobs
-from hpc_det.submit.snapshot import copy_snapshot, snapshot_files
+from hpc_det.submit.snapshot import Snapshot, copy_snapshot, snapshot_files
 from hpc_det.submit.source import source_checkpoint
 from hpc_det.submit.storage import check_storage, make_storage
 
@@ -38,8 +39,7 @@ class Submission:
     trials: int
     """How many there will be, replacements of invalid ones left out."""
     jobs: Jobs
-    files: list[Path]
-    """The snapshot, relative to the context directory."""
+    files: Snapshot
     source: Path | None
     """The checkpoint whose weights all trials begin with."""
 
@@ -50,7 +50,7 @@ def prepare(effective: Effective, folder: ExperimentFolder, *, is_live: bool = F
     check_storage(effective)
     jobs = prepare_jobs(effective, folder, trials)
     source = source_checkpoint(effective.tree["searcher"], folder.store())
-    return Submission(trials, jobs, [] if is_live else snapshot_files(effective.context_dir), source)
+    return Submission(trials, jobs, {} if is_live else snapshot_files(effective.context), source)
 
 
 def submit(
@@ -91,7 +91,7 @@ def _pause(folder: ExperimentFolder, source: str) -> list[str]:
 
 def trials_expected(effective: Effective) -> int:
     """How many trials there will be. Raises UsageError for a search that would fail only when a worker begins."""
-    method, _ = search_of(effective.tree, effective.points or [], effective.context_dir)
+    method, _ = search_of(effective.tree, effective.points or [], effective.searchers_code())
     expected, searcher = method.trials_expected, effective.tree["searcher"]
     if isinstance(method, CustomSearch):
         if method.problem:
@@ -129,7 +129,8 @@ def _write(submission: Submission, effective: Effective, folder: ExperimentFolde
     if is_live:
         folder.code.symlink_to(effective.context_dir, target_is_directory=True)
     else:
-        copy_snapshot(effective.context_dir, submission.files, folder.code)
+        copy_snapshot(submission.files, folder.code)
+        _note_commit(effective.context_dir, submission.files, folder)
     write_json(folder.cluster, effective.cluster.model_dump(mode="json", by_alias=True))
     write_json(folder.effective, _with_seed(effective))
     if effective.points:
@@ -138,6 +139,18 @@ def _write(submission: Submission, effective: Effective, folder: ExperimentFolde
         write_json(folder.warm_start, {"checkpoint": str(submission.source)})
     write_jobs(submission.jobs, folder)
     make_storage(effective, folder)
+
+
+def _note_commit(context_dir: Path, files: Snapshot, folder: ExperimentFolder) -> None:
+    """Code of another experiment is of the commit that it was there."""
+    other = ExperimentFolder(context_dir.parent)
+    if other.config.exists() and context_dir == other.submitted_code():
+        for before, now in ((other.git, folder.git), (other.git_diff, folder.git_diff)):
+            if before.exists():
+                write_atomic(now, before.read_bytes())
+    elif state := git_state(context_dir, [place for place in files if files[place] == context_dir / place]):
+        write_json(folder.git, state.as_json())
+        write_atomic(folder.git_diff, state.diff)
 
 
 def _with_seed(effective: Effective) -> dict[str, object]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.config.context import Context
 from hpc_det.config.entrypoint import check_entrypoint
 from hpc_det.config.entrypoint_command import LAUNCHERS
 
@@ -15,7 +16,7 @@ ENTRYPOINT = "python3 -m hpc_det.launch.torch_distributed --trial model_def:T"
 
 def check(tmp_path: Path, source: str, entrypoint: object = ENTRYPOINT) -> list[str]:
     (tmp_path / "model_def.py").write_text(source)
-    return [problem.replace(f"{tmp_path}/", "") for problem in check_entrypoint(entrypoint, tmp_path)]
+    return [problem.replace(f"{tmp_path}/", "") for problem in check_entrypoint(entrypoint, Context(tmp_path))]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_every_form_of_naming_a_trial_is_found(tmp_path: Path, entrypoint: objec
     ],
 )
 def test_an_entrypoint_that_names_no_module_of_the_folder_is_left_alone(tmp_path: Path, entrypoint: object) -> None:
-    assert check_entrypoint(entrypoint, tmp_path) == []
+    assert check_entrypoint(entrypoint, Context(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_a_launcher_that_there_is_not_is_told_before_the_job_waits(
 @pytest.mark.parametrize("launcher", [*LAUNCHERS, "wrap_rank 0 python3"])
 def test_a_launcher_that_there_is_is_no_problem(tmp_path: Path, package: str, launcher: str) -> None:
     (tmp_path / "train.py").touch()
-    assert check_entrypoint(f"python3 -m {package}.launch.{launcher} train.py", tmp_path) == []
+    assert check_entrypoint(f"python3 -m {package}.launch.{launcher} train.py", Context(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_a_script_that_is_not_there_is_told_before_the_job_waits(tmp_path: Path,
         f"entrypoint: no file 'x.py' in context_dir {tmp_path}, which holds model_def.py"
     ]
     (tmp_path / "x.py").touch()
-    assert check_entrypoint(entrypoint, tmp_path) == []
+    assert check_entrypoint(entrypoint, Context(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_a_script_that_is_not_there_is_told_before_the_job_waits(tmp_path: Path,
     ],
 )
 def test_where_only_a_shell_knows_which_script_is_meant_nothing_is_said(tmp_path: Path, entrypoint: str) -> None:
-    assert check_entrypoint(entrypoint, tmp_path) == []
+    assert check_entrypoint(entrypoint, Context(tmp_path)) == []
 
 
 def test_a_trial_without_its_flag_is_told(tmp_path: Path) -> None:
@@ -205,9 +206,9 @@ def test_a_module_may_be_a_package_or_lie_in_one(tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg/__init__.py").write_text("class T: ...")
     (tmp_path / "pkg/inner.py").write_text("class U: ...")
-    assert check_entrypoint("pkg:T", tmp_path) == []
-    assert check_entrypoint("pkg.inner:U", tmp_path) == []
-    assert len(check_entrypoint("pkg.inner:T", tmp_path)) == 1
+    assert check_entrypoint("pkg:T", Context(tmp_path)) == []
+    assert check_entrypoint("pkg.inner:U", Context(tmp_path)) == []
+    assert len(check_entrypoint("pkg.inner:T", Context(tmp_path))) == 1
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,7 @@ def test_a_module_may_be_a_package_or_lie_in_one(tmp_path: Path) -> None:
     ],
 )
 def test_an_entrypoint_that_cannot_be_read_is_told(tmp_path: Path, entrypoint: str, problem: str) -> None:
-    assert [line.partition(", such as")[0] for line in check_entrypoint(entrypoint, tmp_path)] == [problem]
+    assert [line.partition(", such as")[0] for line in check_entrypoint(entrypoint, Context(tmp_path))] == [problem]
 
 
 def test_the_users_code_is_never_run(tmp_path: Path) -> None:

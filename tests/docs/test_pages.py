@@ -40,6 +40,7 @@ PAGES = [
                 "sgd",
                 "porting",
                 "clusters",
+                "context",
                 "launchers",
                 "reliability",
                 "submitit",

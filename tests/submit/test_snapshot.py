@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hpc_det.config.context import Context
 from hpc_det.errors import UsageError
 from hpc_det.submit.snapshot import LIMIT_BYTES, copy_snapshot, snapshot_files
 
@@ -23,7 +26,7 @@ def write(context: Path, *names: str) -> None:
 
 
 def kept(context: Path) -> list[str]:
-    return [str(path) for path in snapshot_files(context)]
+    return [str(path) for path in snapshot_files(Context(context))]
 
 
 def test_everything_is_taken_in_a_fixed_order(context: Path) -> None:
@@ -34,6 +37,13 @@ def test_everything_is_taken_in_a_fixed_order(context: Path) -> None:
 def test_what_nobody_means_to_submit_is_always_left_out(context: Path) -> None:
     write(context, "a.py", "__pycache__/a.cpython-311.pyc", "pkg/__pycache__/b.pyc", "pkg/b.pyc", "pkg/b.pyo")
     write(context, ".git/config", ".mypy_cache/x", ".vscode/x", ".idea/x", ".detignore", "sub/.git/config")
+    write(context, "a$py.class", "pkg/.detignore", "terraform.tfstate", "sub/x.tfstate.backup", ".terraform/plugin")
+    assert kept(context) == ["a.py"]
+
+
+def test_always_is_always(context: Path) -> None:
+    write(context, "a.py", ".git/config", "a.pyc")
+    (context / ".detignore").write_text("!.git/\n!*.pyc\n!.detignore\n")
     assert kept(context) == ["a.py"]
 
 
@@ -50,6 +60,39 @@ def test_detignore_cannot_bring_back_a_file_from_a_folder_that_is_left_out(conte
     assert kept(context) == []
 
 
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        (b"\xff\xfe", "not a text in UTF-8"),
+        (b"!", "Invalid git pattern: '!'"),
+        (None, "cannot be read: Is a directory"),
+    ],
+)
+def test_a_detignore_that_is_none_is_named(context: Path, written: bytes | None, problem: str) -> None:
+    file = context / ".detignore"
+    if written is None:
+        file.mkdir()
+    else:
+        file.write_bytes(written)
+    with pytest.raises(UsageError, match=rf"{file}: .*{problem}.*expected gitignore lines"):
+        snapshot_files(Context(context))
+
+
+def test_a_folder_that_is_ignored_is_not_looked_into(context: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hold the data of a year."""
+    write(context, "a.py", "data/2025/a", "pkg/data/b")
+    (context / ".detignore").write_text("data/\n")
+    looked_into, scandir = list[str](), os.scandir
+
+    def look_into(folder: str) -> Iterator[os.DirEntry[str]]:
+        looked_into.append(os.path.basename(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr("os.scandir", look_into)
+    assert kept(context) == ["a.py"]
+    assert looked_into == ["context", "pkg"]
+
+
 def sparse(path: Path, size: int) -> None:
     with path.open("wb") as file:
         file.truncate(size)
@@ -60,11 +103,18 @@ def test_the_limit_itself_is_allowed(context: Path) -> None:
     assert kept(context) == ["data"]
 
 
+def test_one_byte_above_the_limit_is_too_much(context: Path) -> None:
+    sparse(context / "data", LIMIT_BYTES)
+    sparse(context / "a.py", 1)
+    with pytest.raises(UsageError, match=f"holds {LIMIT_BYTES + 1} bytes"):
+        snapshot_files(Context(context))
+
+
 def test_above_the_limit_the_ten_largest_files_are_named(context: Path) -> None:
     for number in range(1, 13):
         sparse(context / f"f{number:02}", 9_000_000 + number)
     with pytest.raises(UsageError) as error:
-        snapshot_files(context)
+        snapshot_files(Context(context))
     message = str(error.value)
     assert message.startswith(f"{context}: the context directory holds 108000078 bytes, the limit is 99614720 (95 MiB)")
     assert ".detignore" in message
@@ -91,7 +141,7 @@ def test_the_copy_holds_the_same_bytes_and_modes_and_nothing_else(context: Path,
     (context / "run.sh").chmod(0o755)
     (context / ".detignore").write_text("data/\n")
     target = tmp_path / "code"
-    copy_snapshot(context, snapshot_files(context), target)
+    copy_snapshot(snapshot_files(Context(context)), target)
     copied = sorted(path for path in target.rglob("*") if path.is_file())
     assert [str(path.relative_to(target)) for path in copied] == ["pkg/a.py", "run.sh"]
     assert (target / "pkg" / "a.py").read_text() == "pkg/a.py"
@@ -102,18 +152,79 @@ def test_a_linked_file_is_copied_as_what_it_shows(context: Path, tmp_path: Path)
     (tmp_path / "shared.py").write_text("shared")
     (context / "lib.py").symlink_to(tmp_path / "shared.py")
     target = tmp_path / "code"
-    copy_snapshot(context, snapshot_files(context), target)
+    copy_snapshot(snapshot_files(Context(context)), target)
     assert not (target / "lib.py").is_symlink()
     assert (target / "lib.py").read_text() == "shared"
 
 
 def test_an_edit_after_submission_does_not_reach_the_copy(context: Path, tmp_path: Path) -> None:
     write(context, "a.py")
-    copy_snapshot(context, snapshot_files(context), tmp_path / "code")
+    copy_snapshot(snapshot_files(Context(context)), tmp_path / "code")
     (context / "a.py").write_text("edited")
     assert (tmp_path / "code" / "a.py").read_text() == "a.py"
 
 
 def test_no_code_at_all_is_an_empty_folder_where_the_job_can_run(context: Path, tmp_path: Path) -> None:
-    copy_snapshot(context, snapshot_files(context), tmp_path / "code")
+    copy_snapshot(snapshot_files(Context(context)), tmp_path / "code")
     assert list((tmp_path / "code").iterdir()) == []
+
+
+def test_a_file_that_has_gone_meanwhile_is_named(context: Path, tmp_path: Path) -> None:
+    write(context, "a.py")
+    files = snapshot_files(Context(context))
+    (context / "a.py").unlink()
+    with pytest.raises(UsageError, match=r"a\.py: could not be copied for the job: No such file"):
+        copy_snapshot(files, tmp_path / "code")
+
+
+# --- what is included
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """A folder elsewhere, with a .detignore of its own."""
+    folder = tmp_path / "elsewhere" / "library"
+    folder.mkdir(parents=True)
+    write(folder, "b.py", "deep/c.py", "big/data", "__pycache__/b.pyc")
+    (folder / ".detignore").write_text("big/\n")
+    return folder
+
+
+def test_included_files_and_folders_have_their_own_names_beside_the_code(
+    context: Path, library: Path, tmp_path: Path
+) -> None:
+    write(context, "a.py")
+    write(tmp_path, "other/settings.json")
+    files = snapshot_files(Context(context, (library, tmp_path / "other" / "settings.json")))
+    assert [str(place) for place in files] == ["a.py", "library/b.py", "library/deep/c.py", "settings.json"]
+    copy_snapshot(files, tmp_path / "code")
+    assert (tmp_path / "code" / "library" / "deep" / "c.py").read_text() == "deep/c.py"
+
+
+def test_the_contexts_detignore_is_not_that_of_what_is_included(context: Path, library: Path, tmp_path: Path) -> None:
+    write(tmp_path, "other/b.py")
+    (context / ".detignore").write_text("*.py\n")
+    assert len(snapshot_files(Context(context, (library, tmp_path / "other" / "b.py")))) == 3
+
+
+def test_two_things_of_one_name_are_both_named(context: Path, library: Path, tmp_path: Path) -> None:
+    write(context, "library/x.py")
+    write(tmp_path, "other/library")
+    both = f"--include {library}: would have the place of {context}/library, since both are called 'library'"
+    with pytest.raises(UsageError, match=both):
+        snapshot_files(Context(context, (library,)))
+    (context / ".detignore").write_text("/library\n")
+    other = tmp_path / "other" / "library"
+    with pytest.raises(UsageError, match=f"--include {other}: would have the place of {library}"):
+        snapshot_files(Context(context, (library, other)))
+
+
+def test_what_is_included_counts_for_the_limit(context: Path, library: Path) -> None:
+    sparse(context / "a", LIMIT_BYTES)
+    with pytest.raises(UsageError, match=rf"{context}: the context directory with {library} holds .*library/deep/c.py"):
+        snapshot_files(Context(context, (library,)))
+
+
+def test_the_root_has_no_name_beside_the_code(context: Path) -> None:
+    with pytest.raises(UsageError, match="--include /: has no name"):
+        snapshot_files(Context(context, (Path("/"),)))

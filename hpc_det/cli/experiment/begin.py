@@ -22,9 +22,11 @@ def create(config: Path, request: Request, choices: Choices) -> None:
     """Create an experiment from a YAML file and the folder of its code.
 
     CONTEXT_DIR is copied for the job, without what its .detignore names; by default the `context_dir` of CONFIG, or
-    the current directory. Without --follow the last line is `Created experiment N`. A dry run's output is the script;
-    --explain adds comment lines. --local trains in this process, on the folder itself: with --test it shows in seconds
-    whether everything fits together, with --pdb it stops in the debugger where it does not.
+    the current directory. What --include names lies beside it there, under its own name.
+
+    Without --follow the last line is `Created experiment N`. A dry run's output is the script; --explain adds comment
+    lines. --local trains in this process, on the folder itself: with --test it shows in seconds whether everything fits
+    together, with --pdb it stops in the debugger where it does not.
 
     \b
     Example:

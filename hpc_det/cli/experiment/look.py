@@ -62,6 +62,8 @@ def describe(experiments: list[ExperimentFolder], output: Output) -> None:
       hpc-det experiment describe 12 --json
       {"id": 12, "name": "digits", "state": "RUNNING", "why": null,
        "folder": "/home/me/hpc_det/experiments/12", "entrypoint": "...",
+       "code": {"commit": "1a2b3c4...", "branch": "main", "dirty": true,
+                "remote": "git@example.org:me/digits.git"},
        "searcher": {"name": "single", "metric": "accuracy", ...},
        "slots": 8, "nodes": 2, "ranks_per_node": 4,
        "scheduler": "slurm", "job_id": "4711", "job_ids": ["4711"],
@@ -82,7 +84,8 @@ def describe(experiments: list[ExperimentFolder], output: Output) -> None:
        "trials": [...]}
     Each of `trials` is what `hpc-det trial describe` prints. Of several trials,
     `training` and `validation` are null here, and `checkpoints` and `attempts`
-    empty. `why` says in a sentence what ended an ERROR or CANCELED experiment.
+    empty. `code` is null where git knew nothing of it. `why` says in a sentence
+    what ended an ERROR or CANCELED experiment.
     `complete`: every file is there in its size. Of an open attempt, all from
     `ended` on is null. `cause` is finished, failed, preempted, time limit,
     node lost, unhealthy node, hung, cancelled, paused or waiting (for the

@@ -1,0 +1,201 @@
+"""The code of an experiment on its way into the job: what is included, which commit it is, and what ranks import."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from tests.cli.conftest import TRIAL, Command
+from tests.wait import DEADLINE_S, wait_for
+
+Stub = Callable[[str, str], None]
+GIT = shutil.which("git") or "git"
+SLURM = ("--cluster", "slurm", "--config", "resources.slots_per_trial=4")
+
+
+@pytest.fixture
+def create(hpc_det: Command, root: Path, config: Path, code: Path, slurm_commands: Stub) -> Callable[..., Path]:
+    """Creates an experiment with these options, on a Slurm that takes every job; its folder."""
+    slurm_commands("sbatch", "echo 4711")
+    slurm_commands("squeue", "")
+
+    def run(*options: object) -> Path:
+        created = hpc_det("experiment", "create", config, code, *SLURM, *options)
+        assert (created.code, created.err) == (0, "")
+        return root / "experiments" / created.out.split()[-1]
+
+    return run
+
+
+Create = Callable[..., Path]
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A trial and a library that are not in the context directory."""
+    folder = tmp_path / "elsewhere"
+    (folder / "library" / "deep").mkdir(parents=True)
+    (folder / "other_def.py").write_text(TRIAL)
+    (folder / "library" / "deep" / "layers.py").write_text("")
+    return folder
+
+
+OTHER = ("--config", "entrypoint=other_def:MyTrial")
+
+
+# --- what is included
+
+
+def test_a_job_gets_what_is_included_and_its_entrypoint_may_be_there(
+    create: Create, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(elsewhere)
+    experiment = create("-i", "other_def.py", "--include", elsewhere / "library", *OTHER)
+    copied = [str(path.relative_to(experiment / "code")) for path in (experiment / "code").rglob("*.py")]
+    assert sorted(copied) == ["library/deep/layers.py", "model_def.py", "other_def.py"]
+
+
+def test_a_fork_has_it_too(create: Create, hpc_det: Command, root: Path, elsewhere: Path) -> None:
+    create("-i", elsewhere / "other_def.py", *OTHER)
+    (elsewhere / "other_def.py").unlink()
+    assert hpc_det("experiment", "fork", 1).out == "Created experiment 2\n"
+    assert (root / "experiments/2/code/other_def.py").read_text() == TRIAL
+
+
+def test_check_and_dry_run_know_it(hpc_det: Command, root: Path, config: Path, code: Path, elsewhere: Path) -> None:
+    for command in (["config", "check"], ["experiment", "create", "--dry-run"]):
+        assert "no module 'other_def'" in hpc_det(*command, config, code, *OTHER).err
+        assert hpc_det(*command, config, code, *OTHER, "-i", elsewhere / "other_def.py").code == 0
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("multirun", [[], ["-m", "hyperparameters.learning_rate=0.1,0.01"]])
+def test_run_takes_it_as_well(
+    hpc_det: Command, root: Path, slurm_commands: Stub, elsewhere: Path, multirun: list[str]
+) -> None:
+    slurm_commands("sbatch", "echo 4711")
+    here = ["experiment=digits", "cluster=slurm", "entrypoint='other_def:MyTrial'"]
+    assert hpc_det("run", *here, *multirun, "-i", elsewhere / "other_def.py").out == "Created experiment 1\n"
+    assert (root / "experiments/1/code/other_def.py").exists()
+
+
+def test_a_search_of_the_users_own_may_be_included(hpc_det: Command, config: Path, code: Path, elsewhere: Path) -> None:
+    (elsewhere / "my_search.py").write_text("class MySearch: ...\n")
+    search = (
+        "--config",
+        "searcher={name: custom, class: 'my_search:MySearch', metric: a, max_length: 9, max_trials: 1}",
+    )
+    told = hpc_det("config", "check", config, code, *search, "-i", elsewhere / "my_search.py")
+    assert f"{elsewhere}/my_search.py" in told.err
+
+
+def test_what_would_hide_the_code_is_refused_before_anything_is_submitted(
+    hpc_det: Command, root: Path, config: Path, code: Path, elsewhere: Path
+) -> None:
+    (elsewhere / "model_def.py").write_text(TRIAL)
+    told = hpc_det("experiment", "create", config, code, "-i", elsewhere / "model_def.py")
+    assert (told.code, told.err.count("\n")) == (2, 1)
+    assert f"--include {elsewhere}/model_def.py: would have the place of {code}/model_def.py" in told.err
+    assert not root.exists()
+
+
+def test_what_is_not_there_cannot_be_included(hpc_det: Command, config: Path, code: Path) -> None:
+    told = hpc_det("experiment", "create", config, code, "-i", "no-such-file")
+    assert told.code == 2
+    assert "'no-such-file' does not exist" in told.err
+
+
+def test_a_training_in_this_process_is_on_the_folder_itself(
+    hpc_det: Command, config: Path, code: Path, elsewhere: Path
+) -> None:
+    told = hpc_det("experiment", "create", config, code, "--local", "-i", elsewhere)
+    assert (told.code, told.err.startswith("hpc-det: --local: trains on CONTEXT_DIR itself")) == (2, True)
+
+
+# --- which commit it is
+
+
+@pytest.fixture
+def repository(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The context directory, committed."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    who = ("-c", "user.name=ada", "-c", "user.email=ada@example.org")
+    for arguments in (["init", "-q", "-b", "main"], ["add", "."], [*who, "commit", "-q", "-m", "first"]):
+        subprocess.run([GIT, *arguments], cwd=code, check=True)
+    return code
+
+
+def lines(text: str) -> list[list[str]]:
+    """Their words."""
+    return [line.split() for line in text.splitlines()]
+
+
+def test_an_experiment_says_which_commit_its_code_was(
+    repository: Path, tmp_path: Path, hpc_det: Command, create: Create
+) -> None:
+    (tmp_path / "bin" / "git").symlink_to(GIT)
+    head = subprocess.check_output([GIT, "rev-parse", "HEAD"], cwd=repository, text=True).strip()
+    create()
+    (repository / "model_def.py").write_text(f"{TRIAL}# edited\n")
+    experiment = create()
+    assert ["Code:", "commit", head[:7]] in lines(hpc_det("e", "describe", 1).out)
+    assert ["Code:", "commit", head[:7], "with", "changes"] in lines(hpc_det("e", "describe", 2).out)
+    code = json.loads(hpc_det("e", "describe", 2, "--json").out)["code"]
+    assert code == {"commit": head, "branch": "main", "remote": None, "dirty": True}
+    assert "# edited" in (experiment / "git.diff").read_text()
+    assert (experiment / "git.diff").stat().st_mode & 0o777 == 0o600
+
+    hpc_det("experiment", "fork", 2)
+    assert json.loads(hpc_det("e", "describe", 3, "--json").out)["code"] == code
+
+
+def test_without_a_repository_an_experiment_says_nothing_of_a_commit(create: Create, hpc_det: Command) -> None:
+    experiment = create()
+    assert "commit" not in hpc_det("e", "describe", 1).out
+    assert json.loads(hpc_det("e", "describe", 1, "--json").out)["code"] is None
+    assert not (experiment / "git.json").exists()
+
+
+# --- what ranks import
+
+TELLS = """
+import pathlib, sys, time
+while not pathlib.Path("{gate}").exists():
+    time.sleep(0.01)
+import late, select
+print(late.WHERE, file=open("{told}", "w"))
+"""
+
+
+def test_ranks_import_the_copy_whatever_lies_where_it_was_submitted(
+    hpc_det: Command, root: Path, config: Path, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An edit after the submission, a module beside it, one of PYTHONPATH, and one with the name of a library's."""
+    gate, told = tmp_path / "gate", tmp_path / "told"
+    (code / "script.py").write_text(TELLS.format(gate=gate, told=told))
+    (code / "late.py").write_text("WHERE = 'the copy'\n")
+    for name, where in (("submitted_from", "where it was submitted"), ("on_path", "PYTHONPATH")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "late.py").write_text(f"WHERE = {where!r}\n")
+    (tmp_path / "submitted_from" / "select.py").write_text("raise SystemExit('not this one')\n")
+    monkeypatch.chdir(tmp_path / "submitted_from")
+    others = (str(tmp_path / "on_path"), str(code), os.environ.get("PYTHONPATH"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, others)))
+    config.write_text("{entrypoint: python3 script.py, searcher: {metric: a}}")
+    assert hpc_det("experiment", "create", config, code).out == "Created experiment 1\n"
+    (code / "late.py").write_text("WHERE = 'an edit after the submission'\n")
+    gate.touch()
+    wait_for(told.exists, DEADLINE_S, otherwise=lambda: _logs(ExperimentStore(root).folder(1)))
+    assert hpc_det("experiment", "wait", 1).code == 0
+    assert told.read_text() == "the copy\n"
+
+
+def _logs(experiment: ExperimentFolder) -> str:
+    return "\n".join(path.read_text() for path in experiment.path.rglob("*.log"))
