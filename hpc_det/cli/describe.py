@@ -9,11 +9,12 @@ from typing import Any
 
 from hpc_det.cli import describe_trial
 from hpc_det.cli.describe_trial import TrialFacts, facts_in_words, section
-from hpc_det.cli.listing import progress, progress_in_words
+from hpc_det.cli.listing import progress_in_words
 from hpc_det.cli.values import columns, iso, number
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import Metrics, read_tolerantly, why_not_completed
+from hpc_det.view.summary import progress
 from hpc_det.view.trials import TrialState, differing, flattened
 from hpc_det.view.watch import state as state_of
 from hpc_det.view.watch import what_to_do

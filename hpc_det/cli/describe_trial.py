@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpc_det.checkpoint.committed import Committed, committed
-from hpc_det.cli.listing import best_of_one
 from hpc_det.cli.values import iso, number, values_in_words
 from hpc_det.store.folders import TrialFolder
 from hpc_det.view import story
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import AttemptStory, Metrics
+from hpc_det.view.summary import best_of_one
 from hpc_det.view.trials import TrialState, trial_state
 from hpc_det.view.watch import state as state_of
 

@@ -282,6 +282,11 @@ class ExperimentStore:
 
     root: Path
 
+    @property
+    def index(self) -> Path:
+        """What is known of experiments that rest: see hpc_det.view.index. Written by whoever lists all."""
+        return self.root / ".index.json"
+
     def folder(self, number: int) -> ExperimentFolder:
         return ExperimentFolder(self.root / "experiments" / str(number))
 

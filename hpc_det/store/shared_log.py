@@ -57,14 +57,26 @@ class SharedLog:
     def _read(self) -> list[str] | None:
         """The next lines; None at the end of the log.
 
-        A chunk's file is asked for after the entry's: where it is there, the entry may be one that came too late.
+        A chunk's file is asked for after its entries': where it is there, an entry may be one that came too late.
         """
-        entry = _lines(self._entry())
+        small = self._read_small_ones()
         sealed = _lines(self._sealed())
-        lines = entry if sealed is None else sealed[len(self._chunk) :]
-        if lines == []:  # no process of ours leaves such a file
-            raise ValueError(f"{self._entry()}: nothing is in it")
-        return lines
+        lines = small if sealed is None else sealed[len(self._chunk) :]
+        if sealed is not None and not lines:  # no process of ours leaves such a file
+            raise ValueError(f"{self._sealed()}: nothing more is in it")
+        return lines or None
+
+    def _read_small_ones(self) -> list[str]:
+        """Of the rest of the chunk, as far as they are there."""
+        found: list[str] = []
+        for number in range(self._position, self._position // CHUNK * CHUNK + CHUNK):
+            entry = _lines(self._entry(number))
+            if entry is None:
+                break
+            if not entry:
+                raise ValueError(f"{self._entry(number)}: nothing is in it")
+            found += entry
+        return found
 
     def _advance(self, line: str) -> None:
         self._chunk.append(line)

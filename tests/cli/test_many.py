@@ -52,13 +52,14 @@ def test_the_list_shows_trials_that_have_ended_and_the_best_one(
     assert 0 < record["progress"] < 1
 
 
-def test_a_list_reads_no_folder_of_a_trial(
+def test_a_list_reads_no_file_of_a_trial(
     hpc_det: Command, life: Life, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a trial was read")
 
-    monkeypatch.setattr("hpc_det.store.folders.ExperimentFolder.trial", refuse)
+    for read in ("story.Metrics.read", "story.Journal"):
+        monkeypatch.setattr(f"hpc_det.view.{read}", refuse)
     assert "RUNNING  0/4 trials, " in hpc_det("e", "list").out
 
 

@@ -43,7 +43,7 @@ def list_(with_archived: bool, wanted: tuple[str, ...], labels: tuple[str, ...],
 
     records = (
         record
-        for record in listed(list(store().all()))
+        for record in listed(store())
         if (with_archived or not record["archived"])
         and (not wanted or record["state"] in wanted)
         and set(labels) <= set(record["labels"])

@@ -1,0 +1,70 @@
+"""All experiments below a state root: each in a line, and those that have not ended.
+
+Only those that somebody works on are read, and those that the index does not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hpc_det.errors import HpcDetError
+from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.view.index import Index, trace_of
+from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.summary import DAMAGED, Summary, summary
+from hpc_det.view.watch import states
+
+
+def summaries(store: ExperimentStore) -> list[Summary]:
+    """Of all experiments, oldest first. One with damaged files hides no other. The scheduler is asked about those that
+    do not rest.
+    """
+    found = _Found.of(store)
+    now = states(found.under_way)
+    told = [*found.resting, *(summary(view, now[view.id]) for view in found.under_way)]
+    return sorted([*told, *map(_damaged, found.damaged)], key=lambda each: each.id)
+
+
+def under_way(store: ExperimentStore) -> list[ExperimentView]:
+    """Experiments that have not ended, as far as their files tell, oldest first: their jobs may be in a queue or run.
+
+    Nobody is asked. Paused ones are among them.
+    """
+    found = _Found.of(store)
+    paused = [store.folder(each.id) for each in found.resting if not each.state.is_final]
+    return sorted([*found.under_way, *map(ExperimentView, paused)], key=lambda view: view.id)
+
+
+@dataclass(frozen=True)
+class _Found:
+    resting: list[Summary] = field(default_factory=list)
+    under_way: list[ExperimentView] = field(default_factory=list)
+    damaged: list[ExperimentFolder] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, store: ExperimentStore) -> _Found:
+        found, index = cls(), Index(store)
+        for experiment in store.all():
+            if known := index.find(experiment):
+                found.resting.append(known)
+            else:
+                found._read(experiment, index)
+        index.write()
+        return found
+
+    def _read(self, experiment: ExperimentFolder, index: Index) -> None:
+        trace = trace_of(experiment)
+        try:
+            view = ExperimentView(experiment)
+        except HpcDetError:
+            self.damaged.append(experiment)
+            return
+        if settled := view.settled():
+            self.resting.append(summary(view, settled))
+            index.keep(self.resting[-1], trace)
+        else:
+            self.under_way.append(view)
+
+
+def _damaged(experiment: ExperimentFolder) -> Summary:
+    return Summary(id=experiment.id, name=DAMAGED, state=ExperimentState.ERROR)

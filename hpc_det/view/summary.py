@@ -1,0 +1,85 @@
+"""An experiment in a line: what a list of all shows of each."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hpc_det.errors import HpcDetError
+from hpc_det.search.best import best_trial
+from hpc_det.store.about import read_about
+from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.story import Metrics
+from hpc_det.view.trials import counted, length_unit
+
+DAMAGED = "(files damaged)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Plain values, as JSON keeps them."""
+
+    id: int
+    name: str
+    description: str = ""
+    labels: list[str] = field(default_factory=list)
+    archived: bool = False
+    state: ExperimentState
+    submitted: float | None = None
+    """In seconds since the epoch."""
+    batches: int | None = None
+    """Of the only trial; None where there are several."""
+    total_batches: int | None = None
+    best: dict[str, Any] | None = None
+    """metric, value, batches, trial"""
+    trials: dict[str, int] | None = None
+    """A `trials.TrialCounts`."""
+    progress: float | None = None
+    """0 .. 1"""
+
+
+def summary(view: ExperimentView, state: ExperimentState) -> Summary:
+    """Where its files are damaged, only the state stands for sure."""
+    submitted = view.jobs[0].submitted if view.jobs else None
+    try:
+        known = {**read_about(view.folder, view.config).as_json(), **progress(view, state)}
+    except (HpcDetError, OSError, ValueError, LookupError, TypeError):
+        known = {"name": DAMAGED}
+    return Summary(id=view.id, state=state, submitted=submitted, **known)
+
+
+def progress(view: ExperimentView, state: ExperimentState) -> dict[str, Any]:
+    """How far it is. Of several trials the search knows; a list must not read a thousand folders."""
+    search, searcher = view.search, view.config["searcher"]
+    counts = asdict(counted(search, is_running=state is ExperimentState.RUNNING))
+    if view.has_many_trials:
+        return {
+            "batches": None,
+            "total_batches": None,
+            "best": best_of_many(view),
+            "trials": counts,
+            "progress": search.method.progress,
+        }
+    metrics = Metrics.read(view.folder.trial(), searcher)
+    known = metrics.batches / metrics.total if metrics.total else 0.0
+    done = 1.0 if state is ExperimentState.COMPLETED else min(known, 1.0)
+    return {
+        "batches": metrics.batches,
+        "total_batches": metrics.total,
+        "best": best_of_one(metrics, 1),
+        "trials": counts,
+        "progress": done,
+    }
+
+
+def best_of_many(view: ExperimentView) -> dict[str, Any] | None:
+    searcher = view.config["searcher"]
+    best = best_trial(view.told, searcher)
+    if best is None:
+        return None
+    batches = best.length if length_unit(searcher) == "batches" else None
+    return {"metric": best.metric, "value": best.value, "batches": batches, "trial": best.trial}
+
+
+def best_of_one(metrics: Metrics, trial: int) -> dict[str, Any] | None:
+    return {**asdict(metrics.best), "trial": trial} if metrics.best else None
