@@ -96,6 +96,8 @@ def _print_json(data: Any) -> None:
 
 
 def _print_csv(records: Sequence[Record]) -> None:
+    if not records:
+        return  # nobody knows of which keys
     flat = [_flat(record) for record in records]
     headings = dict.fromkeys(name for row in flat for name in row)
     writer = csv.DictWriter(sys.stdout, headings, lineterminator="\n", restval="")

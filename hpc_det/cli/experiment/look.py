@@ -124,6 +124,21 @@ def logs(experiment: ExperimentFolder, follow: bool, trial: int | None, rank: in
         click.echo(line)
 
 
+@experiment.command("list-trials")
+@experiment_argument
+@output_options
+def list_trials(experiment: ExperimentFolder, output: Output) -> None:
+    """List the trials of an experiment, with the hyperparameters in which they differ.
+
+    \b
+    Example:
+      hpc-det experiment list-trials 12 --csv
+    """
+    from hpc_det.cli.trials import listed
+
+    output.table(*listed(experiment))
+
+
 @experiment.command()
 @experiment_argument
 @click.option("--origins", is_flag=True, help="Who wrote each key, too.")
