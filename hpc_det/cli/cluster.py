@@ -69,14 +69,19 @@ def list_(output: Output) -> None:
 
 @cluster.command()
 @click.argument("name")
-def show(name: str) -> None:
+@output_options
+def show(name: str, output: Output) -> None:
     """Print the profile NAME.
 
     \b
     Example:
       hpc-det cluster show local
     """
-    click.echo(find("cluster", name, os.environ).read_text(encoding="utf-8"), nl=False)
+    file = find("cluster", name, os.environ)
+    if output.is_for_people:
+        click.echo(file.read_text(encoding="utf-8"), nl=False)
+    else:
+        output.details([load_yaml(file)])
 
 
 def _checked(name: str) -> str:

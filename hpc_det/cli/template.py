@@ -53,7 +53,8 @@ def list_(details: bool, output: Output) -> None:
 
 @template.command()
 @click.argument("name")
-def describe(name: str) -> None:
+@output_options
+def describe(name: str, output: Output) -> None:
     """Show what a template says, secrets masked.
 
     \b
@@ -64,7 +65,10 @@ def describe(name: str) -> None:
     from hpc_det.config.templates import template
 
     found = template(name, os.environ)
-    click.echo(_in_words(found, {"config": masked(found.tree())}), nl=False)
+    if output.is_for_people:
+        click.echo(_in_words(found, {"config": masked(found.tree())}), nl=False)
+    else:
+        output.details([_record(found, details=True)])
 
 
 @template.command()

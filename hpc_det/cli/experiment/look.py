@@ -141,8 +141,9 @@ def list_trials(experiment: ExperimentFolder, output: Output) -> None:
 
 @experiment.command()
 @experiment_argument
-@click.option("--origins", is_flag=True, help="Who wrote each key, too.")
-def config(experiment: ExperimentFolder, origins: bool) -> None:
+@click.option("--origins", is_flag=True, help="For people: who wrote each key, too.")
+@output_options
+def config(experiment: ExperimentFolder, origins: bool, output: Output) -> None:
     """Print the effective configuration of an experiment, secrets masked.
 
     \b
@@ -150,6 +151,10 @@ def config(experiment: ExperimentFolder, origins: bool) -> None:
       hpc-det experiment config 12 --origins
     """
     from hpc_det.cli.origins import with_origins
+    from hpc_det.config.plain_yaml import load_yaml
 
+    if not output.is_for_people:
+        output.details([load_yaml(experiment.config)])
+        return
     text = with_origins(experiment) if origins else experiment.config.read_text(encoding="utf-8")
     click.echo(text, nl=False)

@@ -1,0 +1,95 @@
+"""The three ways in which a command shows what it found."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+
+import click
+import pytest
+
+from hpc_det.cli.main import cli
+from hpc_det.cli.output import MOST_BY_RICH, Output, column
+from tests.cli.conftest import Command
+from tests.cli.life import FakeScheduler, Life
+from tests.cli.test_main import commands
+
+RECORDS = [
+    {"id": 1, "state": "RUNNING", "best": {"metric": "accuracy", "value": 0.5}, "labels": ["a", "b,c"], "why": None},
+    {"id": 12, "state": "ERROR", "best": None, "labels": [], "why": 'said "no"'},
+]
+SHOWN = [column("ID", "id"), column("STATE", "state"), column("WHY", "why")]
+
+
+def test_a_table_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().table(RECORDS, SHOWN)
+    assert capsys.readouterr().out == 'ID  STATE    WHY\n1   RUNNING  -\n12  ERROR    said "no"\n'
+
+
+def test_json_has_every_value_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(as_json=True).table(RECORDS, SHOWN)
+    assert json.loads(capsys.readouterr().out) == RECORDS
+
+
+def test_csv_has_dotted_names_and_lists_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(as_csv=True).table(RECORDS, SHOWN)
+    first, second = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (first["best.metric"], first["best.value"], first["labels"], first["why"]) == (
+        "accuracy",
+        "0.5",
+        '["a", "b,c"]',
+        "",
+    )
+    assert (second["id"], second["best.value"], second["labels"], second["why"]) == ("12", "", "[]", 'said "no"')
+
+
+@pytest.mark.parametrize("rows", [2, MOST_BY_RICH + 1])
+def test_on_a_terminal_a_table_may_have_colours_and_says_the_same(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    Output().table([*RECORDS, *({**RECORDS[0], "id": number} for number in range(13, 11 + rows))], SHOWN)
+    lines = capsys.readouterr().out.splitlines()
+    assert [click.unstyle(line).split() for line in lines[:3]] == [
+        ["ID", "STATE", "WHY"],
+        ["1", "RUNNING", "-"],
+        ["12", *WHY],
+    ]
+    assert len(lines) == 1 + rows
+
+
+WHY = ["ERROR", "said", '"no"']
+
+
+def test_of_a_single_thing_json_is_no_list(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    assert json.loads(hpc_det("e", "describe", "1", "--json").out)["id"] == 1
+    assert [found["id"] for found in json.loads(hpc_det("e", "describe", "1,1", "--json").out)["trials"]] == []
+
+
+def test_both_at_once_are_refused(hpc_det: Command, life: Life) -> None:
+    code, out, err = hpc_det("e", "list", "--json", "--csv")
+    assert (code, out) == (2, "")
+    assert "--csv: --json was given, too; give one of them" in err
+
+
+SHOWS = {
+    "list",
+    "show",
+    "config",
+    "list-trials",
+    "list-checkpoints",
+    "describe",
+    "status",
+    "preview-search",
+    "doctor",
+    "version",
+}
+
+
+@pytest.mark.parametrize("command", [c for c in commands(cli) if c.name in SHOWS], ids=lambda command: command.name)
+def test_every_command_that_shows_something_has_all_three(command: click.Command) -> None:
+    options = {option for param in command.params for option in param.opts}
+    assert {"--json", "--csv"} <= options
