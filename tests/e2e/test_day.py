@@ -70,12 +70,12 @@ class Day:
             hpc_det("experiment", "create", config, code, "--cluster", "lab")
         hpc_det("experiment", "create", HERE / "story.yaml", HERE / "trial", "--cluster", "lab")
 
-    def list(self) -> list[dict[str, Any]]:
+    def listed(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(self.hpc_det("experiment", "list", "--json"))
         return found
 
     def states(self) -> Counter[str]:
-        return Counter(record["state"] for record in self.list())
+        return Counter(record["state"] for record in self.listed())
 
     def job(self, experiment: int) -> str:
         """The id of its newest job, as the scheduler knows it."""
@@ -129,9 +129,9 @@ def test_twenty_experiments_from_morning_to_evening(
     assert slurm_lab.run("squeue", "--noheader", "--states=PENDING,RUNNING") == ""
     there = {experiment.id for experiment in ExperimentStore(root).all()}
     assert there == {*range(1, EXPERIMENTS + 1)} - {4, 5}
-    listed = {record["id"]: record["state"] for record in day.list()}
+    listed = {record["id"]: record["state"] for record in day.listed()}
     assert listed.keys() == there - {6, 7}
     assert {number for number, state in listed.items() if state != "COMPLETED"} == {3}
     assert listed[3] == "CANCELED"
-    assert day.list()[-1]["name"] == "the real one"
+    assert day.listed()[-1]["name"] == "the real one"
     assert "the real one" in (root / "report.html").read_text()

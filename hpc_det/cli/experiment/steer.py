@@ -13,7 +13,15 @@ from hpc_det.store.folders import ExperimentFolder
 
 @experiment.command()
 @experiments_argument
-@click.option("--poll", type=click.FloatRange(min=0.05, max=3600), default=1.0, show_default=True, metavar="SECONDS")
+@click.option(
+    "--poll",
+    "--polling-interval",
+    "poll",
+    type=click.FloatRange(min=0.05, max=3600),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+)
 def wait(experiments: list[ExperimentFolder], poll: float) -> None:
     """Wait until experiments have ended; exit code 0 only if all are COMPLETED.
 
