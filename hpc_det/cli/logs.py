@@ -1,151 +1,133 @@
-"""hpc-det experiment logs, trial logs: what jobs and ranks printed, trial after trial, attempt after attempt."""
+"""hpc-det experiment logs, trial logs: what jobs and ranks printed, for people and for programs."""
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
-from hpc_det.cli.tail import Tail
+from hpc_det.cli.log_choices import LogChoices
+from hpc_det.cli.values import iso
 from hpc_det.errors import UsageError
-from hpc_det.launch.job.log_lines import ATTEMPT_BEGINS, OF_WORKER
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
+from hpc_det.view import story
+from hpc_det.view.logs.experiment import ExperimentLogs
+from hpc_det.view.logs.levels import Levels
+from hpc_det.view.logs.passage import Passage, Source, first
+from hpc_det.view.logs.trial import MARKED, TrialLogs
+from hpc_det.view.logs.wanted import Wanted
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trials import TrialState, state_now
 from hpc_det.view.watch import POLL_S, Watch, say
 
-
-class Lines(Protocol):
-    def new_lines(self, *, final: bool = False) -> Iterator[str]:
-        """Those since the last call; `final`: also lines that lack an end."""
-
-
-class Logs:
-    """All logs of a trial as one stream of lines; each call goes on where the last one ended."""
-
-    def __init__(self, trial: TrialFolder, rank: int | None = None) -> None:
-        """`rank`: only its lines; of the job's those that `wrap_rank` has marked as this rank's."""
-        self._trial = trial
-        self._rank = rank
-        self._job = Tail(trial.job_log)
-        self._job_attempt = 1
-        self._ranks: dict[tuple[int, int], Tail] = {}
-        self._shown: int | None = None
-
-    def new_lines(self, *, final: bool = False) -> Iterator[str]:
-        """By attempt: its border, the job's lines, then each rank's. `final`: also lines that lack an end."""
-        by_attempt: dict[int, list[str]] = {}
-        for attempt, line in self._job_lines(final):
-            if self._rank is None or line.startswith(f"[rank={self._rank}] "):
-                by_attempt.setdefault(attempt, []).append(line)
-        self._find_ranks()
-        for attempt in sorted(by_attempt.keys() | {attempt for attempt, _ in self._ranks}):
-            yield from self._bordered(attempt, iter(by_attempt.get(attempt, [])))
-            yield from self._bordered(attempt, self._rank_lines(attempt, final))
-
-    def _bordered(self, attempt: int, lines: Iterator[str]) -> Iterator[str]:
-        for line in lines:
-            if self._shown != attempt:
-                self._shown = attempt
-                yield f"---------- attempt {attempt} ----------"
-            yield line
-
-    def _job_lines(self, final: bool) -> Iterator[tuple[int, str]]:
-        for line in self._job.lines(final=final):
-            if begin := ATTEMPT_BEGINS.fullmatch(line):
-                self._job_attempt = int(begin[1])
-            yield self._job_attempt, line
-
-    def _rank_lines(self, attempt: int, final: bool) -> Iterator[str]:
-        for (its_attempt, rank), tail in sorted(self._ranks.items()):
-            if its_attempt == attempt:
-                yield from (f"[rank={rank}] {line}" for line in tail.lines(final=final))
-
-    def _find_ranks(self) -> None:
-        for path in self._trial.logs.glob("attempt-*/rank-*.log"):
-            key = _number(path.parent.name), _number(path.stem)
-            if key not in self._ranks and self._rank in (None, key[1]):
-                self._ranks[key] = Tail(path)
+FIELDS = ("time", "attempt", "trial", "rank", "job", "level", "line")
+"""Of a line, as programs get it."""
+State = ExperimentState | TrialState
 
 
-def _number(name: str) -> int:
-    return int(Path(name).name.rpartition("-")[2])
+class Logs(Protocol):
+    def passages(self, *, final: bool = False) -> Iterator[Passage]: ...
+
+    def last(self, count: int, *, final: bool = False) -> list[Passage]: ...
 
 
-class JobLogs:
-    """What the jobs print outside of attempts: modules and setup of the site, errors before any trial began.
-
-    Not the lines of workers: which trial one takes is known from the trial's own log.
-    """
-
-    def __init__(self, experiment: ExperimentFolder) -> None:
-        self._folder = experiment.jobs
-        self._tails: dict[str, Tail] = {}
-
-    def new_lines(self, *, final: bool = False) -> Iterator[str]:
-        for path in sorted(self._folder.glob("*.log"), key=lambda path: [*map(int, path.stem.split("-"))]):
-            tail = self._tails.setdefault(path.stem, Tail(path))
-            lines = tail.lines(final=final)
-            yield from (f"[job={path.stem}] {line}" for line in lines if not OF_WORKER.match(line))
-
-
-class TrialsLogs:
-    """The logs of all trials, and of the jobs, as one stream."""
-
-    def __init__(self, view: ExperimentView, rank: int | None = None) -> None:
-        self._view = view
-        self._rank = rank
-        self._jobs = JobLogs(view.folder) if rank is None else None
-        self._trials: dict[int, Logs] = {}
-
-    def new_lines(self, *, final: bool = False) -> Iterator[str]:
-        if self._jobs:
-            yield from self._jobs.new_lines(final=final)
-        for number in sorted(self._view.search.trials if final else self._active()):
-            logs = self._trials.setdefault(number, Logs(self._view.folder.trial(number), self._rank))
-            lines = logs.new_lines(final=final)
-            yield from (f"[trial={number}] {line}" for line in lines) if self._view.has_many_trials else lines
-
-    def _active(self) -> set[int]:
-        """The trials that may print now, or were never read. The last words of others wait for the end."""
-        search = self._view.search
-        open_now = {work.trial for work in search.open.values()}
-        return open_now | set(search.last_trial.values()) | (search.trials.keys() - self._trials.keys())
-
-
-def stream(experiment: ExperimentFolder, *, follow: bool, rank: int | None) -> Iterator[str]:
-    """The lines of all trials so far; with `follow`, also those to come until the experiment has ended."""
+def print_experiment(experiment: ExperimentFolder, choices: LogChoices) -> None:
+    """The logs of all trials so far; with `follow`, also what comes until the experiment has ended."""
     watch = Watch(experiment)
-    _check_rank(watch.view, rank)
-    yield from _lines(TrialsLogs(watch.view, rank), watch.state if follow else None)
-    if follow:
-        say(f"experiment {experiment.id}: {watch.state().value}")
+    logs = ExperimentLogs(watch.view, _wanted(watch.view, choices))
+    text = Text(watch.view, choices, names_trials=watch.view.has_many_trials)
+    _print(_passages(logs, choices, watch.state, f"experiment {experiment.id}"), choices, text)
 
 
-def stream_trial(trial: TrialFolder, *, follow: bool, rank: int | None) -> Iterator[str]:
+def print_trial(trial: TrialFolder, choices: LogChoices) -> None:
     """The same of one trial, until it has ended."""
-    experiment = trial.experiment()
-    watch = Watch(experiment)
-    _check_rank(watch.view, rank)
+    watch = Watch(trial.experiment())
 
     def state() -> TrialState:
         is_over = watch.state().is_final
         return state_now(watch.view.search, trial, is_over=is_over)
 
-    yield from _lines(Logs(trial, rank), state if follow else None)
-    if follow:
-        say(f"trial {experiment.id}/{trial.id}: {state().value}")
+    logs = TrialLogs(trial, _wanted(watch.view, choices))
+    text = Text(watch.view, choices, names_trials=False)
+    _print(_passages(logs, choices, state, f"trial {watch.view.id}/{trial.id}"), choices, text)
 
 
-def _lines(logs: Lines, state: Callable[[], ExperimentState | TrialState] | None) -> Iterator[str]:
-    """Until the `state` is final, where there is one."""
-    while state and not state().is_final:
-        yield from logs.new_lines()
-        time.sleep(POLL_S)
-    yield from logs.new_lines(final=True)
-
-
-def _check_rank(view: ExperimentView, rank: int | None) -> None:
+def _wanted(view: ExperimentView, choices: LogChoices) -> Wanted:
+    rank = choices.rank
     if rank is not None and not 0 <= rank < view.plan().world_size:
         raise UsageError(f"--rank {rank}: experiment {view.id} has ranks 0 to {view.plan().world_size - 1}")
+    return Wanted(rank=rank, since=choices.since, level=choices.level)
+
+
+def _passages(logs: Logs, choices: LogChoices, state: Callable[[], State], name: str) -> Iterator[Passage]:
+    """What is there and, to be followed, what comes until the state is final."""
+    ends_here = not choices.follow
+    yield from logs.passages(final=ends_here) if choices.tail is None else logs.last(choices.tail, final=ends_here)
+    if choices.follow:
+        while not (found := state()).is_final:
+            sys.stdout.flush()
+            time.sleep(POLL_S)
+            yield from logs.passages()
+        yield from logs.passages(final=True)
+        sys.stdout.flush()
+        say(f"{name}: {found.value}")
+
+
+def _print(passages: Iterator[Passage], choices: LogChoices, text: Text) -> None:
+    _open_many_files()
+    shown = passages if choices.head is None else first(passages, choices.head)
+    if choices.output.is_for_people:
+        sys.stdout.writelines(text.of(passage) for passage in shown)
+    else:
+        choices.output.stream(_records(shown), FIELDS)
+
+
+def _open_many_files() -> None:
+    """The logs of all ranks of an attempt are open at once, and so are their times."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+class Text:
+    """Lines as people read them: each with who printed it, and a border where an attempt begins."""
+
+    def __init__(self, view: ExperimentView, choices: LogChoices, *, names_trials: bool) -> None:
+        self._view = view
+        self._has_times = choices.timestamps
+        self._names_trials = names_trials
+        self._shown: dict[int, int] = {}
+        """The attempt of each trial that was shown last."""
+
+    def of(self, passage: Passage) -> str:
+        source = passage.source
+        begin = time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(passage.time)) if self._has_times else ""
+        begin += f"[job={source.job}] " if source.job else ""
+        begin += f"[trial={source.trial}] " if self._names_trials and source.trial else ""
+        border = f"{begin}{self._border(source)}\n" if self._is_new(source) else ""
+        begin += f"[rank={source.rank}] " if source.rank is not None else ""
+        return border + "".join([f"{begin}{line}\n" for line in passage.lines])
+
+    def _is_new(self, source: Source) -> bool:
+        if source.trial is None or source.attempt is None or self._shown.get(source.trial) == source.attempt:
+            return False
+        self._shown[source.trial] = source.attempt
+        return True
+
+    def _border(self, source: Source) -> str:
+        """With the begin, and the end as far as it is known."""
+        attempts = story.attempts(self._view.folder.trial(source.trial or 0))
+        known = (story.in_words(each, time.time(), is_over=False) for each in attempts if each.number == source.attempt)
+        return f"---------- {next(known, f'attempt {source.attempt}')} ----------"
+
+
+def _records(passages: Iterable[Passage]) -> Iterator[dict[str, Any]]:
+    levels = Levels()
+    for passage in passages:
+        source = passage.source._asdict() | {"time": iso(passage.time)}
+        for line, level in zip(passage.lines, levels.of(passage), strict=True):
+            record = {**source, "level": level, "line": line}
+            if passage.source.rank is None and (marked := MARKED.match(line)):
+                record |= {"rank": int(marked[1]), "line": line[marked.end() :]}
+            yield {field: record[field] for field in FIELDS}

@@ -10,7 +10,7 @@ import csv
 import functools
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,15 @@ class Output:
             _print_csv(records)
         else:
             _print_json(records[0] if len(records) == 1 else records)
+
+    def stream(self, records: Iterable[Record], headings: Sequence[str]) -> None:
+        """Records as they come, for programs: JSON lines, or CSV."""
+        if self.as_csv:
+            writer = csv.DictWriter(sys.stdout, headings, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(records)
+        else:
+            sys.stdout.writelines(f"{json.dumps(record)}\n" for record in records)
 
 
 def output_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from hpc_det.cli.group import Group
+from hpc_det.cli.log_choices import LogChoices, log_options
 from hpc_det.cli.output import Output, output_options
 from hpc_det.cli.parameters import trial_argument
 from hpc_det.store.folders import TrialFolder
@@ -46,16 +47,17 @@ def describe(trial: TrialFolder, output: Output) -> None:
 
 @trial.command()
 @trial_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until the trial has ended, across requeues and pauses.")
-@click.option("--rank", type=int, metavar="R", help="Only the lines of this rank.")
-def logs(trial: TrialFolder, follow: bool, rank: int | None) -> None:
-    """Print what the ranks of a trial and its attempts printed.
+@log_options
+def logs(trial: TrialFolder, choices: LogChoices) -> None:
+    """Print what the ranks of a trial and its attempts printed, merged by time.
+
+    More stands in `hpc-det experiment logs --help`.
 
     \b
     Example:
       hpc-det trial logs 12/7 --follow --rank 0
+      hpc-det trial logs 12/7 --tail 100 --timestamps
     """
-    from hpc_det.cli.logs import stream_trial
+    from hpc_det.cli.logs import print_trial
 
-    for line in stream_trial(trial, follow=follow, rank=rank):
-        click.echo(line)
+    print_trial(trial, choices)

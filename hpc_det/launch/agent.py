@@ -28,6 +28,7 @@ from hpc_det.launch.environment import environment_of
 from hpc_det.launch.failure import failure_now, first_failure, note_failure
 from hpc_det.launch.job.clock import end_of_grace
 from hpc_det.launch.last_words import how_it_ended, size_of
+from hpc_det.launch.log_watch import LogWatch
 from hpc_det.launch.network import limit_look_ups, own_address
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe, shielded
@@ -68,6 +69,7 @@ class Agent:
         self._ended = False
         self._next_poll = 0.0
         self._log_began = size_of(trial.job_log)
+        self._log_watch = LogWatch(self._logs())
 
     def run(self) -> int:
         """The entrypoint's exit code; 1 where a rank was lost or the attempt was killed."""
@@ -75,8 +77,9 @@ class Agent:
         while not self._ended and (
             entrypoint.poll() is None or (not entrypoint.returncode and self._vigil.awaits_nodes)
         ):
-            for key, _ in self._selector.select(timeout=POLL_S):
+            for key, _ in self._selector.select(timeout=min(POLL_S, self._log_watch.pause_s)):
                 key.data()
+            self._log_watch.poll()
             self._poll_run_folder()
             self._vigil.poll()
         self._hear_last_words()
@@ -84,9 +87,17 @@ class Agent:
         if code and not self._ended:
             self._note_entrypoint(code)
         end_descendants()
+        self._log_watch.close()
         self._vigil.close()
         self._doorbell.close()
         return 1 if code else 0
+
+    def _logs(self) -> list[Path]:
+        """Of the ranks on this node; node 0 sees to the job's log, too."""
+        first = self._node_rank * self._plan.ranks_per_node
+        ranks = range(first, first + self._plan.ranks_per_node)
+        own = [self._trial.job_log] if self._node_rank == 0 else []
+        return [*own, *(self._trial.rank_log(self._number, rank) for rank in ranks)]
 
     def _hear_last_words(self) -> None:
         """A rank that is the entrypoint itself may be gone before its line was looked at."""

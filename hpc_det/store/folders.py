@@ -17,6 +17,7 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
                jobs/1.array.json which workers its jobs are     "
                jobs/1-0.next.json the jobs that wait for its end the job
                jobs/1.log        what its jobs print            the jobs
+               jobs/1.times      when, as beside each log       "
                search/           the search's journal           all workers
                sweep/            of a Hydra app: see hpc_det.sweep.files
                trials/1/         one TrialFolder
@@ -274,6 +275,11 @@ class ExperimentFolder:
 def job_log(script: Path, element: str = "") -> Path:
     """What the jobs of this script print; each element of an array into a file of its own."""
     return script.with_name(f"{script.stem}{element}.log")
+
+
+def times_of(log: Path) -> Path:
+    """When the lines of this log were written: see hpc_det.store.log_times."""
+    return log.with_suffix(".times")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from hpc_det.store.stop import read_stop
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life, halving, random_search
-from tests.cli.test_wait import WAIT, after
+from tests.cli.test_wait import WAIT, after, lines_of
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_a_word_that_names_no_trial(hpc_det: Command, life: Life, trial: str) ->
 def test_logs_name_the_trial_of_each_line(hpc_det: Command, life: Life) -> None:
     life.job_prints("module loaded\n")
     life.rank_prints(1, "two\n", trial=2)
-    assert hpc_det("e", "logs", "1").out.splitlines() == [
+    assert lines_of(hpc_det("e", "logs", "1")) == [
         "[job=1] module loaded",
         "[trial=1] ---------- attempt 1 ----------",
         "[trial=1] hpc-det: 10:00:01 attempt 1 begins",
@@ -178,9 +178,9 @@ def test_logs_of_one_trial(hpc_det: Command, life: Life) -> None:
     life.job_prints("module loaded\n")
     life.rank_prints(1, "two\n", trial=2)
     life.rank_prints(0, "zero\n", trial=2)
-    told = hpc_det("e", "logs", "1", "--trial", 2, "--rank", 1).out
-    assert told == "---------- attempt 1 ----------\n[rank=1] two\n"
-    assert hpc_det("trial", "logs", "1/2", "--rank", "1").out == told
+    told = hpc_det("e", "logs", "1", "--trial", 2, "--rank", 1)
+    assert lines_of(told) == ["---------- attempt 1 ----------", "[rank=1] two"]
+    assert hpc_det("trial", "logs", "1/2", "--rank", "1") == told
     assert "attempt 1 begins" in hpc_det("trial", "logs", "1/2").out
 
 

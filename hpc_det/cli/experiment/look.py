@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from hpc_det.cli.experiment.group import experiment
+from hpc_det.cli.log_choices import LogChoices, log_options
 from hpc_det.cli.output import Output, output_options
 from hpc_det.cli.parameters import created_trial, experiment_argument, experiments_argument, store
 from hpc_det.store.folders import ExperimentFolder
@@ -101,27 +102,33 @@ def describe(experiments: list[ExperimentFolder], output: Output) -> None:
 
 @experiment.command()
 @experiment_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until the experiment has ended, across requeues.")
 @click.option("--trial", type=int, metavar="T", help="Only the lines of this trial.")
-@click.option("--rank", type=int, metavar="R", help="Only the lines of this rank.")
-def logs(experiment: ExperimentFolder, follow: bool, trial: int | None, rank: int | None) -> None:
-    """Print what the jobs and their ranks printed, attempt after attempt.
+@log_options
+def logs(experiment: ExperimentFolder, trial: int | None, choices: LogChoices) -> None:
+    """Print what the jobs and their ranks printed, attempt after attempt, merged by time.
 
     The lines of a rank begin with [rank=R], those of a job outside of any attempt with [job=J], and of several trials
-    each one's with [trial=T]. With --follow, a requeued job that the scheduler holds back is released.
+    each one's with [trial=T]; one trial comes after the other, but for --tail and what is followed. With --follow, a
+    requeued job that the scheduler holds back is released.
+
+    A level is recognised from the usual ways to print one. A line that names none belongs to the one above it, or is
+    INFO where it was printed later.
 
     \b
     Example:
       hpc-det experiment logs 12 --follow --rank 0
+      hpc-det experiment logs 12 --since 2h --level WARNING
+      hpc-det experiment logs 12 --tail 1 --json
+      {"time": "2026-11-20T10:02:09+01:00", "attempt": 1, "trial": 1,
+       "rank": 0, "job": null, "level": "INFO", "line": "epoch 3"}
+    `job`: outside of any attempt, the name of the job's log.
     """
-    from hpc_det.cli.logs import stream, stream_trial
+    from hpc_det.cli.logs import print_experiment, print_trial
 
     if trial is None:
-        lines = stream(experiment, follow=follow, rank=rank)
+        print_experiment(experiment, choices)
     else:
-        lines = stream_trial(created_trial(experiment, trial), follow=follow, rank=rank)
-    for line in lines:
-        click.echo(line)
+        print_trial(created_trial(experiment, trial), choices)
 
 
 @experiment.command("list-trials")

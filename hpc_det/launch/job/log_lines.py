@@ -6,8 +6,10 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+
+from hpc_det.store.log_times import LogTimes
 
 _ANY = r"hpc-det: \d\d:\d\d:\d\d "
 ATTEMPT_BEGINS = re.compile(_ANY + r"attempt (\d+) begins")
@@ -30,7 +32,8 @@ def say_of_worker(number: int, text: str) -> None:
 
 @contextmanager
 def printed_to(path: Path) -> Iterator[None]:
-    """What this process and its children print."""
+    """What this process and its children print. When is noted at the begin and at the end; in between, agents do it."""
+    _note_time(path)
     former = os.dup(1), os.dup(2)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for standard in (1, 2):
@@ -42,3 +45,10 @@ def printed_to(path: Path) -> Iterator[None]:
         for standard, before in zip((1, 2), former, strict=True):
             os.dup2(before, standard)
             os.close(before)
+        _note_time(path)
+
+
+def _note_time(path: Path) -> None:
+    """When the log was written last."""
+    with closing(LogTimes(path)) as times:
+        times.look()

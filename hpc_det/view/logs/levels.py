@@ -1,0 +1,58 @@
+"""How serious a line is, as the usual ways to print it say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hpc_det.view.logs.passage import Passage, Source
+
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+"""Least serious first."""
+_DEFAULT = "INFO"
+_OTHER_WORDS = {"WARN": "WARNING", "FATAL": "CRITICAL", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
+_WORD = r"(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b"
+_NAMED = re.compile(
+    "|".join(
+        (
+            rf"{_WORD}(?::| -| \||\s+\S+:)",  # logging's own format, Determined's "INFO: [12] name: "
+            rf"\[?\d{{4}}-\d\d-\d\d[ T].{{0,100}}?\b{_WORD}",  # anything behind a date: Hydra, DeepSpeed, loguru
+            rf".{{0,60}}?\[{_WORD}\s*\]",
+            r"\[?([IWEF])\d{4} \d\d:\d\d:\d\d",  # glog's, as in torch's C++ and its launcher
+        )
+    )
+)
+_KNOWN = (
+    (re.compile(r"Traceback \(most recent call last\)|hpc-det: \d\d:\d\d:\d\d first failure: "), "ERROR"),
+    (re.compile(r"[\w-]+: (?:error|fatal): "), "ERROR"),  # srun and its kind
+    (re.compile(r"[\w-]+: warning: |\S+:\d+: \w*Warning: "), "WARNING"),  # the second are Python's warnings
+    (re.compile(r"hpc-det: "), "INFO"),
+)
+_PREFIX = re.compile(r"(?:\[rank=?\d+\]:? )?")
+"""Of wrap_rank, and of torch before a rank's traceback."""
+
+
+def level_of(line: str) -> str | None:
+    """Which of LEVELS the line names, if any."""
+    begin = _PREFIX.match(line).end()  # type: ignore[union-attr]  # it matches the empty string
+    if found := _NAMED.match(line, begin):
+        word = found[found.lastindex or 0]
+        return _OTHER_WORDS.get(word, word)
+    return next((level for pattern, level in _KNOWN if pattern.match(line, begin)), None)
+
+
+class Levels:
+    """Of the lines of some logs. One that names none belongs to the line above it, where both were written together or
+    it is indented: the lines of a traceback, and of a message. What is printed later without a level is INFO.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[Source, str] = {}
+
+    def of(self, passage: Passage) -> Iterator[str]:
+        """One for each line. The passages of a log come one after the other."""
+        level = self._last.get(passage.source, _DEFAULT) if passage.lines[0][:1].isspace() else _DEFAULT
+        for line in passage.lines:
+            level = level_of(line) or level
+            yield level
+        self._last[passage.source] = level

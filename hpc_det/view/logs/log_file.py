@@ -1,0 +1,87 @@
+"""One log, read on where the last call ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+from hpc_det.store.folders import times_of
+from hpc_det.store.log_times import Moment, moments_after, size_before
+from hpc_det.view.logs.passage import Passage, Source
+
+BLOCK_BYTES = 65536
+"""About the longest passage, so that logs of many ranks are merged in little memory."""
+
+
+class LogFile:
+    """The file may come later, and may be replaced by another one, which is then read from its top."""
+
+    def __init__(self, path: Path, source: Source) -> None:
+        self.path = path
+        self._source = source
+        self._inode: int | None = None
+        self._position = 0
+
+    def passages(self, *, final: bool = False) -> Iterator[Passage]:
+        """Those since the last call; with `final`, also a last line that has no end."""
+        with suppress(FileNotFoundError), open(self.path, "rb") as file:
+            now = self._found(file)
+            if self._position >= now.size:
+                return
+            file.seek(self._position)
+            is_timed = times_of(self.path).exists()
+            for moment in chain(moments_after(self.path, self._position), [now]):
+                while self._position < moment.size:
+                    if not (text := self._read(file, moment.size - self._position, final)):
+                        return
+                    yield Passage(self._source, moment.time, text.removesuffix("\n").split("\n"), is_timed)
+
+    def skip_to_last(self, count: int) -> bool:
+        """Go on with the last `count` lines, not before them; whether there are so many."""
+        with suppress(FileNotFoundError), open(self.path, "rb") as file:
+            begin = _begin_of_last(file, self._found(file).size, count)
+            self._position = max(self._position, begin)
+            return begin > 0
+        return False
+
+    def skip_before(self, time: float) -> None:
+        """Go on with what was written since `time`, as far as that is known."""
+        with suppress(FileNotFoundError), open(self.path, "rb") as file:
+            now = self._found(file)
+            before = now.size if now.time < time else size_before(self.path, time)
+            if before > 0:
+                file.seek(before - 1)
+                file.readline()
+                self._position = file.tell()
+
+    def _found(self, file: BinaryIO) -> Moment:
+        found = os.fstat(file.fileno())
+        if found.st_ino != self._inode or found.st_size < self._position:
+            self._inode, self._position = found.st_ino, 0
+        return Moment(found.st_size, found.st_mtime)
+
+    def _read(self, file: BinaryIO, count: int, final: bool) -> str:
+        """About `count` bytes: whole lines, of which the last may end behind them."""
+        data = file.read(min(count, BLOCK_BYTES))
+        if not data.endswith(b"\n"):
+            data += file.readline()
+        if not final:
+            data = data[: data.rfind(b"\n") + 1]
+        self._position += len(data)
+        return data.decode(errors="replace")
+
+
+def _begin_of_last(file: BinaryIO, size: int, count: int) -> int:
+    """Where the last `count` lines begin, beside one that lacks its end; read from the end, in blocks."""
+    missing, begin = count + 1, size
+    while begin > 0:
+        end, begin = begin, max(begin - BLOCK_BYTES, 0)
+        block = os.pread(file.fileno(), end - begin, begin)
+        if (found := block.count(b"\n")) >= missing:
+            return begin + len(block.rsplit(b"\n", missing)[0]) + 1
+        missing -= found
+    return 0
