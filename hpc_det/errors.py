@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 INTERRUPTED = 130
 """128 + SIGINT, as a shell reports it."""
-NO_READER = 141
-"""128 + SIGPIPE."""
 MISSING = "required, but nobody set it"
 _SHOWN_CHARS = 80
 

@@ -22,7 +22,7 @@ from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trials import TrialState, state_now
 from hpc_det.view.watch import POLL_S, Watch, say
 
-FIELDS = ("time", "attempt", "trial", "rank", "job", "level", "line")
+FIELDS = ("time", *Source._fields, "level", "line")
 """Of a line, as programs get it."""
 State = ExperimentState | TrialState
 
@@ -125,9 +125,9 @@ class Text:
 def _records(passages: Iterable[Passage]) -> Iterator[dict[str, Any]]:
     levels = Levels()
     for passage in passages:
-        source = passage.source._asdict() | {"time": iso(passage.time)}
+        begin = {"time": iso(passage.time), **passage.source._asdict()}
         for line, level in zip(passage.lines, levels.of(passage), strict=True):
-            record = {**source, "level": level, "line": line}
             if passage.source.rank is None and (marked := MARKED.match(line)):
-                record |= {"rank": int(marked[1]), "line": line[marked.end() :]}
-            yield {field: record[field] for field in FIELDS}
+                yield {**begin, "rank": int(marked[1]), "level": level, "line": line[marked.end() :]}
+            else:
+                yield {**begin, "level": level, "line": line}

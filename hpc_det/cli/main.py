@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from hpc_det.cli.lazy import LazyCommand, LazyGroup
-from hpc_det.errors import INTERRUPTED, NO_READER, HpcDetError
+from hpc_det.errors import INTERRUPTED, HpcDetError
 
 COMMANDS = (
     LazyCommand(
@@ -124,9 +124,6 @@ def main(argv: Sequence[str] | None = None, program: str = "hpc-det") -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:  # whoever reads has enough, as head(1); the last flush shall not fail either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return NO_READER
     except OSError as error:
         return _say([f"{error.filename}: {error.strerror}" if error.filename else str(error)], HpcDetError.exit_code)
     return code if isinstance(code, int) else 0

@@ -119,7 +119,7 @@ def logs(experiment: ExperimentFolder, trial: int | None, choices: LogChoices) -
       hpc-det experiment logs 12 --follow --rank 0
       hpc-det experiment logs 12 --since 2h --level WARNING
       hpc-det experiment logs 12 --tail 1 --json
-      {"time": "2026-11-20T10:02:09+01:00", "attempt": 1, "trial": 1,
+      {"time": "2026-11-20T10:02:09+01:00", "trial": 1, "attempt": 1,
        "rank": 0, "job": null, "level": "INFO", "line": "epoch 3"}
     `job`: outside of any attempt, the name of the job's log.
     """

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpc_det.launch.job.excluded import excluded_hosts
-from hpc_det.launch.job.log_lines import say
+from hpc_det.launch.job.log_lines import note_time, say
 from hpc_det.launch.job.way_back import WayBack
 from hpc_det.launch.job.worker import GAVE_UP, OVERTAKEN, WANTS_REQUEUE, Worker
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
@@ -25,7 +25,7 @@ from hpc_det.process import adopt_orphans, children, ends_with_parent
 from hpc_det.schedulers.command import CommandError
 from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.search.journal import SearchJournal
-from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.folders import ExperimentFolder, job_log
 from hpc_det.store.journal import Journal
 
 ORPHANS_POLL_S = 0.1
@@ -38,7 +38,9 @@ class Job:
         self._scheduler = scheduler(self._plan.scheduler)
         self._way_back = WayBack(experiment, script)
         array = JobArray.of(experiment, script)
-        start = array.first + self._scheduler.array_index(os.environ) * array.workers_each
+        index = self._scheduler.array_index(os.environ)
+        self._log = job_log(experiment.script(script), f"-{index}" if array.count > 1 else "")
+        start = array.first + index * array.workers_each
         self._workers = range(start, start + array.workers_each)
         self._start_agents = start_agents
         self._told: set[int] = set()
@@ -48,6 +50,7 @@ class Job:
 
     def run(self) -> int:
         """0 when nothing is left to do or the job is back in the queue, 1 after a trial that was given up."""
+        note_time(self._log)  # of what the site's modules and setup have said
         if self._has_nothing_to_do():
             self._way_back.leave()
             return 0

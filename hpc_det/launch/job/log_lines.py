@@ -33,7 +33,7 @@ def say_of_worker(number: int, text: str) -> None:
 @contextmanager
 def printed_to(path: Path) -> Iterator[None]:
     """What this process and its children print. When is noted at the begin and at the end; in between, agents do it."""
-    _note_time(path)
+    note_time(path)
     former = os.dup(1), os.dup(2)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for standard in (1, 2):
@@ -45,10 +45,10 @@ def printed_to(path: Path) -> Iterator[None]:
         for standard, before in zip((1, 2), former, strict=True):
             os.dup2(before, standard)
             os.close(before)
-        _note_time(path)
+        note_time(path)
 
 
-def _note_time(path: Path) -> None:
+def note_time(path: Path) -> None:
     """When the log was written last."""
     with closing(LogTimes(path)) as times:
         times.look()

@@ -28,7 +28,7 @@ _KNOWN = (
     (re.compile(r"[\w-]+: warning: |\S+:\d+: \w*Warning: "), "WARNING"),  # the second are Python's warnings
     (re.compile(r"hpc-det: "), "INFO"),
 )
-_PREFIX = re.compile(r"(?:\[rank=?\d+\]:? )?")
+_PREFIX = re.compile(r"(?:\[rank=?\d+\]:? ?)?")
 """Of wrap_rank, and of torch before a rank's traceback."""
 
 

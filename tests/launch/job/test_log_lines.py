@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
-from hpc_det.launch.job.log_lines import ATTEMPT_BEGINS, OF_WORKER, say, say_attempt_begins, say_of_worker
+from hpc_det.launch.job.log_lines import (
+    ATTEMPT_BEGINS,
+    OF_WORKER,
+    printed_to,
+    say,
+    say_attempt_begins,
+    say_of_worker,
+)
+from hpc_det.store.log_times import moments_after
 
 
 def test_the_beginning_of_an_attempt_is_known_by_its_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,3 +37,14 @@ def test_other_lines_are_neither(capsys: pytest.CaptureFixture[str]) -> None:
     line = capsys.readouterr().out.rstrip("\n")
     assert not ATTEMPT_BEGINS.fullmatch(line)
     assert not OF_WORKER.match(line)
+
+
+def test_when_a_job_prints_is_noted_apart_from_what_others_printed_before(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("of a job that was lost\n")
+    os.utime(log, (100, 100))
+    with printed_to(log):
+        say("attempt 1 ended: node lost")
+    first, last = moments_after(log, 0)
+    assert first == (23, 100)
+    assert last == (log.stat().st_size, pytest.approx(log.stat().st_mtime, abs=0.001))
