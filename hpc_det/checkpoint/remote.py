@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from hpc_det.checkpoint.committed import MANIFEST, Committed, delete, parsed
 from hpc_det.errors import UsageError
+from hpc_det.store.modes import make_folders
 
 
 class Remote:
@@ -81,7 +82,7 @@ class Remote:
         shutil.rmtree(partial, ignore_errors=True)
         for name in [*checkpoint.files, MANIFEST]:
             target = partial / name
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folders(target.parent)
             try:
                 self._fs.get_file(f"{self._root}/{checkpoint.uuid}/{name}", str(target))
             except FileNotFoundError:

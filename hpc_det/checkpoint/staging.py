@@ -20,6 +20,7 @@ from typing import BinaryIO
 
 from hpc_det.checkpoint.committed import MANIFEST, Committed, FileEntry, checksum, sealed
 from hpc_det.store.files import flush_folder
+from hpc_det.store.modes import make_folder
 
 
 class ChecksummedFile:
@@ -111,5 +112,5 @@ def new_staging(checkpoints: Path) -> Staging:
     for leftover in checkpoints.glob(".partial-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     staging = Staging(checkpoints, str(uuid.uuid4()))
-    staging.partial.mkdir(mode=0o700)
+    make_folder(staging.partial)
     return staging

@@ -14,6 +14,7 @@ from hpc_det.config.request import Request, for_test, on_one_slot
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.group import Group
 from hpc_det.submit.submission import prepare, submit
 
 
@@ -57,10 +58,21 @@ def say_notes(found: Effective) -> None:
 
 
 def _submit(found: Effective, experiments: ExperimentStore, choices: Choices) -> None:
-    folder = submit(found, experiments, paused_by=getpass.getuser() if choices.paused else None)
+    paused_by = getpass.getuser() if choices.paused else None
+    folder = submit(found, experiments, group=choices.shared, paused_by=paused_by)
+    if choices.shared:
+        say_shared(folder, choices.shared)
     click.echo(f"Created experiment {folder.id}")
     if choices.follow:
         show(folder)
+
+
+def say_shared(experiment: ExperimentFolder, group: Group) -> None:
+    """On stderr: with whom, how they name it, and what is in their way."""
+    click.echo(f"hpc-det: shared with group {group.name!r}, as {experiment.store().root}:{experiment.id}", err=True)
+    places = filter(None, (experiment.path, experiment.checkpoints_elsewhere()))
+    for problem in dict.fromkeys(problem for place in places for problem in group.obstacles(place)):
+        click.echo(f"hpc-det: note: {problem}", err=True)
 
 
 def show(experiment: ExperimentFolder) -> None:

@@ -17,7 +17,8 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.about import read_about
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore, TrialFolder
-from hpc_det.store.root import state_root
+from hpc_det.store.group import Group
+from hpc_det.store.root import root_of, state_root
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -27,8 +28,21 @@ MOST_COMPLETED = 50
 """Ids that a shell is offered."""
 
 
-def store() -> ExperimentStore:
-    return ExperimentStore(state_root(os.environ))
+def store(owner: str | None = None) -> ExperimentStore:
+    """The user's own experiments, or those of an `owner` as the command line names one."""
+    return ExperimentStore(root_of(owner) if owner else state_root(os.environ))
+
+
+def insist_on_own(experiment: ExperimentFolder) -> ExperimentFolder:
+    """Raises UsageError for an experiment of somebody else's, whatever the file system would let happen."""
+    if experiment.is_own:
+        return experiment
+    named = experiment.named
+    raise UsageError(
+        f"experiment {named}: is {experiment.owner}'s, who alone may change it; you may look at it with `hpc-det "
+        f"experiment describe {named}` and `hpc-det experiment logs {named}`, and run it again as yours with "
+        f"`hpc-det experiment fork {named}`"
+    )
 
 
 def completed_ids(incomplete: str) -> list[CompletionItem]:
@@ -60,24 +74,35 @@ def completed_names(group: str) -> Callable[[click.Context, click.Parameter, str
 
 
 class ExperimentId(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2, and not before
-    """An id on the command line, an existing experiment in the command."""
+    """An id on the command line, an existing experiment in the command.
+
+    Where `others` may be meant, for commands that change nothing, it may follow their owner's name or root and a colon.
+    """
 
     name = "id"
+
+    def __init__(self, *, others: bool = False) -> None:
+        self.others = others
 
     def convert(
         self, value: str | ExperimentFolder, param: click.Parameter | None, ctx: click.Context | None
     ) -> ExperimentFolder:
         if isinstance(value, ExperimentFolder):
             return value
-        if not value.isdecimal() or len(value) > 9:
-            self.fail(f"{value!r} is no experiment id; expected a number such as 12", param, ctx)
-        return store().existing(int(value))
+        owner, _, number = value.rpartition(":")
+        if not number.isdecimal() or len(number) > 9:
+            example = "12, or ada:12 for one of ada's" if self.others else "12"
+            self.fail(f"{value!r} is no experiment id; expected a number such as {example}", param, ctx)
+        found = store(owner).existing(int(number))
+        return found if self.others else insist_on_own(found)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return completed_ids(incomplete)
 
 
 experiment_argument = click.argument("experiment", metavar="ID", type=ExperimentId())
+any_experiment_argument = click.argument("experiment", metavar="[OWNER:]ID", type=ExperimentId(others=True))
+"""For commands that change nothing: it may be a colleague's."""
 
 
 class ExperimentIds(click.ParamType):  # type: ignore[type-arg]
@@ -85,27 +110,32 @@ class ExperimentIds(click.ParamType):  # type: ignore[type-arg]
 
     name = "ids"
 
+    def __init__(self, *, others: bool = False) -> None:
+        self.others = others
+
     def convert(
         self, value: str | list[ExperimentFolder], param: click.Parameter | None, ctx: click.Context | None
     ) -> list[ExperimentFolder]:
         if not isinstance(value, str):
             return value
         named = dict.fromkeys(text for part in value.split(",") for text in _spelt_out(part))
-        return at_once(list(named), lambda text: ExperimentId().convert(text, param, ctx))
+        return at_once(list(named), lambda text: ExperimentId(others=self.others).convert(text, param, ctx))
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return completed_ids(incomplete)
 
 
 def _spelt_out(part: str) -> list[str]:
-    """`15-18` is 15, 16, 17, 18; what is no such range stays as it is."""
-    first, _, last = part.partition("-")
+    """`15-18` is 15, 16, 17, 18, of the same owner; what is no such range stays as it is."""
+    owner, colon, numbers = part.rpartition(":")
+    first, _, last = numbers.partition("-")
     if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < int(first) + MOST_IN_RANGE):
         return [part]
-    return [str(number) for number in range(int(first), int(last) + 1)]
+    return [f"{owner}{colon}{number}" for number in range(int(first), int(last) + 1)]
 
 
 experiments_argument = click.argument("experiments", metavar="IDS", type=ExperimentIds())
+any_experiments_argument = click.argument("experiments", metavar="[OWNER:]IDS", type=ExperimentIds(others=True))
 
 Thing = TypeVar("Thing")
 Made = TypeVar("Made")
@@ -154,15 +184,19 @@ class TrialId(click.ParamType):  # type: ignore[type-arg]
 
     name = "trial"
 
+    def __init__(self, *, others: bool = False) -> None:
+        self.others = others
+
     def convert(
         self, value: str | TrialFolder, param: click.Parameter | None, ctx: click.Context | None
     ) -> TrialFolder:
         if isinstance(value, TrialFolder):
             return value
-        experiment, _, trial = value.partition("/")
-        if not all(number.isdecimal() and len(number) <= 9 for number in (experiment, trial)):
+        experiment, _, trial = value.rpartition("/")
+        ids = (experiment.rpartition(":")[2], trial)
+        if not all(number.isdecimal() and len(number) <= 9 for number in ids):
             self.fail(f"{value!r} is no trial; expected EXPERIMENT/TRIAL such as 12/7", param, ctx)
-        return created_trial(store().existing(int(experiment)), int(trial))
+        return created_trial(ExperimentId(others=self.others).convert(experiment, param, ctx), int(trial))
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         number, slash, typed = incomplete.partition("/")
@@ -184,6 +218,16 @@ def created_trial(experiment: ExperimentFolder, number: int) -> TrialFolder:
 
 
 trial_argument = click.argument("trial", metavar="EXPERIMENT/TRIAL", type=TrialId())
+any_trial_argument = click.argument("trial", metavar="[OWNER:]EXPERIMENT/TRIAL", type=TrialId(others=True))
+
+
+class GroupName(click.ParamType):  # type: ignore[type-arg]
+    """A group's name on the command line, or nothing for the primary one."""
+
+    name = "group"
+
+    def convert(self, value: str | Group, param: click.Parameter | None, ctx: click.Context | None) -> Group:
+        return value if isinstance(value, Group) else Group.of(value or None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +241,7 @@ class Choices:
     test: bool
     local: bool
     pdb: bool
+    shared: Group | None
 
     def __post_init__(self) -> None:
         if self.pdb and not self.local:
@@ -207,6 +252,8 @@ class Choices:
             )
         if self.paused and self.follow:
             raise UsageError("--paused: nothing happens until `hpc-det experiment activate`; leave out --follow")
+        if self.local and self.shared:
+            raise UsageError("--local: there is no experiment to share; leave out --shared")
 
 
 include_option = click.option(
@@ -271,6 +318,14 @@ def choices_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--test", is_flag=True, help="Only one batch, one validation and one checkpoint."),
         click.option("--local", is_flag=True, help="Train in this process, on one slot, without a job."),
         click.option("--pdb", is_flag=True, help="With --local: open the debugger where the trial raises an error."),
+        click.option(
+            "--shared",
+            type=GroupName(),
+            is_flag=False,
+            flag_value="",
+            metavar="[=GROUP]",
+            help="A group, by default your primary one, may look at the experiment and fork it.",
+        ),
     ]
     names = [field.name for field in fields(Choices)]
 

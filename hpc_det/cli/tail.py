@@ -20,7 +20,8 @@ class Tail:
 
     def lines(self, *, final: bool = False) -> Iterator[str]:
         """Whole lines without their end; with `final`, also a last one that has no end."""
-        with suppress(FileNotFoundError), open(self._path, "rb") as file:
+        # A site's epilog or a reader's group may close a log of a job: it is as if it were not there.
+        with suppress(FileNotFoundError, PermissionError), open(self._path, "rb") as file:
             self._continue(os.fstat(file.fileno()))
             file.seek(self._offset)
             for line in file:

@@ -7,7 +7,7 @@ import click
 from hpc_det.cli.group import Group
 from hpc_det.cli.log_choices import LogChoices, log_options
 from hpc_det.cli.output import Output, output_options
-from hpc_det.cli.parameters import trial_argument
+from hpc_det.cli.parameters import any_trial_argument
 from hpc_det.store.folders import TrialFolder
 
 
@@ -17,7 +17,7 @@ def trial() -> None:
 
 
 @trial.command()
-@trial_argument
+@any_trial_argument
 @output_options
 def describe(trial: TrialFolder, output: Output) -> None:
     """Describe a trial: its state, hyperparameters, attempts, metrics and checkpoints.
@@ -46,7 +46,7 @@ def describe(trial: TrialFolder, output: Output) -> None:
 
 
 @trial.command()
-@trial_argument
+@any_trial_argument
 @log_options
 def logs(trial: TrialFolder, choices: LogChoices) -> None:
     """Print what the ranks of a trial and its attempts printed, merged by time.

@@ -1,16 +1,18 @@
-"""Secrets stay out of what is shown and stored to be read. The job gets them by plan.json and trial.json, mode 0600."""
+"""Secrets stay out of what is shown and stored to be read. The job gets them by files that are its owner's alone."""
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from hpc_det.config.merge import Tree
+from hpc_det.config.merge import Tree, leaves
 
 MASK = "********"
 _NAMES = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_SETS = re.compile(rf"\w*({_NAMES.pattern})\w*=", re.IGNORECASE)
+"""A line of shell that gives such a variable its value."""
 _STORAGE_SECRETS = ("access_key", "secret_key", "connection_string", "credential")
 
 
@@ -29,6 +31,36 @@ def masked(tree: Tree) -> Tree:
     return shown
 
 
+def masked_profile(profile: Tree) -> Tree:
+    """A copy of a cluster's profile without the secrets of its jobs' environment."""
+    return {
+        **profile,
+        "environment_variables": masked_variables(profile["environment_variables"]),
+        "setup": masked_lines(profile["setup"]),
+    }
+
+
+def masked_variables(written: Iterable[str]) -> list[str]:
+    """A list of NAME=value."""
+    return [_variable(item) for item in written]
+
+
+def masked_lines(lines: Iterable[str]) -> list[str]:
+    """Lines of shell."""
+    return [MASK if _SETS.search(line) else line for line in lines]
+
+
+def masked_paths(tree: Tree) -> list[str]:
+    """Where a mask stands for a secret, variables of the environment left out."""
+    return [path for path, value in leaves(tree) if value == MASK]
+
+
+def masked_names(variables: Iterable[str]) -> list[str]:
+    """The variables that have a mask for their value; the last of a name counts."""
+    values = dict(item.split("=", 1) for item in variables)
+    return [name for name, value in values.items() if value == MASK]
+
+
 def _mask(tree: Tree, section: str, key: str, mask: Callable[[Any], Any]) -> None:
     found = tree.get(section)
     if isinstance(found, dict) and found.get(key) is not None:
@@ -43,7 +75,7 @@ def _variables(written: Any) -> Any:
     """A list of NAME=value, or such a list for each kind of device."""
     if isinstance(written, dict):
         return {name: _variables(items) for name, items in written.items()}
-    return [_variable(item) for item in written] if isinstance(written, list) else MASK
+    return masked_variables(written) if isinstance(written, list) else MASK
 
 
 def _variable(item: Any) -> str:

@@ -108,7 +108,7 @@ def _mode(root: Path) -> Finding:
     told, remedy = f"{root} has mode {mode:04o}", f"chmod 700 {root}"
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         return _finding("problem", f"{told}: others may change what your jobs run", remedy)
-    if mode & 0o077:
+    if mode & 0o067:  # a group goes through to what is shared with it
         return _finding("note", f"{told}: others may look in", remedy)
     return _finding("ok", told)
 

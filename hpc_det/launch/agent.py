@@ -39,6 +39,7 @@ from hpc_det.process import adopt_orphans, end_descendants
 from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.store.files import write_atomic
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.modes import take_umask_of
 from hpc_det.store.stop import StopRequest, read_stop, request_stop
 
 POLL_S = 1.0
@@ -124,7 +125,7 @@ class Agent:
     def _into_container(self, container: Container, environment: dict[str, str]) -> list[str]:
         make_mount_points(self._plan, container)
         environment["PYTHONPATH"] = inside(environment["PYTHONPATH"])
-        write_atomic(Path(self._folders.private, ENVIRONMENT_FILE), environment_file(environment))
+        write_atomic(Path(self._folders.private, ENVIRONMENT_FILE), environment_file(environment), private=True)
         return contained(self._plan, container, filter(None, self._folders))
 
     def _meet(self) -> tuple[Attempt, str | None]:
@@ -202,6 +203,7 @@ class Agent:
 def main(argv: list[str]) -> int:
     trial = TrialFolder(Path(argv[0]))
     number, worker = int(argv[1]), int(argv[2])
+    take_umask_of(trial.path)
     plan = JobPlan.of(trial.experiment())
     adopt_orphans()
     limit_look_ups(os.environ)

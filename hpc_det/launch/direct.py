@@ -30,7 +30,8 @@ from hpc_det.launch.last_words import how_it_ended, size_of
 from hpc_det.launch.launchers.arguments import Launch, parse_or_note
 from hpc_det.launch.signals import SignalPipe
 from hpc_det.process import ends_with_parent, exit_code
-from hpc_det.store.files import read_json, write_json
+from hpc_det.store.files import open_log, read_json, write_json
+from hpc_det.store.modes import make_folders
 from hpc_det.store.stop import read_stop
 
 LEAVE_TOGETHER_S = 60.0
@@ -100,9 +101,9 @@ class Ranks:
         environment = rank_environment(self._attempt, local_rank)
         rank = int(environment["RANK"])
         path = self._log(rank)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(path.parent)
         self._logs_began[rank] = size_of(path)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as log:
+        with open(open_log(path), "wb") as log:
             self._processes[rank] = self._popen(environment, log)
 
     def _popen(self, environment: dict[str, str], log: BinaryIO) -> subprocess.Popen[bytes]:

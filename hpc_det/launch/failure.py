@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from hpc_det.errors import UsageError
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.modes import make_folders
 
 COLLATERAL_S = 10.0
 """When a rank dies without a word, its peers' collectives fail within this time, and may be noted before it."""
@@ -47,7 +48,7 @@ class Failure:
 def note_failure(trial: TrialFolder, attempt: int, failure: Failure) -> None:
     """Keep the first failure of each rank, and of each node."""
     folder = trial.failures(attempt)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folders(folder)
     path = folder / f"{_name(failure)}.json"
     if not path.exists():
         write_json(path, asdict(failure))

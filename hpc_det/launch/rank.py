@@ -20,6 +20,8 @@ from hpc_det.launch.doorbell import Line
 from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.launch.watch.heartbeat import Heart
+from hpc_det.store.files import open_log
+from hpc_det.store.modes import make_folders, take_umask_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,7 @@ class RankProcess:
 def join_gang(env: Mapping[str, str]) -> RankProcess:
     """Say hello to the agent. From now on what this process prints goes to its log, and signals wait to be read."""
     attempt, rank = Attempt.from_env(env), int(env["RANK"])
+    take_umask_of(attempt.trial.path)
     log_to(attempt.trial.rank_log(attempt.number, rank))
     process = RankProcess(
         attempt=attempt,
@@ -96,8 +99,8 @@ def _let_go(signals: SignalPipe, *lines: Line) -> None:
 
 def log_to(path: Path) -> None:
     """Everything this process and its children print, from now on."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    make_folders(path.parent)
+    descriptor = open_log(path)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

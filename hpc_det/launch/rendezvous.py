@@ -18,6 +18,7 @@ from typing import Any
 
 from hpc_det.errors import HpcDetError
 from hpc_det.store.files import read_json, write_json
+from hpc_det.store.modes import make_folders
 
 WAIT_S = 300.0
 """Nodes of one job may start minutes apart: prologs, cold file systems."""
@@ -38,8 +39,8 @@ class Rendezvous:
 def publish(path: Path, host: str, agents_port: int = 0) -> Rendezvous:
     """Node 0: choose and publish."""
     meeting = Rendezvous(host=host, port=free_port(), secret=secrets.token_hex(16), agents_port=agents_port)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_json(path, asdict(meeting))
+    make_folders(path.parent)
+    write_json(path, asdict(meeting), private=True)
     return meeting
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from hpc_det.plan.container import Container
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.secret_files import read_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class JobPlan:
     entrypoint: tuple[str, ...]
     """What each node agent executes, without a shell."""
     environment: tuple[str, ...]
-    """NAME=value for the ranks. They travel in plan.json (0600) and never through the script."""
+    """NAME=value for the ranks. They travel in plan.json, its owner's alone, and never through the script."""
 
     nodes: int
     ranks_per_node: int
@@ -116,7 +117,7 @@ class JobPlan:
     @classmethod
     def of(cls, experiment: ExperimentFolder) -> JobPlan:
         """As it was written down at the submission."""
-        return cls.from_json(experiment.plan.read_text(encoding="utf-8"))
+        return cls.from_json(read_text(experiment.plan))
 
     @classmethod
     def from_json(cls, text: str) -> JobPlan:

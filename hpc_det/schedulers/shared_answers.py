@@ -7,6 +7,7 @@ Where the folder cannot be used, everybody asks: nothing depends on it.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,8 @@ from typing import Any
 
 from hpc_det.schedulers.command import TIMEOUT_S, Run
 from hpc_det.schedulers.scheduler import JobState, JobStatus, Scheduler
-from hpc_det.store.files import make_private, read_json, write_json
+from hpc_det.store.files import read_json, write_json
+from hpc_det.store.modes import is_own, make_private
 
 ASK_S = 2.0
 """Between two queries, at least."""
@@ -30,6 +32,7 @@ PATIENCE_S = 10.0
 class SharedAnswers:
     def __init__(self, root: Path, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._root = root
         self._file = root / ".scheduler" / f"{type(scheduler).__name__.lower()}.json"
         self._mark = self._file.with_suffix(".asking")
 
@@ -94,6 +97,8 @@ class SharedAnswers:
             self._mark.unlink(missing_ok=True)
 
     def _set_mark(self) -> None:
+        if not is_own(self._root):  # whoever looks at what others have shared leaves nothing behind
+            raise PermissionError(errno.EACCES, "not one's own", str(self._root))
         make_private(self._file.parent)
         with suppress(FileNotFoundError):
             if abs(time.time() - self._mark.stat().st_mtime) > 2 * TIMEOUT_S:

@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hpc_det.errors import HpcDetError
 from hpc_det.search.by_name import search_of
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.method import Exit, Work
 from hpc_det.search.optuna_study import OptunaStudy
 from hpc_det.search.sample import Sample, first_sample
 from hpc_det.search.state import RULES, Entry, SearchState
-from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.secret_files import read_secrets
 from hpc_det.store.shared_log import SharedLog
 
 
@@ -23,8 +24,13 @@ class SearchJournal:
     """Any number of processes may have one of the same experiment."""
 
     def __init__(self, experiment: ExperimentFolder) -> None:
-        self._config: dict[str, Any] = read_json(experiment.effective) or {}
-        self._points = read_json(experiment.points) or []
+        self._config: dict[str, Any] = read_secrets(experiment.effective) or {}
+        if self._config["searcher"]["name"] == "custom" and not experiment.is_own:
+            raise HpcDetError(
+                f"experiment {experiment.named}: its searcher.class is code of {experiment.owner}'s, and whoever looks "
+                f"at it runs that; only its owner does, and you with `hpc-det experiment fork {experiment.named}`"
+            )
+        self._points = read_secrets(experiment.points) or []
         self._folder = experiment.search
         self._code = experiment.submitted_code()
         self._log = SharedLog(experiment.search)

@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hpc_det.store.modes import PRIVATE_FILE, open_file
+
 
 def flush_folder(folder: Path) -> None:
     """Make renames and new names in `folder` durable."""
@@ -24,16 +26,12 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def make_private(folder: Path) -> None:
-    """`folder` and what is missing above it, each for its owner alone, whatever the umask."""
-    for path in reversed([folder, *folder.parents]):
-        if not path.exists():
-            path.mkdir(mode=0o700, exist_ok=True)
+def write_atomic(path: Path, content: str | bytes, *, private: bool = False) -> None:
+    """Replace `path` by a file with `content`: a reader sees the old one or the new, never a part.
 
-
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Replace `path` by a file of mode 0600 with `content`: a reader sees the old one or the new, never a part."""
-    partial = _written_beside(path, content)
+    It is for whom its folder is (hpc_det.store.modes), or for its owner alone.
+    """
+    partial = _written_beside(path, content, private)
     try:
         os.replace(partial, path)
     except BaseException:
@@ -43,11 +41,11 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def write_first(path: Path, content: str | bytes) -> bool:
-    """Make `path`, whole, on disk and of mode 0600; False where it is there already.
+    """Make `path`, whole, on disk and for its owner alone; False where it is there already.
 
     Of many processes one succeeds, on NFS too (open(2), O_EXCL).
     """
-    partial = _written_beside(path, content)
+    partial = _written_beside(path, content, private=True)
     try:
         os.link(partial, path)
     except FileExistsError:
@@ -60,10 +58,10 @@ def write_first(path: Path, content: str | bytes) -> bool:
     return True
 
 
-def _written_beside(path: Path, content: str | bytes) -> Path:
-    """A file of mode 0600 with `content`, on disk, under a name of its own in the folder of `path`."""
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+def _written_beside(path: Path, content: str | bytes, private: bool) -> Path:
+    """A file with `content`, on disk, under a name of its own in the folder of `path`."""
+    partial, flags = path.with_name(f".{path.name}.{uuid.uuid4().hex}"), os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    descriptor = os.open(partial, flags, PRIVATE_FILE) if private else open_file(partial, flags)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
@@ -75,8 +73,8 @@ def _written_beside(path: Path, content: str | bytes) -> Path:
     return partial
 
 
-def write_json(path: Path, data: Any) -> None:
-    write_atomic(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+def write_json(path: Path, data: Any, *, private: bool = False) -> None:
+    write_atomic(path, json.dumps(data, indent=1, allow_nan=False) + "\n", private=private)
 
 
 def read_json(path: Path) -> Any | None:
@@ -93,7 +91,7 @@ def append_line(path: Path, record: dict[str, Any], *, durable: bool = True) -> 
     Not `durable`: on disk at the next `flush_file`, and in sight of other processes at once.
     """
     line = json.dumps(record, allow_nan=False).encode() + b"\n"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
@@ -104,6 +102,11 @@ def append_line(path: Path, record: dict[str, Any], *, durable: bool = True) -> 
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_log(path: Path) -> int:
+    """The descriptor of a file that processes print to, one after the other or together."""
+    return open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 def flush_file(path: Path) -> None:

@@ -9,6 +9,8 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
                plan.json         what its jobs are              "
                storage.json      where its checkpoints lie      " (if elsewhere)
                about.json        its name, labels, and more     `hpc-det experiment set`, label, archive
+               masked/           those of these with secrets,   " (if it is shared)
+                                 without them, for colleagues
                code/             what the jobs import           "
                git.json, git.diff its commit, and what is in none " (of a git repository)
                notified/         what hooks were told           who told them
@@ -25,6 +27,8 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
 
 from __future__ import annotations
 
+import os
+import pwd
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,7 +36,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_det.errors import UsageError
-from hpc_det.store.files import make_private, read_json
+from hpc_det.store.files import read_json
+from hpc_det.store.group import Group
+from hpc_det.store.modes import PRIVATE_FOLDER, is_own, is_shared, make_folder, make_private, share, share_alike
 
 
 @dataclass(frozen=True)
@@ -84,14 +90,15 @@ class TrialFolder:
         return int(self.path.name)
 
     def create(self) -> None:
-        """For its owner alone, whatever the umask. Any number of processes may do it."""
+        """For whom the experiment is, whatever the umask. Any number of processes may do it."""
         for folder in (self.path.parent, self.path, self.logs):
-            folder.mkdir(mode=0o700, exist_ok=True)
+            make_folder(folder)
         elsewhere = self.experiment().checkpoints_elsewhere()
         if elsewhere is None:
-            self.checkpoints.mkdir(mode=0o700, exist_ok=True)
+            make_folder(self.checkpoints)
             return
-        make_private(elsewhere / self.path.name)  # a scratch folder may have been cleaned up
+        self.experiment().make_elsewhere(elsewhere)  # a scratch folder may have been cleaned up
+        make_folder(elsewhere / self.path.name)
         with suppress(FileExistsError):
             self.checkpoints.symlink_to(elsewhere / self.path.name)
 
@@ -135,12 +142,36 @@ class ExperimentFolder:
         return int(self.path.name)
 
     @property
+    def is_own(self) -> bool:
+        """Whether the user of this process may change it."""
+        return is_own(self.path)
+
+    @property
+    def owner(self) -> str:
+        """The user's name, or number where there is none."""
+        number = self.path.stat().st_uid
+        try:
+            return pwd.getpwuid(number).pw_name
+        except KeyError:
+            return str(number)
+
+    @property
+    def shared_with(self) -> Group | None:
+        """The group whose members may read it."""
+        return Group(self.path.stat().st_gid) if is_shared(self.path) else None
+
+    @property
+    def named(self) -> str:
+        """As the command line takes it: the id and, for colleagues of its owner, the root that it is in."""
+        return str(self.id) if self.is_own else f"{self.store().root}:{self.id}"
+
+    @property
     def config(self) -> Path:
         return self.path / "experiment.yaml"
 
     @property
     def effective(self) -> Path:
-        """The effective config as the workers read it, mode 0600: its secrets are not masked."""
+        """The effective config as the workers read it, for its owner alone: its secrets are not masked."""
         return self.path / "effective.json"
 
     @property
@@ -180,6 +211,11 @@ class ExperimentFolder:
         return self.path / "plan.json"
 
     @property
+    def masked(self) -> Path:
+        """Copies of files with secrets, under the same names and for colleagues: see hpc_det.store.secret_files."""
+        return self.path / "masked"
+
+    @property
     def storage(self) -> Path:
         """{"folder"} or {"url"}: where the checkpoints of all trials lie, if not in the trials' folders."""
         return self.path / "storage.json"
@@ -188,6 +224,11 @@ class ExperimentFolder:
         """The folder for those of all trials, a folder each, where it is not the trials' own."""
         folder = (read_json(self.storage) or {}).get("folder")
         return Path(folder) if folder else None
+
+    def make_elsewhere(self, folder: Path) -> None:
+        """A folder for checkpoints, for whom the experiment is."""
+        make_private(folder)
+        share_alike(folder, model=self.path)
 
     def checkpoints_url(self) -> str | None:
         """In an object store, where those of all trials are copied to."""
@@ -299,40 +340,53 @@ class ExperimentStore:
     def existing(self, number: int) -> ExperimentFolder:
         """The experiment `number`; UsageError where there is none."""
         found = self.folder(number)
-        if not found.config.exists():
-            raise UsageError(f"experiment {number}: not found below {self.root}; `hpc-det experiment list` shows all")
+        try:
+            found.config.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise UsageError(
+                f"experiment {number}: not found below {self.root}; `hpc-det experiment list` shows all"
+            ) from None
+        except PermissionError:
+            raise UsageError(
+                f"experiment {number}: below {self.root}, and not shared with you; its owner can share what is begun "
+                f"anew, as with `hpc-det experiment fork {number} --shared=GROUP`"
+            ) from None
         return found
 
     def all(self) -> Iterator[ExperimentFolder]:
-        """Every experiment that was created to the end, oldest first."""
-        return (found for found in map(self.folder, self._numbers()) if found.config.exists())
+        """Every experiment that was created to the end and that this user may read, oldest first."""
+        return (found for found in map(self.folder, self._numbers()) if os.path.exists(found.config))
 
     def next_id(self) -> int:
         """The id that `create` would take now."""
         return max(self._numbers(), default=0) + 1
 
-    def create(self) -> ExperimentFolder:
+    def create(self, group: Group | None = None) -> ExperimentFolder:
         """Take the next id. `mkdir` is atomic on every file system, so two at once get two ids.
 
-        Raises UsageError where the state root takes no folder.
+        `group` may read it. Raises UsageError where the state root takes no folder, or is another group's.
         """
         try:
-            return self._create()
+            return self._create(group)
         except OSError as error:
             raise UsageError(
                 f"HPC_DET_ROOT: {self.root} takes no experiment: {error.strerror}; set it to a folder of yours that "
                 f"all nodes see"
             ) from None
 
-    def _create(self) -> ExperimentFolder:
+    def _create(self, group: Group | None) -> ExperimentFolder:
         for parent in (self.root, self.root / "experiments"):
-            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+        if group:
+            group.let_in(self.root)
         while True:
             folder = self.folder(self.next_id())
             try:
-                folder.path.mkdir(mode=0o700)
+                folder.path.mkdir(mode=PRIVATE_FOLDER)
             except FileExistsError:
                 continue
+            if group:
+                share(folder.path, group.number)
             return folder
 
     def _numbers(self) -> list[int]:
@@ -340,3 +394,5 @@ class ExperimentStore:
             return sorted(int(entry.name) for entry in (self.root / "experiments").iterdir() if entry.name.isdecimal())
         except FileNotFoundError:
             return []
+        except PermissionError as error:
+            raise UsageError(f"{error.filename}: may not be read; nothing there is shared with you") from None

@@ -19,6 +19,7 @@ from typing import BinaryIO, NamedTuple
 
 from hpc_det.errors import HpcDetError
 from hpc_det.store.folders import times_of
+from hpc_det.store.modes import open_file
 
 LINE_BYTES = 32
 """All lines have this length, so that one is found by halving."""
@@ -53,7 +54,7 @@ class LogTimes:
     def _append(self, moment: Moment) -> None:
         """What a full disk has cut is written over by the next line."""
         if self._descriptor is None:
-            self._descriptor = os.open(times_of(self._log), os.O_WRONLY | os.O_CREAT, 0o600)
+            self._descriptor = open_file(times_of(self._log), os.O_WRONLY | os.O_CREAT)
             self._end = _whole_lines(self._descriptor) * LINE_BYTES
         line = f"{moment.size:16d} {moment.time:14.3f}\n".encode()
         if os.pwrite(self._descriptor, line, self._end) == LINE_BYTES:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.store.files import flush_folder, write_atomic
+from hpc_det.store.modes import is_own, open_file
 
 CHUNK = 1000
 
@@ -87,7 +88,7 @@ class SharedLog:
             self._chunk = []
 
     def _seal(self, path: Path) -> None:
-        if not path.exists():
+        if is_own(self._folder) and not path.exists():  # whoever else reads leaves nothing behind
             write_atomic(path, "\n".join(self._chunk) + "\n")
 
     def _came_too_late(self, line: str) -> bool:
@@ -112,7 +113,7 @@ class SharedLog:
 
 
 def _write(path: Path, line: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(line + "\n")
         file.flush()

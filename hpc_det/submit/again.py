@@ -14,9 +14,11 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
+from hpc_det.store.secret_files import read_secrets
 from hpc_det.submit.jobs import prepare_jobs, queue_jobs, write_jobs
+from hpc_det.submit.of_others import check_is_ones_own
 from hpc_det.submit.storage import check_storage
-from hpc_det.submit.submission import write_config
+from hpc_det.submit.submission import write_config, write_effective
 
 if TYPE_CHECKING:
     from hpc_det.config.effective import Effective
@@ -33,8 +35,10 @@ def stored(experiment: ExperimentFolder, overrides: Sequence[str], cluster: dict
     from hpc_det.config.effective import effective
     from hpc_det.config.request import from_stored
 
-    config, profile = read_json(experiment.effective) or {}, cluster or read_json(experiment.cluster) or {}
+    config, profile = read_secrets(experiment.effective) or {}, cluster or read_secrets(experiment.cluster) or {}
     found = effective(from_stored(config, profile, experiment.submitted_code(), overrides))
+    if not experiment.is_own:
+        check_is_ones_own(found, config, experiment.owner)
     origins, former = dict(read_json(experiment.origin) or {}), dict(leaves(config))
     now = {
         path: origins.get(path, "config") if former.get(path) == value else "config"
@@ -42,7 +46,7 @@ def stored(experiment: ExperimentFolder, overrides: Sequence[str], cluster: dict
     }
     # What has no effect was said when the experiment was created.
     notes = save_notes(found.experiment, found.cluster, experiment.id, _longest_save(experiment))
-    return replace(found, points=read_json(experiment.points) or [], origins=now, notes=notes)
+    return replace(found, points=read_secrets(experiment.points) or [], origins=now, notes=notes)
 
 
 def _longest_save(experiment: ExperimentFolder) -> SaveTimes | None:
@@ -55,7 +59,7 @@ def set_once_more(experiment: ExperimentFolder, overrides: Sequence[str]) -> Non
     """Change settings that no trial depends on, for the jobs to come. Raises UsageError for what is not valid."""
     found = stored(experiment, overrides)
     _check_unchanged(experiment, found)
-    write_json(experiment.effective, found.tree)
+    write_effective(experiment, found.tree)
     write_config(experiment, found)
 
 
@@ -68,8 +72,8 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
     found = stored(experiment, overrides)
     _check_unchanged(experiment, found)
     check_storage(found)
-    before = read_json(experiment.effective)
-    write_json(experiment.effective, found.tree)
+    before = read_secrets(experiment.effective) or {}
+    write_effective(experiment, found.tree)
     try:
         left = _Left.of(experiment)
         jobs = prepare_jobs(found, experiment, left.count, worker=left.next_worker, script=left.next_script)
@@ -77,7 +81,7 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
         _reopen(experiment, left)
         queue_jobs(jobs, experiment, left.search)
     except BaseException:
-        write_json(experiment.effective, before)
+        write_effective(experiment, before)
         raise
     write_config(experiment, found)
     return left.count
@@ -159,12 +163,12 @@ def _lose_workers(search: SearchJournal) -> None:
 def _reopen_trial(trial: TrialFolder, search: SearchJournal) -> None:
     trial.stop.unlink(missing_ok=True)
     if spec := read_json(trial.trial):
-        write_json(trial.trial, {**spec, "config": search.config(trial.id)})
+        write_json(trial.trial, {**spec, "config": search.config(trial.id)}, private=True)
     Journal(trial.journal).continued()
 
 
 def _check_unchanged(experiment: ExperimentFolder, found: Effective) -> None:
-    before = read_json(experiment.effective) or {}
+    before = read_secrets(experiment.effective) or {}
     changed = [key for key in FIXED if found.tree[key] != before[key]]
     changed += _changed_storage(found.tree["checkpoint_storage"], before["checkpoint_storage"])
     changed += _changed_searcher(found.tree["searcher"], before["searcher"])

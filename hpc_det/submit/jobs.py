@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from hpc_det.config.secrets import masked_lines, masked_variables
 from hpc_det.errors import UsageError
 from hpc_det.launch.job.excluded import excluded_hosts
 from hpc_det.plan.job_plan import JobArray, JobPlan
@@ -20,6 +21,7 @@ from hpc_det.schedulers.scheduler import Submission, scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.secret_files import write_secrets
 from hpc_det.submit.render import render
 
 if TYPE_CHECKING:
@@ -52,9 +54,14 @@ def prepare_jobs(
 
 
 def write_jobs(jobs: Jobs, folder: ExperimentFolder) -> None:
-    write_atomic(folder.plan, jobs.plan.to_json())
+    shown = replace(
+        jobs.plan,
+        environment=tuple(masked_variables(jobs.plan.environment)),
+        setup=tuple(masked_lines(jobs.plan.setup)),
+    )
+    write_secrets(folder.plan, asdict(jobs.plan), asdict(shown))
     for number, script in jobs.scripts.items():
-        write_atomic(folder.script(number), script)
+        write_atomic(folder.script(number), script, private=True)
         write_json(folder.array(number), asdict(jobs.arrays[number]))
 
 

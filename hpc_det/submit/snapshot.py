@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hpc_det.config.context import Context
 from hpc_det.errors import UsageError
+from hpc_det.store.modes import make_folders, share_copy
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -51,13 +52,14 @@ def snapshot_files(context: Context) -> Snapshot:
 
 def copy_snapshot(files: Snapshot, target: Path) -> None:
     """Raises UsageError for a file that has gone, or may not be read any more."""
-    target.mkdir(parents=True, exist_ok=True)
+    make_folders(target)
     for place, source in files.items():
-        (target / place).parent.mkdir(parents=True, exist_ok=True)
+        make_folders((target / place).parent)
         try:
             shutil.copy2(source, target / place)
         except OSError as error:
             raise UsageError(f"{source}: could not be copied for the job: {error.strerror}") from None
+        share_copy(target / place)
 
 
 def _insist_on_own_place(include: Path, roots: Mapping[str, Path]) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hpc_det.config.storage import SharedFs, store_url
 from hpc_det.errors import UsageError
 from hpc_det.plan.in_container import checkpoint_folder
-from hpc_det.store.files import make_private, write_json
+from hpc_det.store.files import write_json
 from hpc_det.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def make_storage(effective: Effective, experiment: ExperimentFolder) -> None:
     if folder := checkpoint_folder(effective.experiment, effective.cluster):
         write_json(experiment.storage, {"folder": str(folder / name)})
         try:
-            make_private(folder / name)
+            experiment.make_elsewhere(folder / name)
         except OSError as error:
             raise UsageError(f"checkpoint_storage: {folder / name} cannot be made: {error.strerror}") from None
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpc_det.config.merge import Tree
 from hpc_det.config.plain_yaml import dump_yaml
-from hpc_det.config.secrets import masked
+from hpc_det.config.secrets import masked, masked_profile
 from hpc_det.errors import UsageError
 from hpc_det.search.by_name import search_of
 from hpc_det.search.custom import CustomSearch
@@ -22,6 +23,9 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.search.optuna_study import no_such_sampler, sampler_names
 from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.group import Group
+from hpc_det.store.modes import PRIVATE_FOLDER, make_folder
+from hpc_det.store.secret_files import write_secrets
 from hpc_det.submit.git import git_state
 from hpc_det.submit.jobs import Jobs, cancelled_on_failure, prepare_jobs, queue_jobs, write_jobs
 from hpc_det.submit.snapshot import Snapshot, copy_snapshot, snapshot_files
@@ -57,16 +61,17 @@ def submit(
     effective: Effective,
     store: ExperimentStore,
     live: Callable[[ExperimentFolder], None] | None = None,
+    group: Group | None = None,
     *,
     paused_by: str | None = None,
 ) -> ExperimentFolder:
     """The new experiment, queued. Where anything fails, nothing of it is left, on disk or in the queue.
 
-    `live`: the jobs import the context directory itself, not a snapshot; called to add files of its own.
-    `paused_by`: who wants it to wait for `activate`, without a job until then.
+    `live`: the jobs import the context directory itself, not a snapshot; called to add files of its own. `group`: who
+    may read it, beside its owner. `paused_by`: who wants it to wait for `activate`, without a job until then.
     """
     submission = prepare(effective, store.folder(store.next_id()), is_live=live is not None)
-    folder = store.create()
+    folder = store.create(group)
     try:
         # Others may have taken the number meanwhile.
         jobs = prepare_jobs(effective, folder, submission.trials)
@@ -117,6 +122,10 @@ def _check_optuna(sampler: str) -> None:
         raise UsageError(no_such_sampler(sampler, names))
 
 
+def write_effective(folder: ExperimentFolder, tree: Tree) -> None:
+    write_secrets(folder.effective, tree, masked(tree))
+
+
 def write_config(folder: ExperimentFolder, effective: Effective) -> None:
     """For people: secrets are masked. And who wrote what."""
     write_json(folder.origin, effective.origins)
@@ -124,17 +133,19 @@ def write_config(folder: ExperimentFolder, effective: Effective) -> None:
 
 
 def _write(submission: Submission, effective: Effective, folder: ExperimentFolder, *, is_live: bool) -> None:
-    for needed in (folder.search, folder.jobs, folder.submitit):
-        needed.mkdir(mode=0o700)
+    for needed in (folder.search, folder.jobs):
+        make_folder(needed)
+    folder.submitit.mkdir(mode=PRIVATE_FOLDER)  # it holds the scripts once more
     if is_live:
         folder.code.symlink_to(effective.context_dir, target_is_directory=True)
     else:
         copy_snapshot(submission.files, folder.code)
         _note_commit(effective.context_dir, submission.files, folder)
-    write_json(folder.cluster, effective.cluster.model_dump(mode="json", by_alias=True))
-    write_json(folder.effective, _with_seed(effective))
+    profile = effective.cluster.model_dump(mode="json", by_alias=True)
+    write_secrets(folder.cluster, profile, masked_profile(profile))
+    write_effective(folder, _with_seed(effective))
     if effective.points:
-        write_json(folder.points, effective.points)
+        write_secrets(folder.points, effective.points, [masked(point) for point in effective.points])
     if submission.source:
         write_json(folder.warm_start, {"checkpoint": str(submission.source)})
     write_jobs(submission.jobs, folder)
@@ -153,7 +164,7 @@ def _note_commit(context_dir: Path, files: Snapshot, folder: ExperimentFolder) -
         write_atomic(folder.git_diff, state.diff)
 
 
-def _with_seed(effective: Effective) -> dict[str, object]:
+def _with_seed(effective: Effective) -> Tree:
     """The seed defaults to the time of submission, as upstream's does."""
     reproducibility = effective.tree["reproducibility"]
     if reproducibility["experiment_seed"] is None:

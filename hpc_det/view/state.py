@@ -55,6 +55,7 @@ class ExperimentView:
         """The first look. Raises HpcDetError where the files are damaged."""
         self.folder = folder
         with _readable(folder):
+            self.is_own = folder.is_own
             self._journal = SearchJournal(folder)
             self.config: Tree = self._journal.config(1)
             self.jobs = _jobs(folder)
@@ -109,11 +110,14 @@ class ExperimentView:
         return self._at_rest()
 
     def state(self, statuses: Iterable[JobStatus]) -> ExperimentState:
-        """What the files say now, or else the `statuses` of its jobs."""
+        """What the files say now, or else the `statuses` of its jobs.
+
+        A site may hide the jobs of others, who then take them for ended ones: to them only files tell an end.
+        """
         self.look()
         if settled := self.settled():
             return settled
-        known = list(statuses)
+        known = [status for status in statuses if self.is_own or status.state is not JobState.ENDED]
         found = {status.state for status in known}
         queued = (status.reason for status in known if status.state in (JobState.QUEUED, JobState.HELD))
         self.waits_for = next(filter(None, queued), None)

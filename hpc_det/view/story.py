@@ -231,8 +231,8 @@ def is_complete(checkpoint: Committed) -> bool:
 
 
 def read_tolerantly(path: Path) -> Any | None:
-    """The JSON in a file; None where it is missing or torn."""
+    """The JSON in a file; None where it is missing or torn, or its owner's alone."""
     try:
         return read_json(path)
-    except ValueError:
+    except (ValueError, PermissionError):
         return None

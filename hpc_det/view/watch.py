@@ -86,7 +86,8 @@ class Watch:
         self._believed = [self._believable(job_id, status) for job_id, status in statuses.items()]
         former, self._heard = self._heard, statuses
         self._wait_longer(ask_every_s(scheduler), is_quiet=statuses == former)
-        if held := sorted(_held(statuses) - _held(former)):
+        held = sorted(_held(statuses) - _held(former))
+        if held and self.view.is_own:
             self._lift_holds(scheduler, held)
         if (reason := _no_news(statuses)) is not None and _no_news(former) is None:
             say(f"the scheduler gives no news of experiment {self.view.id}, its files count: {reason}")
@@ -140,5 +141,7 @@ def insist_on_completion(view: ExperimentView, found: ExperimentState) -> None:
 
 def what_to_do(view: ExperimentView) -> str:
     """About an experiment that ended and was not completed."""
-    more = f"see more with `hpc-det experiment logs {view.id}`"
-    return more if view.search.finished else f"{more}, go on with `hpc-det experiment continue {view.id}`"
+    more = f"see more with `hpc-det experiment logs {view.folder.named}`"
+    if view.search.finished or not view.is_own:
+        return more
+    return f"{more}, go on with `hpc-det experiment continue {view.id}`"

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_det.cli.experiment.group import experiment
-from hpc_det.cli.parameters import Choices, choices_options, completed_names, experiment_argument, request_options
+from hpc_det.cli.parameters import (
+    Choices,
+    any_experiment_argument,
+    choices_options,
+    completed_names,
+    experiment_argument,
+    request_options,
+)
 from hpc_det.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:
@@ -57,7 +64,7 @@ def continue_(experiment: ExperimentFolder, overrides: tuple[str, ...], follow: 
 
 
 @experiment.command()
-@experiment_argument
+@any_experiment_argument
 @click.option("--config", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key; repeatable.")
 @click.option("--cluster", metavar="NAME", shell_complete=completed_names("cluster"), help="Another cluster profile.")
 @choices_options
@@ -65,7 +72,7 @@ def fork(experiment: ExperimentFolder, overrides: tuple[str, ...], cluster: str 
     """Run an experiment again, as another one.
 
     Configuration, seed and code are those that the experiment was created with, so the same trials come. On CPUs they
-    come to the same bits.
+    come to the same bits. What a colleague shares is forked as ada:12, without ada's secrets.
 
     \b
     Example:

@@ -7,18 +7,21 @@ import click
 from hpc_det.cli.experiment.group import experiment
 from hpc_det.cli.log_choices import LogChoices, log_options
 from hpc_det.cli.output import Output, output_options
-from hpc_det.cli.parameters import created_trial, experiment_argument, experiments_argument, store
+from hpc_det.cli.parameters import any_experiment_argument, any_experiments_argument, created_trial, store
 from hpc_det.store.folders import ExperimentFolder
 
 STATES = ("QUEUED", "RUNNING", "PAUSED", "COMPLETED", "ERROR", "CANCELED")
 
 
 @experiment.command("list")
+@click.option("--of", "owner", metavar="OWNER", help="Those that a colleague shares: a user, or their HPC_DET_ROOT.")
 @click.option("-a", "--all", "with_archived", is_flag=True, help="Archived ones, too.")
 @click.option("--state", "wanted", multiple=True, type=click.Choice(STATES), help="Only these; repeatable.")
 @click.option("--label", "labels", multiple=True, metavar="LABEL", help="Only those that have it; repeatable.")
 @output_options
-def list_(with_archived: bool, wanted: tuple[str, ...], labels: tuple[str, ...], output: Output) -> None:
+def list_(
+    owner: str | None, with_archived: bool, wanted: tuple[str, ...], labels: tuple[str, ...], output: Output
+) -> None:
     """List experiments.
 
     The state is QUEUED, RUNNING, PAUSED, COMPLETED, ERROR or CANCELED.
@@ -53,7 +56,7 @@ def list_(with_archived: bool, wanted: tuple[str, ...], labels: tuple[str, ...],
 
 
 @experiment.command()
-@experiments_argument
+@any_experiments_argument
 @output_options
 def describe(experiments: list[ExperimentFolder], output: Output) -> None:
     """Describe experiments: state and trials, or attempts, metrics and checkpoints of the only trial.
@@ -101,7 +104,8 @@ def describe(experiments: list[ExperimentFolder], output: Output) -> None:
 
 
 @experiment.command()
-@experiment_argument
+@any_experiment_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on until the experiment has ended, across requeues.")
 @click.option("--trial", type=int, metavar="T", help="Only the lines of this trial.")
 @log_options
 def logs(experiment: ExperimentFolder, trial: int | None, choices: LogChoices) -> None:
@@ -132,7 +136,7 @@ def logs(experiment: ExperimentFolder, trial: int | None, choices: LogChoices) -
 
 
 @experiment.command("list-trials")
-@experiment_argument
+@any_experiment_argument
 @output_options
 def list_trials(experiment: ExperimentFolder, output: Output) -> None:
     """List the trials of an experiment, with the hyperparameters in which they differ.
@@ -147,7 +151,7 @@ def list_trials(experiment: ExperimentFolder, output: Output) -> None:
 
 
 @experiment.command()
-@experiment_argument
+@any_experiment_argument
 @click.option("--origins", is_flag=True, help="For people: who wrote each key, too.")
 @output_options
 def config(experiment: ExperimentFolder, origins: bool, output: Output) -> None:

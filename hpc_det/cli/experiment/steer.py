@@ -7,12 +7,12 @@ from functools import partial
 import click
 
 from hpc_det.cli.experiment.group import experiment
-from hpc_det.cli.parameters import each, experiments_argument
+from hpc_det.cli.parameters import any_experiments_argument, each, experiments_argument
 from hpc_det.store.folders import ExperimentFolder
 
 
 @experiment.command()
-@experiments_argument
+@any_experiments_argument
 @click.option(
     "--poll",
     "--polling-interval",

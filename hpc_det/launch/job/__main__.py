@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpc_det.launch.job.excluded import excluded_hosts
-from hpc_det.launch.job.log_lines import note_time, say
+from hpc_det.launch.job.log_lines import note_time, say, share_own_log
 from hpc_det.launch.job.way_back import WayBack
 from hpc_det.launch.job.worker import GAVE_UP, OVERTAKEN, WANTS_REQUEUE, Worker
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
@@ -27,6 +27,7 @@ from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.folders import ExperimentFolder, job_log
 from hpc_det.store.journal import Journal
+from hpc_det.store.modes import take_umask_of
 
 ORPHANS_POLL_S = 0.1
 
@@ -142,8 +143,11 @@ def _begins() -> None:
 def main(argv: list[str]) -> int:
     folder, script, separator, *start_agents = argv
     assert separator == "--"
+    experiment = ExperimentFolder(Path(folder))
+    take_umask_of(experiment.path)
+    share_own_log(experiment.jobs)
     adopt_orphans()
-    return Job(ExperimentFolder(Path(folder)), int(script), start_agents).run()
+    return Job(experiment, int(script), start_agents).run()
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from urllib.parse import quote
 
 from hpc_det.launch.failure import failures
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.store.files import make_private, read_json, write_json
+from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
+from hpc_det.store.modes import make_private
 
 
 @dataclass(frozen=True, kw_only=True)

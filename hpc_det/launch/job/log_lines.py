@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from hpc_det.store.files import open_log
 from hpc_det.store.log_times import LogTimes
+from hpc_det.store.modes import is_shared, let_group_read
 
 _ANY = r"hpc-det: \d\d:\d\d:\d\d "
 ATTEMPT_BEGINS = re.compile(_ANY + r"attempt (\d+) begins")
@@ -30,12 +32,18 @@ def say_of_worker(number: int, text: str) -> None:
     say(f"worker {number}: {text}")
 
 
+def share_own_log(folder: Path) -> None:
+    """Schedulers make a job's log by the umask of its submission. Of a job that prints into a file of `folder`."""
+    if is_shared(folder) and Path(os.readlink("/proc/self/fd/1")).parent == folder.resolve():
+        let_group_read(1)
+
+
 @contextmanager
 def printed_to(path: Path) -> Iterator[None]:
     """What this process and its children print. When is noted at the begin and at the end; in between, agents do it."""
     note_time(path)
     former = os.dup(1), os.dup(2)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    descriptor = open_log(path)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
     os.close(descriptor)

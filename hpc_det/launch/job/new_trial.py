@@ -31,7 +31,7 @@ def prepare_trial(trial: TrialFolder, search: SearchJournal) -> None:
         "hparams": sample.hparams,
         "config": search.config(trial.id),
     }
-    write_json(trial.trial, {**spec, "warm_start": str(warm_start)} if warm_start else spec)
+    write_json(trial.trial, {**spec, "warm_start": str(warm_start)} if warm_start else spec, private=True)
 
 
 def _weights(trial: TrialFolder, source: int | None) -> Path | None:

@@ -181,7 +181,7 @@ def _proof(secret: str, nonce: str, request: dict[str, Any]) -> str:
 def _publish(attempt: Attempt, **of_this_node: int) -> None:
     told = {name: os.environ[name] for name in _OF_A_NODE if name in os.environ}
     where = {"host": attempt.address, "environment": told, **of_this_node}
-    write_json(attempt.trial.launcher(attempt.number, attempt.node_rank), where)
+    write_json(attempt.trial.launcher(attempt.number, attempt.node_rank), where, private=True)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from hpc_det.sgd.driver.failures import GangLost
 from hpc_det.sgd.driver.gang import Gang
 from hpc_det.sgd.json_values import number
 from hpc_det.sgd.rank.train_loop import Begin, Checkpoint, uuid_of
-from hpc_det.store.files import append_line, make_private, read_counted, write_json
+from hpc_det.store.files import append_line, read_counted, write_json
+from hpc_det.store.modes import make_private
 
 _log = logging.getLogger("hpc_det.sgd")
 

@@ -25,7 +25,8 @@ from hpc_det.sgd.json_values import in_json
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.place import Place, Settings
 from hpc_det.sgd.rank.data import training_source
-from hpc_det.store.files import flush_folder, make_private
+from hpc_det.store.files import flush_folder
+from hpc_det.store.modes import make_private
 
 if TYPE_CHECKING:
     from hpc_det.sgd.rank.worker import Worker

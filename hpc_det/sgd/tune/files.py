@@ -30,9 +30,10 @@ from typing import Any, Literal
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.process import is_running, start_ticks
 from hpc_det.sgd.driver.run_folder import path_of
-from hpc_det.store.files import make_private, read_counted, read_json, read_lines, write_atomic, write_json
+from hpc_det.store.files import read_counted, read_json, read_lines, write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.key import derived, user_key
+from hpc_det.store.modes import make_private
 
 Mode = Literal["min", "max"]
 ITERATION, DONE = "training_iteration", "done"

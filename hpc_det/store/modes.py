@@ -1,0 +1,94 @@
+"""Who may read what is made: its owner alone or, below a shared folder, one group, too. Nobody else ever writes.
+
+A folder is shared by its mode, 2750, and by nothing else. Its group reads and lists; the setgid bit hands the group on
+to all that is made below, and tells it from a folder that a careless umask has left open. Since no group may write,
+nothing is in an experiment, no link either, that its owner has not made, and its jobs may follow what they find.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+PRIVATE_FILE, SHARED_FILE = 0o600, 0o640
+PRIVATE_FOLDER, SHARED_FOLDER = 0o700, 0o2750
+_MARK = stat.S_ISGID | stat.S_IRGRP | stat.S_IXGRP
+
+
+def is_shared(folder: Path) -> bool:
+    return os.stat(folder).st_mode & _MARK == _MARK
+
+
+def is_own(path: Path) -> bool:
+    """Whether it belongs to the user of this process. Root is no owner of what others have made."""
+    return os.stat(path).st_uid == os.geteuid()
+
+
+def share(folder: Path, group: int) -> None:
+    """Let a group, by its number, read what is made in `folder` from now on."""
+    os.chown(folder, -1, group)
+    folder.chmod(SHARED_FOLDER)
+
+
+def share_alike(folder: Path, model: Path) -> None:
+    """Let the group of the folder `model` read `folder`, too, where it may read the model."""
+    if is_shared(model) and not is_shared(folder):
+        share(folder, os.stat(model).st_gid)
+
+
+def make_private(folder: Path) -> None:
+    """`folder` and what is missing above it, each for its owner alone, whatever the umask."""
+    for path in _missing(folder):
+        path.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+
+
+def make_folder(folder: Path) -> None:
+    """For whom the folder above is, whatever the umask. Any number of processes may do it."""
+    folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+    if is_shared(folder.parent):
+        folder.chmod(SHARED_FOLDER)
+
+
+def make_folders(folder: Path) -> None:
+    """The same, with what is missing above it."""
+    for path in _missing(folder):
+        make_folder(path)
+
+
+def open_file(path: Path, flags: int) -> int:
+    """The descriptor of a file for whom its folder is, whatever the umask; made where `flags` say so."""
+    descriptor = os.open(path, flags, PRIVATE_FILE)
+    try:
+        if is_shared(path.parent):
+            let_group_read(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def let_group_read(descriptor: int) -> None:
+    """An open file, of which everybody else keeps out."""
+    if stat.S_IMODE(os.fstat(descriptor).st_mode) != SHARED_FILE:
+        os.fchmod(descriptor, SHARED_FILE)
+
+
+def share_copy(path: Path) -> None:
+    """A file that was copied with the mode of its source: in a shared folder the group reads and runs what its owner
+    does, and nobody else.
+    """
+    if is_shared(path.parent):
+        own = path.stat().st_mode & PRIVATE_FOLDER
+        path.chmod(own | (own >> 3) & (stat.S_IRGRP | stat.S_IXGRP))
+
+
+def take_umask_of(folder: Path) -> None:
+    """What this process and its children make by other means, such as torch.save, is for whom `folder` is, too."""
+    if is_shared(folder):
+        os.umask(0o777 & ~SHARED_FOLDER)
+
+
+def _missing(folder: Path) -> list[Path]:
+    """`folder` and those above it that are not there, the highest first."""
+    return [path for path in reversed([folder, *folder.parents]) if not path.exists()]
