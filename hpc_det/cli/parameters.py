@@ -35,11 +35,11 @@ def store(owner: str | None = None) -> ExperimentStore:
 
 def insist_on_own(experiment: ExperimentFolder) -> ExperimentFolder:
     """Raises UsageError for an experiment of somebody else's, whatever the file system would let happen."""
-    if experiment.is_own:
+    if experiment.is_own():
         return experiment
-    named = experiment.named
+    named = experiment.named()
     raise UsageError(
-        f"experiment {named}: is {experiment.owner}'s, who alone may change it; you may look at it with `hpc-det "
+        f"experiment {named}: is {experiment.owner()}'s, who alone may change it; you may look at it with `hpc-det "
         f"experiment describe {named}` and `hpc-det experiment logs {named}`, and run it again as yours with "
         f"`hpc-det experiment fork {named}`"
     )

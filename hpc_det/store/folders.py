@@ -141,12 +141,10 @@ class ExperimentFolder:
     def id(self) -> int:
         return int(self.path.name)
 
-    @property
     def is_own(self) -> bool:
         """Whether the user of this process may change it."""
         return is_own(self.path)
 
-    @property
     def owner(self) -> str:
         """The user's name, or number where there is none."""
         number = self.path.stat().st_uid
@@ -155,15 +153,13 @@ class ExperimentFolder:
         except KeyError:
             return str(number)
 
-    @property
     def shared_with(self) -> Group | None:
         """The group whose members may read it."""
         return Group(self.path.stat().st_gid) if is_shared(self.path) else None
 
-    @property
     def named(self) -> str:
         """As the command line takes it: the id and, for colleagues of its owner, the root that it is in."""
-        return str(self.id) if self.is_own else f"{self.store().root}:{self.id}"
+        return str(self.id) if self.is_own() else f"{self.store().root}:{self.id}"
 
     @property
     def config(self) -> Path:

@@ -37,8 +37,8 @@ def stored(experiment: ExperimentFolder, overrides: Sequence[str], cluster: dict
 
     config, profile = read_secrets(experiment.effective) or {}, cluster or read_secrets(experiment.cluster) or {}
     found = effective(from_stored(config, profile, experiment.submitted_code(), overrides))
-    if not experiment.is_own:
-        check_is_ones_own(found, config, experiment.owner)
+    if not experiment.is_own():
+        check_is_ones_own(found, config, experiment.owner())
     origins, former = dict(read_json(experiment.origin) or {}), dict(leaves(config))
     now = {
         path: origins.get(path, "config") if former.get(path) == value else "config"

@@ -11,7 +11,7 @@ from hpc_det.errors import HpcDetError
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
 from hpc_det.view.index import Index, trace_of
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.summary import DAMAGED, Summary, summary
+from hpc_det.view.summary import DAMAGED, NOT_SHOWN, Summary, summary
 from hpc_det.view.watch import states
 
 
@@ -67,4 +67,5 @@ class _Found:
 
 
 def _damaged(experiment: ExperimentFolder) -> Summary:
-    return Summary(id=experiment.id, name=DAMAGED, state=ExperimentState.ERROR)
+    name = DAMAGED if experiment.is_own() else NOT_SHOWN
+    return Summary(id=experiment.id, name=name, state=ExperimentState.ERROR)

@@ -55,7 +55,7 @@ class ExperimentView:
         """The first look. Raises HpcDetError where the files are damaged."""
         self.folder = folder
         with _readable(folder):
-            self.is_own = folder.is_own
+            self.is_own = folder.is_own()
             self._journal = SearchJournal(folder)
             self.config: Tree = self._journal.config(1)
             self.jobs = _jobs(folder)

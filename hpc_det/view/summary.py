@@ -13,6 +13,8 @@ from hpc_det.view.story import Metrics
 from hpc_det.view.trials import counted, length_unit
 
 DAMAGED = "(files damaged)"
+NOT_SHOWN = "(cannot be shown)"
+"""Of somebody else's: `describe` says why."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,7 +141,7 @@ def insist_on_completion(view: ExperimentView, found: ExperimentState) -> None:
 
 def what_to_do(view: ExperimentView) -> str:
     """About an experiment that ended and was not completed."""
-    more = f"see more with `hpc-det experiment logs {view.folder.named}`"
+    more = f"see more with `hpc-det experiment logs {view.folder.named()}`"
     if view.search.finished or not view.is_own:
         return more
     return f"{more}, go on with `hpc-det experiment continue {view.id}`"

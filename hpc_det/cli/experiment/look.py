@@ -105,7 +105,6 @@ def describe(experiments: list[ExperimentFolder], output: Output) -> None:
 
 @experiment.command()
 @any_experiment_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until the experiment has ended, across requeues.")
 @click.option("--trial", type=int, metavar="T", help="Only the lines of this trial.")
 @log_options
 def logs(experiment: ExperimentFolder, trial: int | None, choices: LogChoices) -> None:
