@@ -26,9 +26,10 @@ class SearchJournal:
     def __init__(self, experiment: ExperimentFolder) -> None:
         self._config: dict[str, Any] = read_secrets(experiment.effective) or {}
         if self._config["searcher"]["name"] == "custom" and not experiment.is_own():
+            named = experiment.named()
             raise HpcDetError(
-                f"experiment {experiment.named()}: its searcher.class is code of {experiment.owner()}'s, and whoever looks "
-                f"at it runs that; only its owner does, and you with `hpc-det experiment fork {experiment.named()}`"
+                f"experiment {named}: its searcher.class is code of {experiment.owner()}'s, and whoever "
+                f"looks at it runs that; only its owner does, and you with `hpc-det experiment fork {named}`"
             )
         self._points = read_secrets(experiment.points) or []
         self._folder = experiment.search

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hpc_det.store.files import read_json, write_atomic
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.modes import is_own
 from hpc_det.view.state import ExperimentState
 from hpc_det.view.summary import DAMAGED, Summary
 
@@ -50,7 +51,7 @@ class Index:
 
     def write(self) -> None:
         """If there is anything new. Nothing depends on it: a full disk, or a folder of somebody else, is no error."""
-        if not self._has_news:
+        if not self._has_news or not is_own(self._file.parent):
             return
         plain = {number: [trace, asdict(found)] for number, (trace, found) in self._kept.items()}
         with suppress(OSError):

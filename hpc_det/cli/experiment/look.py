@@ -47,7 +47,7 @@ def list_(
 
     records = (
         record
-        for record in listed(store())
+        for record in listed(store(owner))
         if (with_archived or not record["archived"])
         and (not wanted or record["state"] in wanted)
         and set(labels) <= set(record["labels"])
