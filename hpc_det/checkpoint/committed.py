@@ -1,6 +1,7 @@
 """Checkpoints on disk: a folder each, committed by one rename, with a manifest of every file's size and checksum.
 
     checkpoints/UUID/manifest.json   {"uuid", "steps_completed", "time", "files": {name: {"size", "crc32"}}, "crc32"}
+                                     and {"removed": [names]}, where its owner has removed some of its files
 
 The last checksum is the manifest's own, so that a damaged number of batches does not pass for a newer checkpoint.
 Anything without that exact shape is not a checkpoint: a torn one is never chosen.
@@ -9,12 +10,16 @@ Anything without that exact shape is not a checkpoint: a torn one is never chose
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any
+
+from hpc_det.store.modes import make_folders
 
 MANIFEST = "manifest.json"
 _CHUNK = 1 << 22
@@ -35,10 +40,16 @@ class Committed:
     """Batches trained."""
     time: float
     files: dict[str, FileEntry]
+    removed: tuple[str, ...] = ()
+    """What its owner has removed of it: nobody goes on from such a checkpoint."""
 
     @property
     def uuid(self) -> str:
         return self.path.name
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(entry.size for entry in self.files.values())
 
     def damage(self, part: int = 0, parts: int = 1, *, folder: Path | None = None) -> list[str]:
         """What differs from the manifest, a sentence each; reads every byte (crc32 is free next to a disk).
@@ -75,10 +86,17 @@ def newest_good(checkpoints: Path, damage: Damage = Committed.damage) -> tuple[C
     """The newest checkpoint that is whole, and what was wrong with each newer one that was skipped."""
     skipped: list[str] = []
     for checkpoint in committed(checkpoints):
+        if checkpoint.removed:
+            skipped.append(f"checkpoint {checkpoint.uuid} at {checkpoint.steps} batches {lacks_files(checkpoint)}")
+            continue
         if not (found := damage(checkpoint)):
             return checkpoint, skipped
         skipped.append(f"checkpoint {checkpoint.uuid} at {checkpoint.steps} batches is damaged: {'; '.join(found)}")
     return None, skipped
+
+
+def lacks_files(checkpoint: Committed) -> str:
+    return f"lacks files that `hpc-det checkpoint rm --glob` removed: {', '.join(checkpoint.removed)}"
 
 
 def checksum(path: Path) -> FileEntry:
@@ -96,6 +114,17 @@ def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
     return {**content, "crc32": zlib.crc32(json.dumps(content, sort_keys=True).encode())}
 
 
+def manifest_of(checkpoint: Committed) -> str:
+    manifest = {
+        "uuid": checkpoint.uuid,
+        "steps_completed": checkpoint.steps,
+        "time": checkpoint.time,
+        "files": {name: asdict(entry) for name, entry in sorted(checkpoint.files.items())},
+        **({"removed": sorted(checkpoint.removed)} if checkpoint.removed else {}),
+    }
+    return json.dumps(sealed(manifest), indent=1)
+
+
 def parsed(manifest_text: bytes, folder: Path) -> Committed | None:
     """The checkpoint in `folder`, which may be a copy under another name; None where its manifest is torn."""
     try:
@@ -105,15 +134,56 @@ def parsed(manifest_text: bytes, folder: Path) -> Committed | None:
     if not isinstance(manifest, dict) or manifest != sealed(manifest):
         return None
     files = {name: FileEntry(**entry) for name, entry in manifest["files"].items()}
-    return Committed(path=folder, steps=manifest["steps_completed"], time=manifest["time"], files=files)
+    return Committed(
+        path=folder,
+        steps=manifest["steps_completed"],
+        time=manifest["time"],
+        files=files,
+        removed=tuple(manifest.get("removed", ())),
+    )
 
 
 def delete(folder: Path, hidden: str) -> None:
-    """Renamed to `hidden` beside it first: a half-deleted folder is no checkpoint."""
+    """Renamed to `hidden` beside it first: a half-deleted folder is no checkpoint. What is gone already is no error."""
     aside = folder.with_name(hidden)
     shutil.rmtree(aside, ignore_errors=True)
-    folder.rename(aside)
+    with suppress(FileNotFoundError):
+        folder.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def copy_whole(checkpoint: Committed, get: Callable[[str, Path], object]) -> list[str]:
+    """By `get(name, target)`, file by file, into a hidden folder, and by one rename to its path, where it may replace a
+    damaged one.
+
+    Returns what is damaged; then there is nothing new at its path.
+    """
+    if outside := [name for name in checkpoint.files if not _is_below(name)]:
+        return [f"{name!r} is no file of a checkpoint" for name in outside]
+    partial = checkpoint.path.with_name(f".partial-{checkpoint.uuid}")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        for name in [*checkpoint.files, MANIFEST]:
+            target = partial / name
+            make_folders(target.parent)
+            try:
+                get(name, target)
+            except FileNotFoundError:
+                return [f"{name}: missing"]
+        if damage := checkpoint.damage(folder=partial):
+            return damage
+        if checkpoint.path.exists():
+            delete(checkpoint.path, hidden=".partial-damaged")
+        os.rename(partial, checkpoint.path)
+        return []
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _is_below(name: str) -> bool:
+    """A bucket may be writable for others, and its names become paths here."""
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
 
 
 def committed_at(folder: Path) -> Committed | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from pathlib import Path
 
-from hpc_det.checkpoint.committed import Committed, Damage, committed, newest_first, newest_good
+from hpc_det.checkpoint.committed import Committed, Damage, committed, lacks_files, newest_first, newest_good
 from hpc_det.checkpoint.remote import Remote
 from hpc_det.errors import HpcDetError
 
@@ -82,6 +82,9 @@ class Mirror:
         for checkpoint in newest_first(self._known().values()):
             if checkpoint.steps <= newer_than:
                 return None
+            if checkpoint.removed:
+                skipped.append(f"checkpoint {checkpoint.uuid} in {self._remote.url} {lacks_files(checkpoint)}")
+                continue
             damage = self._remote.download(checkpoint)
             if not damage:
                 return checkpoint

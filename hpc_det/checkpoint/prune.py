@@ -1,17 +1,51 @@
 """Which checkpoints may go: a pure rule.
 
-Kept are the best N of the trial (by the validation at the same number of batches) and the latest N; while the trial
-runs, always the two newest, so that a damaged one has something to fall back to.
+Kept are the best N of the experiment, the best N of their trial (both by the validation at the same number of batches)
+and the latest N of it; while a trial runs, always its two newest, so that a damaged one has something to fall back to.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from hpc_det.checkpoint.committed import Committed
 
 RESUME_DEPTH = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How many checkpoints stay."""
+
+    experiment_best: int = 0
+    trial_best: int = 1
+    trial_latest: int = 1
+
+    @classmethod
+    def of(cls, storage: Mapping[str, Any]) -> Policy:
+        """`storage`: checkpoint_storage of an effective config."""
+        return cls(
+            experiment_best=storage["save_experiment_best"],
+            trial_best=storage["save_trial_best"],
+            trial_latest=storage["save_trial_latest"],
+        )
+
+    @property
+    def best_while_it_runs(self) -> int:
+        """Of a trial: the best of the experiment may all be in one."""
+        return max(self.trial_best, self.experiment_best)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialCheckpoints:
+    checkpoints: Sequence[Committed]
+    """The newest first."""
+    validations: Mapping[int, float]
+    """Batches -> searcher metric; NaN is worst."""
+    policy: Policy
 
 
 def superfluous(
@@ -22,18 +56,54 @@ def superfluous(
     best: int,
     latest: int,
 ) -> list[Committed]:
-    """Those of `checkpoints` (newest first) that nothing keeps.
+    """Those of a trial's `checkpoints` (newest first) that nothing keeps.
 
     `validations`: batches -> searcher metric; NaN is worst.
     """
-
-    def badness(checkpoint: Committed) -> tuple[bool, float, int]:
-        """Of equals the earliest is the best: it is the one that was strictly better when it came."""
-        value = validations[checkpoint.steps]
-        if math.isnan(value):
-            return True, 0.0, checkpoint.steps
-        return False, value if smaller_is_better else -value, checkpoint.steps
-
-    validated = sorted((item for item in checkpoints if item.steps in validations), key=badness)
-    kept = {item.uuid for item in [*validated[:best], *checkpoints[:latest]]}
+    the_best = _best_first(checkpoints, validations, smaller_is_better)[:best]
+    kept = {item.uuid for item in [*the_best, *checkpoints[:latest]]}
     return [item for item in checkpoints if item.uuid not in kept]
+
+
+def superfluous_of_all(trials: Sequence[TrialCheckpoints], *, smaller_is_better: bool) -> list[Committed]:
+    """Those of an experiment's checkpoints that no policy keeps."""
+    kept = _best_of_experiment(trials, smaller_is_better)
+    return [
+        item
+        for trial in trials
+        for item in superfluous(
+            trial.checkpoints,
+            trial.validations,
+            smaller_is_better=smaller_is_better,
+            best=trial.policy.trial_best,
+            latest=trial.policy.trial_latest,
+        )
+        if item.uuid not in kept
+    ]
+
+
+def _best_of_experiment(trials: Sequence[TrialCheckpoints], smaller_is_better: bool) -> set[str]:
+    """The points of a multirun may differ in how many they keep: each counts its own among the best of all."""
+    validated = [
+        (*badness(trial.validations[item.steps], smaller_is_better), item.time, item.uuid, trial.policy)
+        for trial in trials
+        for item in trial.checkpoints
+        if item.steps in trial.validations
+    ]
+    bybadness = sorted(validated, key=lambda found: found[:4])
+    return {uuid for rank, (_, _, _, uuid, policy) in enumerate(bybadness) if rank < policy.experiment_best}
+
+
+def _best_first(
+    checkpoints: Sequence[Committed], validations: Mapping[int, float], smaller_is_better: bool
+) -> list[Committed]:
+    """Those with a validation. Of equals the earliest is the best: it was strictly better when it came."""
+    validated = (item for item in checkpoints if item.steps in validations)
+    return sorted(validated, key=lambda item: (*badness(validations[item.steps], smaller_is_better), item.steps))
+
+
+def badness(value: float, smaller_is_better: bool) -> tuple[bool, float]:
+    """To sort metrics by, the best first; NaN is the worst."""
+    if math.isnan(value):
+        return True, 0.0
+    return False, value if smaller_is_better else -value

@@ -9,16 +9,14 @@ store (the extra `cloud`); it is imported by the first Remote.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from hpc_det.checkpoint.committed import MANIFEST, Committed, delete, parsed
+from hpc_det.checkpoint.committed import MANIFEST, Committed, copy_whole, manifest_of, parsed
 from hpc_det.errors import UsageError
-from hpc_det.store.modes import make_folders
+from hpc_det.store.folders import TrialFolder
 
 
 class Remote:
@@ -72,27 +70,26 @@ class Remote:
             self._fs.rm(folder, recursive=True)
 
     def download(self, checkpoint: Committed) -> list[str]:
-        """Into a hidden folder, and by one rename to its path, where it may replace a damaged one.
+        """To its path, where it may replace a damaged one; what is damaged: see `copy_whole`."""
+        source = f"{self._root}/{checkpoint.uuid}"
+        return copy_whole(checkpoint, lambda name, target: self._fs.get_file(f"{source}/{name}", str(target)))
 
-        Returns what is damaged; then there is nothing new at its path.
-        """
-        if outside := [name for name in checkpoint.files if not _is_below(name)]:
-            return [f"{name!r} is no file of a checkpoint" for name in outside]
-        partial = checkpoint.path.with_name(f".partial-{checkpoint.uuid}")
-        shutil.rmtree(partial, ignore_errors=True)
-        for name in [*checkpoint.files, MANIFEST]:
-            target = partial / name
-            make_folders(target.parent)
-            try:
-                self._fs.get_file(f"{self._root}/{checkpoint.uuid}/{name}", str(target))
-            except FileNotFoundError:
-                return [f"{name}: missing"]
-        damage = checkpoint.damage(folder=partial)
-        if not damage:
-            if checkpoint.path.exists():
-                delete(checkpoint.path, hidden=".partial-damaged")
-            os.rename(partial, checkpoint.path)
-        return damage
+    def has(self, uuid: str) -> bool:
+        self._fs.invalidate_cache()
+        return bool(self._fs.exists(f"{self._root}/{uuid}/{MANIFEST}"))
+
+    def remove_files(self, checkpoint: Committed, names: Iterable[str]) -> None:
+        """`names`, which `checkpoint` no longer has: its manifest goes first."""
+        folder = f"{self._root}/{checkpoint.uuid}"
+        self._fs.pipe_file(f"{folder}/{MANIFEST}", manifest_of(checkpoint).encode())
+        for name in names:
+            self._fs.rm_file(f"{folder}/{name}")
+
+    def remove_all(self) -> None:
+        """The whole folder."""
+        self._fs.invalidate_cache()
+        if self._fs.exists(self._root):
+            self._fs.rm(self._root, recursive=True)
 
     def _manifest(self, path: Path) -> Committed | None:
         try:
@@ -101,6 +98,12 @@ class Remote:
             return None
         found = parsed(text, path)
         return found if found and json.loads(text)["uuid"] == path.name else None
+
+
+def remote_of(trial: TrialFolder, storage: Mapping[str, Any]) -> Remote | None:
+    """Where the trial's checkpoints are copied to, by `checkpoint_storage` of its config; None: to no store."""
+    url = trial.experiment().checkpoints_url()
+    return Remote(f"{url}/{trial.id}", options(storage)) if url else None
 
 
 def options(storage: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,9 +121,3 @@ _OPTIONS = {
     "connection_string": "connection_string",
     "credential": "credential",
 }
-
-
-def _is_below(name: str) -> bool:
-    """A bucket may be writable for others, and its names become paths here."""
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts

@@ -6,7 +6,6 @@ any point leaves either the old state or the new one.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -14,11 +13,11 @@ import uuid
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from hpc_det.checkpoint.committed import MANIFEST, Committed, FileEntry, checksum, sealed
+from hpc_det.checkpoint.committed import MANIFEST, Committed, FileEntry, checksum, manifest_of
 from hpc_det.store.files import flush_folder
 from hpc_det.store.modes import make_folder
 
@@ -84,22 +83,15 @@ class Staging:
 
     def commit(self, steps: int, entries: dict[str, FileEntry]) -> Committed:
         """Rank 0 only, when every rank's files are written. `entries` are those of all ranks."""
-        now = time.time()
-        manifest = {
-            "uuid": self.uuid,
-            "steps_completed": steps,
-            "time": now,
-            "files": {name: asdict(entry) for name, entry in sorted(entries.items())},
-        }
+        checkpoint = Committed(path=self.checkpoints / self.uuid, steps=steps, time=time.time(), files=entries)
         with open(self.partial / MANIFEST, "w", encoding="utf-8") as file:
-            json.dump(sealed(manifest), file, indent=1)
+            file.write(manifest_of(checkpoint))
             file.flush()
             os.fsync(file.fileno())
         flush_folder(self.partial)
-        final = self.checkpoints / self.uuid
-        os.rename(self.partial, final)
+        os.rename(self.partial, checkpoint.path)
         flush_folder(self.checkpoints)
-        return Committed(path=final, steps=steps, time=now, files=entries)
+        return checkpoint
 
 
 def _flush_file(path: Path) -> None:

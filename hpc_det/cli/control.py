@@ -5,14 +5,16 @@ from __future__ import annotations
 import getpass
 import time
 
+from hpc_det.checkpoint.collect import collect
 from hpc_det.errors import HpcDetError
 from hpc_det.schedulers import scheduler as schedulers
 from hpc_det.schedulers.command import CommandError, run_command
 from hpc_det.schedulers.scheduler import JobState, Scheduler
 from hpc_det.search.journal import SearchJournal
-from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.stop import Reason, request_stop
 from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.trials import state_now
 from hpc_det.view.watch import POLL_S, Watch, ask_every_s, insist_on_completion, say, state
 
 KILL_WAIT_S = 40.0
@@ -65,8 +67,27 @@ def kill(experiment: ExperimentFolder) -> str:
         search.lose(worker, job)
     found = view.state([])
     if found is ExperimentState.CANCELED:
+        _collect_checkpoints(experiment)
         return f"Killed experiment {experiment.id}"
     return f"Experiment {experiment.id} ended by itself just now: {found.value}"
+
+
+def kill_trial(trial: TrialFolder) -> str:
+    """End one trial, and no other; what was done, in a sentence. Raises HpcDetError where nobody has it to train."""
+    experiment = trial.experiment()
+    name = f"{experiment.id}/{trial.id}"
+    view, search = _still_there(experiment)
+    if trial.id not in {work.trial for work in search.state().open.values()}:
+        found = state_now(view.search, trial, is_over=False)
+        if found.is_final:
+            raise HpcDetError(f"trial {name} has ended already: {found.value}")
+        raise HpcDetError(
+            f"trial {name} is {found.value}: nobody trains it, and the search may never want it again; "
+            f"`hpc-det experiment kill {experiment.id}` ends them all"
+        )
+    trial.create()  # its worker may be about to
+    request_stop(trial.stop, attempt=None, reason="kill", source=getpass.getuser())
+    return f"Killed trial {name}: it ends without another checkpoint"
 
 
 def _still_there(experiment: ExperimentFolder) -> tuple[ExperimentView, SearchJournal]:
@@ -113,6 +134,14 @@ def _cancel_jobs(view: ExperimentView) -> None:
                 f"{KILL_WAIT_S:.0f} s; look again with `hpc-det experiment describe {view.id}`"
             )
         time.sleep(max(POLL_S, ask_every_s(scheduler)))
+
+
+def _collect_checkpoints(experiment: ExperimentFolder) -> None:
+    """As its last job does where it is not killed."""
+    try:
+        collect(experiment)
+    except HpcDetError as error:
+        say(f"note: checkpoints are left that checkpoint_storage does not keep: {error}")
 
 
 def _left(scheduler: Scheduler, job_ids: list[str]) -> list[str]:

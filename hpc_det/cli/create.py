@@ -6,6 +6,7 @@ import getpass
 
 import click
 
+from hpc_det.cli.cleanup import cleanup_daily
 from hpc_det.cli.local import run_here
 from hpc_det.cli.origins import explained
 from hpc_det.cli.parameters import Choices, store
@@ -63,6 +64,7 @@ def _submit(found: Effective, experiments: ExperimentStore, choices: Choices) ->
     if choices.shared:
         say_shared(folder, choices.shared)
     click.echo(f"Created experiment {folder.id}")
+    cleanup_daily(experiments)
     if choices.follow:
         show(folder)
 

@@ -25,6 +25,12 @@ COMMANDS = (
         help="Look at one trial of an experiment.",
     ),
     LazyCommand(
+        name="checkpoint",
+        alias="c",
+        where="hpc_det.cli.checkpoint:checkpoint",
+        help="Look at checkpoints, copy and remove them.",
+    ),
+    LazyCommand(
         name="job",
         alias="j",
         where="hpc_det.cli.job:job",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
+from hpc_det.cli.experiment.keep import output_dir
 from hpc_det.cli.group import Group
 from hpc_det.cli.log_choices import LogChoices, log_options
 from hpc_det.cli.output import Output, output_options
-from hpc_det.cli.parameters import any_trial_argument
+from hpc_det.cli.parameters import any_trial_argument, trial_argument
 from hpc_det.store.folders import TrialFolder
 
 
@@ -43,6 +46,59 @@ def describe(trial: TrialFolder, output: Output) -> None:
         click.echo(in_words(found))
     else:
         output.details([found.as_json()])
+
+
+@trial.command("list-checkpoints")
+@any_trial_argument
+@click.option("--best", type=click.IntRange(min=1), metavar="N", help="Only the best N, by the searcher's metric.")
+@output_options
+def list_checkpoints(trial: TrialFolder, best: int | None, output: Output) -> None:
+    """List the checkpoints of a trial, the newest first.
+
+    \b
+    Example:
+      hpc-det trial list-checkpoints 12/7
+    """
+    from hpc_det.cli.checkpoint_records import COLUMNS, listed_of_trial
+
+    output.table(listed_of_trial(trial, best), COLUMNS)
+
+
+@trial.command()
+@any_trial_argument
+@output_dir
+@click.option("--best", is_flag=True, help="The one with the best validation, by the searcher's metric.")
+@click.option("--latest", is_flag=True, help="The newest one; this is the default.")
+@click.option("--uuid", metavar="UUID", help="This one.")
+def download(trial: TrialFolder, target: Path, best: bool, latest: bool, uuid: str | None) -> None:
+    """Copy a checkpoint of a trial, and print its folder.
+
+    Every byte is compared with the checksums of the manifest, and nothing is overwritten.
+
+    \b
+    Example:
+      hpc-det trial download 12/7 --best -o best
+    """
+    from hpc_det.cli.download import download as copy
+    from hpc_det.cli.download import of_one_trial
+
+    if best + latest + (uuid is not None) > 1:
+        raise click.UsageError("give only one of --best, --latest and --uuid")
+    copy([of_one_trial(trial, uuid, best=best)], target)
+
+
+@trial.command()
+@trial_argument
+def kill(trial: TrialFolder) -> None:
+    """End one trial now, without another checkpoint. The other trials of its experiment go on.
+
+    \b
+    Example:
+      hpc-det trial kill 12/7
+    """
+    from hpc_det.cli import control
+
+    click.echo(control.kill_trial(trial))
 
 
 @trial.command()

@@ -90,7 +90,10 @@ class LogPolicy(Section):
 
 class RetentionPolicy(Section):
     log_retention_days: Annotated[int, Field(ge=-1, le=32767), Expected("a whole number from -1 to 32767")] | None = (
-        Field(default=None, description="Determined deletes logs after so many days.")
+        Field(
+            default=None,
+            description="So many days after its end the logs of an experiment are deleted; -1 or nothing: never.",
+        )
     )
 
 

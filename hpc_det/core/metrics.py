@@ -18,6 +18,7 @@ from hpc_det.core.distributed import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.store.files import append_line, flush_file, read_lines, write_atomic
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.metrics import validations
 
 
 class Reducer(enum.Enum):
@@ -297,8 +298,7 @@ class MetricsLog:
 
     def validations(self, metric: str) -> dict[int, float]:
         """Batches -> the value of `metric` at each validation so far."""
-        records = [record for record in read_lines(self._path) if record["kind"] == "validation"]
-        return {record["steps"]: float(record["metrics"][metric]) for record in records if metric in record["metrics"]}
+        return validations(self._path, metric)
 
     def report(self, kind: str, steps: int, total: int, metrics: Mapping[str, Any], **facts: float) -> None:
         """`kind`: training or validation; `total`: batches of the whole trial; `facts`: fields beside the metrics.

@@ -14,13 +14,13 @@ does after its resume exactly what it would have done without the stop.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from hpc_det.checkpoint.committed import FileEntry
-from hpc_det.checkpoint.prune import RESUME_DEPTH
+from hpc_det.checkpoint.prune import RESUME_DEPTH, Policy
 from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricsLog
@@ -59,10 +59,12 @@ class Loop:
         searcher: SearcherContext | None = None,
         warm_start: Path | None = None,
         weights: Path | None = None,
+        policy: Callable[[], Policy] | None = None,
     ) -> None:
         """`warm_start`: a checkpoint that a trial without one of its own begins with, at batch 0. It is resumed where
         it is of this very trial. `weights`: one of which such a trial takes the weights of the models alone, since its
-        optimizers have hyperparameters of their own; `warm_start` goes before it.
+        optimizers have hyperparameters of their own; `warm_start` goes before it. `policy`: how many checkpoints the
+        experiment keeps, as of now; the schedule's where there is no experiment.
         """
         self._trial = trial
         self._context = context
@@ -75,6 +77,7 @@ class Loop:
         self._log = log
         self._portable = portable
         self._search = Search(searcher, schedule)
+        self._policy = policy
         self._warm_start = warm_start
         self._weights = weights
         self._progress = Progress()
@@ -91,7 +94,7 @@ class Loop:
             if not self.is_saved and self._has_time():
                 self._save()
         if self.end == "finished" and self._distributed.is_chief:
-            self._prune(latest=self._schedule.save_latest)
+            self._prune()
         return self._progress
 
     @property
@@ -330,7 +333,7 @@ class Loop:
             self._pace.save_committed()
             self._saved = self._reached()
             if self._distributed.is_chief:
-                self._prune(latest=max(RESUME_DEPTH, self._schedule.save_latest))
+                self._prune(to_resume_from=RESUME_DEPTH)
             self._callbacks.call("on_checkpoint_upload_end", uuid)
         self._pace.save_ends(self._progress.steps, self._checkpoints.saved)
 
@@ -346,12 +349,13 @@ class Loop:
             self._callbacks.call("on_checkpoint_write_end", str(folder))
         return entries
 
-    def _prune(self, latest: int) -> None:
+    def _prune(self, to_resume_from: int = 0) -> None:
+        kept = self._policy() if self._policy else self._schedule.kept
         self._checkpoints.prune(
             self._search.validations,
             smaller_is_better=self._schedule.smaller_is_better,
-            best=self._schedule.save_best,
-            latest=latest,
+            best=kept.best_while_it_runs,
+            latest=max(to_resume_from, kept.trial_latest),
         )
 
     # --- helpers

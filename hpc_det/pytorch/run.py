@@ -6,16 +6,19 @@ import gc
 import hashlib
 import json
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from hpc_det.checkpoint.mirror import Mirror
-from hpc_det.checkpoint.remote import Remote, options
+from hpc_det.checkpoint.policy import policy_of
+from hpc_det.checkpoint.prune import Policy
+from hpc_det.checkpoint.remote import remote_of
 from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.listener import Listener
@@ -60,6 +63,8 @@ class Run:
     """None outside any job."""
     mirror: Mirror | None = None
     """On rank 0 of a job, where checkpoints are in an object store, too."""
+    policy: Callable[[], Policy] | None = None
+    """How many checkpoints the experiment keeps, as of now; None outside any job."""
 
     @classmethod
     @contextmanager
@@ -85,6 +90,7 @@ class Run:
                 test=is_test(env),
                 searcher=SearcherContext(attempt.trial, attempt.worker, distributed),
                 mirror=_mirror(attempt.trial, spec["config"]) if distributed.is_chief else None,
+                policy=partial(policy_of, attempt.trial),
             )
             process.heart.progress = outside
 
@@ -144,6 +150,7 @@ class Run:
             searcher=self.searcher,
             warm_start=warm_start,
             weights=Path(weights) if (weights := self.spec.get("warm_start")) else None,
+            policy=self.policy,
         )
         steps = loop.run().steps
         outcome = {"attempt": self.attempt, "kind": loop.end, "steps": steps, "saved": loop.is_saved}
@@ -196,10 +203,8 @@ def _pace(trial: TrialFolder, config: dict[str, Any], distributed: Distributed) 
 
 
 def _mirror(trial: TrialFolder, config: dict[str, Any]) -> Mirror | None:
-    url = trial.experiment().checkpoints_url()
-    if url is None:
-        return None
-    return Mirror(Remote(f"{url}/{trial.id}", options(config["checkpoint_storage"])), trial.checkpoints)
+    remote = remote_of(trial, config["checkpoint_storage"])
+    return Mirror(remote, trial.checkpoints) if remote else None
 
 
 @contextmanager

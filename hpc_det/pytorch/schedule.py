@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
+from hpc_det.checkpoint.prune import Policy
 from hpc_det.pytorch.progress import Progress
 from hpc_det.pytorch.units import Batch, TrainUnit, period_from_config, unit_from_config, unit_of
 
@@ -31,16 +32,15 @@ class Schedule:
     metric: str | None = None
     """The validation metric that decides what is best."""
     smaller_is_better: bool = True
-    save_best: int = 1
-    save_latest: int = 1
-    """How many checkpoints stay at the end."""
+    kept: Policy = field(default_factory=Policy)
+    """How many checkpoints stay at the end, where no experiment says it."""
     validation_batches: int | None = None
     """None: all of them."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], global_batch_size: int | None) -> Schedule:
         """Of an experiment's effective config."""
-        searcher, storage = config["searcher"], config["checkpoint_storage"]
+        searcher = config["searcher"]
         return cls(
             max_length=unit_from_config(searcher["max_length"], global_batch_size),
             search_unit=unit_of(searcher["max_length"]),
@@ -52,8 +52,7 @@ class Schedule:
             initial_validation=config["perform_initial_validation"],
             metric=searcher["metric"],
             smaller_is_better=searcher["smaller_is_better"],
-            save_best=max(storage["save_trial_best"], storage["save_experiment_best"]),
-            save_latest=storage["save_trial_latest"],
+            kept=Policy.of(config["checkpoint_storage"]),
         )
 
     def for_test(self) -> Schedule:

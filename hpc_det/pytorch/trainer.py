@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from hpc_det.checkpoint.prune import Policy
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.rng import seed_everything
 from hpc_det.errors import UsageError
@@ -148,7 +149,7 @@ class Trainer:
             initial_validation=step_zero_validation,
             metric=searcher.get("metric"),
             smaller_is_better=searcher.get("smaller_is_better", True),
-            **_kept(config),
+            kept=_kept(config),
         )
         _ = schedule.max_length.length
         run.train(
@@ -177,11 +178,10 @@ def _policy(policy: CheckpointPolicy, metric: str | None) -> CheckpointPolicy:
     return policy
 
 
-def _kept(config: Mapping[str, Any]) -> dict[str, int]:
+def _kept(config: Mapping[str, Any]) -> Policy:
     """How many checkpoints stay at the end: all of them, where no configuration says it."""
-    storage = config.get("checkpoint_storage", {})
-    best = max(storage.get("save_trial_best", 0), storage.get("save_experiment_best", 0))
-    return {"save_best": best, "save_latest": storage.get("save_trial_latest", sys.maxsize)}
+    without = {"save_experiment_best": 0, "save_trial_best": 0, "save_trial_latest": sys.maxsize}
+    return Policy.of({**without, **config.get("checkpoint_storage", {})})
 
 
 # --- where it runs

@@ -21,6 +21,7 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
                jobs/1.log        what its jobs print            the jobs
                jobs/1.times      when, as beside each log       "
                search/           the search's journal           all workers
+               logs_deleted      when its logs were             `experiment cleanup`
                sweep/            of a Hydra app: see hpc_det.sweep.files
                trials/1/         one TrialFolder
 """
@@ -259,6 +260,11 @@ class ExperimentFolder:
         return self.path / "search"
 
     @property
+    def logs_deleted(self) -> Path:
+        """Its time is when the logs were deleted, as retention_policy says."""
+        return self.path / "logs_deleted"
+
+    @property
     def sweep(self) -> Path:
         """What the launcher of a Hydra app saved for its points, and what came of them."""
         return self.path / "sweep"
@@ -270,6 +276,10 @@ class ExperimentFolder:
     def script(self, number: int = 1) -> Path:
         """What the scheduler was given, `number` from 1: one script for each call."""
         return self.jobs / f"{number}.sh"
+
+    def job_logs(self) -> list[Path]:
+        """What its jobs printed."""
+        return sorted(self.jobs.glob("*.log"))
 
     def array(self, number: int = 1) -> Path:
         """Which workers the jobs of script `number` are: a `plan.job_plan.JobArray`."""
@@ -319,6 +329,9 @@ def times_of(log: Path) -> Path:
     return log.with_suffix(".times")
 
 
+_DELETED = ".deleted-"
+
+
 @dataclass(frozen=True)
 class ExperimentStore:
     """All experiments below one state root."""
@@ -355,7 +368,22 @@ class ExperimentStore:
 
     def next_id(self) -> int:
         """The id that `create` would take now."""
-        return max(self._numbers(), default=0) + 1
+        return max([*self._numbers(), *self._numbers(_DELETED)], default=0) + 1
+
+    def deleted(self, number: int) -> Path:
+        """The folder of an experiment that is being deleted. An empty one stays, so that its number never comes again
+        where it was the newest.
+        """
+        return self.root / "experiments" / f"{_DELETED}{number}"
+
+    def all_deleted(self) -> list[Path]:
+        """Oldest first."""
+        return [self.deleted(number) for number in self._numbers(_DELETED)]
+
+    @property
+    def cleaned(self) -> Path:
+        """Its time is when `cleanup` looked at all experiments last."""
+        return self.root / ".cleaned"
 
     def create(self, group: Group | None = None) -> ExperimentFolder:
         """Take the next id. `mkdir` is atomic on every file system, so two at once get two ids.
@@ -385,10 +413,11 @@ class ExperimentStore:
                 share(folder.path, group.number)
             return folder
 
-    def _numbers(self) -> list[int]:
+    def _numbers(self, prefix: str = "") -> list[int]:
         try:
-            return sorted(int(entry.name) for entry in (self.root / "experiments").iterdir() if entry.name.isdecimal())
+            names = [entry.name for entry in (self.root / "experiments").iterdir() if entry.name.startswith(prefix)]
         except FileNotFoundError:
             return []
         except PermissionError as error:
             raise UsageError(f"{error.filename}: may not be read; nothing there is shared with you") from None
+        return sorted(int(rest) for name in names if (rest := name[len(prefix) :]).isdecimal())

@@ -72,7 +72,7 @@ def point_to(experiment: ExperimentFolder, sweep_dir: Path) -> None:
 
 
 def experiments_of(sweep_dir: Path) -> list[ExperimentFolder]:
-    """Those of this hydra.sweep.dir, oldest first. UsageError where it points to none."""
+    """Those of this hydra.sweep.dir, oldest first, without deleted ones. UsageError where it points to none."""
     known = read_json(sweep_dir / POINTER)
     if known is None:
         raise UsageError(
@@ -80,4 +80,8 @@ def experiments_of(sweep_dir: Path) -> list[ExperimentFolder]:
             f"the experiment's number"
         )
     store = ExperimentStore(Path(known["root"]))
-    return [store.existing(number) for number in known["experiments"]]
+    found = [folder for folder in map(store.folder, known["experiments"]) if folder.config.exists()]
+    if not found:
+        numbers = ", ".join(map(str, known["experiments"]))
+        raise UsageError(f"{sweep_dir}: none of its experiments is left below {store.root}: {numbers}")
+    return found

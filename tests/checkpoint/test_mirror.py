@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -172,3 +173,13 @@ def test_nobody_begins_anew_because_a_store_is_silent(remote: Moody, here: Path)
     remote.refuses = ("stored",)
     with pytest.raises(HpcDetError, match="no checkpoint is here to go on from instead"):
         Mirror(remote, here).newest_good()
+
+
+def test_what_its_owner_has_removed_files_of_is_not_fetched(remote: Moody, here: Path) -> None:
+    own = saved(here, 9)
+    Mirror(remote, here).update([own], set())
+    remote.remove_files(replace(own, files={}, removed=tuple(own.files)), list(own.files))
+    lost(here)
+    found, skipped = Mirror(remote, here).newest_good()
+    assert (found, len(skipped)) == (None, 1)
+    assert "lacks files that `hpc-det checkpoint rm --glob` removed: " in skipped[0]

@@ -6,42 +6,80 @@ from pathlib import Path
 import pytest
 
 from hpc_det.checkpoint.committed import Committed
-from hpc_det.checkpoint.prune import superfluous
+from hpc_det.checkpoint.prune import Policy, TrialCheckpoints, superfluous, superfluous_of_all
 
 NAN, INF = math.nan, math.inf
+
+
+def newest_first(steps: list[int]) -> list[Committed]:
+    return [
+        Committed(path=Path(str(number)), steps=number, time=float(number), files={})
+        for number in sorted(steps, reverse=True)
+    ]
 
 
 def kept(
     steps: list[int], validations: dict[int, float], *, best: int, latest: int, smaller_is_better: bool = True
 ) -> list[int]:
-    newest_first = [
-        Committed(path=Path(str(number)), steps=number, time=float(number), files={})
-        for number in sorted(steps, reverse=True)
-    ]
-    gone = superfluous(newest_first, validations, smaller_is_better=smaller_is_better, best=best, latest=latest)
-    assert all(checkpoint in newest_first for checkpoint in gone)
-    return sorted(checkpoint.steps for checkpoint in newest_first if checkpoint not in gone)
+    every = newest_first(steps)
+    gone = superfluous(every, validations, smaller_is_better=smaller_is_better, best=best, latest=latest)
+    assert all(checkpoint in every for checkpoint in gone)
+    return sorted(checkpoint.steps for checkpoint in every if checkpoint not in gone)
 
 
-# Upstream's own table for two trials, the columns of a trial's best and latest; each checkpoint's number is its steps.
+# Upstream's own table of two trials; each checkpoint's number is its steps.
 TRIAL_1 = ([1, 2, 3, 4, 5], {3: 0.6, 4: 0.5, 5: 0.4})
 TRIAL_2 = ([6, 7, 8, 9, 10], {7: 0.2, 8: 0.3})
 
 
+def kept_of_all(*trials: tuple[list[int], dict[int, float], Policy], smaller_is_better: bool = True) -> list[int]:
+    every = [
+        TrialCheckpoints(checkpoints=newest_first(steps), validations=validations, policy=policy)
+        for steps, validations, policy in trials
+    ]
+    gone = superfluous_of_all(every, smaller_is_better=smaller_is_better)
+    return sorted({step for steps, _, _ in trials for step in steps} - {item.steps for item in gone})
+
+
 @pytest.mark.parametrize(
-    ("best", "latest", "of_trial_1", "of_trial_2"),
+    ("experiment_best", "trial_best", "trial_latest", "stay"),
     [
-        (0, 0, [], []),
-        (1, 0, [5], [7]),
-        (3, 0, [3, 4, 5], [7, 8]),
-        (0, 1, [5], [10]),
-        (0, 3, [3, 4, 5], [8, 9, 10]),
-        (1, 1, [5], [7, 10]),
+        (0, 0, 0, []),
+        (2, 0, 0, [7, 8]),
+        (5, 0, 0, [3, 4, 5, 7, 8]),
+        (0, 1, 0, [5, 7]),
+        (0, 3, 0, [3, 4, 5, 7, 8]),
+        (0, 0, 1, [5, 10]),
+        (0, 0, 3, [3, 4, 5, 8, 9, 10]),
+        (2, 1, 0, [5, 7, 8]),
+        (2, 0, 1, [5, 7, 8, 10]),
+        (0, 1, 1, [5, 7, 10]),
+        (2, 1, 1, [5, 7, 8, 10]),
     ],
 )
-def test_upstreams_table(best: int, latest: int, of_trial_1: list[int], of_trial_2: list[int]) -> None:
-    assert kept(*TRIAL_1, best=best, latest=latest) == of_trial_1
-    assert kept(*TRIAL_2, best=best, latest=latest) == of_trial_2
+@pytest.mark.parametrize("smaller_is_better", [True, False])
+def test_upstreams_table(
+    experiment_best: int, trial_best: int, trial_latest: int, stay: list[int], smaller_is_better: bool
+) -> None:
+    policy = Policy(experiment_best=experiment_best, trial_best=trial_best, trial_latest=trial_latest)
+    sign = 1 if smaller_is_better else -1
+    trials = [(steps, {step: sign * value for step, value in found.items()}) for steps, found in (TRIAL_1, TRIAL_2)]
+    assert kept_of_all(*((*trial, policy) for trial in trials), smaller_is_better=smaller_is_better) == stay
+
+
+def test_of_equals_of_two_trials_the_one_that_came_first_is_the_best() -> None:
+    policy = Policy(experiment_best=1, trial_best=0, trial_latest=0)
+    assert kept_of_all(([3, 4], {3: 0.5, 4: 0.5}, policy), ([1, 2], {2: 0.5}, policy)) == [2]
+
+
+def test_a_point_that_keeps_more_of_the_best_counts_them_among_those_of_all() -> None:
+    two, none = (Policy(experiment_best=number, trial_best=0, trial_latest=0) for number in (2, 0))
+    assert kept_of_all(([1, 2], {1: 0.1, 2: 0.3}, two), ([3], {3: 0.2}, none)) == [1]
+
+
+def test_while_a_trial_runs_the_best_of_the_experiment_may_all_be_its_own() -> None:
+    assert Policy(experiment_best=3, trial_best=2).best_while_it_runs == 3
+    assert Policy(experiment_best=0, trial_best=2).best_while_it_runs == 2
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ class Life:
             "searcher": {**SINGLE, **searcher},
             "hyperparameters": {"width": 64, "lr": {"type": "double", "minval": 0.0, "maxval": 1.0}},
             "reproducibility": {"experiment_seed": 7},
+            "checkpoint_storage": {"save_experiment_best": 0, "save_trial_best": 1, "save_trial_latest": 1},
         }
         write_json(life.folder.effective, config)
         plan = job_plan(

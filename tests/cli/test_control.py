@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.checkpoint.committed import committed
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.command import CommandError
 from hpc_det.schedulers.scheduler import JobState
@@ -14,7 +15,7 @@ from hpc_det.search.method import Work
 from hpc_det.store.files import write_json
 from hpc_det.store.stop import read_stop
 from tests.cli.conftest import Command
-from tests.cli.life import FakeScheduler, Life
+from tests.cli.life import FakeScheduler, Life, halving, random_search
 
 
 def reason(life: Life, trial: int = 1) -> str | None:
@@ -151,3 +152,35 @@ def test_all_that_are_killed_end_and_what_had_ended_is_told(
     assert (code, out) == (1, "Killed experiment 1\nKilled experiment 3\n")
     assert err == "hpc-det: experiment 2 has ended already: COMPLETED\n"
     assert sorted(scheduler.cancelled) == ["11", "13"]
+
+
+# --- one trial alone
+
+
+def test_a_trial_is_killed_alone(hpc_det: Command, root: Path, scheduler: FakeScheduler) -> None:
+    life = Life.submitted(root, workers=2, **random_search(2))
+    life.begins(0)
+    life.begins(1)
+    said = "Killed trial 1/2: it ends without another checkpoint\n"
+    assert hpc_det("t", "kill", "1/2") == (0, said, "")
+    assert (reason(life, 1), reason(life, 2)) == (None, "kill")
+    assert (scheduler.cancelled, life.search.state().cancelled) == ([], None)
+
+
+def test_a_trial_that_nobody_trains_cannot_be_killed(hpc_det: Command, root: Path, scheduler: FakeScheduler) -> None:
+    life = Life.submitted(root, **halving(4))
+    life.begins()
+    life.reaches(0.9)
+    code, _, err = hpc_det("t", "kill", "1/1")
+    assert (code, reason(life, 1)) == (1, None)
+    assert err.startswith("hpc-det: trial 1/1 is PAUSED: nobody trains it, ")
+    life.ends(Cause.FAILED, Action.GIVE_UP)
+    assert hpc_det("t", "kill", "1/2").err == "hpc-det: trial 1/2 has ended already: ERROR\n"
+
+
+def test_a_killed_experiment_keeps_what_its_policy_says(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    life.begins()
+    for steps in (100, 200, 300):
+        life.saves(steps)
+    assert hpc_det("e", "kill", "1").out == "Killed experiment 1\n"
+    assert [checkpoint.steps for checkpoint in committed(life.trial.checkpoints)] == [300]

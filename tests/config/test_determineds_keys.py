@@ -68,7 +68,6 @@ VALUES: dict[str, Any] = {
     "optimizations.tensor_fusion_cycle_time": 5,
     "optimizations.auto_tune_tensor_fusion": True,
     "profiling": {"enabled": True},
-    "retention_policy": {"log_retention_days": 90},
     "preemption_timeout": 3600,
     "integrations": {"pachyderm": {}},
     "security": {"tls": {}},

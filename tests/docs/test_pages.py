@@ -34,6 +34,7 @@ PAGES = [
                 "quickstart",
                 "configuration",
                 "search",
+                "checkpoints",
                 "sweeps",
                 "pytorch",
                 "deepspeed",

@@ -10,16 +10,19 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
+from hpc_det.checkpoint.committed import committed
 from hpc_det.search.by_name import search_of
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.sample import SpaceSampler
 from hpc_det.search.state import SearchState
 from hpc_det.store.files import read_json, read_lines
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.metrics import validations
 from hpc_det.store.shared_log import SharedLog
 from tests.e2e.story import COMMAND, Story, hpc_det
 from tests.e2e.test_slurm import use
@@ -83,10 +86,16 @@ def check(experiment: ExperimentFolder, trials: int) -> None:
         assert validated[trial.length] == trial.value
 
 
-def test_two_workers_on_this_machine_find_the_best_trial() -> None:
-    experiment = begin("searcher.max_trials=5")
+def test_two_workers_on_this_machine_find_the_best_trial_and_keep_what_the_policy_says() -> None:
+    storage = "checkpoint_storage={save_experiment_best: 2, save_trial_best: 0, save_trial_latest: 0}"
+    experiment = begin("searcher.max_trials=5", storage)
     hpc_det("experiment", "wait", experiment.id)
     check(experiment, 5)
+    kept = [(item.path, item.steps) for trial in experiment.trials() for item in committed(trial.checkpoints)]
+    best = json.loads(hpc_det("experiment", "list-checkpoints", experiment.id, "--best", 2, "--json").stdout)
+    assert sorted(path.name for path, _ in kept) == sorted(record["uuid"] for record in best)
+    validated = [validations(trial.metrics, "distance").values() for trial in experiment.trials()]
+    assert [record["value"] for record in best] == sorted(chain(*validated))[:2]
 
 
 # --- on a Slurm

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.checkpoint.prune import Policy
 from hpc_det.checkpoint.saves import after_save, read_saves, write_saves
 from hpc_det.core.distributed import Distributed
 from tests.core.ranks import OnRanks
@@ -58,6 +59,14 @@ def test_a_stop_saves_before_its_deadline(tmp_path: Path) -> None:
     stop.deadline = 1e12
     assert life.attempt(stop).is_saved
     assert len(life.checkpoints) == 1
+
+
+def test_a_policy_that_changes_on_the_way_holds_from_the_next_save_on(tmp_path: Path) -> None:
+    life = Life.begin(tmp_path, min_checkpoint_period={"batches": 7}, checkpoint_policy="none")
+    latest = iter([1, 1, 3, 3])
+    life.policy = lambda: Policy(trial_best=0, trial_latest=next(latest))
+    life.attempt()
+    assert life.checkpoints == [7, 14, 18]
 
 
 def test_a_stop_that_leaves_no_time_leaves_the_checkpoint_that_there_is_and_is_taken_up_from_there(

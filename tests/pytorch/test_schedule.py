@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from hpc_det.checkpoint.prune import Policy
 from hpc_det.config.merge import merge
 from hpc_det.pytorch import Batch, Epoch
 from hpc_det.pytorch.progress import Progress
@@ -26,7 +27,7 @@ def test_a_schedule_is_read_from_an_experiments_config() -> None:
         metric="loss",
     )
     kept = schedule(checkpoint_storage={"save_experiment_best": 3, "save_trial_best": 2, "save_trial_latest": 0})
-    assert (kept.save_best, kept.save_latest) == (3, 0)
+    assert kept.kept == Policy(experiment_best=3, trial_best=2, trial_latest=0)
     assert schedule(min_validation_period={"batches": 0}).validation_period is None
 
 

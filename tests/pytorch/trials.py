@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import TensorDataset
 
 from hpc_det.checkpoint.committed import committed, newest_good
+from hpc_det.checkpoint.prune import Policy
 from hpc_det.config.merge import merge
 from hpc_det.core.checkpoint import CheckpointContext, load
 from hpc_det.core.distributed import Distributed
@@ -181,6 +182,8 @@ class Life:
     """How the attempts' SavePace is made."""
     weights: Path | None = None
     """The checkpoint whose weights it begins with."""
+    policy: Callable[[], Policy] | None = None
+    """How many checkpoints the experiment keeps, as of now."""
 
     @classmethod
     def begin(cls, path: Path, trial_class: type[Trial] = Tiny, hparams: Any = None, **config: Any) -> Life:
@@ -214,6 +217,7 @@ class Life:
             log=MetricsLog(self.folder, self.attempts),
             portable=Portable(spec, self.trial_class, None, is_trainer=False),
             weights=self.weights,
+            policy=self.policy,
             searcher=SearcherContext(self.folder, worker, context.distributed) if worker is not None else None,
         )
         loop.run()

@@ -9,6 +9,7 @@ import pytest
 from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState, JobStatus
+from hpc_det.search.method import Exit
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.stop import request_stop
 from hpc_det.view.state import ExperimentState, ExperimentView
@@ -180,6 +181,23 @@ def test_one_completed_trial_is_enough(tmp_path: Path) -> None:
     assert state(life, JobState.RUNNING) is RUNNING
     life.finishes(worker=1)
     assert state(life, JobState.UNKNOWN) is COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ([Exit.INVALID_HP, Exit.FAILED, Exit.FAILED], ERROR),
+        ([Exit.INVALID_HP, Exit.FAILED, Exit.COMPLETED], COMPLETED),
+    ],
+)
+def test_a_trial_whose_hyperparameters_cannot_work_completes_nothing(
+    tmp_path: Path, ends: list[Exit], expected: ExperimentState
+) -> None:
+    life = Life.submitted(tmp_path, **random_search(2))
+    life.begins()
+    for how in ends:
+        life.ends(Cause.FAILED, Action.GIVE_UP, how=how)
+    assert state(life, JobState.ENDED) is expected
 
 
 def test_failures_of_all_trials_are_counted(tmp_path: Path) -> None:

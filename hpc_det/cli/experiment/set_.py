@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import click
 
+from hpc_det.cli.confirm import yes_option
 from hpc_det.cli.experiment.group import experiment
 from hpc_det.cli.parameters import Words, each, experiments_argument
 from hpc_det.store.folders import ExperimentFolder
+
+_COUNT = click.IntRange(min=0)
 
 
 @experiment.group("set")
@@ -59,3 +62,25 @@ def max_slots(experiments: list[ExperimentFolder], slots: int) -> None:
     from hpc_det.cli import again
 
     each(experiments, lambda experiment: again.set_max_slots(experiment, slots))
+
+
+@set_.command("gc-policy")
+@experiments_argument
+@click.option("--save-experiment-best", type=_COUNT, metavar="N", help="Keep the best N of the experiment.")
+@click.option("--save-trial-best", type=_COUNT, metavar="N", help="Keep the best N of each trial.")
+@click.option("--save-trial-latest", type=_COUNT, metavar="N", help="Keep the latest N of each trial.")
+@yes_option
+def gc_policy(experiments: list[ExperimentFolder], yes: bool, **counts: int | None) -> None:
+    """Change how many checkpoints experiments keep.
+
+    Of an experiment that has ended, those that the new policy does not keep are shown and, if you agree, deleted. One
+    that has not ended keeps to the new policy from its next checkpoint on; what is gone already does not come back.
+
+    \b
+    Example:
+      hpc-det experiment set gc-policy 12 --save-experiment-best 1 \\
+          --save-trial-best 0 --save-trial-latest 0 --yes
+    """
+    from hpc_det.cli.gc_policy import set_policy
+
+    set_policy(experiments, {key: count for key, count in counts.items() if count is not None}, yes=yes)

@@ -12,7 +12,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hpc_det.errors import UsageError
+from hpc_det.checkpoint.collect import collect
+from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.failure import first_failure
 from hpc_det.launch.job.attempts import Attempts
 from hpc_det.launch.job.log_lines import printed_to, say_of_worker
@@ -28,7 +29,7 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal, Overtaken
-from hpc_det.store.stop import Reason, request_stop
+from hpc_det.store.stop import Reason, read_stop, request_stop
 
 DONE, GAVE_UP, OVERTAKEN, WANTS_REQUEUE = 0, 1, 3, 75
 """Exit codes. The last is EX_TEMPFAIL of sysexits.h: try again later."""
@@ -82,9 +83,25 @@ class Worker:
             if action is Action.PAUSE:
                 self._search.lose(self._number, self._job_id)
             work = self._after(work.trial, action) or self._left_by_others()
+        self._collect_checkpoints()
         self._search.leave(self._number)
         self._say("nothing is left to do here")
         return self._code
+
+    def _collect_checkpoints(self) -> None:
+        """Where nobody has work any more, and before the experiment is seen to have ended. Others may still save, and
+        do the same when they leave.
+        """
+        search = self._search.state()
+        if not search.finished or search.open:
+            return
+        try:
+            gone = collect(self._experiment)
+        except (HpcDetError, OSError) as error:
+            self._say(f"checkpoints are left that checkpoint_storage does not keep: {error}")
+            return
+        if gone:
+            self._say(f"deleted {len(gone)} checkpoints that checkpoint_storage does not keep")
 
     def _running(self, former: str | None) -> str | None:
         """One worker is one job: the script may be started by hand while the job that has this number still runs.
@@ -142,11 +159,20 @@ class Worker:
         work = self._search.state().open.get(self._number)
         if work is None or work.trial != number or action is Action.WAIT:
             return work
-        how = _how(self._experiment.trial(number), action)
+        trial = self._experiment.trial(number)
+        how = _how(trial, action)
+        if how is Exit.CANCELLED and self._is_killed_alone(trial):
+            self._search.end(self._number, number, how)
+            return self._search.ask(self._number, self._job_id)
         self._is_cancelled = how is Exit.CANCELLED
         if self._is_cancelled and not self._scheduler.has_queue:
             self._search.cancel("a signal to the job")  # without a queue it was meant for the experiment
         return self._search.end(self._number, number, how)
+
+    def _is_killed_alone(self, trial: TrialFolder) -> bool:
+        """By `hpc-det trial kill`: the worker stays for the others."""
+        stop = read_stop(trial.stop, Journal(trial.journal).last_attempt())
+        return stop is not None and stop.reason == "kill" and self._search.state().cancelled is None
 
     def _say(self, text: str) -> None:
         say_of_worker(self._number, text)

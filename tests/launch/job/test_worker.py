@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.checkpoint.committed import committed
 from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.launch.job import attempts
 from hpc_det.launch.job.attempts import Attempts
@@ -123,6 +124,49 @@ def test_a_gang_that_fails_after_its_report_has_reported_all_the_same(gang: Gang
     assert ends(gang) == {1: None, **dict.fromkeys((2, 3, 4), Exit.COMPLETED)}
     state = gang.search()
     assert (state.finished, state.present, state.trials[1].value) == (True, {}, 0.5)
+
+
+def test_a_trial_that_is_killed_alone_ends_and_its_worker_goes_on(gang: Gang) -> None:
+    gang.search_for(**FOUR)
+    gang.plan(f"[ {TRIAL} != 2 ] || {{ touch second; sleep 60; }}")
+    job = gang.start_job()
+    wait_for((gang.code / "second").exists)
+    request_stop(gang.experiment.trial(2).stop, attempt=None, reason="kill", source="ada")
+    assert job.wait(timeout=30) == 0
+    assert ends(gang) == {2: Exit.CANCELLED, **dict.fromkeys((1, 3, 4), Exit.COMPLETED)}
+    assert causes(gang, 2) == [("cancelled", "done")]
+    assert gang.search().cancelled is None
+
+
+SAVES = """
+import os
+from hpc_det.launch.attempt import Attempt
+from tests.checkpoint.saved import saved
+
+trial = Attempt.from_env(os.environ).trial
+for steps in (10, 20, 30):
+    saved(trial.checkpoints, steps)
+"""
+
+
+def test_two_workers_leave_what_the_policy_keeps_over_all_trials(gang: Gang) -> None:
+    gang.search_for(**FOUR)
+    (gang.code / "saves.py").write_text(SAVES)
+    gang.plan(f"PYTHONPATH={Path(__file__).parents[3]} $PYTHON saves.py")
+    assert gang.start_job(2).wait(timeout=60) == 0
+    left = {trial.id: [item.steps for item in committed(trial.checkpoints)] for trial in gang.experiment.trials()}
+    assert left == {1: [30], 2: [30], 3: [30], 4: [30]}
+
+
+def test_a_store_that_cannot_be_reached_is_said_and_fails_nobody(gang: Gang) -> None:
+    write_json(gang.experiment.storage, {"url": "nowhere://bucket"})
+    gang.plan("true")
+    assert gang.start_job().wait(timeout=60) == 0
+    said = gang.printed.read_text()
+    assert (
+        "checkpoints are left that checkpoint_storage does not keep: checkpoint_storage: nowhere://bucket/1: " in said
+    )
+    assert ends(gang) == {1: Exit.COMPLETED}
 
 
 def test_a_signal_to_the_job_cancels_the_experiment_after_all_gangs_have_saved(gang: Gang) -> None:

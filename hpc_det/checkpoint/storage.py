@@ -1,0 +1,115 @@
+"""The checkpoints of a trial, wherever they lie: in its folder and, where the experiment has one, in an object store.
+
+For whoever looks at them or removes them when no rank writes them; a trial that trains has a Mirror.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpc_det.checkpoint.committed import (
+    MANIFEST,
+    Committed,
+    committed,
+    committed_at,
+    copy_whole,
+    delete,
+    manifest_of,
+    newest_first,
+)
+from hpc_det.checkpoint.remote import Remote, remote_of
+from hpc_det.errors import HpcDetError
+from hpc_det.store.files import write_atomic
+from hpc_det.store.folders import TrialFolder
+
+
+class TrialStorage:
+    """All methods raise HpcDetError where there is a store that does not answer."""
+
+    def __init__(self, trial: TrialFolder, storage: Mapping[str, Any]) -> None:
+        """`storage`: checkpoint_storage of its config. Raises UsageError where nothing here reaches the store."""
+        self.trial = trial
+        self._remote = remote_of(trial, storage)
+
+    def all(self) -> list[Committed]:
+        """Those here and those in the store, the newest first."""
+        stored: list[Committed] = []
+        if self._remote:
+            with answering(self._remote):
+                stored = self._remote.stored(self.trial.checkpoints)
+        here = {checkpoint.uuid: checkpoint for checkpoint in committed(self.trial.checkpoints)}
+        return newest_first({**{checkpoint.uuid: checkpoint for checkpoint in stored}, **here}.values())
+
+    def places(self, uuid: str) -> list[str]:
+        """The checkpoint's folder, and its URL."""
+        folder = self.trial.checkpoints / uuid
+        found = [str(folder)] if is_here(folder) else []
+        if remote := self._store_with(uuid):
+            found.append(f"{remote.url}/{uuid}")
+        return found
+
+    def remove(self, uuid: str) -> None:
+        """From everywhere. What is gone already is no error."""
+        if self._remote:
+            with answering(self._remote):
+                self._remote.remove(uuid)
+        delete(self.trial.checkpoints / uuid, hidden=f".deleted-{uuid}")
+
+    def remove_files(self, checkpoint: Committed, names: Sequence[str]) -> None:
+        """A kill on the way leaves files that no manifest names, and no checkpoint that seems damaged."""
+        left = {name: entry for name, entry in checkpoint.files.items() if name not in names}
+        rest = replace(checkpoint, files=left, removed=(*checkpoint.removed, *names))
+        if remote := self._store_with(rest.uuid):
+            with answering(remote):
+                remote.remove_files(rest, names)
+        if is_here(rest.path):
+            write_atomic(rest.path / MANIFEST, manifest_of(rest))
+            for name in names:
+                (rest.path / name).unlink(missing_ok=True)
+
+    def copy(self, checkpoint: Committed, target: Path) -> None:
+        """A whole copy at `target`, out of its folder, or else out of the store.
+
+        Raises HpcDetError with all that is damaged; then nothing is at `target`.
+        """
+        copied, damage = replace(checkpoint, path=target), ["not in its folder"]
+        if committed_at(checkpoint.path):
+            damage = copy_whole(copied, lambda name, to: shutil.copyfile(checkpoint.path / name, to))
+        if damage and (remote := self._store_with(checkpoint.uuid)):
+            with answering(remote):
+                damage = remote.download(copied)
+        if damage:
+            raise HpcDetError([f"checkpoint {checkpoint.uuid}: damaged: {problem}" for problem in damage])
+
+    def _store_with(self, uuid: str) -> Remote | None:
+        """The store, if it has this checkpoint."""
+        if self._remote is None:
+            return None
+        with answering(self._remote):
+            return self._remote if self._remote.has(uuid) else None
+
+
+def clear_leftovers(trial: TrialFolder) -> None:
+    """Of removals that were killed."""
+    for leftover in trial.checkpoints.glob(".deleted-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def is_here(folder: Path) -> bool:
+    return (folder / MANIFEST).exists()
+
+
+@contextmanager
+def answering(remote: Remote) -> Iterator[None]:
+    """No two stores' libraries agree on what they raise."""
+    try:
+        yield
+    except HpcDetError:
+        raise
+    except Exception as error:
+        raise HpcDetError(f"checkpoint_storage: {remote.url}: {remote.in_words(error)}") from None

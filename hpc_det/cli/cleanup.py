@@ -1,0 +1,87 @@
+"""hpc-det experiment cleanup: the logs that no retention policy keeps any more. `create` does it once a day."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpc_det.cli.delete import finish_deletions
+from hpc_det.cli.values import count
+from hpc_det.errors import HpcDetError
+from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.modes import make_folder
+from hpc_det.view import story
+from hpc_det.view.state import ExperimentView
+from hpc_det.view.watch import say, states
+
+DAY_S = 24 * 3600.0
+
+
+def cleanup(store: ExperimentStore, *, dry_run: bool) -> Iterator[str]:
+    """Do it; a sentence for each experiment. One whose files are damaged is left alone."""
+    if not dry_run:
+        finish_deletions(store)
+    due = [experiment for experiment in store.all() if _is_due(experiment)]
+    views = [view for experiment in due if (view := _view(experiment))]
+    for number, state in states(views).items():
+        if state.is_final:
+            yield _delete_logs(store.folder(number), dry_run=dry_run)
+    if not dry_run and store.root.exists():
+        store.cleaned.touch(mode=0o600)
+
+
+def cleanup_daily(store: ExperimentStore) -> None:
+    """Where nobody did it in the last 24 hours. What fails is said, and no reason to fail for whoever came along."""
+    if _age_s(store.cleaned) < DAY_S:
+        return
+    try:
+        for _ in cleanup(store, dry_run=False):
+            pass
+    except (HpcDetError, OSError) as error:
+        say(f"note: `hpc-det experiment cleanup`: {error}")
+
+
+def _is_due(experiment: ExperimentFolder) -> bool:
+    """By its files' times alone: the scheduler is asked about few. Every event of a search changes its folder."""
+    days, quiet_s = _retention_days(experiment), _age_s(experiment.search)
+    return days is not None and quiet_s > days * DAY_S and _age_s(experiment.logs_deleted) > quiet_s
+
+
+def _retention_days(experiment: ExperimentFolder) -> int | None:
+    """None: for ever."""
+    config = story.read_tolerantly(experiment.effective)
+    policy = config.get("retention_policy") if isinstance(config, dict) else None
+    days: int | None = (policy or {}).get("log_retention_days")
+    return None if days == -1 else days
+
+
+def _delete_logs(experiment: ExperimentFolder, *, dry_run: bool) -> str:
+    folders = [trial.logs for trial in experiment.trials()]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    said = f"logs of experiment {experiment.id}: {count(len(files) + len(experiment.job_logs()), 'file')}"
+    if dry_run:
+        return f"Would delete {said}"
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+        make_folder(folder)
+    for path in experiment.job_logs():
+        path.unlink(missing_ok=True)
+    experiment.logs_deleted.touch(mode=0o600)
+    return f"Deleted {said}"
+
+
+def _view(experiment: ExperimentFolder) -> ExperimentView | None:
+    try:
+        return ExperimentView(experiment)
+    except HpcDetError:
+        return None
+
+
+def _age_s(path: Path) -> float:
+    """For ever, where there is no such file."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")

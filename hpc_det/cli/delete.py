@@ -1,0 +1,88 @@
+"""hpc-det experiment delete, and what is left of deletions that were killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hpc_det.checkpoint.committed import committed
+from hpc_det.checkpoint.remote import Remote, options
+from hpc_det.checkpoint.storage import answering
+from hpc_det.cli.confirm import confirm
+from hpc_det.cli.parameters import each
+from hpc_det.cli.values import count, size
+from hpc_det.errors import HpcDetError
+from hpc_det.store.files import read_json
+from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.view.ended import beginning_with, insist_on_end
+from hpc_det.view.watch import say
+
+
+def delete(experiments: Sequence[ExperimentFolder], *, yes: bool) -> None:
+    """All of them, or none. Raises UsageError where one has not ended."""
+    insist_on_end(experiments)
+    store = experiments[0].store()
+    for warning in beginning_with([experiment.path for experiment in experiments], store):
+        say(f"warning: {warning}")
+    numbers = ", ".join(str(experiment.id) for experiment in experiments)
+    trials = [trial for experiment in experiments for trial in experiment.trials()]
+    sizes = [checkpoint.size_bytes for trial in trials for checkpoint in committed(trial.checkpoints)]
+    has = f"{count(len(sizes), 'checkpoint')} ({size(sum(sizes))})"
+    confirm(f"Delete experiment {numbers} with {has} for good?", yes=yes)
+    each(experiments, _delete)
+    finish_deletions(store)
+
+
+def _delete(experiment: ExperimentFolder) -> str:
+    """By a rename first: a half-deleted folder is no experiment."""
+    aside = experiment.store().deleted(experiment.id)
+    os.rename(experiment.path, aside)
+    _empty(aside, experiment.id)
+    return f"Deleted experiment {experiment.id}"
+
+
+def finish_deletions(store: ExperimentStore) -> None:
+    """Of those that were killed. Only the newest empty folder stays: no number below it comes again."""
+    left = store.all_deleted()
+    for aside in left:
+        with suppress(FileNotFoundError):  # another process does the same
+            if any(aside.iterdir()):
+                _empty(aside, int(aside.name.rpartition("-")[2]))
+            if aside != left[-1]:
+                aside.rmdir()
+
+
+def _empty(aside: Path, number: int) -> None:
+    """What says where checkpoints lie elsewhere goes last. Raises HpcDetError where a store does not answer."""
+    folder = ExperimentFolder(aside)
+    if elsewhere := folder.checkpoints_elsewhere():
+        _remove(elsewhere)
+    if url := folder.checkpoints_url():
+        _empty_store(url, folder, number)
+    places = (folder.storage, folder.effective)
+    for entry in sorted(aside.iterdir(), key=places.__contains__):
+        _remove(entry)
+
+
+def _empty_store(url: str, folder: ExperimentFolder, number: int) -> None:
+    config = read_json(folder.effective) or {"checkpoint_storage": {}}
+    try:
+        remote = Remote(url, options(config["checkpoint_storage"]))
+        with answering(remote):
+            remote.remove_all()
+    except HpcDetError as error:
+        raise HpcDetError(
+            [*error.problems, f"experiment {number} is deleted but for {url}; `hpc-det experiment cleanup` tries again"]
+        ) from None
+
+
+def _remove(entry: Path) -> None:
+    """What another process has removed meanwhile is no error."""
+    with suppress(FileNotFoundError):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()

@@ -1,0 +1,42 @@
+"""Whether experiments have ended, for whoever would take something away from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpc_det.errors import UsageError
+from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.view import story
+from hpc_det.view.state import ExperimentView
+from hpc_det.view.watch import states
+
+
+def insist_on_end(experiments: Sequence[ExperimentFolder]) -> None:
+    """Raises UsageError naming all that have not ended."""
+    found = states([ExperimentView(experiment) for experiment in experiments])
+    problems = [
+        f"experiment {number} is {state.value}; end it first with `hpc-det experiment kill {number}`"
+        for number, state in found.items()
+        if not state.is_final
+    ]
+    if problems:
+        raise UsageError(problems)
+
+
+def beginning_with(folders: Sequence[Path], store: ExperimentStore) -> list[str]:
+    """A sentence for each experiment that has not ended and begins its trials with weights from below `folders`."""
+    named = [(experiment, source) for experiment in store.all() if (source := _source(experiment, folders))]
+    running = states([ExperimentView(experiment) for experiment, _ in named])
+    return [
+        f"experiment {experiment.id} is {running[experiment.id].value}, and its trials begin with the weights in "
+        f"{source}: those that have not begun would fail"
+        for experiment, source in named
+        if not running[experiment.id].is_final
+    ]
+
+
+def _source(experiment: ExperimentFolder, folders: Sequence[Path]) -> Path | None:
+    told = story.read_tolerantly(experiment.warm_start)
+    source = Path(told["checkpoint"]) if told else None
+    return source if source and any(source.is_relative_to(folder) for folder in folders) else None

@@ -1,0 +1,140 @@
+"""experiment delete: whole, only what has ended, and no number twice."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from hpc_det.checkpoint.committed import committed
+from hpc_det.checkpoint.remote import Remote
+from hpc_det.schedulers.scheduler import JobState
+from hpc_det.store.files import write_json
+from hpc_det.store.folders import ExperimentStore
+from tests.cli.conftest import Command
+from tests.cli.life import FakeScheduler, Life
+
+
+def ended(root: Path) -> Life:
+    life = Life.submitted(root)
+    life.begins()
+    life.saves(400)
+    life.finishes()
+    return life
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def left(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "experiments").iterdir())
+
+
+def test_ended_experiments_go_as_a_whole(hpc_det: Command, root: Path) -> None:
+    for _ in range(3):
+        ended(root)
+    assert hpc_det("e", "delete", "1,2", "--yes") == (0, "Deleted experiment 1\nDeleted experiment 2\n", "")
+    assert left(root) == [".deleted-2", "3"]
+    assert hpc_det("e", "describe", "1").code == 2
+
+
+def test_the_number_of_the_newest_does_not_come_again(hpc_det: Command, root: Path) -> None:
+    ended(root)
+    ended(root)
+    hpc_det("e", "delete", "2", "--yes")
+    hpc_det("e", "delete", "1", "--yes")
+    store = ExperimentStore(root)
+    assert (left(root), store.next_id(), store.create().id) == ([".deleted-2"], 3, 3)
+
+
+def test_what_has_not_ended_is_refused_and_nothing_goes(hpc_det: Command, root: Path, scheduler: FakeScheduler) -> None:
+    ended(root)
+    Life.submitted(root).begins()
+    assert hpc_det("e", "delete", "1,2", "--yes") == (
+        2,
+        "",
+        "hpc-det: experiment 2 is RUNNING; end it first with `hpc-det experiment kill 2`\n",
+    )
+    assert left(root) == ["1", "2"]
+
+
+@pytest.mark.parametrize(("answer", "code", "there"), [("n\n", 1, ["1"]), ("y\n", 0, [".deleted-1"])])
+def test_it_asks_before(
+    hpc_det: Command, root: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, there: list[str]
+) -> None:
+    ended(root)
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    done = hpc_det("e", "delete", "1")
+    assert (done.code, left(root)) == (code, there)
+    assert "Delete experiment 1 with 1 checkpoint (7 B) for good?" in done.out + done.err
+    assert ("nothing was changed" in done.err) == (code == 1)
+
+
+def test_nobody_is_there_to_answer(hpc_det: Command, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended(root)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    done = hpc_det("e", "delete", "1")
+    assert (done.code, left(root)) == (2, ["1"])
+    assert done.err.endswith("for good? Nobody is there to answer; add --yes\n")
+
+
+def test_its_checkpoints_go_wherever_they_lie(hpc_det: Command, root: Path, tmp_path: Path) -> None:
+    elsewhere, bucket = tmp_path / "scratch" / "1-1f0c", tmp_path / "bucket" / "2-1f0c"
+    first, second = Life.submitted(root), Life.submitted(root)
+    write_json(first.folder.storage, {"folder": str(elsewhere)})
+    write_json(second.folder.storage, {"url": f"file://{bucket}"})
+    for life in (first, second):
+        life.begins()
+        life.saves(400)
+        life.finishes()
+    assert len(committed(elsewhere / "1")) == 1
+    Remote(f"file://{bucket}/1", {"auto_mkdir": True}).upload(committed(second.trial.checkpoints)[0])
+    assert hpc_det("e", "delete", "1,2", "--yes").code == 0
+    assert list((tmp_path / "scratch").iterdir()) == list((tmp_path / "bucket").iterdir()) == []
+
+
+def test_a_store_that_does_not_answer_is_told_and_tried_again(
+    hpc_det: Command, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("no")
+
+    life, bucket = ended(root), tmp_path / "bucket"
+    write_json(life.folder.storage, {"url": f"file://{bucket}"})
+    Remote(f"file://{bucket}/1", {"auto_mkdir": True}).upload(committed(life.trial.checkpoints)[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(Remote, "remove_all", refuse)
+        done = hpc_det("e", "delete", "1", "--yes")
+    assert done.code == 1
+    assert done.err == (
+        f"hpc-det: checkpoint_storage: file://{bucket}: PermissionError: no\n"
+        f"hpc-det: experiment 1 is deleted but for file://{bucket}; `hpc-det experiment cleanup` tries again\n"
+    )
+    assert hpc_det("e", "list").out.count("\n") == 1
+    assert hpc_det("e", "cleanup").code == 0
+    assert (bucket.exists(), list((root / "experiments" / ".deleted-1").iterdir())) == (False, [])
+
+
+def test_what_a_killed_deletion_has_left_goes_with_the_next(hpc_det: Command, root: Path) -> None:
+    first, second = ended(root), ended(root)
+    first.folder.path.rename(ExperimentStore(root).deleted(1))
+    assert hpc_det("e", "delete", str(second.id), "--yes").code == 0
+    assert left(root) == [".deleted-2"]
+
+
+def test_those_who_begin_with_its_weights_are_named(hpc_det: Command, root: Path, scheduler: FakeScheduler) -> None:
+    source = ended(root)
+    checkpoint = committed(source.trial.checkpoints)[0].path
+    for _ in range(2):
+        write_json(Life.submitted(root).folder.warm_start, {"checkpoint": str(checkpoint)})
+    scheduler.states = [JobState.QUEUED]
+    done = hpc_det("e", "delete", "1", "--yes")
+    assert done.code == 0
+    assert done.err.splitlines() == [
+        f"hpc-det: warning: experiment {number} is QUEUED, and its trials begin with the weights in {checkpoint}: "
+        f"those that have not begun would fail"
+        for number in (2, 3)
+    ]
