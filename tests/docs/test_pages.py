@@ -43,6 +43,7 @@ PAGES = [
                 "clusters",
                 "context",
                 "launchers",
+                "logs",
                 "reliability",
                 "submitit",
                 "architecture",
