@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -175,6 +176,18 @@ def test_the_last_lines_of_several_trials_are_those_that_were_written_last(hpc_d
         "[trial=1] [rank=0] line 2",
         "[trial=2] [rank=0] line 3",
     ]
+
+
+def test_a_gang_may_have_more_ranks_than_files_may_be_open(hpc_det: Command, life: Life) -> None:
+    _, most = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for rank in range(100):
+        prints(life.trial, rank, "said by all\n", NOON + 10)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+    try:
+        told = hpc_det("e", "logs", "1").out
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert told.count("said by all") == 100
 
 
 def test_whoever_reads_no_further_gets_no_complaint(life: Life, root: Path) -> None:

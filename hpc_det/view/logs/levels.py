@@ -47,12 +47,15 @@ class Levels:
     """
 
     def __init__(self) -> None:
-        self._last: dict[Source, str] = {}
+        self._last: dict[Source, tuple[str, float]] = {}
+        """Level and time of its last line."""
 
     def of(self, passage: Passage) -> Iterator[str]:
         """One for each line. The passages of a log come one after the other."""
-        level = self._last.get(passage.source, _DEFAULT) if passage.lines[0][:1].isspace() else _DEFAULT
+        above, time = self._last.get(passage.source, (_DEFAULT, 0.0))
+        goes_on = passage.time == time or passage.lines[0][:1].isspace()
+        level = above if goes_on else _DEFAULT
         for line in passage.lines:
             level = level_of(line) or level
             yield level
-        self._last[passage.source] = level
+        self._last[passage.source] = level, passage.time

@@ -41,8 +41,8 @@ def test_the_level_of_a_line(line: str, level: str | None) -> None:
     assert level_of(line) == level
 
 
-def levels(reader: Levels, *lines: str, rank: int = 0) -> list[str]:
-    return list(reader.of(Passage(Source(rank=rank), 0.0, list(lines))))
+def levels(reader: Levels, *lines: str, rank: int = 0, time: float = 1.0) -> list[str]:
+    return list(reader.of(Passage(Source(rank=rank), time, list(lines))))
 
 
 def test_the_lines_of_a_traceback_stay_together() -> None:
@@ -53,11 +53,12 @@ def test_the_lines_of_a_traceback_stay_together() -> None:
 def test_what_is_printed_later_is_no_part_of_a_message() -> None:
     reader = Levels()
     assert levels(reader, "WARNING:root:slow", "very slow") == ["WARNING", "WARNING"]
-    assert levels(reader, "epoch 1") == ["INFO"]
+    assert levels(reader, "slow indeed") == ["WARNING"]
+    assert levels(reader, "epoch 1", time=2) == ["INFO"]
 
 
 def test_a_traceback_that_was_looked_at_half_way_goes_on() -> None:
     reader = Levels()
     levels(reader, "Traceback (most recent call last):", "  File ...")
     assert levels(reader, "epoch 1", rank=1) == ["INFO"]
-    assert levels(reader, "    train()", "ValueError: x") == ["ERROR", "ERROR"]
+    assert levels(reader, "    train()", "ValueError: x", time=2) == ["ERROR", "ERROR"]
