@@ -9,8 +9,8 @@ from pathlib import Path
 from hpc_det.store.log_times import LogTimes
 
 LOOK_S = 0.2
-"""Between two looks while logs grow. A look at the logs of 8 ranks takes 40 us, and 80 us where all of them have grown:
-less than a thousandth of one core (measured). On NFS, a look also sends what the ranks have written: others see it.
+"""Between two looks while logs grow. An agent takes 0.15 % of a core while all of 8 ranks print, and 0.03 % while none
+does, instead of 0.02 % (measured). On NFS, a look also sends what the ranks have written: other nodes see it.
 """
 LONGEST_PAUSE_S = 1.0
 """Between two looks as long as nothing grows. The time that is noted then is still that of the last write."""
