@@ -7,7 +7,6 @@ Where the folder cannot be used, everybody asks: nothing depends on it.
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -48,7 +47,8 @@ class SharedAnswers:
 
     def news(self, job_ids: Sequence[str], run: Run, max_age_s: float) -> dict[str, JobStatus] | None:
         """What is known of these jobs, asked for where that is older; None where the scheduler may not be asked yet."""
-        if not self._scheduler.has_queue:  # it asks this machine alone
+        # Without a queue this machine alone is asked. Whoever looks at what others have shared leaves nothing behind.
+        if not self._scheduler.has_queue or self._is_of_others():
             return self._scheduler.status(job_ids, run)
         if (known := self._known(job_ids, max_age_s)) is not None:
             return known
@@ -96,9 +96,10 @@ class SharedAnswers:
         finally:
             self._mark.unlink(missing_ok=True)
 
+    def _is_of_others(self) -> bool:
+        return self._root.exists() and not is_own(self._root)
+
     def _set_mark(self) -> None:
-        if not is_own(self._root):  # whoever looks at what others have shared leaves nothing behind
-            raise PermissionError(errno.EACCES, "not one's own", str(self._root))
         make_private(self._file.parent)
         with suppress(FileNotFoundError):
             if abs(time.time() - self._mark.stat().st_mtime) > 2 * TIMEOUT_S:

@@ -46,6 +46,14 @@ def test_many_processes_ask_once(tmp_path: Path, site: Site) -> None:
     assert site.asked == [["7"]]
 
 
+def test_below_a_root_of_somebody_else_who_asks_leaves_nothing_there(
+    tmp_path: Path, site: Site, answers: SharedAnswers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid + 1)
+    assert answers.status(["7"], run_command) == {"7": RUNS}
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_threads_that_ask_at_the_same_moment_ask_once(tmp_path: Path, site: Site) -> None:
     threads = [
         threading.Thread(target=SharedAnswers(tmp_path, site).status, args=(["7"], run_command)) for _ in range(8)

@@ -20,6 +20,7 @@ from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.launchers.nodes import CONNECTION_LOST, Host, run_on
 from hpc_det.launch.launchers.remote_shell import host_name, node_of
 from hpc_det.store.files import write_json
+from hpc_det.store.modes import share
 from tests.launch.test_attempt import ATTEMPT
 from tests.wait import wait_for
 
@@ -49,6 +50,14 @@ class Waiting:
 
     def _serve(self) -> None:
         self.code = self.host.serve()
+
+
+def test_how_a_launcher_is_reached_is_no_matter_of_the_group_of_a_shared_experiment(attempt: Attempt) -> None:
+    share(attempt.trial.rendezvous(attempt.number).parent, os.getegid())
+    waiting = Waiting(attempt)
+    waiting.host.end(0)
+    waiting.thread.join()
+    assert attempt.trial.launcher(attempt.number, 1).stat().st_mode & 0o077 == 0
 
 
 @pytest.fixture
