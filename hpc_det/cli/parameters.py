@@ -29,8 +29,22 @@ MOST_COMPLETED = 50
 
 
 def store(owner: str | None = None) -> ExperimentStore:
-    """The user's own experiments, or those of an `owner` as the command line names one."""
-    return ExperimentStore(root_of(owner) if owner else state_root(os.environ))
+    """The user's own experiments, or those of an `owner` as the command line names one.
+
+    Raises UsageError where an owner has none.
+    """
+    if not owner:
+        return ExperimentStore(state_root(os.environ))
+    found = ExperimentStore(root_of(owner))
+    try:
+        found.folder(1).path.parent.stat()
+    except FileNotFoundError:
+        raise UsageError(
+            f"{owner}: no experiments are below {found.root}; give the folder that is their HPC_DET_ROOT"
+        ) from None
+    except PermissionError:
+        pass  # whoever reads them is told
+    return found
 
 
 def insist_on_own(experiment: ExperimentFolder) -> ExperimentFolder:

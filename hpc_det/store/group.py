@@ -10,7 +10,7 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,15 +28,14 @@ class Group:
     @classmethod
     def of(cls, name: str | None) -> Group:
         """The group `name` or, without one, the user's primary group. Raises UsageError where it is not to be had."""
-        own = sorted({os.getegid(), *os.getgroups()})
+        primary, *others = (cls(number) for number in dict.fromkeys([os.getegid(), *os.getgroups()]))
         if name is None:
-            primary = cls(os.getegid())
             if primary.name == pwd.getpwuid(os.geteuid()).pw_name:
-                raise UsageError(f"--shared: your primary group {primary.name!r} is yours alone; {_choice(own)}")
+                raise UsageError(f"--shared: your primary group {primary.name!r} is yours alone; {_choice(others)}")
             return primary
-        found = next((cls(number) for number in own if name in (cls(number).name, str(number))), None)
+        found = next((group for group in (primary, *others) if name in (group.name, str(group.number))), None)
         if found is None:
-            raise UsageError(f"--shared={name}: you are in no such group; {_choice(own)}")
+            raise UsageError(f"--shared={name}: you are in no such group; {_choice([primary, *others])}")
         return found
 
     @property
@@ -93,6 +92,7 @@ def _close_all_in(root: Path) -> None:
             entry.chmod(stat.S_IMODE(entry.stat().st_mode) & (stat.S_ISGID | PRIVATE_FOLDER))
 
 
-def _choice(groups: list[int]) -> str:
-    names = ", ".join(Group(number).name for number in groups)
-    return f"give one of yours with --shared=GROUP: {names}"
+def _choice(groups: Sequence[Group]) -> str:
+    if not groups:
+        return "and you are in no other"
+    return f"give one of yours with --shared=GROUP: {', '.join(group.name for group in groups)}"

@@ -120,6 +120,11 @@ def test_a_colleague_describes_it_by_the_owners_root_or_name(
     assert found["trials"][0]["checkpoints"][0]["batches"] == 5
     assert found["trials"][0]["hyperparameters"] == again["trials"][0]["hyperparameters"]
     assert at(COLLEAGUE, "experiment", "describe", "eve:2").err.startswith("hpc-det: eve: no user is called so")
+    nothing = at(COLLEAGUE, "experiment", "list", "--of", root / "nothing")
+    assert nothing.err == (
+        f"hpc-det: {root}/nothing: no experiments are below {root}/nothing; give the folder that is their "
+        f"HPC_DET_ROOT\n"
+    )
 
 
 def test_a_colleague_reads_logs_of_ranks_and_jobs(shared: ExperimentFolder, root: Path, at: AS_USER) -> None:

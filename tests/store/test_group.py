@@ -43,7 +43,7 @@ def test_a_primary_group_that_is_the_users_alone_is_no_group_to_share_with(monke
     primary = Group(os.getegid())
     named = type("Entry", (), {"pw_name": primary.name})
     monkeypatch.setattr(pwd, "getpwuid", lambda number: named)
-    with pytest.raises(UsageError, match=f"^--shared: your primary group '{primary.name}' is yours alone; give one of"):
+    with pytest.raises(UsageError, match=f"^--shared: your primary group '{primary.name}' is yours alone; "):
         Group.of(None)
     monkeypatch.setattr(named, "pw_name", "somebody")
     assert Group.of(None) == primary
