@@ -44,6 +44,8 @@ def _record(view: ExperimentView, state: ExperimentState) -> Record:
         "why": _why(view, state),
         "folder": str(view.folder.path),
         "code": _commit(view.folder),
+        "owner": view.folder.owner(),
+        "shared_with": group.name if (group := view.folder.shared_with()) else None,
         "entrypoint": view.config["entrypoint"],
         "searcher": view.config["searcher"],
         "slots": plan.world_size,
@@ -111,6 +113,7 @@ def _facts(record: Record) -> Iterator[str]:
         "Searcher": json.dumps({key: value for key, value in record["searcher"].items() if value is not None}),
         "Folder": record["folder"],
         **({"Code": _code(record["code"])} if record["code"] else {}),
+        **({"Shared": f"by {record['owner']}, with group {record['shared_with']}"} if record["shared_with"] else {}),
     }
     yield from facts_in_words(rows)
 

@@ -24,13 +24,10 @@ class SearchJournal:
     """Any number of processes may have one of the same experiment."""
 
     def __init__(self, experiment: ExperimentFolder) -> None:
+        """Raises HpcDetError for a search that is a class of somebody else's."""
         self._config: dict[str, Any] = read_secrets(experiment.effective) or {}
-        if self._config["searcher"]["name"] == "custom" and not experiment.is_own():
-            named = experiment.named()
-            raise HpcDetError(
-                f"experiment {named}: its searcher.class is code of {experiment.owner()}'s, and whoever "
-                f"looks at it runs that; only its owner does, and you with `hpc-det experiment fork {named}`"
-            )
+        if self._config["searcher"]["name"] == "custom":
+            _insist_on_own_code(experiment)
         self._points = read_secrets(experiment.points) or []
         self._folder = experiment.search
         self._code = experiment.submitted_code()
@@ -154,3 +151,13 @@ class SearchJournal:
         """Facts stand by themselves, so nothing has to be decided again where others wrote first."""
         for entry in self._log.append({"event": event, **details, "time": time.time()}):
             self._state.apply(entry)
+
+
+def _insist_on_own_code(experiment: ExperimentFolder) -> None:
+    """Whoever reads the journal runs it."""
+    if not experiment.is_own():
+        named = experiment.named()
+        raise HpcDetError(
+            f"experiment {named}: its searcher.class is code of {experiment.owner()}'s, which looking at it would run "
+            f"as you do; run it knowingly with `hpc-det experiment fork {named}`"
+        )

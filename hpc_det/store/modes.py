@@ -45,9 +45,14 @@ def make_private(folder: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """For whom the folder above is, whatever the umask. Any number of processes may do it."""
-    folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
-    if is_shared(folder.parent):
-        folder.chmod(SHARED_FOLDER)
+    mode = SHARED_FOLDER if is_shared(folder.parent) else PRIVATE_FOLDER
+    try:
+        folder.mkdir(mode=mode)
+    except FileExistsError:
+        return
+    # Not without need: on a node that knows less of the user's groups, chmod(2) would take the setgid bit away.
+    if mode == SHARED_FOLDER and stat.S_IMODE(folder.stat().st_mode) != mode:
+        folder.chmod(mode)
 
 
 def make_folders(folder: Path) -> None:
@@ -58,13 +63,10 @@ def make_folders(folder: Path) -> None:
 
 def open_file(path: Path, flags: int) -> int:
     """The descriptor of a file for whom its folder is, whatever the umask; made where `flags` say so."""
-    descriptor = os.open(path, flags, PRIVATE_FILE)
-    try:
-        if is_shared(path.parent):
-            let_group_read(descriptor)
-    except BaseException:
-        os.close(descriptor)
-        raise
+    shared = is_shared(path.parent)
+    descriptor = os.open(path, flags, SHARED_FILE if shared else PRIVATE_FILE)
+    if shared:
+        let_group_read(descriptor)
     return descriptor
 
 

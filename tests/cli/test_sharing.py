@@ -182,6 +182,19 @@ def test_whoever_sets_the_owners_root_is_still_nobody_else(
     assert "who alone may change it" in hpc_det("job", "release", 2).err
 
 
+def test_the_owner_goes_on_and_colleagues_see_that(
+    shared: ExperimentFolder, root: Path, hpc_det: Command, at: AS_USER, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SearchJournal(shared).cancel("root")
+    SearchJournal(shared).lose(0, "4711_0")
+    continued = hpc_det("experiment", "continue", 2, "--config", "searcher.max_trials=5")
+    assert (continued.code, continued.out) == (0, "Continued experiment 2: 5 trials\n")
+    found = json.loads(at(COLLEAGUE, "experiment", "describe", f"{root}:2", "--json").out)
+    assert found["trial_counts"]["expected"] == 5
+    assert (found["owner"], found["shared_with"]) == ("root", str(SHARED_GROUP))
+    assert SECRET not in (shared.masked / "effective.json").read_text()
+
+
 # --- fork
 
 

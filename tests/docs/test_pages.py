@@ -45,6 +45,7 @@ PAGES = [
                 "launchers",
                 "logs",
                 "reliability",
+                "sharing",
                 "submitit",
                 "architecture",
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hpc_det.config.effective import Effective
 from hpc_det.errors import UsageError
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.modes import share
 from hpc_det.submit import storage as module
 from hpc_det.submit.storage import check_storage, make_storage
 from tests.plan.sites import cluster, experiment
@@ -75,6 +77,20 @@ def test_a_trial_may_be_made_again_after_a_scratch_folder_was_cleaned_up(tmp_pat
     folder.rmdir()
     trial.create()
     assert trial.checkpoints.is_dir()
+
+
+def test_the_folder_of_a_shared_experiment_is_for_its_group_also_when_it_is_made_again(
+    tmp_path: Path, new: ExperimentFolder
+) -> None:
+    share(new.path, os.getegid())
+    make_storage(asked(shared(tmp_path)), new)
+    new.trial(1).create()
+    (folder,) = tmp_path.iterdir()
+    for _ in range(2):
+        assert [oct(stat.S_IMODE(path.stat().st_mode)) for path in (folder, folder / "1")] == ["0o2750", "0o2750"]
+        (folder / "1").rmdir()
+        folder.rmdir()
+        new.trial(1).create()
 
 
 def test_two_users_of_a_folder_have_nothing_in_common(tmp_path: Path, new: ExperimentFolder) -> None:

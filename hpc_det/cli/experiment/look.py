@@ -65,9 +65,10 @@ def describe(experiments: list[ExperimentFolder], output: Output) -> None:
     Example:
       hpc-det experiment describe 12 --json
       {"id": 12, "name": "digits", "state": "RUNNING", "why": null,
-       "folder": "/home/me/hpc_det/experiments/12", "entrypoint": "...",
        "code": {"commit": "1a2b3c4...", "branch": "main", "dirty": true,
                 "remote": "git@example.org:me/digits.git"},
+       "folder": "/home/me/hpc_det/experiments/12",
+       "owner": "me", "shared_with": null, "entrypoint": "...",
        "searcher": {"name": "single", "metric": "accuracy", ...},
        "slots": 8, "nodes": 2, "ranks_per_node": 4,
        "scheduler": "slurm", "job_id": "4711", "job_ids": ["4711"],
