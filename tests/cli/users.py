@@ -47,7 +47,3 @@ def as_user(user: User, act: Callable[[], int]) -> int:
 
 def hpc_det_as(user: User, *arguments: object) -> int:
     return as_user(user, lambda: main([str(argument) for argument in arguments]))
-
-
-def belongs_to(path: str, user: User) -> None:
-    os.chown(path, user.number, user.number)

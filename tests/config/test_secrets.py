@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hpc_det.config.secrets import MASK, masked
+from hpc_det.config.secrets import MASK, masked, masked_lines, masked_names, masked_paths, masked_profile
 
 
 def tree(variables: object, data: dict[str, object]) -> dict[str, object]:
@@ -46,3 +46,24 @@ def test_what_opens_a_store_or_a_registry_is_masked() -> None:
 def test_what_is_written_wrongly_shows_no_secret() -> None:
     for variables in ("HF_TOKEN=x", {"HF_TOKEN": "x"}, [{"HF_TOKEN": "x"}]):
         assert "x" not in str(masked({"environment": {"environment_variables": variables}}))
+
+
+def test_a_line_of_shell_that_sets_a_secret_is_masked_whole() -> None:
+    lines = ["module load cuda", "ulimit -n 4096", "export WANDB_API_KEY=x; cd /", "HF_TOKEN='x y' true"]
+    assert masked_lines(lines) == ["module load cuda", "ulimit -n 4096", MASK, MASK]
+
+
+def test_a_profile_keeps_all_but_the_secrets_of_jobs() -> None:
+    profile = {"name": "site", "environment_variables": ["HF_TOKEN=x", "A=1"], "setup": ["export MY_SECRET=x"]}
+    assert masked_profile(profile) == {
+        "name": "site",
+        "environment_variables": [f"HF_TOKEN={MASK}", "A=1"],
+        "setup": [MASK],
+    }
+
+
+def test_masks_are_found_again_where_nobody_has_set_the_secret_since() -> None:
+    shown = masked(tree(["HF_TOKEN=x", "A_KEY=x", "A_KEY=y"], {"secrets": {"user": "me", "deep": {"er": "x"}}}))
+    assert masked_paths(shown) == ["data.secrets.user", "data.secrets.deep.er"]
+    variables = shown["environment"]["environment_variables"]
+    assert masked_names([*variables, "A_KEY=mine"]) == ["HF_TOKEN"]
