@@ -158,8 +158,8 @@ def copy_whole(checkpoint: Committed, get: Callable[[str, Path], object]) -> lis
 
     Returns what is damaged; then there is nothing new at its path.
     """
-    if outside := [name for name in checkpoint.files if not _is_below(name)]:
-        return [f"{name!r} is no file of a checkpoint" for name in outside]
+    if problems := outside(checkpoint.files):
+        return problems
     partial = checkpoint.path.with_name(f".partial-{checkpoint.uuid}")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -180,10 +180,12 @@ def copy_whole(checkpoint: Committed, get: Callable[[str, Path], object]) -> lis
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _is_below(name: str) -> bool:
-    """A bucket may be writable for others, and its names become paths here."""
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts
+def outside(names: Iterable[str]) -> list[str]:
+    """A sentence for each that leads out of a checkpoint's folder: a bucket may be writable for others, and its names
+    become paths here.
+    """
+    paths = ((name, PurePosixPath(name)) for name in names)
+    return [f"{name!r} is no file of a checkpoint" for name, path in paths if path.is_absolute() or ".." in path.parts]
 
 
 def committed_at(folder: Path) -> Committed | None:

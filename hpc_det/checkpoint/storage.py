@@ -21,6 +21,7 @@ from hpc_det.checkpoint.committed import (
     delete,
     manifest_of,
     newest_first,
+    outside,
 )
 from hpc_det.checkpoint.remote import Remote, remote_of
 from hpc_det.errors import HpcDetError
@@ -62,6 +63,8 @@ class TrialStorage:
 
     def remove_files(self, checkpoint: Committed, names: Sequence[str]) -> None:
         """A kill on the way leaves files that no manifest names, and no checkpoint that seems damaged."""
+        if problems := outside(names):
+            raise HpcDetError([f"checkpoint {checkpoint.uuid}: {problem}" for problem in problems])
         left = {name: entry for name, entry in checkpoint.files.items() if name not in names}
         rest = replace(checkpoint, files=left, removed=(*checkpoint.removed, *names))
         if remote := self._store_with(rest.uuid):

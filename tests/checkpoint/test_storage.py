@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,13 @@ def test_files_go_after_the_manifest_that_names_them(
     (left,) = committed(trial.checkpoints)
     assert (left.removed, left.damage(), (left.path / "state.pt").exists()) == (("state.pt",), [], True)
     assert sorted(path.name for path in (bucket / uploaded.uuid).iterdir()) == ["code", MANIFEST]
+
+
+def test_names_that_lead_elsewhere_are_not_followed(trial: TrialFolder, uploaded: Committed) -> None:
+    planted = replace(uploaded, files={**uploaded.files, "../../trial.json": uploaded.files["state.pt"]})
+    with pytest.raises(HpcDetError, match=r"'\.\./\.\./trial\.json' is no file of a checkpoint$"):
+        TrialStorage(trial, {}).remove_files(planted, list(planted.files))
+    assert uploaded.damage() == []
 
 
 def test_a_store_that_does_not_answer_is_a_sentence(
