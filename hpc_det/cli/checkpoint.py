@@ -99,7 +99,7 @@ def rm(checkpoints: list[StoredCheckpoint], pattern: str | None, yes: bool) -> N
 
     \b
     Example:
-      hpc-det checkpoint rm 1f0c --glob 'rank-*.pth' --yes
+      hpc-det checkpoint rm 1f0c --yes
     """
     from hpc_det.cli.remove_checkpoints import remove
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from hpc_det.checkpoint.committed import Committed, checksum
-from hpc_det.checkpoint.staging import new_staging
+from hpc_det.checkpoint.staging import Staging
 from hpc_det.launch.job.new_trial import prepare_trial
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.schedulers.command import Run
@@ -131,8 +132,9 @@ class Life:
         attempt = Journal(folder.journal).last_attempt()
         append_line(folder.metrics, {**record, "attempt": attempt, "time": time.time()})
 
-    def saves(self, steps: int, *, trial: int = 1) -> Committed:
-        staging = new_staging(self.folder.trial(trial).checkpoints)
+    def saves(self, steps: int, *, trial: int = 1, uuid: str | None = None) -> Committed:
+        staging = Staging(self.folder.trial(trial).checkpoints, uuid or str(uuid4()))
+        staging.partial.mkdir()
         file = staging.partial / "state_dict.pth"
         file.write_bytes(b"weights")
         return staging.commit(steps, {file.name: checksum(file)})

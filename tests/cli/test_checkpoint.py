@@ -136,12 +136,11 @@ def test_a_uuid_that_nobody_has_names_where_to_look(hpc_det: Command, life: Life
 
 
 def test_a_beginning_that_several_share_names_them(hpc_det: Command, life: Life) -> None:
-    first, second = (at(life, trial, 400) for trial in (1, 2))
-    for number, checkpoint in enumerate((first, second)):
-        checkpoint.path.rename(checkpoint.path.with_name(f"same-{number}"))
+    for trial in (1, 2):
+        life.saves(500, trial=trial, uuid=f"same-{trial}")
     code, _, err = hpc_det("c", "describe", "same")
     assert code == 2
-    assert err == "hpc-det: 'same' begins 2 uuids: same-0 of trial 1/1, same-1 of trial 1/2; give more of it\n"
+    assert err == "hpc-det: 'same' begins 2 uuids: same-1 of trial 1/1, same-2 of trial 1/2; give more of it\n"
 
 
 def test_a_uuid_is_found_without_a_look_into_other_trials(
