@@ -27,7 +27,7 @@ LOGIN_SIDE = (
     "resources",
     "process",
 )
-NODE_SIDE = ("launch", "checkpoint")
+NODE_SIDE = ("launch", "checkpoint", "notify")
 THIRD_PARTY = ("torch", "numpy", "hydra", "omegaconf", "pydantic", "jinja2", "submitit", "click", "rich", "yaml")
 
 

@@ -7,6 +7,7 @@ import time
 
 from hpc_det.checkpoint.collect import collect
 from hpc_det.errors import HpcDetError
+from hpc_det.notify.change import tell_rest
 from hpc_det.schedulers import scheduler as schedulers
 from hpc_det.schedulers.command import CommandError, run_command
 from hpc_det.schedulers.scheduler import JobState, Scheduler
@@ -37,6 +38,7 @@ def pause(experiment: ExperimentFolder) -> str:
         search.pause(getpass.getuser())
     _stop_trials(experiment, search, "pause")  # once more, where that came to no end
     _withdraw_jobs(view)
+    _tell_hooks(experiment)
     if former:
         return f"Experiment {experiment.id} was paused before, by {former}"
     return f"Paused experiment {experiment.id}; go on with `hpc-det experiment activate {experiment.id}`"
@@ -51,6 +53,7 @@ def cancel(experiment: ExperimentFolder) -> str:
     search.cancel(getpass.getuser())
     _stop_trials(experiment, search, "cancel")
     _withdraw_jobs(view)
+    _tell_hooks(experiment)
     return f"Canceled experiment {experiment.id}: its trials save and end"
 
 
@@ -65,6 +68,7 @@ def kill(experiment: ExperimentFolder) -> str:
     _cancel_jobs(view)
     for worker, job in tuple(search.state().present.items()):
         search.lose(worker, job)
+    _tell_hooks(experiment)
     found = view.state([])
     if found is ExperimentState.CANCELED:
         _collect_checkpoints(experiment)
@@ -96,6 +100,12 @@ def _still_there(experiment: ExperimentFolder) -> tuple[ExperimentView, SearchJo
     if (found := state(view)).is_final:
         raise HpcDetError(f"experiment {experiment.id} has ended already: {found.value}")
     return view, SearchJournal(experiment)
+
+
+def _tell_hooks(experiment: ExperimentFolder) -> None:
+    """Where no worker is left that would."""
+    for problem in tell_rest(experiment):
+        say(f"note: {problem}")
 
 
 def _stop_trials(experiment: ExperimentFolder, search: SearchJournal, reason: Reason) -> None:

@@ -12,6 +12,7 @@ from hpc_det.config.fields import time_limit_min
 from hpc_det.config.job_sections import Resources
 from hpc_det.config.keys import expectation
 from hpc_det.config.merge import Tree
+from hpc_det.config.notify import hook_problems
 from hpc_det.config.schema import Experiment
 from hpc_det.config.storage import is_below
 from hpc_det.errors import MISSING, Problem, shown
@@ -30,6 +31,7 @@ def cross_problems(experiment: Tree, cluster: Tree) -> Iterator[Problem]:
     yield from _storage_problems(experiment)
     yield from _profiling_problems(experiment)
     yield from _log_policy_problems(experiment)
+    yield from hook_problems(experiment)
 
 
 def _searcher_problems(experiment: Tree) -> Iterator[Problem]:

@@ -22,6 +22,7 @@ from hpc_det.config.fields import (
     Text,
 )
 from hpc_det.config.job_sections import BindMount, Environment, Pbs, Resources, Slurm
+from hpc_det.config.notify import Hook
 from hpc_det.config.searchers import Searcher
 from hpc_det.config.section import Section
 from hpc_det.config.storage import CheckpointStorage, OwnFolder
@@ -156,6 +157,9 @@ class Experiment(Section):
     )
     log_policies: Annotated[list[LogPolicy], Expected("a list of maps with name, pattern and action")] = Field(
         default=[], description="What is done about a line of the log. Two are always there: CUDA OOM, ECC Error."
+    )
+    notify: Annotated[list[Hook], Expected("a list of maps with one of command, webhook and mail")] = Field(
+        default=[], description="Who is told when the experiment begins, rests or ends."
     )
     retention_policy: RetentionPolicy = Field(default=RetentionPolicy(), description="How long logs stay.")
     preemption_timeout: Positive | None = Field(

@@ -20,7 +20,7 @@ def masked(tree: Tree) -> Tree:
     """A copy of a config, whole or in part, without the values of its secrets.
 
     Those are `data.secrets`, environment variables whose names say so, the keys of a store of checkpoints, and what
-    opens a registry of images. A config that is not valid may lose more.
+    opens a registry of images, and addresses of webhooks. A config that is not valid may lose more.
     """
     shown = copy.deepcopy(tree)
     _mask(shown, "data", "secrets", _hidden)
@@ -28,6 +28,8 @@ def masked(tree: Tree) -> Tree:
     _mask(shown, "environment", "registry_auth", _hidden)
     for key in _STORAGE_SECRETS:
         _mask(shown, "checkpoint_storage", key, _hidden)
+    if shown.get("notify") is not None:
+        shown["notify"] = _hooks(shown["notify"])
     return shown
 
 
@@ -83,3 +85,13 @@ def _variable(item: Any) -> str:
         return MASK
     name, equals, value = item.partition("=")
     return f"{name}{equals}{MASK if _NAMES.search(name) else value}"
+
+
+def _hooks(written: Any) -> Any:
+    return [_hook(hook) for hook in written] if isinstance(written, list) else MASK
+
+
+def _hook(written: Any) -> Any:
+    if not isinstance(written, dict):
+        return MASK
+    return {key: MASK if key == "webhook" and value is not None else value for key, value in written.items()}

@@ -68,6 +68,8 @@ class SearchState:
     paused: str | None = None
     """By whom."""
 
+    submissions: int = 0
+    """How often jobs were queued: at first, after a pause, to be continued."""
     workers: int = 0
     """How many were ever submitted; their numbers begin with 0."""
 
@@ -84,6 +86,7 @@ class SearchState:
         match entry:
             case {"event": "submitted", "first": first, "count": count, "stay": stay}:
                 _check_rules(entry.get("rules", RULES))
+                self.submissions += 1
                 self.workers = first + count
                 self._expected = set() if stay else set(range(first, first + count))
                 self._relied_on = 0

@@ -247,7 +247,7 @@ class ExperimentFolder:
 
     @property
     def notified(self) -> Path:
-        """A file for each change of the state that hooks were told of, see hpc_det.notify.claim."""
+        """A file for each change of the state that hooks were told of, see hpc_det.notify.change."""
         return self.path / "notified"
 
     @property

@@ -88,6 +88,7 @@ def test_the_defaults_are_determineds() -> None:
             "save_trial_latest": 1,
         },
         "log_policies": [],
+        "notify": [],
         "retention_policy": {"log_retention_days": None},
         "preemption_timeout": None,
         "integrations": None,

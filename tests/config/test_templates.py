@@ -189,7 +189,7 @@ def test_what_a_template_leaves_out_may_be_missing(tree: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("tree", "problem"),
     [
-        ({"nothing": None}, "nothing: unknown key 'nothing'; known: name, "),
+        ({"unheard_of": None}, "unheard_of: unknown key 'unheard_of'; known: name, "),
         ({"resources": {"slot": 2}}, "resources.slot: unknown key 'slot'"),
         ({"resources": 4}, "resources: got 4; expected a map with keys of "),
         ({"hyperparameters": {"lr": {"type": "const"}}}, "hyperparameters.lr.val: required, but nobody set it"),

@@ -46,6 +46,7 @@ PAGES = [
                 "logs",
                 "reliability",
                 "sharing",
+                "notifications",
                 "submitit",
                 "architecture",
             )

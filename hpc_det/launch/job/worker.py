@@ -19,6 +19,7 @@ from hpc_det.launch.job.attempts import Attempts
 from hpc_det.launch.job.log_lines import printed_to, say_of_worker
 from hpc_det.launch.job.new_trial import prepare_trial
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.notify.change import hooks_told
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import adopt_orphans, end_descendants
 from hpc_det.requeue import Action, Cause
@@ -62,7 +63,8 @@ class Worker:
             return GAVE_UP
         close_interrupted(self._experiment, self._search, self._number, self._signals)
         try:
-            return self._work()
+            with hooks_told(self._experiment, self._say):
+                return self._work()
         except Overtaken as error:
             self._say(str(error))
             return OVERTAKEN

@@ -1,0 +1,131 @@
+"""The ways to a hook: a command, a web address, a mail. Each has its time, and may fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from hpc_det.notify.news import News
+from hpc_det.process import descendants
+
+TIME_LIMIT_S = 20.0
+_SENDMAIL_FOLDERS = ("/usr/sbin", "/usr/lib")  # no user's PATH has them
+
+
+class HookError(Exception):
+    """Why a hook was not told, in words without secrets."""
+
+
+def send(hook: Mapping[str, Any], news: News) -> None:
+    """Tell one hook of the key `notify`. Raises HookError."""
+    match hook:
+        case {"command": [*command]}:
+            _run(command, f"{news.to_json()}\n".encode(), news)
+        case {"webhook": str(url)}:
+            _post(url, news.to_json().encode())
+        case {"mail": str(address)}:
+            _run([_sendmail(), "-t", "-i"], _mail(address, news), news)
+
+
+def named(hook: Mapping[str, Any]) -> str:
+    """The hook as a log may show it: the rest of a webhook's address is a secret."""
+    match hook:
+        case {"command": [program, *_]}:
+            return f"command {program}"
+        case {"webhook": str(url)}:
+            return f"webhook of {urlsplit(url).hostname}"
+    return f"mail to {hook['mail']}"
+
+
+def _run(command: Sequence[str], given: bytes, news: News) -> None:
+    """In the folder of the experiment's code. Files, not pipes: a process left behind would keep a pipe open."""
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
+        stdin.write(given)
+        stdin.seek(0)
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=Path(news.folder) / "code",
+                env={**os.environ, "HPC_DET_EXPERIMENT": str(news.experiment), "HPC_DET_STATE": news.state},
+                stdin=stdin,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        except OSError as error:
+            raise HookError(f"{error.filename}: {error.strerror}") from None
+        try:
+            code = process.wait(TIME_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            raise HookError(f"did not end within {TIME_LIMIT_S:g} s, and was killed") from None
+        if code:
+            raise HookError(f"ended with {code}{_last_line(output.fileno())}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """With all that it has started. It stays in the session of a job's worker, which ends other sessions."""
+    for pid in (*descendants(process.pid), process.pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def _last_line(output: int) -> str:
+    """What a command said last."""
+    end = os.fstat(output).st_size
+    lines = os.pread(output, 1000, max(end - 1000, 0)).decode(errors="replace").split("\n")
+    said = next((line for line in reversed(lines) if line.strip()), "")
+    return f": {''.join(char for char in said if char.isprintable())}" if said else ""
+
+
+def _post(url: str, body: bytes) -> None:
+    """TLS is verified, and proxies are those of the environment, as urllib does it."""
+    import urllib.error
+    import urllib.request
+
+    class NoRedirects(urllib.request.HTTPRedirectHandler):
+        """What is told may be for this address alone; a POST that is redirected would become a GET anyway."""
+
+        def redirect_request(self, *_: Any) -> None:
+            return None
+
+    headers = {"Content-Type": "application/json", "User-Agent": "hpc_det"}
+    request = urllib.request.Request(url, body, headers, method="POST")
+    try:
+        urllib.request.build_opener(NoRedirects).open(request, timeout=TIME_LIMIT_S).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+        moved = "; give the address that it redirects to" if 300 <= error.code < 400 else ""
+        raise HookError(f"answered {error.code}{moved}") from None
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise HookError(f"cannot be reached: {reason}") from None
+    except Exception as error:  # what http.client says of an address or an answer may hold the address
+        raise HookError(f"no answer that is HTTP ({type(error).__name__})") from None
+
+
+def _sendmail() -> str:
+    found = shutil.which("sendmail", path=os.pathsep.join([os.environ.get("PATH", ""), *_SENDMAIL_FOLDERS]))
+    if found is None:
+        raise HookError(f"there is no sendmail on {os.uname().nodename}")
+    return found
+
+
+def _mail(address: str, news: News) -> bytes:
+    """As sendmail -t reads it; the sender is whoever runs it."""
+    from email.message import EmailMessage
+
+    message = EmailMessage()
+    message["To"] = address
+    message["Subject"] = f"[hpc_det] experiment {news.experiment} ({news.name}) is {news.state}"
+    message["Auto-Submitted"] = "auto-generated"
+    message.set_content(f"{news.text}\n\n{news.folder}\n{news.time} on {news.host}\n")
+    return message.as_bytes()

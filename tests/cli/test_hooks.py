@@ -1,0 +1,62 @@
+"""Commands that end or pause an experiment, and the hooks that hear of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_det.schedulers.scheduler import JobState
+from hpc_det.store.files import read_json, write_json
+from tests.cli.conftest import Command
+from tests.cli.life import FakeScheduler, Life
+from tests.notify.receiver import Receiver
+from tests.notify.receiver import receiver as receiver
+
+
+@pytest.fixture
+def hooked(life: Life, receiver: Receiver) -> Life:
+    hook = {"command": None, "webhook": receiver.url("/secret"), "mail": None, "states": ["PAUSED", "CANCELED"]}
+    write_json(life.folder.effective, {**(read_json(life.folder.effective) or {}), "notify": [hook]})
+    return life
+
+
+def test_a_kill_is_told_once(hpc_det: Command, hooked: Life, scheduler: FakeScheduler, receiver: Receiver) -> None:
+    hooked.begins()
+    assert hpc_det("e", "kill", 1) == (0, "Killed experiment 1\n", "")
+    assert hpc_det("e", "kill", 1).code == 1
+    assert receiver.news() == [(1, "CANCELED")]
+
+
+@pytest.mark.parametrize(("command", "state"), [("pause", "PAUSED"), ("cancel", "CANCELED")])
+def test_what_waits_in_the_queue_is_told_by_the_command(
+    hpc_det: Command, hooked: Life, scheduler: FakeScheduler, receiver: Receiver, command: str, state: str
+) -> None:
+    scheduler.states = [JobState.QUEUED]
+    assert hpc_det("e", command, 1).code == 0
+    assert receiver.news() == [(1, state)]
+
+
+@pytest.mark.parametrize("command", ["pause", "cancel"])
+def test_while_trials_save_nothing_is_told(
+    hpc_det: Command, hooked: Life, scheduler: FakeScheduler, receiver: Receiver, command: str
+) -> None:
+    hooked.begins()
+    assert hpc_det("e", command, 1).code == 0
+    assert receiver.news() == []
+
+
+def test_a_hook_that_refuses_is_a_note(
+    hpc_det: Command, hooked: Life, scheduler: FakeScheduler, receiver: Receiver
+) -> None:
+    receiver.answer = (404, {})
+    hooked.begins()
+    told = "hpc-det: note: webhook of 127.0.0.1 was not told of CANCELED: answered 404\n"
+    assert hpc_det("e", "kill", 1) == (0, "Killed experiment 1\n", told)
+
+
+def test_the_address_of_a_webhook_stands_in_no_file_for_people(
+    hpc_det: Command, root: object, config: object, code: object, slurm_commands: object
+) -> None:
+    """Nor in what --explain prints."""
+    hook = "notify=[{webhook: 'https://hooks.example.org/secret'}]"
+    shown = hpc_det("experiment", "create", config, code, "--config", hook, "--dry-run", "--explain")
+    assert (shown.code, "secret" in shown.out, "notify[0]" in shown.out) == (0, False, True)

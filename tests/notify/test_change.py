@@ -1,0 +1,231 @@
+"""Who is told of which change of an experiment, and that it is told once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_det.notify import ways
+from hpc_det.notify.change import hooks_told, tell_rest, tell_running
+from hpc_det.requeue import Action, Cause
+from hpc_det.search.journal import SearchJournal
+from hpc_det.store.files import read_json, write_json
+from tests.cli.life import Life, random_search
+from tests.notify.receiver import Receiver
+from tests.wait import wait_for
+
+ALL = ["RUNNING", "PAUSED", "COMPLETED", "ERROR", "CANCELED"]
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Life:
+    return hooked(Life.submitted(tmp_path))
+
+
+def hooked(life: Life, *hooks: dict[str, Any]) -> Life:
+    """With these hooks in its configuration."""
+    found = [{"command": None, "webhook": None, "mail": None, "states": ALL, **hook} for hook in hooks]
+    write_json(life.folder.effective, {**(read_json(life.folder.effective) or {}), "notify": found})
+    life.folder.code.mkdir(exist_ok=True)
+    return life
+
+
+def claims(life: Life) -> list[str]:
+    return sorted(path.name for path in life.folder.notified.iterdir()) if life.folder.notified.exists() else []
+
+
+def outcome(life: Life, claim: str) -> list[dict[str, str | None]]:
+    hooks: list[dict[str, str | None]] = (read_json(life.folder.notified / claim) or {})["hooks"]
+    return hooks
+
+
+# --- what is told
+
+
+def test_a_trial_that_is_done_is_told_with_its_best(life: Life, receiver: Receiver) -> None:
+    hooked(life, {"webhook": receiver.url()})
+    life.begins()
+    life.reports("validation", 200, {"accuracy": 0.97})
+    assert tell_rest(life.folder) == []
+    assert receiver.received == [], "it still runs"
+    life.finishes()
+    assert tell_rest(life.folder) == []
+    ((_, news),) = receiver.received
+    assert (news["experiment"], news["name"], news["state"], news["why"]) == (life.id, "digits", "COMPLETED", None)
+    assert news["best"] == {"metric": "accuracy", "value": 0.97, "trial": 1}
+    assert news["folder"] == str(life.folder.path)
+    assert news["text"] == f"Experiment {life.id} (digits) is COMPLETED; best accuracy 0.97 in trial 1"
+
+
+def test_of_a_search_the_best_trial_is_told(tmp_path: Path, receiver: Receiver) -> None:
+    life = hooked(Life.submitted(tmp_path, **random_search(2)), {"webhook": receiver.url()})
+    life.begins()
+    life.reaches(0.5)
+    life.reaches(0.7)
+    tell_rest(life.folder)
+    assert receiver.received[0][1]["best"] == {"metric": "accuracy", "value": 0.7, "trial": 2}
+
+
+def test_a_failure_is_told_with_its_reason(life: Life, receiver: Receiver) -> None:
+    hooked(life, {"webhook": receiver.url()})
+    life.begins()
+    life.ends(Cause.FAILED, Action.GIVE_UP, why="too often", failure="rank 1 on node1: ValueError: x")
+    tell_rest(life.folder)
+    assert receiver.received[0][1]["why"] == "rank 1 on node1: ValueError: x (too often)"
+    assert receiver.news() == [(life.id, "ERROR")]
+
+
+def test_only_what_a_hook_wants_is_told(life: Life, receiver: Receiver) -> None:
+    hooked(life, {"webhook": receiver.url(), "states": ["ERROR"]})
+    tell_running(life.folder)
+    life.begins()
+    life.finishes()
+    tell_rest(life.folder)
+    assert (receiver.received, claims(life)) == ([], [])
+
+
+def test_without_hooks_nothing_is_read_and_nothing_written(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_det.notify.change.ExperimentView", None)
+    assert tell_running(life.folder) == []
+    assert tell_rest(life.folder) == []
+    assert claims(life) == []
+
+
+# --- once
+
+
+def test_each_change_is_told_once_by_however_many(life: Life, receiver: Receiver) -> None:
+    hooked(life, {"webhook": receiver.url()})
+    life.begins()
+    life.finishes()
+    start = threading.Barrier(8)
+
+    def tell() -> None:
+        start.wait()
+        tell_rest(life.folder)
+
+    threads = [threading.Thread(target=tell) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert receiver.news() == [(life.id, "COMPLETED")]
+    assert claims(life) == ["COMPLETED-1.json"]
+    assert outcome(life, "COMPLETED-1.json") == [{"hook": "webhook of 127.0.0.1", "problem": None}]
+    assert {path.stat().st_mode & 0o777 for path in life.folder.notified.iterdir()} == {0o600}
+    assert life.folder.notified.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_pause_is_told_each_time(life: Life, receiver: Receiver) -> None:
+    hooked(life, {"webhook": receiver.url()})
+    for _ in range(2):
+        life.search.pause("ada")
+        tell_rest(life.folder)
+        tell_rest(life.folder)
+        life.search.activate()
+        life.search.submitted(first=1, count=1, stay=False)
+    assert claims(life) == ["PAUSED-1.json", "PAUSED-2.json"]
+    assert [news["why"] for _, news in receiver.received] == ["by ada", "by ada"]
+
+
+# --- what goes wrong with hooks
+
+
+def test_a_hook_that_fails_is_noted_and_the_others_are_told(
+    life: Life, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ways, "TIME_LIMIT_S", 0.3)
+    hooked(
+        life,
+        {"command": ["sh", "-c", "echo no such channel; exit 1"]},
+        {"command": ["sleep", "60"]},
+        {"webhook": receiver.url()},
+    )
+    life.begins()
+    life.finishes()
+    assert tell_rest(life.folder) == [
+        "command sh was not told of COMPLETED: ended with 1: no such channel",
+        "command sleep was not told of COMPLETED: did not end within 0.3 s, and was killed",
+    ]
+    assert receiver.news() == [(life.id, "COMPLETED")]
+    assert [hook["problem"] is None for hook in outcome(life, "COMPLETED-1.json")] == [False, False, True]
+
+
+def test_a_hook_that_cannot_even_be_ended_is_left(life: Life, hooks_that_hang: None) -> None:
+    """As where the name of a host is looked up forever."""
+    hooked(life, {"mail": "ada"})
+    life.begins()
+    life.finishes()
+    began = time.monotonic()
+    (told,) = tell_rest(life.folder)
+    assert told == "mail to ada was not told of COMPLETED: no answer within 0.1 s"
+    assert time.monotonic() - began < 5
+
+
+@pytest.fixture
+def hooks_that_hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Until the end of the test."""
+    over = threading.Event()
+    monkeypatch.setattr(ways, "TIME_LIMIT_S", 0.1)
+    monkeypatch.setattr("hpc_det.notify.change.LEEWAY_S", 0.1)
+    monkeypatch.setattr(ways, "send", lambda hook, news: over.wait())
+    yield
+    over.set()
+
+
+def test_damaged_files_are_no_reason_to_fail(life: Life) -> None:
+    hooked(life, {"mail": "ada"})
+    life.folder.plan.write_text("{")
+    life.begins()
+    life.finishes()
+    (told,) = tell_rest(life.folder)
+    assert told.startswith("hooks were not told: HpcDetError: ")
+
+
+# --- around a worker
+
+
+def test_a_worker_tells_its_beginning_and_the_end(life: Life, receiver: Receiver) -> None:
+    hooked(life, {"webhook": receiver.url()})
+    with hooks_told(life.folder, print):
+        wait_for(lambda: receiver.received)
+        life.begins()
+        life.finishes()
+    assert receiver.news() == [(life.id, "RUNNING"), (life.id, "COMPLETED")]
+
+
+def test_a_worker_waits_for_no_hook_before_it_trains_or_goes_back_into_the_queue(
+    life: Life, receiver: Receiver
+) -> None:
+    receiver.answers.clear()
+    hooked(life, {"webhook": receiver.url()})
+    began = time.monotonic()
+    with hooks_told(life.folder, print):
+        life.begins()
+    assert time.monotonic() - began < 10
+    wait_for(lambda: receiver.news() == [(life.id, "RUNNING")])
+    receiver.answers.set()
+    wait_for(lambda: outcome(life, "RUNNING-1.json"))
+
+
+def test_the_end_is_told_after_the_beginning(life: Life, receiver: Receiver) -> None:
+    receiver.answers.clear()
+    hooked(life, {"webhook": receiver.url()})
+
+    def trained() -> None:
+        with hooks_told(life.folder, print):
+            life.begins()
+            life.finishes()
+
+    worker = threading.Thread(target=trained)
+    worker.start()
+    wait_for(lambda: receiver.news() == [(life.id, "RUNNING")])
+    wait_for(lambda: SearchJournal(life.folder).state().finished)
+    receiver.answers.set()
+    worker.join()
+    assert receiver.news() == [(life.id, "RUNNING"), (life.id, "COMPLETED")]
