@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+import pytest
+
+from hpc_det.search.journal import SearchJournal
 from hpc_det.store.files import read_json, write_json
+from hpc_det.store.stop import request_stop
 from tests.launch.gang import Gang
 from tests.notify.receiver import Receiver
 from tests.notify.receiver import receiver as receiver
@@ -33,6 +37,20 @@ def test_a_trial_that_fails_is_told_once_over_all_attempts(gang: Gang) -> None:
     assert gang.run_job()[0] == 1
     assert len(gang.ends()) == 3
     assert (gang.experiment.path / "notes").read_text() == "RUNNING\nERROR\n"
+
+
+@pytest.mark.parametrize(("wish", "state"), [("pause", "PAUSED"), ("cancel", "CANCELED")])
+def test_a_wish_of_the_command_line_is_told_by_the_last_worker_that_leaves(
+    gang: Gang, wish: Literal["pause", "cancel"], state: str
+) -> None:
+    hooked(gang, command=NOTES, states=["PAUSED", "CANCELED"])
+    gang.plan("$PYTHON rank.py 0 --trial")
+    job = gang.start_job()
+    gang.wait_for_ranks(0)
+    getattr(SearchJournal(gang.experiment), wish)("ada")
+    request_stop(gang.trial.stop, attempt=None, reason=wish, source="ada")
+    assert job.wait(timeout=30) == 0
+    assert (gang.experiment.path / "notes").read_text() == f"{state}\n"
 
 
 def test_what_goes_wrong_with_a_hook_stands_in_the_log_and_harms_nobody(gang: Gang) -> None:
