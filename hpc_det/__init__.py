@@ -14,6 +14,7 @@ One flow, one folder a step:
     checkpoint  6. what survives: stage, commit, verify, prune
     requeue     7. what happens next: causes and budgets -> decision
     view           what the files of an experiment say, for every reader
+    report         an experiment as one HTML page, and the facts that it shows
     doctor         what of all this a site supports, and a remedy for what it lacks
     sgd            RaySGD's TorchTrainer: a driver, and a gang that outlives its ranks and its nodes; searches, fit
     sweep          anyone's Hydra app: launchers for its sweeps, and what runs it on a node

@@ -16,6 +16,7 @@ LOGIN_SIDE = (
     "cli",
     "doctor",
     "view",
+    "report",
     "config",
     "search",
     "plan",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
 
 from rich.console import Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -14,12 +13,10 @@ from hpc_det.cli.values import number, values_in_words
 from hpc_det.config.merge import Tree
 from hpc_det.store.files import parse_line
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.metrics import Record, reports_of
 from hpc_det.view import story
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import Metrics
-
-Record: TypeAlias = dict[str, Any]
-"""A line of metrics.jsonl."""
 
 
 class OneTrial:
@@ -68,22 +65,14 @@ class MetricsReader:
     """The metrics so far, read on where the last look ended."""
 
     def __init__(self, trial: TrialFolder, searcher: Tree) -> None:
-        self._searcher = searcher
         self._tail = Tail(trial.metrics)
-        self._generation = 0
-        self._seen: set[tuple[str, int, int]] = set()
         self.metrics = Metrics(searcher)
 
     def read(self) -> list[Record]:
-        """The records that are new since the last call."""
-        records = [record for line in self._tail.lines() if (record := parse_line(line))]
-        if self._tail.generation != self._generation:  # a new attempt forgets what a lost stretch had reported
-            self._generation, self.metrics = self._tail.generation, Metrics(self._searcher)
-        self.metrics.take(records)
-        keyed = {(record["kind"], record["attempt"], record["steps"]): record for record in records}
-        news = [record for key, record in keyed.items() if key not in self._seen]
-        self._seen |= keyed.keys()
-        return news
+        """The reports that are new since the last call."""
+        if lines := [record for line in self._tail.lines() if (record := parse_line(line))]:
+            self.metrics.take(lines)
+        return reports_of(lines)
 
 
 def _last(training: Mapping[str, float | str], validation: Mapping[str, float | str]) -> str:

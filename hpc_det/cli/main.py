@@ -37,6 +37,16 @@ COMMANDS = (
         help="What the scheduler does with an experiment's job.",
     ),
     LazyCommand(
+        name="report",
+        where="hpc_det.cli.report:report",
+        help="Write an experiment as one HTML page.",
+    ),
+    LazyCommand(
+        name="tensorboard",
+        where="hpc_det.cli.tensorboard:tensorboard",
+        help="Show experiments or trials in TensorBoard.",
+    ),
+    LazyCommand(
         name="cluster",
         where="hpc_det.cli.cluster:cluster",
         help="Profiles of clusters, and how to write yours.",

@@ -15,8 +15,6 @@ class Tail:
         self._path = path
         self._inode: int | None = None
         self._offset = 0
-        self.generation = 0
-        """Grows each time when `lines` began at the top, because another file had taken the name."""
 
     def lines(self, *, final: bool = False) -> Iterator[str]:
         """Whole lines without their end; with `final`, also a last one that has no end."""
@@ -33,4 +31,3 @@ class Tail:
     def _continue(self, found: os.stat_result) -> None:
         if found.st_ino != self._inode or found.st_size < self._offset:
             self._inode, self._offset = found.st_ino, 0
-            self.generation += 1

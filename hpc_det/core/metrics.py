@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,9 +15,9 @@ import torch
 
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import UsageError
-from hpc_det.store.files import append_line, flush_file, read_lines, write_atomic
+from hpc_det.store.files import append_line, flush_file
 from hpc_det.store.folders import TrialFolder
-from hpc_det.store.metrics import validations
+from hpc_det.store.metrics import BEGINS, validations
 
 
 class Reducer(enum.Enum):
@@ -291,10 +290,8 @@ class MetricsLog:
         self._attempt = attempt
 
     def begin_at(self, *, trained: int, validated: int) -> None:
-        """Forget what a lost stretch beyond the checkpoint had reported: it is run again."""
-        reached = {"training": trained, "validation": validated}
-        records = [record for record in read_lines(self._path) if record["steps"] <= reached[record["kind"]]]
-        write_atomic(self._path, "".join(f"{json.dumps(record)}\n" for record in records))
+        """Training begins, with a checkpoint: what was reported beyond it is void from now on, and is run again."""
+        self._append({"kind": BEGINS, "trained": trained, "validated": validated})
 
     def validations(self, metric: str) -> dict[int, float]:
         """Batches -> the value of `metric` at each validation so far."""
@@ -305,23 +302,14 @@ class MetricsLog:
 
         What JSON cannot hold becomes null.
         """
-        append_line(
-            self._path,
-            {
-                "kind": kind,
-                "steps": steps,
-                "total": total,
-                "metrics": spelled(metrics),
-                **facts,
-                "attempt": self._attempt,
-                "time": time.time(),
-            },
-            durable=False,
-        )
+        self._append({"kind": kind, "steps": steps, "total": total, "metrics": spelled(metrics), **facts})
 
     def flush(self) -> None:
         """Make the reports durable: before a checkpoint, behind which a resumed run does not look."""
         flush_file(self._path)
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        append_line(self._path, {**record, "attempt": self._attempt, "time": time.time()}, durable=False)
 
 
 def spelled(value: Any) -> Any:

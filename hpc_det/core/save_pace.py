@@ -19,7 +19,7 @@ from hpc_det.checkpoint.interval import (
     has_lost_work,
     mean_time_s,
 )
-from hpc_det.checkpoint.saves import after_save, read_saves, write_saves
+from hpc_det.checkpoint.saves import Save, after_save, read_saves, write_save
 from hpc_det.core.distributed import Distributed
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
@@ -94,14 +94,16 @@ class SavePace:
         """Training goes on. `checkpoint`: what rank 0 has committed."""
         self._since, self._newest = self._clock(), steps
         if checkpoint:
-            self._times = after_save(
-                self._times,
+            save = Save(
+                batches=steps,
+                began=self._began,
                 committed_s=self._committed - self._began,
                 stall_s=self._since - self._began,
                 size_bytes=sum(entry.size for entry in checkpoint.files.values()),
                 batch_s=self._batches_s / self._batches if self._batches else None,
             )
-            write_saves(self._trial.saves, self._times)
+            self._times = after_save(self._times, save)
+            write_save(self._trial.saves, save)
         self._plan_look(steps)
 
     # --- rank 0

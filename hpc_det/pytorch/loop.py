@@ -290,10 +290,11 @@ class Loop:
         return True
 
     def _validate(self) -> bool:
+        began = time.perf_counter()
         metrics = self._validation.run()
         if metrics is None:
             return False
-        self._take_validation(metrics)
+        self._take_validation(metrics, seconds=time.perf_counter() - began)
         # ranks that report nothing, or that a resume has added, have no batches in the report
         said = self._distributed.gather_json((self._context.get_stop_requested(), self._open_report.window.batches))
         if any(stop for stop, _ in said):
@@ -302,10 +303,10 @@ class Loop:
                 self._report_training()
         return True
 
-    def _take_validation(self, metrics: dict[str, Any]) -> None:
+    def _take_validation(self, metrics: dict[str, Any], seconds: float) -> None:
         self._search.take(self._progress, metrics)
         self._progress.validated = self._progress.steps
-        self._report("validation", metrics)
+        self._report("validation", metrics, seconds=seconds)
 
     # --- saving
 

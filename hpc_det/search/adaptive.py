@@ -26,7 +26,7 @@ class Bracket:
 
 class AdaptiveSearch:
     def __init__(self, brackets: Sequence[Bracket]) -> None:
-        self._brackets = brackets
+        self.brackets = brackets
         self._homes: list[tuple[Bracket, int]] = []
         """Of each trial, its bracket and its number there."""
         self._turn: Bracket | None = None
@@ -65,18 +65,18 @@ class AdaptiveSearch:
 
     @property
     def finished(self) -> bool:
-        return all(bracket.search.finished for bracket in self._brackets)
+        return all(bracket.search.finished for bracket in self.brackets)
 
     @property
     def progress(self) -> float:
         if self.finished:
             return 1.0
-        parts = [(bracket.search.length_expected, bracket.search.progress) for bracket in self._brackets]
+        parts = [(bracket.search.length_expected, bracket.search.progress) for bracket in self.brackets]
         return sum(length * progress for length, progress in parts) / sum(length for length, _ in parts)
 
     @property
     def trials_expected(self) -> int:
-        return sum(bracket.search.trials_expected for bracket in self._brackets)
+        return sum(bracket.search.trials_expected for bracket in self.brackets)
 
     def _create(self) -> None:
         """In the bracket whose trial was named."""
@@ -87,7 +87,7 @@ class AdaptiveSearch:
     def _in_turn(self) -> Iterator[Bracket]:
         """First those that train fewer trials than their share."""
         others = []
-        for bracket in self._brackets:
+        for bracket in self.brackets:
             if bracket.search.working < bracket.share:
                 yield bracket
             else:

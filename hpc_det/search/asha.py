@@ -92,6 +92,15 @@ class AsyncHalving:
     def give_back(self, trial: int) -> None:
         self._trials.give_back(trial)
 
+    @property
+    def lengths(self) -> list[int]:
+        """Of the rungs, the first one first."""
+        return [rung.length for rung in self._rungs]
+
+    def rung_of(self, trial: int) -> int:
+        """Index of the rung that the trial trains for, or that it reached last."""
+        return self._rung_of[trial]
+
     def is_closed(self, trial: int) -> bool:
         """A paused trial may still be promoted, until the search is over."""
         return trial in self._trials.closed or (trial in self._rung_of and self.finished)

@@ -78,8 +78,8 @@ class TrialFolder:
 
     @property
     def saves(self) -> Path:
-        """How long saves took: see hpc_det.checkpoint.saves. Written by rank 0."""
-        return self.path / "saves.json"
+        """How long each save took: see hpc_det.checkpoint.saves. Written by rank 0."""
+        return self.path / "saves.jsonl"
 
     @property
     def tensorboard(self) -> Path:

@@ -2,7 +2,7 @@
 
 {"event": "started", "job_id": "7", "worker": 0, "host": "node1"}
 {"event": "ended", "cause": "preempted", "steps": 120, "user_error": false, "action": "requeue", "why": ...,
- "failure": null}
+ "failure": null, "late": false}         late: written by a later start, since this one could not
 {"event": "problem", "problem": ...}     what the job could not do after that end
 {"event": "continued"}                   the trial goes on although it was over; failures count from here on
 """
@@ -34,7 +34,10 @@ class Journal:
     def started(self, attempt: int, job_id: str, worker: int = 0) -> None:
         self._append("started", attempt, job_id=job_id, worker=worker, host=socket.gethostname())
 
-    def ended(self, attempt: int, end: AttemptEnd, decision: Decision, failure: str | None) -> None:
+    def ended(
+        self, attempt: int, end: AttemptEnd, decision: Decision, failure: str | None, *, late: bool = False
+    ) -> None:
+        """`late`: by a later start, which knows that it ended, and not when."""
         self._append(
             "ended",
             attempt,
@@ -44,6 +47,7 @@ class Journal:
             action=decision.action.value,
             why=decision.why,
             failure=failure,
+            late=late,
         )
 
     def continued(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from hpc_det.search.metric import better
 from hpc_det.store.files import parse_line, read_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
+from hpc_det.store.metrics import Record, reports_of, standing
 from hpc_det.store.stop import StopRequest
 
 # --- ends
@@ -75,6 +76,8 @@ class AttemptStory:
     why: str | None = None
     failure: str | None = None
     problems: list[str] = field(default_factory=list)
+    late: bool = False
+    """Its end was written by a later start: `ended` is when that began."""
     continued: bool = False
     """By its owner, after an end that was meant to be the last."""
 
@@ -115,6 +118,7 @@ def _add(attempt: AttemptStory, event: dict[str, Any]) -> None:
         attempt.ended, attempt.batches = event["time"], event["steps"]
         attempt.cause, attempt.action, attempt.why = event["cause"], event["action"], event["why"]
         attempt.failure = event["failure"] and one_line(event["failure"])
+        attempt.late = event.get("late", False)
 
 
 _ENDS = {
@@ -174,12 +178,13 @@ class Validation:
 
 
 class Metrics:
-    """The records of metrics.jsonl, taken in one after the other."""
+    """What the reports in metrics.jsonl say, as far as they stand; lines are taken in one after the other."""
 
     def __init__(self, searcher: Tree) -> None:
         """`searcher` of an effective configuration."""
         self.name: str = searcher["metric"]
         self._smaller_is_better: bool = searcher["smaller_is_better"]
+        self._reports: list[Record] = []
         self.batches = 0
         self.total: int | None = None
         """Of the whole trial; unknown before the first report."""
@@ -191,25 +196,45 @@ class Metrics:
     def read(cls, trial: TrialFolder, searcher: Tree) -> Metrics:
         """All taken in. Only lines that matter are parsed, since a list of experiments reads many long files."""
         lines = trial.metrics.read_bytes().splitlines() if trial.metrics.exists() else []
-        last_training = next((line for line in reversed(lines) if b'"training"' in line), None)
-        kept = (line for line in lines if line is last_training or b'"validation"' in line)
-        return cls(searcher).take(record for line in kept if (record := parse_line(line)))
+        return cls(searcher).take(_that_matter(lines))
 
-    def take(self, records: Iterable[dict[str, Any]]) -> Metrics:
-        for record in records:
-            self.batches, self.total = record["steps"], record["total"]
-            if record["kind"] == "training":
-                self.training = record["metrics"]
-            else:
-                self.validation = record["metrics"]
+    def take(self, lines: Iterable[Record]) -> Metrics:
+        self._reports = reports_of([*self._reports, *lines])
+        last = {record["kind"]: record for record in self._reports}
+        newest: Record = self._reports[-1] if self._reports else {"steps": 0, "total": None}
+        self.batches, self.total = newest["steps"], newest["total"]
+        self.training, self.validation = (last.get(kind, _NOTHING)["metrics"] for kind in ("training", "validation"))
+        self.best = None
+        for record in self._reports:
+            if record["kind"] == "validation":
                 self._compare(record)
         return self
 
-    def _compare(self, record: dict[str, Any]) -> None:
+    def _compare(self, record: Record) -> None:
         value = record["metrics"].get(self.name)
         than = None if self.best is None else float(self.best.value)
         if value is not None and better(float(value), than, self._smaller_is_better):
             self.best = Validation(self.name, value, record["steps"])
+
+
+_NOTHING: Record = {"metrics": {}}
+_TRAINING = b'{"kind": "training"'
+
+
+def _that_matter(lines: Sequence[bytes]) -> list[Record]:
+    """The reports that stand, oldest first, and of training the last one alone."""
+    found: list[Record] = []
+    knows_training = False
+
+    def parsed() -> Iterator[Record]:
+        for line in reversed(lines):
+            if not (knows_training and line.startswith(_TRAINING)) and (record := parse_line(line)):
+                yield record
+
+    for report in standing(parsed()):
+        found.append(report)
+        knows_training = knows_training or report["kind"] == "training"
+    return found[::-1]
 
 
 # --- checkpoints

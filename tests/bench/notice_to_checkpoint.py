@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.store.files import read_lines
 from hpc_det.store.journal import Journal
+from hpc_det.store.metrics import read_reports
 from tests.e2e.story import COMMAND, Story
 
 ROUNDS = 5
@@ -54,7 +54,7 @@ def _one_preemption(name: str, number: int) -> tuple[float, float, float]:
     story.until(lambda: bool(story.causes))
     saved = committed(story.trial.checkpoints)[0].time
     story.wait()
-    first = next(record for record in read_lines(story.trial.metrics) if record["attempt"] == 2)
+    first = next(record for record in read_reports(story.trial.metrics) if record["attempt"] == 2)
     started = next(event for event in Journal(story.trial.journal).events() if event["attempt"] == 2)
     return saved - signalled, first["time"] - signalled, first["time"] - started["time"]
 

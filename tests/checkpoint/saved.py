@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpc_det.checkpoint.committed import Committed, FileEntry
+from hpc_det.checkpoint.saves import Save
 from hpc_det.checkpoint.staging import new_staging
 
 
@@ -17,3 +18,23 @@ def saved(checkpoints: Path, steps: int) -> Committed:
         file.write(b"weights" * steps)
     staging.add_others(entries)
     return staging.commit(steps, entries)
+
+
+def save(
+    committed_s: float = 1.0,
+    stall_s: float = 1.0,
+    *,
+    batch_s: float | None = None,
+    batches: int = 10,
+    began: float = 1e9,
+    size_bytes: int = 1,
+) -> Save:
+    """A line of saves.jsonl."""
+    return Save(
+        batches=batches,
+        began=began,
+        committed_s=committed_s,
+        stall_s=stall_s,
+        size_bytes=size_bytes,
+        batch_s=batch_s,
+    )

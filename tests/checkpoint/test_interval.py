@@ -15,6 +15,7 @@ from hpc_det.checkpoint.interval import (
     mean_time_s,
 )
 from hpc_det.checkpoint.saves import after_save
+from tests.checkpoint.saved import save
 
 
 def wall_time(interval_s: float, stall_s: float, mean_s: float) -> float:
@@ -77,5 +78,5 @@ def test_an_attempt_that_was_ended_from_outside_with_nothing_new_saved_has_lost_
 def test_a_grace_time_is_compared_with_the_longest_save(
     grace_s: float | None, took_s: float | None, is_short: bool
 ) -> None:
-    times = after_save(None, committed_s=took_s, stall_s=0, size_bytes=1, batch_s=None) if took_s else None
+    times = after_save(None, save(took_s)) if took_s else None
     assert grace_is_too_short(grace_s, times) is is_short

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_det.checkpoint.saves import SaveTimes, after_save, read_saves, write_saves
+from hpc_det.checkpoint.saves import SaveTimes, after_save, read_each_save, read_saves, write_save
+from tests.checkpoint.saved import save
 
 SECONDS = st.floats(0, 1e4)
 
@@ -15,7 +16,7 @@ SECONDS = st.floats(0, 1e4)
 def after(saves: list[tuple[float, float]]) -> SaveTimes | None:
     times: SaveTimes | None = None
     for committed_s, stall_s in saves:
-        times = after_save(times, committed_s=committed_s, stall_s=stall_s, size_bytes=7, batch_s=None)
+        times = after_save(times, save(committed_s, stall_s))
     return times
 
 
@@ -30,14 +31,15 @@ def test_one_save_after_another_gives_the_statistics_of_all(saves: list[tuple[fl
 
 
 def test_the_time_of_a_batch_is_known_although_the_last_attempt_trained_none() -> None:
-    first = after_save(None, committed_s=1, stall_s=1, size_bytes=7, batch_s=0.5)
-    assert after_save(first, committed_s=1, stall_s=1, size_bytes=7, batch_s=None).batch_s == 0.5
-    assert after_save(first, committed_s=1, stall_s=1, size_bytes=7, batch_s=0.25).batch_s == 0.25
+    first = after_save(None, save(batch_s=0.5))
+    assert after_save(first, save(batch_s=None)).batch_s == 0.5
+    assert after_save(first, save(batch_s=0.25)).batch_s == 0.25
 
 
 def test_the_next_attempt_reads_what_was_measured(tmp_path: Path) -> None:
-    path, times = tmp_path / "saves.json", after([(1.5, 2.0)])
+    path, measured = tmp_path / "saves.jsonl", [(1.5, 2.0), (2.5, 3.0)]
     assert read_saves(path) is None
-    assert times is not None
-    write_saves(path, times)
-    assert read_saves(path) == times
+    for committed_s, stall_s in measured:
+        write_save(path, save(committed_s, stall_s))
+    assert read_saves(path) == after(measured)
+    assert read_each_save(path) == [save(1.5, 2.0), save(2.5, 3.0)]

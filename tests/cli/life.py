@@ -20,6 +20,7 @@ from hpc_det.search.method import Exit, Work
 from hpc_det.store.files import append_line, write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore, TrialFolder
 from hpc_det.store.journal import Journal
+from hpc_det.store.metrics import BEGINS
 from tests.plan.plans import job_plan
 
 SINGLE = {"name": "single", "metric": "accuracy", "smaller_is_better": False, "max_length": {"batches": 400}}
@@ -131,6 +132,13 @@ class Life:
         record = {"kind": kind, "steps": steps, "total": LENGTH, "metrics": dict(metrics)}
         attempt = Journal(folder.journal).last_attempt()
         append_line(folder.metrics, {**record, "attempt": attempt, "time": time.time()})
+
+    def trains_from(self, steps: int, *, trial: int = 1) -> None:
+        """The training of the attempt begins with a checkpoint, of so many batches."""
+        folder = self.folder.trial(trial)
+        attempt = Journal(folder.journal).last_attempt()
+        record = {"kind": BEGINS, "trained": steps, "validated": steps, "attempt": attempt, "time": time.time()}
+        append_line(folder.metrics, record)
 
     def saves(self, steps: int, *, trial: int = 1, uuid: str | None = None) -> Committed:
         staging = Staging(self.folder.trial(trial).checkpoints, uuid or str(uuid4()))

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from hpc_det.checkpoint.committed import Committed, FileEntry
 from hpc_det.checkpoint.interval import UNKNOWN_MEAN_TIME_S, UNMEASURED_STALL_S, best_interval_s
-from hpc_det.checkpoint.saves import after_save, read_saves, write_saves
+from hpc_det.checkpoint.saves import read_each_save, write_save
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.save_pace import SavePace
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
+from tests.checkpoint.saved import save
 
 GUESSED_S = best_interval_s(UNMEASURED_STALL_S, UNKNOWN_MEAN_TIME_S)
 
@@ -58,11 +59,13 @@ class Training:
 def test_each_save_is_measured_for_whoever_comes_later(tmp_path: Path) -> None:
     training = Training(tmp_path)
     training.train(10, batch_s=0.5)
+    began = training.now
     training.save(3)
-    times = read_saves(training.folder.saves)
-    assert times == after_save(None, committed_s=3, stall_s=3, size_bytes=77, batch_s=0.5)
     training.save(5)
-    assert read_saves(training.folder.saves) == after_save(times, committed_s=5, stall_s=5, size_bytes=77, batch_s=0.5)
+    assert read_each_save(training.folder.saves) == [
+        save(took_s, took_s, batch_s=0.5, batches=10, began=at, size_bytes=77)
+        for took_s, at in ((3, began), (5, began + 3))
+    ]
 
 
 def test_without_auto_nobody_ever_looks(tmp_path: Path) -> None:
@@ -147,7 +150,6 @@ def test_a_save_is_tried_where_much_would_be_lost_or_nothing_is_known(tmp_path: 
 
 
 def test_a_first_save_is_always_tried(tmp_path: Path) -> None:
-    times = after_save(None, committed_s=20, stall_s=20, size_bytes=1, batch_s=None)
-    write_saves(TrialFolder(tmp_path).saves, times)
+    write_save(TrialFolder(tmp_path).saves, save(20, 20))
     assert Training(tmp_path).pace.has_time(0)
     assert not Training(tmp_path, steps=3).pace.has_time(1e9)

@@ -35,6 +35,7 @@ PAGES = [
                 "configuration",
                 "search",
                 "checkpoints",
+                "report",
                 "sweeps",
                 "pytorch",
                 "deepspeed",

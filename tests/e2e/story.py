@@ -18,9 +18,9 @@ import torch
 
 from hpc_det.checkpoint.committed import newest_good
 from hpc_det.process import descendants
-from hpc_det.store.files import read_lines
 from hpc_det.store.folders import ExperimentStore, TrialFolder
 from hpc_det.store.journal import Journal
+from hpc_det.store.metrics import read_reports
 from hpc_det.view.state import ExperimentView
 from tests.wait import DEADLINE_S
 
@@ -76,7 +76,7 @@ class Story:
 
     @property
     def batches_reported(self) -> int:
-        return max((record["steps"] for record in read_lines(self.trial.metrics)), default=0)
+        return max((record["steps"] for record in read_reports(self.trial.metrics)), default=0)
 
     @property
     def causes(self) -> list[str]:
@@ -85,7 +85,7 @@ class Story:
     @property
     def series(self) -> list[tuple[str, int, dict[str, float]]]:
         """Every reported metric, in order."""
-        return [(record["kind"], record["steps"], record["metrics"]) for record in read_lines(self.trial.metrics)]
+        return [(record["kind"], record["steps"], record["metrics"]) for record in read_reports(self.trial.metrics)]
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:

@@ -14,8 +14,8 @@ import pytest
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.process import descendants
-from hpc_det.store.files import read_lines
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.metrics import read_reports
 from tests.e2e.story import COMMAND, Story, hpc_det
 
 PROJECT = Path(__file__).parents[2]
@@ -177,7 +177,7 @@ def test_a_local_run_shows_its_metrics_and_names_its_folder(tiny: list[str], sta
     assert done.stdout.count("trained on 6") == 6
     trial = TrialFolder(folder)
     assert [checkpoint.steps for checkpoint in committed(trial.checkpoints)] == [6]
-    assert [record["steps"] for record in read_lines(trial.metrics)] == [2, 4, 6, 6]
+    assert [record["steps"] for record in read_reports(trial.metrics)] == [2, 4, 6, 6]
     assert not (state_folder / "experiments").exists()
 
 

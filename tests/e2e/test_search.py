@@ -20,9 +20,9 @@ from hpc_det.search.by_name import search_of
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.sample import SpaceSampler
 from hpc_det.search.state import SearchState
-from hpc_det.store.files import read_json, read_lines
+from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.metrics import validations
+from hpc_det.store.metrics import read_reports, validations
 from hpc_det.store.shared_log import SharedLog
 from tests.e2e.story import COMMAND, Story, hpc_det
 from tests.e2e.test_slurm import use
@@ -80,7 +80,7 @@ def check(experiment: ExperimentFolder, trials: int) -> None:
     assert decisions(experiment) == decisions(experiment)
     assert set(trained(experiment)) <= set(decisions(experiment))
     for number, trial in state.trials.items():
-        records = [line for line in read_lines(experiment.trial(number).metrics) if line["kind"] == "validation"]
+        records = [line for line in read_reports(experiment.trial(number).metrics) if line["kind"] == "validation"]
         validated = {record["steps"]: record["metrics"]["distance"] for record in records}
         assert trial.length is not None
         assert validated[trial.length] == trial.value

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.store.files import read_lines
+from hpc_det.store.metrics import read_reports
 from tests.e2e.story import Story, hpc_det
 
 PACED = "hyperparameters.batch_s=0.03"
@@ -94,7 +94,7 @@ def test_a_trial_that_lost_its_folder_goes_on_from_the_store(undisturbed_alone: 
     hpc_det("experiment", "continue", story.number)
     story.wait()
     by_attempt = Counter(
-        record["attempt"] for record in read_lines(story.trial.metrics) if record["kind"] == "training"
+        record["attempt"] for record in read_reports(story.trial.metrics) if record["kind"] == "training"
     )
     assert by_attempt in ({1: 16, 2: 24}, {1: 24, 2: 16})
     assert story.same_as(undisturbed_alone)

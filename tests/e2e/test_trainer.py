@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from hpc_det.process import descendants
-from hpc_det.store.files import read_json, read_lines
+from hpc_det.store.files import read_json
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.metrics import read_reports
 from tests.e2e.story import HERE, Story
 
 TWO_SLOTS = "resources.slots_per_trial=2"
@@ -54,7 +55,7 @@ def the_run(root: Path) -> TrialFolder | None:
 def until_batch(root: Path, batch: int, process: subprocess.Popen[str]) -> None:
     end = time.monotonic() + 90
     while not any(
-        record["steps"] >= batch for folder in [the_run(root)] if folder for record in read_lines(folder.metrics)
+        record["steps"] >= batch for folder in [the_run(root)] if folder for record in read_reports(folder.metrics)
     ):
         assert time.monotonic() < end
         assert process.poll() is None

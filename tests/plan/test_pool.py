@@ -6,6 +6,7 @@ import pytest
 
 from hpc_det.checkpoint.saves import SaveTimes, after_save
 from hpc_det.plan.pool import cluster_notes, grace_of_preemption_s, pool_notes, pool_problems, save_notes
+from tests.checkpoint.saved import save
 from tests.plan.sites import cluster, experiment
 
 POOLS = {"low": {"max_time_limit": "01:00:00"}, "high": {"slot_type": "cpu"}}
@@ -80,7 +81,7 @@ def test_a_preemption_without_grace_is_noted(mode: str, grace: int | None, noted
 
 
 def save_of(seconds: float) -> SaveTimes:
-    return after_save(None, committed_s=seconds, stall_s=seconds, size_bytes=1, batch_s=None)
+    return after_save(None, save(seconds))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hpc_det.pytorch import DataLoader, PyTorchTrial, PyTorchTrialContext, Reduc
 from hpc_det.pytorch.evaluation import numbered
 from hpc_det.pytorch.harness import load_trial_class
 from hpc_det.pytorch.trial import interface_problems
-from hpc_det.store.files import read_lines
+from hpc_det.store.metrics import read_reports
 from tests.core.ranks import OnRanks
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
 
@@ -160,7 +160,7 @@ def test_a_test_evaluates_one_batch_of_everything(tmp_path: Path, monkeypatch: p
     with init(hparams={**TWO, "workers": 0}, exp_conf={"searcher": {"metric": "loss"}}) as context:
         Trainer(Counting(context), context).fit(test_mode=True)
     (log,) = tmp_path.glob("local/*/metrics.jsonl")
-    assert [record["metrics"] for record in read_lines(log) if record["kind"] == "validation"] == [{"loss": 1.0}]
+    assert [record["metrics"] for record in read_reports(log) if record["kind"] == "validation"] == [{"loss": 1.0}]
 
 
 def test_a_stop_inside_a_full_evaluation_changes_no_bit(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import Failure, first_failure
 from hpc_det.search.journal import SearchJournal
-from hpc_det.store.files import read_json, read_lines, write_json
+from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.metrics import read_reports
 from tests.pytorch.trials import CONFIG
 
 DEADLINE_S = 60
@@ -144,7 +145,7 @@ def test_a_rank_that_succeeds_says_so(agent: Agent) -> None:
     assert read_json(agent.trial.outcome) == {"attempt": 1, "kind": "finished", "steps": 18, "saved": True}
     assert first_failure(agent.trial, 1) is None
     search = SearchJournal(agent.experiment).state()
-    last = [record for record in read_lines(agent.trial.metrics) if record["kind"] == "validation"][-1]
+    last = [record for record in read_reports(agent.trial.metrics) if record["kind"] == "validation"][-1]
     assert last["steps"] == 18
     assert (search.finished, search.trials[1].length, search.trials[1].value) == (True, 3, last["metrics"]["loss"])
 

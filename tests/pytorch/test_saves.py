@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from hpc_det.checkpoint.prune import Policy
-from hpc_det.checkpoint.saves import after_save, read_saves, write_saves
+from hpc_det.checkpoint.saves import read_saves, write_save
 from hpc_det.core.distributed import Distributed
+from tests.checkpoint.saved import save
 from tests.core.ranks import OnRanks
 from tests.pytorch.trials import Life, StopAt, assert_same, differences
 
-SLOW = after_save(None, committed_s=1e4, stall_s=1e4, size_bytes=1, batch_s=None)
+SLOW = save(1e4, 1e4)
 
 
 class Hurry:
@@ -78,7 +79,7 @@ def test_a_stop_that_leaves_no_time_leaves_the_checkpoint_that_there_is_and_is_t
     undisturbed.attempt()
     stop = StopAt(16)
     stop.deadline = 0
-    write_saves(life.folder.saves, SLOW)
+    write_save(life.folder.saves, SLOW)
     loop = life.attempt(stop)
     assert (loop.end, loop.is_saved) == ("stopped", False)
     assert 15 not in life.checkpoints

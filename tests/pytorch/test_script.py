@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hpc_det.launch.failure import first_failure
-from hpc_det.store.files import read_json, read_lines
+from hpc_det.store.files import read_json
+from hpc_det.store.metrics import read_reports
 from tests.pytorch.test_rank import Agent, agent
 from tests.pytorch.trials import CONFIG
 
@@ -51,7 +52,7 @@ def run(
 
 
 def steps(agent: Agent, kind: str) -> list[int]:
-    return [record["steps"] for record in read_lines(agent.trial.metrics) if record["kind"] == kind]
+    return [record["steps"] for record in read_reports(agent.trial.metrics) if record["kind"] == kind]
 
 
 def test_length_hyperparameters_and_reports_are_the_experiments(agent: Agent) -> None:

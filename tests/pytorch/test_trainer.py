@@ -18,8 +18,9 @@ from hpc_det.core.rng import restore_rng, rng_state
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import Batch, Epoch, PyTorchTrial, PyTorchTrialContext, Trainer, init
 from hpc_det.pytorch.stored import stored_state
-from hpc_det.store.files import read_json, read_lines
+from hpc_det.store.files import read_json
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.metrics import read_reports
 from tests.pytorch.trials import Life, Tiny, differences
 
 HPARAMS = {"global_batch_size": 4, "workers": 0}
@@ -58,7 +59,7 @@ def trained(
 
 
 def steps(folder: TrialFolder, kind: str) -> list[int]:
-    return [record["steps"] for record in read_lines(folder.metrics) if record["kind"] == kind]
+    return [record["steps"] for record in read_reports(folder.metrics) if record["kind"] == kind]
 
 
 def checkpoints(folder: TrialFolder) -> list[int]:

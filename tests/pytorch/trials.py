@@ -32,8 +32,8 @@ from hpc_det.pytorch.portable import LOAD_DATA, METADATA, Portable
 from hpc_det.pytorch.schedule import Schedule
 from hpc_det.pytorch.strategy import Strategy
 from hpc_det.pytorch.trial import Trial
-from hpc_det.store.files import read_lines
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.metrics import read_reports
 
 CONFIG: dict[str, Any] = {
     "data": {},
@@ -225,7 +225,7 @@ class Life:
 
     @property
     def series(self) -> list[tuple[str, int, dict[str, Any]]]:
-        return [(record["kind"], record["steps"], record["metrics"]) for record in read_lines(self.folder.metrics)]
+        return [(record["kind"], record["steps"], record["metrics"]) for record in read_reports(self.folder.metrics)]
 
     def steps(self, kind: str) -> list[int]:
         return [steps for this, steps, _ in self.series if this == kind]

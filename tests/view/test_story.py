@@ -124,6 +124,19 @@ def test_metrics_so_far(life: Life) -> None:
     assert (metrics.training, metrics.validation) == ({"loss": 1.0}, {"accuracy": 0.3})
 
 
+def test_what_a_lost_stretch_had_reported_counts_no_more(life: Life) -> None:
+    life.begins()
+    for steps, accuracy in ((100, 0.3), (200, 0.9)):
+        life.reports("training", steps, {"loss": 2.0 - steps / 100})
+        life.reports("validation", steps, {"accuracy": accuracy})
+    life.trains_from(100)
+    metrics = metrics_of(life)
+    assert (metrics.batches, metrics.best) == (100, Validation("accuracy", 0.3, 100))
+    assert (metrics.training, metrics.validation) == ({"loss": 1.0}, {"accuracy": 0.3})
+    life.reports("training", 150, {"loss": 0.5})
+    assert metrics_of(life).training == {"loss": 0.5}
+
+
 def test_a_torn_record_is_passed_over(life: Life) -> None:
     life.begins()
     life.reports("validation", 100, {"accuracy": 0.3})

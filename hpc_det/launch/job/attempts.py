@@ -128,7 +128,7 @@ class Attempts:
         attempt = self._journal.open_attempt()
         if attempt is None:
             return
-        self._end(attempt, cause_of_silence(read_stop(self._trial.stop, attempt)), None)
+        self._end(attempt, cause_of_silence(read_stop(self._trial.stop, attempt)), None, late=True)
 
     def _attempt(self, number: int) -> Decision:
         self._journal.started(number, self._job_id, self._worker)
@@ -193,7 +193,7 @@ class Attempts:
         if stop.reason == "kill":
             end_other_sessions()
 
-    def _end(self, number: int, cause: Cause, failure: Failure | None) -> Decision:
+    def _end(self, number: int, cause: Cause, failure: Failure | None, *, late: bool = False) -> Decision:
         user_error = failure is not None and failure.user_error
         policy = self._log_policy(number) if cause is Cause.FAILED else None
         if cause is Cause.UNHEALTHY:
@@ -206,7 +206,7 @@ class Attempts:
             say("\n".join(filter(None, [f"first failure: {blamed.sentence()}", blamed.traceback.rstrip()])))
         say(f"{decision.action.value}: {decision.why}")
         # The journal comes last: who reads the verdict finds the log complete.
-        self._journal.ended(number, end, decision, blamed.sentence() if blamed else None)
+        self._journal.ended(number, end, decision, blamed.sentence() if blamed else None, late=late)
         return decision
 
     def _log_policy(self, number: int) -> str | None:

@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_det.checkpoint.saves import SaveTimes, after_save, write_saves
+from hpc_det.checkpoint.saves import SaveTimes, after_save, write_save
 from hpc_det.launch.job.clock import MARGIN_S, NOTICE_S, JobClock, end_of_grace, ring_at
+from tests.checkpoint.saved import save
 from tests.plan.plans import job_plan
 
 SECONDS = st.floats(0, 1e5)
 
 
 def measured(longest_s: float, batch_s: float | None = None) -> SaveTimes:
-    return after_save(None, committed_s=longest_s, stall_s=longest_s, size_bytes=1, batch_s=batch_s)
+    return after_save(None, save(longest_s, batch_s=batch_s))
 
 
 @given(save_s=SECONDS, batch_s=SECONDS)
@@ -46,12 +47,12 @@ def clock(ends_at: float | None, saves: Path, now: Now) -> JobClock:
 
 
 def test_a_job_without_a_limit_is_never_told(tmp_path: Path, now: Now) -> None:
-    endless = clock(None, tmp_path / "saves.json", now)
+    endless = clock(None, tmp_path / "saves.jsonl", now)
     assert (endless.next_ring(), endless.timeout_s(), endless.rings()) == (None, None, False)
 
 
 def test_it_rings_once_and_then_waits_for_ever(tmp_path: Path, now: Now) -> None:
-    job = clock(1110, tmp_path / "saves.json", now)
+    job = clock(1110, tmp_path / "saves.jsonl", now)
     assert (job.timeout_s(), job.rings()) == (10, False)
     now.s = 1010
     assert job.timeout_s() == 0
@@ -60,15 +61,15 @@ def test_it_rings_once_and_then_waits_for_ever(tmp_path: Path, now: Now) -> None
 
 
 def test_a_longer_save_that_is_measured_on_the_way_makes_it_ring_earlier(tmp_path: Path, now: Now) -> None:
-    saves = tmp_path / "saves.json"
+    saves = tmp_path / "saves.jsonl"
     job = clock(1600, saves, now)
     assert not job.rings()
-    write_saves(saves, measured(400))
+    write_save(saves, save(400))
     assert job.rings()
 
 
 def test_it_looks_now_and_then_although_the_end_is_far(tmp_path: Path, now: Now) -> None:
-    assert clock(1e6, tmp_path / "saves.json", now).timeout_s() == 30
+    assert clock(1e6, tmp_path / "saves.jsonl", now).timeout_s() == 30
 
 
 def test_only_term_begins_a_grace_time_that_somebody_knows() -> None:

@@ -28,8 +28,8 @@ from hpc_det.pytorch.deepspeed import (
     init,
     overwrite_deepspeed_config,
 )
-from hpc_det.store.files import read_lines
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.metrics import read_reports
 from tests.core.ranks import OnRanks
 
 BASE = {
@@ -223,7 +223,7 @@ def all_trained(distributed: Distributed, root: Path) -> dict[str, TrialFolder]:
 
 
 def series(folder: TrialFolder, kind: str, metric: str) -> list[float]:
-    return [record["metrics"][metric] for record in read_lines(folder.metrics) if record["kind"] == kind]
+    return [record["metrics"][metric] for record in read_reports(folder.metrics) if record["kind"] == kind]
 
 
 def events(folder: TrialFolder) -> EventAccumulator:

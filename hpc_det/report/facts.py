@@ -1,0 +1,155 @@
+"""What there is to say about an experiment, as plain data. Nothing here draws, and nothing writes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from hpc_det.config.merge import Tree, leaves
+from hpc_det.config.secrets import masked
+from hpc_det.report.importance import importances
+from hpc_det.report.rungs import brackets_of
+from hpc_det.report.spans import Phase, goodput
+from hpc_det.report.trial import trial_facts
+from hpc_det.search.best import best_trial
+from hpc_det.search.sample import is_nested, kind_of
+from hpc_det.store.files import read_json
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.view import story
+from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.story import AttemptStory
+from hpc_det.view.trials import differing, flattened, length_unit
+
+Record = dict[str, Any]
+
+
+def facts(view: ExperimentView, state: ExperimentState, now: float) -> Record:
+    """All of an experiment as of `now`, in seconds since the epoch, as all moments in it. Can be written as JSON."""
+    plan, searcher = view.plan(), view.config["searcher"]
+    attempts = {number: story.attempts(view.folder.trial(number)) for number in sorted(view.search.trials)}
+    queued = _submissions(view, attempts)
+    trials = [trial_facts(view, number, state, its, queued[number], now) for number, its in attempts.items()]
+    seconds = _seconds(trials)
+    return {
+        "id": view.id,
+        "name": plan.name,
+        "state": state.value,
+        "why": view.why_not_completed(state) if state in (ExperimentState.ERROR, ExperimentState.CANCELED) else None,
+        "folder": str(view.folder.path),
+        "searcher": searcher,
+        "unit": length_unit(searcher) or "batches",
+        "slots": plan.world_size,
+        "nodes": plan.nodes,
+        "scheduler": plan.scheduler,
+        **_times(view, trials, state, now),
+        "best": _best(view, trials),
+        "hyperparameters": differing([trial["hyperparameters"] for trial in trials]) if len(trials) > 1 else [],
+        "logarithmic": list(_drawn_by_logarithm(view.config["hyperparameters"])),
+        "importance": _importance(view, trials),
+        "brackets": brackets_of(view.search, view.told),
+        "seconds": {phase.value: amount for phase, amount in seconds.items()},
+        "goodput": goodput(seconds),
+        "trials": trials,
+        "config": _config(view.folder),
+    }
+
+
+def _times(view: ExperimentView, trials: Sequence[Record], state: ExperimentState, now: float) -> Record:
+    attempts = [attempt for trial in trials for attempt in trial["attempts"]]
+    ends = [attempt["ended"] for attempt in attempts if attempt["ended"]]
+    return {
+        "submitted": view.jobs[0].submitted if view.jobs else None,
+        "began": min((attempt["started"] for attempt in attempts), default=None),
+        "ended": max(ends, default=None) if state.is_final else None,
+        "now": now,
+    }
+
+
+def _best(view: ExperimentView, trials: Sequence[Record]) -> Record | None:
+    """By what trials told the search, or by the validations of the only one; with the checkpoint to take."""
+    best: Record | None = None
+    if not view.has_many_trials:
+        only = trials[0]["best"] if trials else None
+        best = only and {"trial": trials[0]["id"], "metric": only["metric"], "value": only["value"]}
+    elif found := best_trial(view.told, view.config["searcher"]):
+        best = {"trial": found.trial, "metric": found.metric, "value": found.value}
+    if not best:
+        return None
+    validations = {trial["id"]: trial["best"] for trial in trials}[best["trial"]]
+    folder = view.folder.trial(best["trial"])
+    taken = story.checkpoint_to_take(folder, story.Validation(**validations) if validations else None)
+    return {**best, "checkpoint": {"path": str(taken.path), "batches": taken.steps} if taken else None}
+
+
+def _drawn_by_logarithm(space: Tree, prefix: str = "") -> Iterator[str]:
+    """The names of hyperparameters, dotted where nested, whose range is of the kind log."""
+    for name, spec in space.items():
+        if is_nested(spec):
+            yield from _drawn_by_logarithm(spec, f"{prefix}{name}.")
+        elif kind_of(spec) == "log":
+            yield f"{prefix}{name}"
+
+
+def _importance(view: ExperimentView, trials: Sequence[Record]) -> Record | None:
+    """By the reports at the length that most trials have reached: those at others are no fair comparison."""
+    told = [entry for entry in view.told if entry["event"] == "reported"]
+    lengths = Counter(entry["until"] for entry in told)
+    if not lengths or len(trials) < 2:
+        return None
+    length, _ = lengths.most_common(1)[0]
+    sign = 1 if view.config["searcher"]["smaller_is_better"] else -1
+    hparams = {trial["id"]: flattened(trial["hyperparameters"]) for trial in trials}
+    values = {entry["trial"]: entry["value"] for entry in told if entry["until"] == length}
+    points = [(hparams[trial], None if value is None else sign * value) for trial, value in values.items()]
+    names = differing([trial["hyperparameters"] for trial in trials])
+    return {
+        "length": length,
+        "trials": len(points),
+        "names": [asdict(importance) for importance in importances(points, names)],
+    }
+
+
+def _seconds(trials: Sequence[Record]) -> dict[Phase, float]:
+    found: dict[Phase, float] = {}
+    for phase in Phase:
+        if amount := sum(trial["seconds"].get(phase.value, 0.0) for trial in trials):
+            found[phase] = amount
+    return found
+
+
+def _submissions(view: ExperimentView, told: Mapping[int, Sequence[AttemptStory]]) -> dict[int, list[float]]:
+    """When the jobs were submitted that each trial waited for: those whose first attempt is one of its own."""
+    first: dict[tuple[int, float], float] = {}
+    for attempts in told.values():
+        for attempt in attempts:
+            for moment in _submitted_for(view, attempt):
+                key = attempt.worker, moment
+                first[key] = min(attempt.started, first.get(key, attempt.started))
+    return {
+        number: sorted(
+            {
+                moment
+                for attempt in attempts
+                for moment in _submitted_for(view, attempt)
+                if first[attempt.worker, moment] == attempt.started
+            }
+        )
+        for number, attempts in told.items()
+    }
+
+
+def _submitted_for(view: ExperimentView, attempt: AttemptStory) -> list[float]:
+    """The submission that brought the worker of this attempt; none where somebody started it by hand."""
+    jobs = (job for job in view.jobs if job.first <= attempt.worker < job.first + job.workers)
+    return [job.submitted for job in jobs if job.submitted <= attempt.started][-1:]
+
+
+def _config(folder: ExperimentFolder) -> list[Record]:
+    """Each value of the effective configuration and who wrote it, secrets masked."""
+    origins = read_json(folder.origin) or {}
+    return [
+        {"key": path, "value": value, "origin": origins.get(path, "default")}
+        for path, value in leaves(masked(read_json(folder.effective) or {}))
+    ]

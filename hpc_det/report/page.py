@@ -1,0 +1,142 @@
+"""The facts of an experiment as one HTML page, with everything inside: it needs no server and no network.
+
+The page may run its own script and nothing else: a Content-Security-Policy names the hashes of what is inline.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from hpc_det.report import words
+from hpc_det.report.colours import COLOURS, Colours, value_of
+from hpc_det.report.pictures.bars import importance_bars, time_bar
+from hpc_det.report.pictures.curves import Point, curves
+from hpc_det.report.pictures.parallel import MOST_AXES, parallel
+from hpc_det.report.pictures.rung_diagram import rung_diagram
+from hpc_det.report.pictures.time_line import time_line
+from hpc_det.report.spans import Phase
+from hpc_det.view.trials import flattened
+
+Record = Mapping[str, Any]
+HERE = Path(__file__).parent
+MOST_PANELS = 24
+POINTS = 120_000
+"""Of all curves of a page together; each one has an equal part."""
+CROWD = 100
+"""With more trials, lines are thin and pale, so that where there are many shows."""
+MOST_OF_A_CURVE = 400
+"""More than a panel has pixels."""
+FEWEST_OF_A_CURVE = 8
+
+
+def page(facts: Record) -> str:
+    """The whole file."""
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"number": words.number, "duration": words.duration, "percent": words.percent}
+    environment.filters |= {"moment": words.moment, "json": json.dumps}
+    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    return environment.get_template("page.html.j2").render(
+        facts=facts,
+        style=Markup(style),
+        script=Markup(script),
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        **_context(facts),
+    )
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _context(facts: Record) -> dict[str, Any]:
+    searcher, trials = facts["searcher"], facts["trials"]
+    best = facts["best"]["trial"] if facts["best"] else None
+    colours = Colours.of(trials, smaller_is_better=searcher["smaller_is_better"], best=best)
+    panels = list(_panels(trials, searcher["metric"]))
+    important = facts["importance"]["names"] if facts["importance"] else []
+    most_points = _most_points(len(panels), len(trials))
+    allocated = {phase: amount for phase, amount in facts["seconds"].items() if Phase(phase).has_slots}
+    return {
+        "colours": range(COLOURS),
+        "panels": [_panel(panel, colours, most_points) for panel in panels[:MOST_PANELS]],
+        "panels_left_out": panels[MOST_PANELS:],
+        "most_points": most_points,
+        "parallel": _parallel(facts, colours),
+        "most_axes": MOST_AXES,
+        "importance": importance_bars(important) if important else None,
+        "rungs": [rung_diagram(bracket["rungs"], facts["unit"], colours.classes) for bracket in facts["brackets"]],
+        "time_line": time_line(trials) if any(trial["spans"] for trial in trials) else None,
+        "time_bar": time_bar(allocated) if allocated else None,
+        "allocated": allocated,
+        "phases": list(facts["seconds"]),
+        "profile": [_panel(panel, colours, most_points) for panel in _profile(trials)],
+        "best_trial": best,
+        "is_crowded": len(trials) > CROWD,
+        "values": {trial["id"]: value_of(trial) for trial in trials},
+        "hparams": {trial["id"]: flattened(trial["hyperparameters"]) for trial in trials},
+        "written": [row for row in facts["config"] if row["origin"] != "default"],
+        "defaults": [row for row in facts["config"] if row["origin"] == "default"],
+    }
+
+
+def _most_points(panels: int, trials: int) -> int:
+    share = POINTS // max(min(panels, MOST_PANELS) * trials, 1)
+    return min(max(share, FEWEST_OF_A_CURVE), MOST_OF_A_CURVE)
+
+
+Panel = tuple[str, dict[int, Sequence[Point]]]
+"""A title, and the curve of each trial that has one."""
+
+
+def _panels(trials: Sequence[Record], metric: str) -> Iterator[Panel]:
+    """The searcher's metric first, then validation, then training."""
+    found: list[Panel] = []
+    for kind in ("validation", "training"):
+        names = dict.fromkeys(name for trial in trials for name in trial[kind])
+        for name in names:
+            by_trial = {trial["id"]: trial[kind][name] for trial in trials if name in trial[kind]}
+            found.append((f"{kind}: {name}", by_trial))
+    yield from sorted(found, key=lambda panel: panel[0] != f"validation: {metric}")
+
+
+def _profile(trials: Sequence[Record]) -> Iterator[Panel]:
+    speeds = {trial["id"]: trial["batches_per_s"] for trial in trials}
+    validations = {trial["id"]: trial["validation_s"] for trial in trials}
+    saves = {trial["id"]: [(save["batches"], save["stall_s"]) for save in trial["saves"]] for trial in trials}
+    for title, by_trial in (
+        ("training: batches per second", speeds),
+        ("a validation: seconds", validations),
+        ("a save: seconds without training", saves),
+    ):
+        if known := {trial: curve for trial, curve in by_trial.items() if curve}:
+            yield title, known
+
+
+def _panel(panel: Panel, colours: Colours, most_points: int) -> dict[str, Any]:
+    title, by_trial = panel
+    return {"title": title, "svg": curves(title, colours.in_order(by_trial), colours.classes, most_points)}
+
+
+def _parallel(facts: Record, colours: Colours) -> Markup | None:
+    """Of the trials that have a value of the searcher's metric."""
+    names = facts["hyperparameters"][:MOST_AXES]
+    points = {
+        trial["id"]: [*map(flattened(trial["hyperparameters"]).get, names), value_of(trial)]
+        for trial in facts["trials"]
+        if value_of(trial) is not None
+    }
+    if not names or len(points) < 2:
+        return None
+    metric = facts["searcher"]["metric"]
+    return parallel(colours.in_order(points), [*names, metric], {*facts["logarithmic"], metric}, colours.classes)

@@ -1,0 +1,76 @@
+"""A metric of all trials against batches: a curve for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from markupsafe import Markup
+
+from hpc_det.report.pictures import svg
+from hpc_det.report.pictures.scale import Scale
+from hpc_det.report.words import number
+
+WIDTH, HEIGHT = 480, 280
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 36
+Point = tuple[float, float | None]
+
+
+def curves(title: str, by_trial: Mapping[int, Sequence[Point]], classes: Mapping[int, str], most_points: int) -> Markup:
+    """`by_trial`: points of each, at least one a value; the last trial is drawn on top. `most_points`: of a curve."""
+    values = [value for curve in by_trial.values() for _, value in curve if value is not None]
+    x = Scale.of([at for curve in by_trial.values() for at, _ in curve], LEFT, WIDTH - RIGHT, may_be_log=False)
+    y = Scale.of(values, HEIGHT - BOTTOM, TOP)
+    drawn = (_curve(trial, curve, classes[trial], x, y, most_points) for trial, curve in by_trial.items())
+    said = f"{title} of {len(by_trial)} trials against batches, from {number(min(values))} to {number(max(values))}"
+    return svg.picture(WIDTH, HEIGHT, said, [*_axes(x, y), *drawn])
+
+
+def _axes(x: Scale, y: Scale) -> Iterator[Markup]:
+    for tick in y.ticks():
+        yield svg.line(LEFT, y.at(tick), WIDTH - RIGHT, y.at(tick), "grid")
+        yield svg.text(LEFT - 6, y.at(tick) + 3.5, number(tick), anchor="end")
+    for tick in x.ticks(6):
+        yield svg.text(x.at(tick), HEIGHT - BOTTOM + 15, number(tick), anchor="middle")
+    yield svg.line(LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT, HEIGHT - BOTTOM, "axis")
+    yield svg.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, "batches", "label", "middle")
+
+
+def _curve(trial: int, curve: Sequence[Point], class_: str, x: Scale, y: Scale, most: int) -> Markup:
+    stretches = [thinned(stretch, most) for stretch in unbroken(curve)]
+    d = "".join(_path([(x.at(at), y.at(value)) for at, value in stretch]) for stretch in stretches)
+    return svg.of_trial(trial, svg.element("title", f"trial {trial}"), name="path", class_=f"curve {class_}", d=d)
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    """A single point as a small circle."""
+    if len(points) == 1:
+        x, y = points[0]
+        return f"M{svg.place(x - 2, y)}a2,2 0 1,0 4,0a2,2 0 1,0 -4,0"
+    return f"M{' '.join(svg.place(*point) for point in points)}"
+
+
+def unbroken(curve: Sequence[Point]) -> Iterator[list[tuple[float, float]]]:
+    """The stretches between values that are no finite numbers."""
+    stretch: list[tuple[float, float]] = []
+    for at, value in curve:
+        if value is not None:
+            stretch.append((at, value))
+        elif stretch:
+            yield stretch
+            stretch = []
+    if stretch:
+        yield stretch
+
+
+def thinned(curve: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+    """The lowest and the highest value of each of equal parts, in their order, and both ends: no peak is lost."""
+    if len(curve) <= most:
+        return list(curve)
+    parts = max((most - 2) // 2, 1)
+    inner = curve[1:-1]
+    kept = [curve[0]]
+    for part in range(parts):
+        points = inner[part * len(inner) // parts : (part + 1) * len(inner) // parts]
+        ends = {min(points, key=lambda point: point[1]), max(points, key=lambda point: point[1])}
+        kept += sorted(ends)
+    return [*kept, curve[-1]]

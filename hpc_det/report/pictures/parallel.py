@@ -1,0 +1,79 @@
+"""Parallel coordinates: an axis for each hyperparameter and for the metric, and a line through them for each trial."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from hpc_det.report.pictures import svg
+from hpc_det.report.pictures.scale import Scale
+from hpc_det.report.words import number
+
+WIDTH, HEIGHT, SIDE, TOP, BOTTOM = 1000, 340, 60, 34, 14
+MOST_AXES = 10
+LONGEST_LABEL = 22
+
+
+@dataclass(frozen=True)
+class _Axis:
+    name: str
+    x: float
+    at: Callable[[Any], float]
+    labels: list[tuple[float, str]]
+
+
+def parallel(
+    points: Mapping[int, Sequence[Any]], names: Sequence[str], logarithmic: Set[str], classes: Mapping[int, str]
+) -> Markup:
+    """`points`: a value for each of the names; None where a trial has none. The last trial is drawn on top.
+
+    `logarithmic`: the names of which the axis may be so.
+    """
+    step = (WIDTH - 2 * SIDE) / max(len(names) - 1, 1)
+    axes = [
+        _axis(name, SIDE + i * step, [its[i] for its in points.values()], may_be_log=name in logarithmic)
+        for i, name in enumerate(names)
+    ]
+    lines = (_line(trial, values, axes, classes[trial]) for trial, values in points.items())
+    said = f"{len(points)} trials as lines through {', '.join(names)}"
+    return svg.picture(WIDTH, HEIGHT, said, [*lines, *(part for axis in axes for part in _drawn(axis))], "picture wide")
+
+
+def _axis(name: str, x: float, values: Sequence[Any], *, may_be_log: bool) -> _Axis:
+    known = [value for value in values if value is not None]
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in known):
+        scale = Scale.of(known, HEIGHT - BOTTOM, TOP, may_be_log=may_be_log)
+        return _Axis(name, x, scale.at, [(scale.at(tick), number(tick)) for tick in scale.ticks()])
+    spelled = sorted({json.dumps(value) for value in known})
+    places = {text: index for index, text in enumerate(spelled)}
+    even = Scale.of([*places.values(), -0.5, len(places) - 0.5], HEIGHT - BOTTOM, TOP, may_be_log=False)
+    labels = [(even.at(place), number(json.loads(text))) for text, place in places.items()]
+    return _Axis(name, x, lambda value: even.at(places[json.dumps(value)]), labels)
+
+
+def _line(trial: int, values: Sequence[Any], axes: Sequence[_Axis], class_: str) -> Markup:
+    """Broken where a trial has no value."""
+    d, command = "", "M"
+    for value, axis in zip(values, axes, strict=True):
+        if value is None:
+            command = "M"
+        else:
+            d += command + svg.place(axis.x, axis.at(value))
+            command = "L"
+    return svg.of_trial(trial, svg.element("title", f"trial {trial}"), name="path", class_=f"curve {class_}", d=d)
+
+
+def _drawn(axis: _Axis) -> Iterator[Markup]:
+    yield svg.line(axis.x, TOP, axis.x, HEIGHT - BOTTOM, "axis")
+    yield svg.text(axis.x, TOP - 16, _cut(axis.name), "label", "middle")
+    for y, label in axis.labels:
+        yield svg.line(axis.x - 3, y, axis.x + 3, y, "axis")
+        yield svg.text(axis.x + 7, y + 3.5, _cut(label), "halo")
+
+
+def _cut(label: str) -> str:
+    return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"

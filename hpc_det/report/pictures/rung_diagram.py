@@ -1,0 +1,73 @@
+"""A bracket of a search by successive halving: its rungs from left to right, the trials at each by their value."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from markupsafe import Markup
+
+from hpc_det.report.pictures import svg
+from hpc_det.report.pictures.scale import Scale
+from hpc_det.report.words import number
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 480, 300, 60, 50, 58, 14
+Rung = Mapping[str, Any]
+
+
+def rung_diagram(rungs: Sequence[Rung], unit: str, classes: Mapping[int, str]) -> Markup:
+    """Filled dots go on or finished, hollow ones do not; a line leads each trial to its next rung."""
+    values = [trial["value"] for rung in rungs for trial in rung["trials"] if trial["value"] is not None]
+    y = Scale.of(values, HEIGHT - BOTTOM, TOP)
+    step = (WIDTH - LEFT - RIGHT) / max(len(rungs) - 1, 1)
+    places = [_places(rung, LEFT + i * step, y) for i, rung in enumerate(rungs)]
+    parts = [*_grid(y), *_lines(places, classes)]
+    for i, rung in enumerate(rungs):
+        parts += [*_heading(rung, LEFT + i * step, unit), *_dots(rung, places[i], classes)]
+    said = "; ".join(f"{rung['length']} {unit}: {told(rung)}" for rung in rungs)
+    return svg.picture(WIDTH, HEIGHT, said, parts)
+
+
+def told(rung: Rung) -> str:
+    """`16 trials, 4 promoted, 12 stopped`."""
+    fates = Counter(trial["fate"] for trial in rung["trials"])
+    return ", ".join([f"{len(rung['trials'])} trials", *(f"{count} {fate}" for fate, count in sorted(fates.items()))])
+
+
+def _places(rung: Rung, x: float, y: Scale) -> dict[int, tuple[float, float]]:
+    """Where each trial of the rung is; one that has no finite value is on the ground."""
+    ground = float(HEIGHT - BOTTOM)
+    return {trial["trial"]: (x, ground if trial["value"] is None else y.at(trial["value"])) for trial in rung["trials"]}
+
+
+def _grid(y: Scale) -> Iterator[Markup]:
+    for tick in y.ticks():
+        yield svg.line(LEFT - 12, y.at(tick), WIDTH - RIGHT + 12, y.at(tick), "grid")
+        yield svg.text(LEFT - 16, y.at(tick) + 3.5, number(tick), anchor="end")
+
+
+def _heading(rung: Rung, x: float, unit: str) -> Iterator[Markup]:
+    fates = Counter(trial["fate"] for trial in rung["trials"])
+    went_on = fates["promoted"] + fates["finished"]
+    yield svg.text(x, 14.0, f"{rung['length']} {unit}", "label", "middle")
+    yield svg.text(x, 29.0, f"{len(rung['trials'])} reached", anchor="middle")
+    word = "finished" if fates["finished"] else "promoted"
+    yield svg.text(x, 43.0, f"{went_on} {word}", anchor="middle")
+
+
+def _lines(places: Sequence[Mapping[int, tuple[float, float]]], classes: Mapping[int, str]) -> Iterator[Markup]:
+    for lower, upper in pairwise(places):
+        for trial in lower.keys() & upper.keys():
+            d = f"M{svg.place(*lower[trial])}L{svg.place(*upper[trial])}"
+            yield svg.of_trial(trial, name="path", class_=f"curve thin {classes[trial]}", d=d)
+
+
+def _dots(rung: Rung, places: Mapping[int, tuple[float, float]], classes: Mapping[int, str]) -> Iterator[Markup]:
+    for trial in rung["trials"]:
+        number_, (x, y) = trial["trial"], places[trial["trial"]]
+        value = "no finite value" if trial["value"] is None else number(trial["value"])
+        tip = svg.element("title", f"trial {number_}: {value} at {rung['length']}, {trial['fate']}")
+        class_ = f"dot {classes[number_]} {trial['fate']}"
+        yield svg.of_trial(number_, tip, name="circle", class_=class_, cx=x, cy=y, r=3.6)

@@ -1,0 +1,209 @@
+"""How a trial spent its time: spans between queue and end, and how much of its slots' time became kept training.
+
+An attempt has its slots from its start to its end. In between, training stands still for validations and saves, and
+what was trained after the checkpoint that the trial went on from is lost: it is done again.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from hpc_det.checkpoint.saves import Save
+from hpc_det.requeue import Action, Cause
+from hpc_det.store.metrics import BEGINS, Record
+from hpc_det.view.story import AttemptStory
+
+
+class Phase(str, enum.Enum):
+    """What a trial's time went into."""
+
+    QUEUED = "queued"
+    WAITING = "waiting"
+    """For the search, which may want more of the trial."""
+    PAUSED = "paused"
+    STARTING = "starting"
+    TRAINING = "training"
+    """Batches that the trial kept."""
+    VALIDATING = "validating"
+    SAVING = "saving"
+    LOST = "lost"
+    """Batches that were trained, and had to be trained again or never counted."""
+    ENDING = "ending"
+    UNKNOWN = "unknown"
+    """An entrypoint that does not say when it trains."""
+
+    @property
+    def has_slots(self) -> bool:
+        return self not in (Phase.QUEUED, Phase.WAITING, Phase.PAUSED)
+
+
+@dataclass(frozen=True)
+class Span:
+    phase: Phase
+    begin: float
+    """In seconds since the epoch, as `end`."""
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """What is known of one trial."""
+
+    attempts: Sequence[AttemptStory]
+    lines: Sequence[Record]
+    """All of its metrics.jsonl, void ones, too."""
+    saves: Sequence[Save]
+    queued: Sequence[float] = field(default=())
+    """When jobs were submitted for it."""
+    now: float
+    is_over: bool
+    """Nothing of the experiment runs any more."""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it says when it begins to train."""
+        return any(line["kind"] == BEGINS for line in self.lines)
+
+
+_AFTER = {
+    Action.REQUEUE: Phase.QUEUED,
+    Action.RESTART: Phase.STARTING,
+    Action.WAIT: Phase.WAITING,
+    Action.PAUSE: Phase.PAUSED,
+}
+"""What a trial does between the end of an attempt and the next one; after others it goes on if jobs are submitted."""
+_VIOLENT = {Cause.FAILED, Cause.NODE_LOST, Cause.HUNG, Cause.UNHEALTHY}
+"""Such an end leaves no time for a save: whatever was trained since the last one is lost."""
+
+
+def spans_of(story: Story) -> list[Span]:
+    """Of the whole trial, in order, without those of no length."""
+    found = list(_before(story))
+    for attempt, later in pairwise([*story.attempts, None]):
+        assert attempt is not None
+        found += _of_attempt(story, attempt)
+        found += _gap(story, attempt, later)
+    return [span for span in found if span.end > span.begin]
+
+
+def _before(story: Story) -> Iterator[Span]:
+    first = story.attempts[0].started if story.attempts else story.now
+    submitted = [moment for moment in story.queued if moment <= first]
+    if submitted and (story.attempts or not story.is_over):
+        yield Span(Phase.QUEUED, submitted[-1] if story.attempts else submitted[0], first)
+
+
+def _gap(story: Story, attempt: AttemptStory, later: AttemptStory | None) -> Iterator[Span]:
+    """After an attempt: until the next one, or until now where one may come."""
+    if attempt.action is None or (later is None and story.is_over):
+        return
+    begin, end = end_of(story, attempt), later.started if later else story.now
+    phase = _AFTER.get(Action(attempt.action))
+    if phase and phase is not Phase.PAUSED:
+        yield Span(phase, begin, end)
+        return
+    submitted = next((moment for moment in story.queued if begin < moment <= end), end)
+    if phase:
+        yield Span(phase, begin, submitted)
+    yield Span(Phase.QUEUED, submitted, end)
+
+
+def end_of(story: Story, attempt: AttemptStory) -> float:
+    """Where nobody could write when it ended, it ended with its last sign of life."""
+    if attempt.is_open and not story.is_over:
+        return story.now
+    if attempt.ended is not None and not attempt.late:
+        return attempt.ended
+    signs = [line["time"] for line in story.lines if line["attempt"] == attempt.number]
+    later = min((other.started for other in story.attempts if other.number > attempt.number), default=story.now)
+    signs += [save.began + save.stall_s for save in story.saves if attempt.started <= save.began < later]
+    return max(signs, default=attempt.started)
+
+
+def _of_attempt(story: Story, attempt: AttemptStory) -> Iterator[Span]:
+    end = end_of(story, attempt)
+    begun = next((line for line in story.lines if line["kind"] == BEGINS and line["attempt"] == attempt.number), None)
+    if begun is None:
+        yield Span(Phase.STARTING if story.speaks else Phase.UNKNOWN, attempt.started, end)
+        return
+    yield Span(Phase.STARTING, attempt.started, begun["time"])
+    kept_until, last = _kept(story, attempt, begun, end)
+    yield from _training(story, attempt, begun["time"], kept_until)
+    rest = kept_until
+    if last:
+        rest = min(last.began + last.stall_s, end)
+        yield Span(Phase.SAVING, last.began, rest)
+    yield Span(Phase.LOST if _has_lost(story, attempt, begun) else Phase.ENDING, rest, end)
+
+
+def _kept(story: Story, attempt: AttemptStory, begun: Record, end: float) -> tuple[float, Save | None]:
+    """Until when the training of the attempt was kept, and the save that kept the last of it."""
+    batches = _resumed_at(story, attempt)
+    if batches is None:
+        return end, None
+    saves = [save for save in story.saves if begun["time"] <= save.began < end and save.batches <= batches]
+    return (saves[-1].began, saves[-1]) if saves else (begun["time"], None)
+
+
+def _resumed_at(story: Story, attempt: AttemptStory) -> int | None:
+    """The batches that were kept of it and what was before; None: it goes on."""
+    later = (line for line in story.lines if line["kind"] == BEGINS and line["attempt"] > attempt.number)
+    if following := next(later, None):
+        batches: int = following["trained"]
+        return batches
+    if attempt.is_open and not story.is_over:
+        return None
+    saved = [save.batches for save in story.saves]
+    return attempt.batches if attempt.batches is not None else max(saved, default=0)
+
+
+def _has_lost(story: Story, attempt: AttemptStory, begun: Record) -> bool:
+    """Whether it trained beyond what was kept, as far as anybody can know."""
+    kept = _resumed_at(story, attempt)
+    if kept is None:
+        return False
+    reports = (line["steps"] for line in story.lines if line["kind"] != BEGINS and line["attempt"] == attempt.number)
+    is_violent = attempt.cause is None or Cause(attempt.cause) in _VIOLENT
+    return is_violent or max(reports, default=begun["trained"]) > kept
+
+
+def _training(story: Story, attempt: AttemptStory, begin: float, end: float) -> Iterator[Span]:
+    """With the validations and saves in between."""
+    for stop in sorted(_stops(story, attempt), key=lambda stop: stop.begin):
+        if begin <= stop.begin and stop.end <= end:
+            yield Span(Phase.TRAINING, begin, stop.begin)
+            yield stop
+            begin = stop.end
+    yield Span(Phase.TRAINING, begin, end)
+
+
+def _stops(story: Story, attempt: AttemptStory) -> Iterator[Span]:
+    yield from (Span(Phase.SAVING, save.began, save.began + save.stall_s) for save in story.saves)
+    for line in story.lines:
+        if line["kind"] == "validation" and line["attempt"] == attempt.number:
+            yield Span(Phase.VALIDATING, line["time"] - line.get("seconds", 0.0), line["time"])
+
+
+# --- goodput
+
+
+def seconds_by_phase(spans: Sequence[Span]) -> dict[Phase, float]:
+    """Only of phases that there were."""
+    found: dict[Phase, float] = {}
+    for span in spans:
+        found[span.phase] = found.get(span.phase, 0.0) + span.end - span.begin
+    return found
+
+
+def goodput(seconds: dict[Phase, float]) -> float | None:
+    """The share of the time with slots that became training steps which were kept.
+
+    None where there was no such time, or nobody knows when training began.
+    """
+    allocated = sum(amount for phase, amount in seconds.items() if phase.has_slots)
+    if not allocated or Phase.UNKNOWN in seconds:
+        return None
+    return seconds.get(Phase.TRAINING, 0.0) / allocated

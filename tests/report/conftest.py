@@ -1,0 +1,1 @@
+from tests.lab.chromium import chromium as chromium
