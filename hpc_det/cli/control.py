@@ -157,19 +157,3 @@ def _collect_checkpoints(experiment: ExperimentFolder) -> None:
 def _left(scheduler: Scheduler, job_ids: list[str]) -> list[str]:
     statuses = scheduler.status(job_ids, run_command)
     return [job_id for job_id, status in statuses.items() if status.state is not JobState.ENDED]
-
-
-def release_hold(experiment: ExperimentFolder) -> str:
-    """Let requeued jobs start now, if any are held back; what was done, in a sentence."""
-    view = ExperimentView(experiment)
-    if not view.jobs or view.settled():
-        return f"Experiment {experiment.id} has ended; there is no job to release"
-    scheduler = schedulers.scheduler(view.jobs[0].scheduler)
-    statuses = scheduler.status(view.job_ids(), run_command)
-    held = [job_id for status in statuses.values() for job_id in status.held]
-    if not held:
-        told = ", ".join(f"job {job_id} is {status.state.value}" for job_id, status in statuses.items())
-        return f"Experiment {experiment.id} is not held: its {told}"
-    for job_id in held:
-        scheduler.release(job_id, run_command)
-    return f"Released experiment {experiment.id}: its job{'s' * (len(held) > 1)} {', '.join(held)} may start now"

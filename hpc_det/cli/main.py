@@ -34,7 +34,7 @@ COMMANDS = (
         name="job",
         alias="j",
         where="hpc_det.cli.job:job",
-        help="What the scheduler does with an experiment's job.",
+        help="Look at the queue, and change places in it.",
     ),
     LazyCommand(
         name="report",

@@ -30,7 +30,6 @@ REMEDIES_OF_KINDS = {
 
 _CONTAINER = "has no effect: the container tool of the cluster does as it is set up"
 _PORTS = "has no effect: ranks have the ports of their node"
-_QUEUE = "has no effect: the scheduler decides; tell it with slurm.sbatch_args"
 _HOROVOD = "has no effect: DDP sizes its buckets"
 _MASTER = "has no effect: there is no master"
 
@@ -39,8 +38,7 @@ NO_EFFECT = {
     "workspace": "is only recorded: use labels to find an experiment",
     "debug": "has no effect: there is no agent of Determined's to log more",
     "records_per_epoch": "has no effect: an epoch is what the training loader holds",
-    "resources.weight": _QUEUE,
-    "resources.priority": _QUEUE,
+    "resources.weight": "has no effect: shares belong to accounts and groups, and the site's administrators set them",
     "resources.native_parallel": "has no effect: the entrypoint says what is launched",
     "resources.agent_label": "has no effect: name a partition with resources.resource_pool",
     "environment.force_pull_image": _CONTAINER,

@@ -63,7 +63,8 @@ class Resources(Section):
     time_limit: TimeLimit = Field(default=None, description="How long a job may run before it is queued again.")
     weight: AboveZero = Field(default=1, description="Determined's share of a pool.")
     priority: Annotated[int, Field(ge=1, le=99), Expected("a whole number from 1 to 99")] | None = Field(
-        default=None, description="Determined's place in the queue."
+        default=None,
+        description="The place in the queue, from 1 to 99, lower is earlier; 42 is that of jobs that say nothing.",
     )
     shm_size: Size | None = Field(default=None, description="The size of /dev/shm in a container.")
     devices: Annotated[

@@ -69,6 +69,8 @@ class JobPlan:
     partition: str | None
     account: str | None
     qos: str | None
+    priority: int | None
+    """Determined's, 1 to 99 with the lower first; None: the scheduler's usual one."""
     time_limit_min: int | None
     signal_lead_s: int
     """How long before the time limit the scheduler warns."""

@@ -46,6 +46,7 @@ def plan_jobs(
         partition=resources.resource_pool,
         account=cluster.account,
         qos=cluster.qos,
+        priority=resources.priority,
         time_limit_min=resources.time_limit_min,
         signal_lead_s=cluster.signal_lead_s,
         gpu_flag=cluster.gpu_flag,

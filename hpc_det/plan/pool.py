@@ -9,6 +9,7 @@ from hpc_det.checkpoint.interval import grace_is_too_short
 from hpc_det.errors import UsageError
 from hpc_det.plan.gang import gang
 from hpc_det.plan.in_container import container_notes, container_problems
+from hpc_det.plan.priority import priority_notes
 
 if TYPE_CHECKING:
     from hpc_det.checkpoint.saves import SaveTimes
@@ -39,7 +40,11 @@ def pool_problems(experiment: Experiment, cluster: Cluster) -> list[str]:
 def pool_notes(experiment: Experiment, cluster: Cluster) -> list[str]:
     """What a user should know before the submission, and what is no error."""
     there = in_its_pool(experiment, cluster)
-    return [*cluster_notes(cluster, experiment.resources.resource_pool), *container_notes(experiment, there)]
+    return [
+        *cluster_notes(cluster, experiment.resources.resource_pool),
+        *container_notes(experiment, there),
+        *priority_notes(experiment, cluster),
+    ]
 
 
 def cluster_notes(cluster: Cluster, pool: str | None) -> list[str]:

@@ -44,13 +44,13 @@ class Local:
         return ["env", f"--chdir={Path(submission.script).parent}", sys.executable, "-m", MODULE, submission.script]
 
     def parse_submit(self, output: str, element: int | None = None) -> str:
-        return str(_JobId.parse(output.strip()))
+        return str(JobId.parse(output.strip()))
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
-        return {job_id: _JobId.parse(job_id).status() for job_id in job_ids}
+        return {job_id: JobId.parse(job_id).status() for job_id in job_ids}
 
     def cancel(self, job_id: str, run: Run) -> None:
-        job = _JobId.parse(job_id)
+        job = JobId.parse(job_id)
         status = job.status()
         if status.state is JobState.UNKNOWN:
             raise CommandError(f"job {job_id}: {status.reason}; end it there")
@@ -65,7 +65,7 @@ class Local:
         """Nothing is ever held back here."""
 
     def job_id(self, env: Mapping[str, str]) -> str:
-        return str(_JobId.of(os.getpid()))
+        return str(JobId.of(os.getpid()))
 
     def array_index(self, env: Mapping[str, str]) -> int:
         return 0
@@ -105,21 +105,21 @@ def start_detached(script: str) -> str:
     process = subprocess.Popen(
         ["/bin/bash", script], stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
     )
-    return str(_JobId.of(process.pid))
+    return str(JobId.of(process.pid))
 
 
 @dataclass(frozen=True)
-class _JobId:
+class JobId:
     pid: int
     ticks: int
     host: str
 
     @classmethod
-    def of(cls, pid: int) -> _JobId:
+    def of(cls, pid: int) -> JobId:
         return cls(pid, start_ticks(pid), socket.gethostname())
 
     @classmethod
-    def parse(cls, text: str) -> _JobId:
+    def parse(cls, text: str) -> JobId:
         """Raises ValueError for anything else."""
         process, _, host = text.partition("@")
         pid, _, ticks = process.partition("-")

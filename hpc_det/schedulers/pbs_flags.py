@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.plan.priority import pbs_priority_of
 from hpc_det.store.folders import job_log
 
 INDEX = "HPC_DET_INDEX"
@@ -25,6 +26,7 @@ def directives(plan: JobPlan, script: Path) -> list[str]:
     optional = {
         "-q": plan.partition,
         "-A": plan.account,
+        "-p": None if plan.priority is None else str(pbs_priority_of(plan.priority)),
         "-l": None if plan.time_limit_min is None else f"walltime={_walltime(plan.time_limit_min)}",
     }
     return [

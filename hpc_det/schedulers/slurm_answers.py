@@ -39,10 +39,10 @@ STATES = {
 }
 _ORDER = (JobState.RUNNING, JobState.HELD, JobState.QUEUED, JobState.UNKNOWN, JobState.ENDED)
 # squeue(1), JOB REASON CODES, as far as somebody has to act. slurm.conf(5), MaxBatchRequeue: 5 by default.
-_REASONS = {
+REASONS = {
     "JobHeldAdmin": "JobHeldAdmin: held by the site, also after too many requeues; ask it for `scontrol release`",
-    "JobHeldUser": "JobHeldUser: let it go with `scontrol release`",
-    "launch failed requeued held": "launch failed requeued held: its node is ill; then `scontrol release`",
+    "JobHeldUser": "JobHeldUser: let it go with `hpc-det job release`",
+    "launch failed requeued held": "launch failed requeued held: its node is ill; then `hpc-det job release`",
 }
 
 
@@ -70,7 +70,7 @@ def _status(job_id: str, state: str, reason: str) -> JobStatus:
     # A requeued job waits for cred_expire + 1 = 121 s with this reason (slurmctld, batch_requeue_fini).
     if found is JobState.QUEUED and reason == "BeginTime":
         return JobStatus(JobState.HELD, reason, held=(job_id,))
-    return JobStatus(found, _REASONS.get(reason, reason))
+    return JobStatus(found, REASONS.get(reason, reason))
 
 
 def shown(job_id: str, run: Run) -> dict[str, str]:

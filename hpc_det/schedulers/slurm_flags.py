@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpc_det.launch.container import srun_flags
 from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.plan.priority import nice_of
 from hpc_det.store.folders import job_log
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def directives(plan: JobPlan, array: JobArray, script: Path) -> list[str]:
         "partition": plan.partition,
         "account": plan.account,
         "qos": plan.qos,
+        # sbatch refuses a negative one of ordinary users
+        "nice": None if plan.priority is None else max(nice_of(plan.priority), 0),
         "time": plan.time_limit_min,
     }
     flags += [f"--{name}={value}" for name, value in optional.items() if value is not None]

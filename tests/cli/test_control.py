@@ -119,9 +119,9 @@ def test_a_pause_that_came_to_no_end_can_be_asked_for_again(
 
 
 def test_a_job_that_waits_says_what_for(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
-    scheduler.states, scheduler.reason = [JobState.QUEUED], "JobHeldUser: let it go with `scontrol release`"
+    scheduler.states, scheduler.reason = [JobState.QUEUED], "JobHeldUser: let it go with `hpc-det job release`"
     told = hpc_det("e", "describe", "1").out
-    assert "QUEUED: JobHeldUser: let it go with `scontrol release`\n" in told
+    assert "QUEUED: JobHeldUser: let it go with `hpc-det job release`\n" in told
 
 
 # --- several at once

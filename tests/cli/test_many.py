@@ -1,4 +1,4 @@
-"""Experiments with several trials: list, describe, logs, follow, kill and release."""
+"""Experiments with several trials: list, describe, logs, follow and kill."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_the_bar_shows_the_search_in_one_line(life: Life) -> None:
     assert "0/4 trials, 2 running, best accuracy 0.91 of trial 1 at 100 batches" in shown.getvalue()
 
 
-# --- wait, kill and release
+# --- wait and kill
 
 
 def test_wait_ends_when_all_trials_have(hpc_det: Command, root: Path, scheduler: FakeScheduler) -> None:
@@ -293,14 +293,6 @@ def test_kill_leaves_jobs_alone_that_have_ended(
     life.search.lose(7, "5000")
     assert hpc_det("e", "kill", "1").code == 0
     assert scheduler.cancelled == ["4711"]
-
-
-def test_all_elements_that_are_held_are_released(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
-    life.search.ask(7, "5000")
-    scheduler.states = [JobState.HELD]
-    said = "Released experiment 1: its jobs 4711, 5000 may start now\n"
-    assert hpc_det("job", "release", "1") == (0, said, "")
-    assert scheduler.released == ["4711", "5000"]
 
 
 def test_an_experiment_without_a_good_trial_is_an_error(hpc_det: Command, root: Path, scheduler: FakeScheduler) -> None:

@@ -1,4 +1,4 @@
-"""What goes on until an experiment has ended, and what ends it: wait, logs, kill, release."""
+"""What goes on until an experiment has ended, and what ends it: wait, logs, kill."""
 
 from __future__ import annotations
 
@@ -257,20 +257,3 @@ def test_kill_says_so_when_the_job_does_not_end(
     result = hpc_det("e", "kill", "1")
     assert result.code == 1
     assert "told to end, but its job 4711 is still there after 0 s" in result.err
-
-
-# --- release
-
-
-def test_release_lifts_the_hold(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
-    scheduler.states = [JobState.HELD]
-    assert hpc_det("job", "release", "1") == (0, "Released experiment 1: its job 4711 may start now\n", "")
-    assert scheduler.released == ["4711"]
-
-
-def test_release_says_when_nothing_is_held(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
-    assert hpc_det("j", "release", "1").out == "Experiment 1 is not held: its job 4711 is running\n"
-    life.begins()
-    life.finishes()
-    assert hpc_det("j", "release", "1").out == "Experiment 1 has ended; there is no job to release\n"
-    assert scheduler.released == []

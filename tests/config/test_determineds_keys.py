@@ -53,7 +53,6 @@ VALUES: dict[str, Any] = {
     "debug": True,
     "records_per_epoch": 60000,
     "resources.weight": 2,
-    "resources.priority": 42,
     "resources.native_parallel": True,
     "resources.agent_label": "old",
     "environment.force_pull_image": True,

@@ -13,7 +13,7 @@ import pytest
 
 from hpc_det.cli.main import main
 from tests.docs.cli_page import PAGE, Entry, entries, examples, made, shown
-from tests.docs.world import environment, make, point_to_a_sweep, populate
+from tests.docs.world import environment, make, point_to_a_sweep, populate, queue_on_paper
 
 EXAMPLES = [(entry, line) for entry in entries() for line in examples(entry)]
 
@@ -59,9 +59,13 @@ def test_every_command_has_an_example_of_its_own(entry: Entry) -> None:
 
 
 @pytest.mark.parametrize(("entry", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
-def test_an_example_works(fresh: Path, capfd: pytest.CaptureFixture[str], entry: Entry, line: str) -> None:
+def test_an_example_works(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], entry: Entry, line: str
+) -> None:
     if " sweep " in line:
         point_to_a_sweep(fresh / "work" / "multirun" / "2026-11-20" / "10-30-00")
+    if " job " in line or "set priority" in line:
+        queue_on_paper(fresh / "hpc_det", monkeypatch)
     program, *arguments = shlex.split(line)
     code = main(arguments)
     told = capfd.readouterr()

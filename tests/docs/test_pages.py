@@ -48,6 +48,7 @@ PAGES = [
                 "reliability",
                 "sharing",
                 "notifications",
+                "queue",
                 "submitit",
                 "architecture",
             )

@@ -3,6 +3,7 @@
     12   digits, a search of eight trials that has ended
     13   digits, running
     14   digits, paused
+    15   digits, waiting for its job
 
 `sbatch` answers with one id after the other from 4711; `squeue` says that 4712 runs, and that
 all others wait.
@@ -14,12 +15,16 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
+
 from hpc_det.cli.main import main
 from hpc_det.requeue import Action, Cause
+from hpc_det.schedulers.queue import this_user
 from hpc_det.store.files import write_json
 from hpc_det.store.folders import ExperimentStore
 from hpc_det.sweep.files import SweepFiles, point_to
 from tests.cli.life import Life
+from tests.cli.slurm_on_paper import SlurmOnPaper
 from tests.schedulers.detect.recorded import HERE
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits"
@@ -65,7 +70,7 @@ def populate(folder: Path) -> None:
     shutil.copytree(EXAMPLE, folder / "work", dirs_exist_ok=True)
     Path("digits.yaml").write_text(SEARCH)
     Path("a100.yaml").write_text("max_restarts: 2\n")
-    for arguments in ([], ["--config", SINGLE], ["--paused"]):
+    for arguments in ([], ["--config", SINGLE], ["--paused"], ["--config", SINGLE]):
         assert main(["experiment", "create", "digits.yaml", ".", "--cluster", "slurm", *arguments]) == 0
     assert main(["template", "set", "a100", "a100.yaml"]) == 0
     assert main(["cluster", "detect", "--name", "atlas", "--write"]) == 0
@@ -102,3 +107,11 @@ def point_to_a_sweep(folder: Path) -> None:
     write_json(files.points, [{"num": 0, "overrides": ["lr=0.01"]}])
     write_json(files.shown(1), {"value": 0.9, "text": "0.9", "folder": str(folder / "0")})
     point_to(life.folder, folder)
+
+
+def queue_on_paper(root: Path, patch: pytest.MonkeyPatch) -> None:
+    """What `hpc-det job` asks: the jobs of experiments 12 and 15 wait."""
+    paper = SlurmOnPaper(this_user())
+    for job_id, number in (("4711", 12), ("4712", 15), ("4713", 15)):
+        paper.queue(job_id, folder=str(ExperimentStore(root).folder(number).path))
+    paper.take_over(patch)

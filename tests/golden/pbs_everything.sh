@@ -5,6 +5,7 @@
 #PBS -l select=2:ncpus=12:ngpus=4:gpu_type=a100:mpiprocs=1:ompthreads=3:mem=16gb
 #PBS -q low
 #PBS -A physics
+#PBS -p -180
 #PBS -l walltime=25:30:00
 #PBS -r y
 #PBS -S /bin/bash

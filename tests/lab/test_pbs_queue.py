@@ -103,6 +103,9 @@ def test_what_the_owner_may_change(pbs_lab: PbsLab) -> None:
     pbs_lab.wait_for(full, "R")
     first, second = (pbs_lab.submit("-q", "low", *ONE, "--", "/bin/true") for _ in "ab")
     pbs_lab.run("qorder", first, second)
+    listed = [line.split()[0] for line in pbs_lab.run("qstat").splitlines()[2:]]
+    assert listed == [full, second, first]
+    assert pbs_lab.ended("qorder", full, first).returncode == 168
     pbs_lab.run("qalter", "-l", "select=2:ncpus=4", "-l", "walltime=00:30:00", "-N", "renamed", "-r", "n", first)
     pbs_lab.run("qalter", "-p", "100", "-o", "moved.txt", first)
     seen = pbs_lab.job(first)

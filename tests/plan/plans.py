@@ -26,6 +26,7 @@ _PLAN = JobPlan(
     partition=None,
     account=None,
     qos=None,
+    priority=None,
     time_limit_min=None,
     signal_lead_s=90,
     gpu_flag="gpus-per-node",

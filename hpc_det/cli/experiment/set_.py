@@ -84,3 +84,20 @@ def gc_policy(experiments: list[ExperimentFolder], yes: bool, **counts: int | No
     from hpc_det.cli.gc_policy import set_policy
 
     set_policy(experiments, {key: count for key, count in counts.items() if count is not None}, yes=yes)
+
+
+@set_.command()
+@experiments_argument
+@click.argument("priority", metavar="N")
+def priority(experiments: list[ExperimentFolder], priority: str) -> None:
+    """Change the priority of the jobs of experiments: from 1 to 99, lower is earlier.
+
+    Does for all their jobs what `hpc-det job update` does for one.
+
+    \b
+    Example:
+      hpc-det experiment set priority 15 60
+    """
+    from hpc_det.cli.job.of_experiments import update_jobs
+
+    click.echo("\n".join(update_jobs(experiments, priority)))

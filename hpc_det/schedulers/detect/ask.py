@@ -19,7 +19,12 @@ STARTERS = ("pbsdsh", "pbs_tmrsh", "mpiexec")
 
 def scheduler_here(which: Which) -> str | None:
     """slurm, pbs or None. Slurm comes first: it may bring commands named as PBS' own, which speak no JSON."""
-    return next(iter(_schedulers_here(which)), None)
+    return next(iter(schedulers_here(which)), None)
+
+
+def schedulers_here(which: Which) -> list[str]:
+    """Those whose commands are there, the likelier first; one may be there that does not run."""
+    return [kind for kind, command in (("slurm", "sinfo"), ("pbs", "pbsnodes")) if which(command)]
 
 
 def ask(run: Run, which: Which) -> Site:
@@ -27,7 +32,7 @@ def ask(run: Run, which: Which) -> Site:
 
     Where PBS runs, there may be the commands of a Slurm that does not.
     """
-    here = _schedulers_here(which)
+    here = schedulers_here(which)
     if not here:
         raise UsageError(
             "cluster detect: neither Slurm (sinfo) nor PBS (pbsnodes) is on PATH; run it on a login node of the "
@@ -38,10 +43,6 @@ def ask(run: Run, which: Which) -> Site:
         site = replace(site, start_agents_with=next(filter(which, STARTERS), None))
     found = next((runtime for runtime in ("apptainer", "podman") if which(runtime)), None)
     return site if site.runtime else replace(site, runtime=found)
-
-
-def _schedulers_here(which: Which) -> list[str]:
-    return [kind for kind, command in (("slurm", "sinfo"), ("pbs", "pbsnodes")) if which(command)]
 
 
 def _first_answer(here: Sequence[str], run: Run) -> Site:

@@ -200,6 +200,9 @@ def move(pbs: Pbs, peer: Any, request: Answer) -> Answer:
 def order(pbs: Pbs, peer: Any, request: Answer) -> Answer:
     """The two change places."""
     first, second = _live(pbs, request["id"]), _live(pbs, request["other"])
+    for job in (first, second):
+        if job.state not in "QHW":
+            raise Refused(BAD_STATE, f"Request invalid for state of job {job.id}")
     first.rank, second.rank = second.rank, first.rank
     return OK
 

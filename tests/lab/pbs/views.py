@@ -34,6 +34,7 @@ def jobs(pbs: Pbs, ids: list[str], history: bool, subjobs: bool) -> dict[str, An
             errors.append((0, f"{NO_HISTORY} {job_id}") if no_history else (refusal.code, refusal.text))
     if not ids and not no_history:
         known = [job for job in pbs.jobs.values() if not job.parent and (history or job.state != "F")]
+        known.sort(key=lambda job: job.rank)  # as qorder has it
         found = {job.id: attributes(job, home) for first in known for job in _family(first, subjobs)}
     return {"code": 0, "jobs": found, "errors": errors}
 

@@ -1,0 +1,34 @@
+"""hpc-det job hold and release."""
+
+from __future__ import annotations
+
+from hpc_det.cli.job.here import own_jobs, queue_to_change, waiting
+from hpc_det.errors import HpcDetError
+from hpc_det.schedulers.command import CommandError, run_command
+from hpc_det.schedulers.scheduler import JobState
+
+
+def hold(job_id: str) -> str:
+    """Keep the job from starting; what was done, in a sentence. Raises HpcDetError where the scheduler refuses."""
+    queue = queue_to_change()
+    for job in waiting(job_id, own_jobs(job_id, queue.jobs(run_command))):
+        queue.hold(job, run_command)
+    return f"Holding job {job_id}; let it go with `hpc-det job release {job_id}`"
+
+
+def release(job_id: str) -> str:
+    """Let the job start if it is held; what was done, in a sentence. Raises HpcDetError where the scheduler refuses."""
+    queue = queue_to_change()
+    found = own_jobs(job_id, queue.jobs(run_command))
+    held = [job for job in found if job.state is JobState.HELD]
+    if not held:
+        why = f" ({found[0].reason})" if found[0].reason else ""
+        return f"Job {job_id} is not held: it is {found[0].state.value}{why}"
+    for job in held:
+        try:
+            queue.release(job, run_command)
+        except CommandError as error:
+            raise HpcDetError(
+                f"job {job_id}: held ({job.reason}): {error}; a hold that the site has set is its operators' to lift"
+            ) from None
+    return f"Released job {job_id}: it may start now"
