@@ -18,6 +18,7 @@ from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
 from hpc_det.store.files import read_json, write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.secret_files import write_secrets
 from hpc_det.view.checkpoints import effective_config
 from hpc_det.view.state import ExperimentView
 from hpc_det.view.watch import states
@@ -76,8 +77,8 @@ def _with(tree: Tree, counts: Mapping[str, int]) -> Tree:
 def _apply(change: Change) -> str:
     experiment = change.experiment
     if change.points:
-        write_json(experiment.points, change.points)
-    write_json(experiment.effective, change.config)
+        write_secrets(experiment.points, change.points, [masked(point) for point in change.points])
+    write_secrets(experiment.effective, change.config, masked(change.config))
     write_json(experiment.origin, change.origins)
     write_atomic(experiment.config, dump_yaml(masked(change.config)))
     for storage, checkpoint in change.gone:

@@ -17,6 +17,7 @@ from hpc_det.search.best import best_trial
 from hpc_det.search.sample import is_nested, kind_of
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.secret_files import read_secrets
 from hpc_det.view import story
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import AttemptStory
@@ -151,5 +152,5 @@ def _config(folder: ExperimentFolder) -> list[Record]:
     origins = read_json(folder.origin) or {}
     return [
         {"key": path, "value": value, "origin": origins.get(path, "default")}
-        for path, value in leaves(masked(read_json(folder.effective) or {}))
+        for path, value in leaves(masked(read_secrets(folder.effective) or {}))
     ]

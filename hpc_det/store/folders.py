@@ -278,8 +278,8 @@ class ExperimentFolder:
         return self.jobs / f"{number}.sh"
 
     def job_logs(self) -> list[Path]:
-        """What its jobs printed."""
-        return sorted(self.jobs.glob("*.log"))
+        """What its jobs printed, and when."""
+        return sorted([*self.jobs.glob("*.log"), *self.jobs.glob("*.times")])
 
     def array(self, number: int = 1) -> Path:
         """Which workers the jobs of script `number` are: a `plan.job_plan.JobArray`."""
