@@ -13,6 +13,7 @@ from tests.bench import (
     journal,
     loop_memory,
     loop_overhead,
+    many,
     notice_to_checkpoint,
     rendezvous,
     sampler_start,
@@ -24,6 +25,7 @@ from tests.bench import (
 
 BENCHMARKS = {
     "commands": command_line.main,
+    "many": many.main,
     "preemption": notice_to_checkpoint.main,
     "loop": loop_overhead.main,
     "gang": gang_overhead.main,

@@ -1,0 +1,58 @@
+"""How long everyday commands take with 1,000 experiments and 10,000 trials on disk, as whole processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from hpc_det.view.index import SETTLES_S
+from tests.bench.command_line import HPC_DET
+from tests.bench.table import show
+from tests.cli.many import make_world
+
+ROUNDS = 7
+COMMANDS = (
+    ("--version",),
+    ("experiment", "list"),
+    ("experiment", "list", "--json"),
+    ("experiment", "describe", "1"),
+    ("experiment", "describe", "1", "--json"),
+)
+"""Experiment 1 is the search with 1,000 trials."""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as root:
+        os.environ["HPC_DET_ROOT"] = root
+        make_world(Path(root))
+        time.sleep(SETTLES_S)  # what is younger is not believed
+        first = seconds(("experiment", "list"))
+        taken: dict[tuple[str, ...], list[float]] = {command: [] for command in COMMANDS}
+        for _ in range(ROUNDS):  # interleaved: the machine's noise falls on all alike
+            for command in COMMANDS:
+                taken[command].append(seconds(command))
+    show(
+        f"1,000 experiments, 10,000 trials; {ROUNDS} rounds, seconds",
+        ["Command", "min", "median", "max"],
+        [
+            ["the first `experiment list`", *[f"{first:.2f}"] * 3],
+            *([f"`hpc-det {' '.join(command)}`", *spread(times)] for command, times in taken.items()),
+        ],
+    )
+
+
+def spread(times: list[float]) -> list[str]:
+    return [f"{value:.2f}" for value in (min(times), sorted(times)[len(times) // 2], max(times))]
+
+
+def seconds(command: tuple[str, ...]) -> float:
+    began = time.perf_counter()
+    subprocess.run([HPC_DET, *command], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""What rests is read once; a change after the end is seen, whatever the index says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpc_det.store.files import read_json, write_json
+from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.view.all import summaries, under_way
+from hpc_det.view.state import ExperimentState, ExperimentView
+from tests.cli.life import FakeScheduler, Life
+
+LONG_AGO = time.time() - 3600
+
+
+@pytest.fixture
+def store(root: Path) -> ExperimentStore:
+    return ExperimentStore(root)
+
+
+@pytest.fixture
+def ended(root: Path) -> Life:
+    """Experiment 1, COMPLETED long ago."""
+    life = Life.submitted(root)
+    life.begins()
+    life.reports("validation", 400, {"accuracy": 0.9})
+    life.finishes()
+    age(life.folder)
+    return life
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The experiments that are read, by id."""
+    found: list[int] = []
+
+    def read(folder: ExperimentFolder) -> ExperimentView:
+        found.append(folder.id)
+        return ExperimentView(folder)
+
+    monkeypatch.setattr("hpc_det.view.all.ExperimentView", read)
+    return found
+
+
+def age(folder: ExperimentFolder) -> None:
+    """As if nothing had happened for an hour."""
+    for path in (folder.path, *folder.path.rglob("*")):
+        os.utime(path, (LONG_AGO, LONG_AGO))
+
+
+def states(store: ExperimentStore) -> dict[int, str]:
+    return {each.id: each.state.value for each in summaries(store)}
+
+
+def test_an_experiment_that_has_ended_is_read_once(store: ExperimentStore, ended: Life, reads: list[int]) -> None:
+    first = summaries(store)
+    assert summaries(store) == first
+    assert reads == [1]
+    assert (first[0].state, first[0].batches) == (ExperimentState.COMPLETED, 400)
+    assert first[0].best == {"metric": "accuracy", "value": 0.9, "batches": 400, "trial": 1}
+
+
+def test_the_index_is_its_owners_alone(store: ExperimentStore, ended: Life) -> None:
+    summaries(store)
+    assert stat.S_IMODE(store.index.stat().st_mode) == 0o600
+
+
+def test_an_experiment_under_way_is_read_each_time(
+    store: ExperimentStore, root: Path, reads: list[int], scheduler: FakeScheduler
+) -> None:
+    Life.submitted(root).begins()
+    assert [states(store), states(store)] == [{1: "RUNNING"}] * 2
+    assert reads == [1, 1]
+    assert not store.index.exists()
+
+
+def continue_it(life: Life) -> None:
+    life.search.continue_([])
+    life.search.submitted(first=1, count=1, stay=False)
+    life.search.ask(1, "4712")
+
+
+def late_rank(life: Life) -> None:
+    life.reports("validation", 400, {"accuracy": 0.95})
+
+
+def replace_a_file(life: Life) -> None:
+    write_json(life.folder.plan, {**(read_json(life.folder.plan) or {}), "name": "renamed"})
+
+
+@pytest.mark.parametrize("change", [continue_it, late_rank, replace_a_file])
+def test_a_change_after_the_end_is_seen(
+    store: ExperimentStore, ended: Life, reads: list[int], scheduler: FakeScheduler, change: Callable[[Life], None]
+) -> None:
+    before = summaries(store)
+    change(ended)
+    now = summaries(store)
+    assert reads == [1, 1]
+    if change is late_rank:
+        assert now[0].best == {"metric": "accuracy", "value": 0.95, "batches": 400, "trial": 1}
+    elif change is replace_a_file:
+        assert (now[0].name, before[0].name) == ("renamed", "digits")
+
+
+def test_an_experiment_that_goes_on_is_running_again(
+    store: ExperimentStore, root: Path, scheduler: FakeScheduler
+) -> None:
+    life = Life.submitted(root, max_length={"batches": 400})
+    life.begins()
+    life.search.cancel("ada")
+    life.search.leave(0)
+    age(life.folder)
+    assert states(store) == {1: "CANCELED"}
+    continue_it(life)
+    assert states(store) == {1: "RUNNING"}
+
+
+def test_a_deleted_experiment_is_gone_and_another_may_take_its_id(
+    store: ExperimentStore, root: Path, ended: Life, scheduler: FakeScheduler
+) -> None:
+    assert states(store) == {1: "COMPLETED"}
+    ended.folder.remove()
+    assert states(store) == {}
+    again = Life.submitted(root, title="another")
+    again.begins()
+    age(again.folder)
+    assert [(each.id, each.name, each.state.value) for each in summaries(store)] == [(1, "another", "RUNNING")]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "3", '{"1": 3}', '{"x": [[], {}]}', '{"1": [[], {}]}', '{"1": [[], {"state": "COMPLETED"}]}', "\0"],
+)
+def test_a_damaged_index_costs_time_alone(store: ExperimentStore, ended: Life, content: str) -> None:
+    expected = summaries(store)
+    store.index.write_text(content)
+    assert summaries(store) == expected
+    assert json.loads(store.index.read_text()).keys() == {"1"}
+
+
+def test_what_another_version_has_kept_is_not_taken(store: ExperimentStore, ended: Life, reads: list[int]) -> None:
+    expected = summaries(store)
+    ((trace, plain),) = json.loads(store.index.read_text()).values()
+    store.index.write_text(json.dumps({"1": [trace, {**plain, "colour": "red"}]}))
+    assert summaries(store) == expected
+    assert reads == [1, 1]
+
+
+def test_the_index_of_another_root_is_not_believed(
+    store: ExperimentStore, ended: Life, reads: list[int], tmp_path: Path
+) -> None:
+    summaries(store)
+    shutil.copytree(store.root, tmp_path / "copy")  # with all times
+    assert states(ExperimentStore(tmp_path / "copy")) == {1: "COMPLETED"}
+    assert reads == [1, 1]
+
+
+def test_an_index_that_cannot_be_written_costs_time_alone(store: ExperimentStore, ended: Life) -> None:
+    store.index.mkdir()
+    assert [states(store), states(store)] == [{1: "COMPLETED"}] * 2
+
+
+def test_what_changed_a_moment_ago_is_read_once_more(store: ExperimentStore, ended: Life, reads: list[int]) -> None:
+    """A change in the same tick of the file system's clock would leave no trace."""
+    os.utime(ended.folder.search)
+    summaries(store)
+    summaries(store)
+    assert reads == [1, 1]
+
+
+def test_an_experiment_with_damaged_files_is_read_each_time(
+    store: ExperimentStore, ended: Life, reads: list[int]
+) -> None:
+    ended.folder.plan.write_text("{")
+    age(ended.folder)
+    for _ in range(2):
+        ((found),) = summaries(store)
+        assert (found.name, found.state.value) == ("(files damaged)", "COMPLETED")
+    assert reads == [1, 1]
+
+
+def test_what_has_not_ended_is_under_way(
+    store: ExperimentStore, root: Path, ended: Life, scheduler: FakeScheduler
+) -> None:
+    runs = Life.submitted(root, job_id="4712")
+    runs.begins()
+    paused = Life.submitted(root, job_id="4713")
+    paused.search.pause("ada")
+    age(paused.folder)
+    for _ in range(2):  # without the index, and with it
+        assert [(view.id, view.job_ids()) for view in under_way(store)] == [(2, ["4712"]), (3, ["4713"])]
+    assert scheduler.asked == []
+    assert states(store) == {1: "COMPLETED", 2: "RUNNING", 3: "PAUSED"}
