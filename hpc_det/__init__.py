@@ -15,6 +15,7 @@ One flow, one folder a step:
     requeue     7. what happens next: causes and budgets -> decision
     view           what the files of an experiment say, for every reader
     report         an experiment as one HTML page, and the facts that it shows
+    top            all experiments and their jobs on one screen, live
     doctor         what of all this a site supports, and a remedy for what it lacks
     sgd            RaySGD's TorchTrainer: a driver, and a gang that outlives its ranks and its nodes; searches, fit
     sweep          anyone's Hydra app: launchers for its sweeps, and what runs it on a node

@@ -89,7 +89,10 @@ def _of_only_trial(view: ExperimentView, trials: list[Record]) -> Record:
 def in_words(experiment: ExperimentFolder) -> str:
     """The same for people."""
     view = ExperimentView(experiment)
-    state = state_of(view)
+    return told(view, state_of(view))
+
+
+def told(view: ExperimentView, state: ExperimentState) -> str:
     record, trials = _record(view, state), _trials(view, state)
     sections = [list(_facts(record))]
     if view.has_many_trials:

@@ -19,6 +19,11 @@ COMMANDS = (
         help="Create experiments and look after them.",
     ),
     LazyCommand(
+        name="top",
+        where="hpc_det.cli.top:top",
+        help="Watch all experiments and their jobs on one screen.",
+    ),
+    LazyCommand(
         name="trial",
         alias="t",
         where="hpc_det.cli.trial:trial",

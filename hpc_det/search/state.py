@@ -73,9 +73,12 @@ class SearchState:
     workers: int = 0
     """How many were ever submitted; their numbers begin with 0."""
 
+    waiting: set[int] = field(default_factory=set)
+    """Those that were submitted last and have not begun."""
+
     def __post_init__(self) -> None:
         self._expected: set[int] = set()
-        """Workers whose jobs wait in the queue."""
+        """Those of the `waiting` ones that may take the place of one that leaves."""
         self._relied_on = 0
         """How many of them will take the place of one that has left."""
         self._invalid = 0
@@ -88,6 +91,7 @@ class SearchState:
                 _check_rules(entry.get("rules", RULES))
                 self.submissions += 1
                 self.workers = first + count
+                self.waiting = set(range(first, first + count))
                 self._expected = set() if stay else set(range(first, first + count))
                 self._relied_on = 0
             case {"event": "asked", "worker": worker, "job": job} if self._may_begin(entry):
@@ -220,6 +224,7 @@ class SearchState:
         return None if is_new and self.given_up else work
 
     def _no_longer_expect(self, worker: int) -> None:
+        self.waiting.discard(worker)
         if worker in self._expected:
             self._expected.remove(worker)
             self._relied_on = max(self._relied_on - 1, 0)

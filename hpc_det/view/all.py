@@ -19,10 +19,10 @@ def summaries(store: ExperimentStore) -> list[Summary]:
     """Of all experiments, oldest first. One with damaged files hides no other. The scheduler is asked about those that
     do not rest.
     """
-    found = _Found.of(store)
+    found = look(store)
     now = states(found.under_way)
     told = [*found.resting, *(summary(view, now[view.id]) for view in found.under_way)]
-    return sorted([*told, *map(_damaged, found.damaged)], key=lambda each: each.id)
+    return sorted([*told, *found.damaged], key=lambda each: each.id)
 
 
 def under_way(store: ExperimentStore) -> list[ExperimentView]:
@@ -30,40 +30,43 @@ def under_way(store: ExperimentStore) -> list[ExperimentView]:
 
     Nobody is asked. Paused ones are among them.
     """
-    found = _Found.of(store)
+    found = look(store)
     paused = [store.folder(each.id) for each in found.resting if not each.state.is_final]
     return sorted([*found.under_way, *map(ExperimentView, paused)], key=lambda view: view.id)
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
+    """By one look at all experiments, each of them oldest first. The index is brought up to date on the way."""
+
     resting: list[Summary] = field(default_factory=list)
     under_way: list[ExperimentView] = field(default_factory=list)
-    damaged: list[ExperimentFolder] = field(default_factory=list)
+    damaged: list[Summary] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, store: ExperimentStore) -> _Found:
-        found, index = cls(), Index(store)
-        for experiment in store.all():
-            if known := index.find(experiment):
-                found.resting.append(known)
-            else:
-                found._read(experiment, index)
-        index.write()
-        return found
 
-    def _read(self, experiment: ExperimentFolder, index: Index) -> None:
-        trace = trace_of(experiment)
-        try:
-            view = ExperimentView(experiment)
-        except HpcDetError:
-            self.damaged.append(experiment)
-            return
-        if settled := view.settled():
-            self.resting.append(summary(view, settled))
-            index.keep(self.resting[-1], trace)
+def look(store: ExperimentStore) -> Found:
+    found, index = Found(), Index(store)
+    for experiment in store.all():
+        if known := index.find(experiment):
+            found.resting.append(known)
         else:
-            self.under_way.append(view)
+            _read(experiment, index, found)
+    index.write()
+    return found
+
+
+def _read(experiment: ExperimentFolder, index: Index, found: Found) -> None:
+    trace = trace_of(experiment)
+    try:
+        view = ExperimentView(experiment)
+    except HpcDetError:
+        found.damaged.append(_damaged(experiment))
+        return
+    if settled := view.settled():
+        found.resting.append(summary(view, settled))
+        index.keep(found.resting[-1], trace)
+    else:
+        found.under_way.append(view)
 
 
 def _damaged(experiment: ExperimentFolder) -> Summary:

@@ -40,17 +40,17 @@ class Summary:
     """0 .. 1"""
 
 
-def summary(view: ExperimentView, state: ExperimentState) -> Summary:
-    """Where its files are damaged, only the state stands for sure."""
+def summary(view: ExperimentView, state: ExperimentState, metrics: Metrics | None = None) -> Summary:
+    """Where its files are damaged, only the state stands for sure. `metrics`: of the only trial, if they are read."""
     submitted = view.jobs[0].submitted if view.jobs else None
     try:
-        known = {**read_about(view.folder, view.config).as_json(), **progress(view, state)}
+        known = {**read_about(view.folder, view.config).as_json(), **progress(view, state, metrics)}
     except (HpcDetError, OSError, ValueError, LookupError, TypeError):
         known = {"name": DAMAGED}
     return Summary(id=view.id, state=state, submitted=submitted, **known)
 
 
-def progress(view: ExperimentView, state: ExperimentState) -> dict[str, Any]:
+def progress(view: ExperimentView, state: ExperimentState, metrics: Metrics | None = None) -> dict[str, Any]:
     """How far it is. Of several trials the search knows; a list must not read a thousand folders."""
     search, searcher = view.search, view.config["searcher"]
     counts = asdict(counted(search, is_running=state is ExperimentState.RUNNING))
@@ -62,7 +62,7 @@ def progress(view: ExperimentView, state: ExperimentState) -> dict[str, Any]:
             "trials": counts,
             "progress": search.method.progress,
         }
-    metrics = Metrics.read(view.folder.trial(), searcher)
+    metrics = metrics or Metrics.read(view.folder.trial(), searcher)
     known = metrics.batches / metrics.total if metrics.total else 0.0
     done = 1.0 if state is ExperimentState.COMPLETED else min(known, 1.0)
     return {

@@ -1,0 +1,123 @@
+"""What opens over the table: a question, the details of an experiment, its logs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections.abc import Callable
+from contextlib import suppress
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import VerticalScroll
+from textual.message import Message
+from textual.screen import ModalScreen, Screen
+from textual.widgets import RichLog, Static
+
+from hpc_det.errors import HpcDetError
+from hpc_det.store.folders import ExperimentFolder
+
+AGAIN_S = 5.0
+"""Between two looks at the details."""
+MOST_LINES = 10_000
+WIDEST = 500
+"""A bar is reversed text, and as long as any terminal."""
+HPC_DET = (sys.executable, "-c", "import sys; from hpc_det.cli.main import main; sys.exit(main())")
+
+
+class Question(ModalScreen[bool]):
+    """Closes with whether the answer was yes."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [("y", "dismiss(True)"), ("n,escape,q", "dismiss(False)")]
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        yield Static(f"{self._question}\n\ny yes   n no", markup=False)
+
+
+class Told(Message):
+    """From a thread that has read the details."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+class Details(Screen[None]):
+    """What `experiment describe` says, now and then again."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [("escape,q,enter", "dismiss")]
+
+    def __init__(self, title: str, tell: Callable[[], str]) -> None:
+        super().__init__()
+        self._title = title
+        self._tell = tell
+
+    def compose(self) -> ComposeResult:
+        yield Static(self._title.ljust(WIDEST), classes="bar", markup=False)
+        with VerticalScroll():
+            yield Static("...", id="text", markup=False)
+        yield Static("arrows scroll   escape back".ljust(WIDEST), classes="bar", markup=False)
+
+    def on_mount(self) -> None:
+        self.query_one(VerticalScroll).focus()
+        self._look()
+        self.set_interval(AGAIN_S, self._look)
+
+    def _look(self) -> None:
+        self.run_worker(self._ask, thread=True)
+
+    def _ask(self) -> None:
+        try:
+            told = self._tell()
+        except HpcDetError as error:
+            told = "\n".join(error.problems)
+        self.post_message(Told(told))
+
+    def on_told(self, event: Told) -> None:
+        self.query_one("#text", Static).update(event.text)
+
+
+class Logs(Screen[None]):
+    """What `experiment logs --follow` prints, by a process of its own: it may wait for lines as long as it likes."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [("escape,q", "dismiss")]
+
+    def __init__(self, experiment: ExperimentFolder) -> None:
+        super().__init__()
+        self._experiment = experiment
+
+    def compose(self) -> ComposeResult:
+        yield Static(f"Logs of experiment {self._experiment.id}".ljust(WIDEST), classes="bar", markup=False)
+        yield RichLog(max_lines=MOST_LINES, wrap=True, highlight=False, markup=False)
+        yield Static("arrows scroll   end follows   escape back".ljust(WIDEST), classes="bar", markup=False)
+
+    def on_mount(self) -> None:
+        self.query_one(RichLog).focus()
+        self.run_worker(self._follow())
+
+    async def _follow(self) -> None:
+        command = (*HPC_DET, "experiment", "logs", str(self._experiment.id), "--follow")
+        env = {**os.environ, "HPC_DET_ROOT": str(self._experiment.store().root)}
+        process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=env)
+        try:
+            await self._show(process)
+        finally:
+            with suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
+
+    async def _show(self, process: Process) -> None:
+        assert process.stdout is not None
+        log, rest = self.query_one(RichLog), b""
+        while piece := await process.stdout.read(1 << 16):  # a line may be longer than any bound of readline
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                log.write(Text.from_ansi(line.decode(errors="replace")))

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.cli.conftest import root as root
+from tests.cli.conftest import scheduler as scheduler
+from tests.cli.conftest import umask as umask
