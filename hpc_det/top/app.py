@@ -57,6 +57,7 @@ class Said(Message):
 
 
 class Top(App[None]):
+    TITLE = "hpc-det top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     .bar { height: 1; text-style: reverse; text-wrap: nowrap; }
@@ -230,7 +231,7 @@ class Top(App[None]):
     def on_data_table_row_selected(self) -> None:
         if row := self._selected():
             number = row.summary.id
-            self.push_screen(Details(f"Experiment {number}", partial(self._describe, number)))
+            self.push_screen(Details(f"Details of experiment {number}", partial(self._describe, number)))
 
     def action_filter(self) -> None:
         self._filter.display = True

@@ -14,7 +14,7 @@ from hpc_det.errors import HpcDetError, UsageError
 from tests.cli.conftest import Command
 from tests.cli.life import Life
 
-HEAVY = ("torch", "numpy", "hydra", "omegaconf", "pydantic", "submitit", "jinja2", "rich")
+HEAVY = ("torch", "numpy", "hydra", "omegaconf", "pydantic", "submitit", "jinja2", "rich", "textual")
 
 
 def loaded(*arguments: str) -> set[str]:
@@ -34,6 +34,7 @@ def loaded(*arguments: str) -> set[str]:
         ["--version"],
         ["experiment", "--help"],
         ["experiment", "list"],
+        ["top", "--help"],
         ["run", "--help"],
         ["job", "--help"],
         ["template", "--help"],

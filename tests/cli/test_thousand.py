@@ -18,7 +18,7 @@ ROUNDS = 5
 
 @pytest.mark.long
 def test_a_list_of_a_thousand_takes_little_longer_than_a_command_that_does_nothing(root: Path) -> None:
-    """On a machine with time to itself: 0.1 s for nothing, and under 0.5 s for the list."""
+    """In seconds of a processor: about 0.1 for nothing, and under 0.5 for the list."""
     make_world(root)
     time.sleep(SETTLES_S)  # what is younger is not believed
     told = subprocess.check_output([HPC_DET, "experiment", "list"], text=True).splitlines()

@@ -119,10 +119,8 @@ def test_damaged_files_hide_no_other_experiment(root: Path, looking: Looking) ->
     Life.submitted(root).begins()
     damaged = Life.submitted(root)
     damaged.folder.plan.write_text("{")
-    assert [(row.summary.id, row.summary.name) for row in looking.look().rows] == [
-        (1, "digits"),
-        (2, "(files damaged)"),
-    ]
+    rows = looking.look().rows
+    assert [(row.summary.id, row.summary.name) for row in rows] == [(2, "(files damaged)"), (1, "digits")]
 
 
 def test_between_rounds_only_what_is_under_way_is_looked_at(
