@@ -94,7 +94,7 @@ def kill(trial: TrialFolder) -> None:
 
     \b
     Example:
-      hpc-det trial kill 12/7
+      hpc-det trial kill 13/1
     """
     from hpc_det.cli import control
 

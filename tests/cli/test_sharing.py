@@ -179,7 +179,7 @@ def test_whoever_sets_the_owners_root_is_still_nobody_else(
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: COLLEAGUE.number)
     assert "who alone may change it" in hpc_det("experiment", "kill", 2).err
-    assert "who alone may change it" in hpc_det("job", "release", 2).err
+    assert "who alone may change it" in hpc_det("experiment", "archive", 2).err
 
 
 def test_the_owner_goes_on_and_colleagues_see_that(

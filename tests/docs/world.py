@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,8 @@ labels: [digits]
 searcher: {name: random, metric: accuracy, smaller_is_better: false, max_length: {epochs: 20}, max_trials: 8}
 """
 SINGLE = "searcher={name: single, metric: accuracy, smaller_is_better: false, max_length: {epochs: 20}}"
+UUID = "1f0c2d3e-0000-4000-8000-000000000007"
+"""Of trial 12/7's checkpoint."""
 RECORDED = HERE / "slurm-22.05"
 STUBS = {
     "sbatch": "echo $(($(wc -l < {queue}) + 4711)) | tee -a {queue}",
@@ -70,6 +73,7 @@ def populate(folder: Path) -> None:
     shutil.copytree(EXAMPLE, folder / "work", dirs_exist_ok=True)
     Path("digits.yaml").write_text(SEARCH)
     Path("a100.yaml").write_text("max_restarts: 2\n")
+    _commit()
     for arguments in ([], ["--config", SINGLE], ["--paused"], ["--config", SINGLE]):
         assert main(["experiment", "create", "digits.yaml", ".", "--cluster", "slurm", *arguments]) == 0
     assert main(["template", "set", "a100", "a100.yaml"]) == 0
@@ -78,14 +82,22 @@ def populate(folder: Path) -> None:
     _begin(Life(ExperimentStore(root).folder(13), "4712", 1))
 
 
+def _commit() -> None:
+    """The code, so that experiments know of which commit it was."""
+    identity = ["-c", "user.name=ada", "-c", "user.email=ada@example.org"]
+    for command in (["init", "--quiet"], ["add", "."], [*identity, "commit", "--quiet", "--message", "digits"]):
+        subprocess.run(["git", *command], check=True)
+
+
 def _train(life: Life) -> None:
     for worker in range(8):
         life.begins(worker)
         trial = worker + 1
+        life.trains_from(0, trial=trial)
         for steps in (100, 200, 400):
             life.reports("training", steps, {"loss": 1 / (steps * trial)}, trial=trial)
         life.reports("validation", 400, {"accuracy": 0.9 + 0.01 * trial}, trial=trial)
-        life.saves(400, trial=trial)
+        life.saves(400, trial=trial, uuid=UUID if trial == 7 else None)
         life.rank_prints(0, "epoch 1\n", trial=trial)
         life.reaches(0.9 + 0.01 * trial, worker=worker)
 

@@ -18,6 +18,7 @@ from hpc_det.notify.ways import HookError, named, send
 from tests.launch.gang import is_there
 from tests.notify.receiver import Receiver
 from tests.stub import Stub
+from tests.wait import wait_for
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_a_command_that_hangs_is_killed_with_what_it_has_started(
     monkeypatch.setattr(ways, "TIME_LIMIT_S", 0.3)
     hangs = ["sh", "-c", "sleep 60 & echo $! >../pid; wait"]
     assert problem({"command": hangs}, news) == "did not end within 0.3 s, and was killed"
-    assert not is_there(int((tmp_path / "12" / "pid").read_text()))
+    wait_for(lambda: not is_there(int((tmp_path / "12" / "pid").read_text())))
 
 
 # --- web addresses

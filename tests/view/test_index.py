@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.store.files import read_json, write_json
+from hpc_det.store.about import write_about
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
 from hpc_det.view.all import summaries, under_way
 from hpc_det.view.state import ExperimentState, ExperimentView
@@ -93,7 +93,7 @@ def late_rank(life: Life) -> None:
 
 
 def replace_a_file(life: Life) -> None:
-    write_json(life.folder.plan, {**(read_json(life.folder.plan) or {}), "name": "renamed"})
+    write_about(life.folder, name="renamed")
 
 
 @pytest.mark.parametrize("change", [continue_it, late_rank, replace_a_file])
@@ -179,7 +179,7 @@ def test_what_changed_a_moment_ago_is_read_once_more(store: ExperimentStore, end
 def test_an_experiment_with_damaged_files_is_read_each_time(
     store: ExperimentStore, ended: Life, reads: list[int]
 ) -> None:
-    ended.folder.plan.write_text("{")
+    ended.folder.about.write_text("{")
     age(ended.folder)
     for _ in range(2):
         ((found),) = summaries(store)
