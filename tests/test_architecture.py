@@ -15,6 +15,7 @@ HEAVY = ("torch", "numpy", "hydra", "deepspeed", "mpi4py")
 LOGIN_SIDE = (
     "cli",
     "doctor",
+    "top",
     "view",
     "report",
     "config",

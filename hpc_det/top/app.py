@@ -71,6 +71,7 @@ class Top(App[None]):
     .wide #detail, .wide #queue { height: 7; width: 1fr; }
     #status { height: 1; }
     #filter { height: 1; border: none; padding: 0; display: none; }
+    Details, Logs { background: ansi_default; }
     Question { align: center middle; }
     Question Static { width: auto; max-width: 76; height: auto; border: solid ansi_default; padding: 1 2; }
     """
@@ -81,7 +82,7 @@ class Top(App[None]):
         ("l", "logs"),
         ("slash", "filter"),
         ("escape", "leave_filter"),
-        ("q", "quit"),
+        ("q,ctrl+c", "quit"),
     ]
 
     def __init__(self, store: ExperimentStore) -> None:
@@ -92,6 +93,8 @@ class Top(App[None]):
         self._seen = Seen([], [], {})
         self._shown: dict[int, tuple[str, ...]] = {}
         """The cells of each experiment in the table, in its order."""
+        self._widths: dict[str, int] = {}
+        """Of its columns."""
         self._busy: set[str] = set()
         """What a thread does now."""
         self._heading = Static(classes="bar", markup=False)
@@ -144,11 +147,11 @@ class Top(App[None]):
             self._busy.discard(name)
 
     def on_looked(self, event: Looked) -> None:
-        self._show(event.seen)
+        self._seen = event.seen
+        self._show()
 
-    def _show(self, seen: Seen) -> None:
-        self._seen = seen
-        self._heading.update(cells.heading(seen.rows).ljust(WIDEST))
+    def _show(self) -> None:
+        self._heading.update(cells.heading(self._seen.rows).ljust(WIDEST))
         self._fill_table()
         self._show_below()
 
@@ -156,7 +159,7 @@ class Top(App[None]):
         """Only cells that have changed are drawn; the selected experiment stays selected."""
         table, width_of = self._table, cells.widths(self.size.width)
         rows = {row.summary.id: cells.cells(row, width_of) for row in self._seen.rows if self._is_wanted(row.summary)}
-        if [*rows] != [*self._shown] or not table.columns:
+        if [*rows] != [*self._shown] or width_of != self._widths:
             self._refill(rows, width_of)
         for number, texts in rows.items():
             for heading, text, former in zip(cells.HEADINGS, texts, self._shown[number], strict=True):
@@ -173,7 +176,7 @@ class Top(App[None]):
             table.add_row(*map(_styled, texts), key=str(number))
         if selected and selected.summary.id in rows:
             table.move_cursor(row=[*rows].index(selected.summary.id), animate=False)
-        self._shown = rows
+        self._shown, self._widths = rows, width_of
 
     def _is_wanted(self, found: Summary) -> bool:
         wanted = self._filter.value.casefold()
@@ -192,8 +195,7 @@ class Top(App[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width >= WIDE, "wide")
-        self._refill({}, cells.widths(event.size.width))
-        self._show(self._seen)
+        self.call_after_refresh(self._show)
 
     def on_data_table_row_highlighted(self) -> None:
         self._show_below()

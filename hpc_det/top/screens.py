@@ -1,4 +1,6 @@
-"""What opens over the table: a question, the details of an experiment, its logs."""
+"""What opens over the table: a question, the details of an experiment, its logs. All are modal: the keys of the table
+act on what is selected there, which nobody sees meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.message import Message
-from textual.screen import ModalScreen, Screen
+from textual.screen import ModalScreen
 from textual.widgets import RichLog, Static
 
 from hpc_det.errors import HpcDetError
@@ -50,7 +52,7 @@ class Told(Message):
         self.text = text
 
 
-class Details(Screen[None]):
+class Details(ModalScreen[None]):
     """What `experiment describe` says, now and then again."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("escape,q,enter", "dismiss")]
@@ -69,7 +71,6 @@ class Details(Screen[None]):
     def on_mount(self) -> None:
         self.query_one(VerticalScroll).focus()
         self._look()
-        self.set_interval(AGAIN_S, self._look)
 
     def _look(self) -> None:
         self.run_worker(self._ask, thread=True)
@@ -83,9 +84,10 @@ class Details(Screen[None]):
 
     def on_told(self, event: Told) -> None:
         self.query_one("#text", Static).update(event.text)
+        self.set_timer(AGAIN_S, self._look)
 
 
-class Logs(Screen[None]):
+class Logs(ModalScreen[None]):
     """What `experiment logs --follow` prints, by a process of its own: it may wait for lines as long as it likes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("escape,q", "dismiss")]
@@ -105,14 +107,15 @@ class Logs(Screen[None]):
 
     async def _follow(self) -> None:
         command = (*HPC_DET, "experiment", "logs", str(self._experiment.id), "--follow")
-        env = {**os.environ, "HPC_DET_ROOT": str(self._experiment.store().root)}
+        root = str(self._experiment.store().root)
+        env = {**os.environ, "HPC_DET_ROOT": root, "PYTHONSAFEPATH": "1"}  # modules of this folder are none of ours
         process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=env)
         try:
             await self._show(process)
         finally:
             with suppress(ProcessLookupError):
                 process.terminate()
-            await process.wait()
+            await process.communicate()  # until its pipe is closed, too
 
     async def _show(self, process: Process) -> None:
         assert process.stdout is not None

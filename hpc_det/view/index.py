@@ -35,10 +35,13 @@ class Index:
     def __init__(self, store: ExperimentStore) -> None:
         self._file = store.index
         self._kept = _read(store.index)
+        self._asked_for: set[int] = set()
+        """Experiments that are there."""
         self._has_news = False
 
     def find(self, experiment: ExperimentFolder) -> Summary | None:
-        """What is known of an experiment that has not changed since."""
+        """What is known of the experiment, where it has not changed since."""
+        self._asked_for.add(experiment.id)
         trace, found = self._kept.get(experiment.id, ([], None))
         return found if found and trace == trace_of(experiment) else None
 
@@ -53,7 +56,8 @@ class Index:
         """If there is anything new. Nothing depends on it: a full disk, or a folder of somebody else, is no error."""
         if not self._has_news or not is_own(self._file.parent):
             return
-        plain = {number: [trace, asdict(found)] for number, (trace, found) in self._kept.items()}
+        kept = ((number, self._kept[number]) for number in self._asked_for & self._kept.keys())
+        plain = {number: [trace, asdict(found)] for number, (trace, found) in kept}
         with suppress(OSError):
             write_atomic(self._file, json.dumps(plain))
 

@@ -51,6 +51,9 @@ class Seen:
         table = self._pilot.app.screen_stack[0].query_one(DataTable)
         return int(table.ordered_rows[table.cursor_row].key.value or 0)
 
+    async def resize(self, width: int, height: int) -> None:
+        await self._pilot.resize_terminal(width, height)
+
     async def press(self, *keys: str) -> None:
         await self._pilot.press(*keys)
 
@@ -110,6 +113,20 @@ def test_a_wide_terminal_has_the_queue_beside_the_selected_experiment(root: Path
         await seen.until(lambda: re.search("Experiment 1: digits, RUNNING +4711  experiment 1", seen.text))
 
     tell(root, story, size=(140, 30))
+
+
+def test_a_terminal_that_becomes_wider_shows_more_of_the_same(root: Path, life: Life) -> None:
+    Life.submitted(root, title="a-name-that-is-rather-long", job_id="4712").begins()
+
+    async def story(seen: Seen) -> None:
+        await seen.until(lambda: "a-name-tha…" in seen.row(2))
+        await seen.press("down")
+        await seen.until(lambda: seen.selected == 1)
+        await seen.resize(140, 30)
+        await seen.until(lambda: "a-name-that-is-rather-long" in seen.row(2))
+        assert seen.selected == 1
+
+    tell(root, story)
 
 
 def test_nothing_is_there_yet(root: Path) -> None:
@@ -201,12 +218,20 @@ def test_what_is_refused_is_said_in_the_status_line(
     tell(root, story)
 
 
-def test_enter_shows_the_details_and_escape_leaves_them(root: Path, life: Life) -> None:
+def test_enter_shows_the_details_and_escape_leaves_them(
+    root: Path, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screens, "AGAIN_S", 0.1)
+
     async def story(seen: Seen) -> None:
         await seen.until(lambda: "RUNNING" in seen.row(1))
         await seen.press("enter")
         await seen.says("State: RUNNING Progress: 100 of 400 batches")
         assert "best validation: accuracy 0.5 at batch 100" in seen.text
+        await seen.press("p")  # acts on the table alone
+        life.reports("training", 250, {"loss": 0.7})
+        await seen.says("250 of 400 batches")
+        assert not life.trial.stop.exists()
         await seen.press("escape")
         await seen.until(lambda: "p pause" in seen.text)
 
