@@ -42,7 +42,7 @@ def main() -> None:
         f"1,000 experiments, 10,000 trials; {ROUNDS} rounds, seconds of a processor",
         ["Command", "min", "median", "max"],
         [
-            ["the first `experiment list`", *[f"{first:.2f}"] * 3],
+            ["the first `hpc-det experiment list`", *spread([first])],
             *([f"`hpc-det {' '.join(command)}`", *spread(times)] for command, times in taken.items()),
         ],
     )

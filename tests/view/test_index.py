@@ -135,6 +135,16 @@ def test_a_deleted_experiment_is_gone_and_another_may_take_its_id(
     assert [(each.id, each.name, each.state.value) for each in summaries(store)] == [(1, "another", "RUNNING")]
 
 
+def test_what_is_deleted_leaves_the_index_with_the_next_news(store: ExperimentStore, root: Path, ended: Life) -> None:
+    summaries(store)
+    later = Life.submitted(root)
+    later.search.pause("ada")
+    age(later.folder)
+    ended.folder.remove()
+    assert states(store) == {2: "PAUSED"}
+    assert json.loads(store.index.read_text()).keys() == {"2"}
+
+
 @pytest.mark.parametrize(
     "content",
     ["", "{", "[]", "3", '{"1": 3}', '{"x": [[], {}]}', '{"1": [[], {}]}', '{"1": [[], {"state": "COMPLETED"}]}', "\0"],
