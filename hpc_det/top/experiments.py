@@ -15,7 +15,7 @@ from hpc_det.top.jobs import Answers, Job, in_queue
 from hpc_det.view import all as view_all
 from hpc_det.view import story
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.summary import Summary, summary
+from hpc_det.view.summary import DAMAGED, UNREADABLE, Summary, summary
 
 ROUND_S = 5.0
 """Between two looks for experiments that are new, have ended or go on. The others are looked at each time."""
@@ -66,10 +66,8 @@ class Experiments:
         for number, experiment in sorted(self._under_way.items(), reverse=True):
             job_ids = experiment.view.job_ids()
             statuses = self._answers.of(job_ids)
-            try:
-                rows.append(experiment.row(statuses))
-            except HpcDetError:  # deleted meanwhile, or damaged: the next round tells
-                continue
+            if row := _row(experiment, statuses):
+                rows.append(row)
             jobs += in_queue(number, job_ids, statuses)
             for job in experiment.view.jobs[:1]:
                 asked.setdefault(job.scheduler, []).extend(job_ids)
@@ -94,7 +92,7 @@ class UnderWay:
         """By batches."""
 
     def row(self, statuses: Sequence[JobStatus]) -> Row:
-        """Raises HpcDetError where the files are damaged or gone."""
+        """Raises one of UNREADABLE where the files are damaged or gone."""
         state, search = self.view.state(statuses), self.view.search
         reader = self._read_metrics()
         has_nodes, waits = state is ExperimentState.RUNNING, not state.is_final and not search.rests
@@ -128,6 +126,16 @@ class UnderWay:
         loss = metrics.get("loss", next(iter(metrics.values()), None))
         if isinstance(loss, (int, float)):
             self._losses = {at: value for at, value in self._losses.items() if at < batches} | {batches: float(loss)}
+
+
+def _row(experiment: UnderWay, statuses: Sequence[JobStatus]) -> Row | None:
+    """None where it was deleted meanwhile."""
+    folder = experiment.view.folder
+    try:
+        return experiment.row(statuses)
+    except UNREADABLE:
+        damaged = Summary(id=folder.id, name=DAMAGED, state=ExperimentState.ERROR)
+        return Row(summary=damaged) if folder.config.exists() else None
 
 
 def _ranks(view: ExperimentView) -> int:

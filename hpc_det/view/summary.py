@@ -15,6 +15,8 @@ from hpc_det.view.trials import counted, length_unit
 DAMAGED = "(files damaged)"
 NOT_SHOWN = "(cannot be shown)"
 """Of somebody else's: `describe` says why."""
+UNREADABLE = (HpcDetError, OSError, ValueError, LookupError, TypeError)
+"""What comes of reading damaged files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,7 @@ def summary(view: ExperimentView, state: ExperimentState, metrics: Metrics | Non
     submitted = view.jobs[0].submitted if view.jobs else None
     try:
         known = {**read_about(view.folder, view.config).as_json(), **progress(view, state, metrics)}
-    except (HpcDetError, OSError, ValueError, LookupError, TypeError):
+    except UNREADABLE:
         known = {"name": DAMAGED}
     return Summary(id=view.id, state=state, submitted=submitted, **known)
 

@@ -118,7 +118,8 @@ def test_an_experiment_that_is_deleted_is_gone(root: Path, looking: Looking) -> 
 def test_damaged_files_hide_no_other_experiment(root: Path, looking: Looking) -> None:
     Life.submitted(root).begins()
     damaged = Life.submitted(root)
-    damaged.folder.about.write_text("{")
+    damaged.begins()
+    damaged.trial.metrics.mkdir()
     rows = looking.look().rows
     assert [(row.summary.id, row.summary.name) for row in rows] == [(2, "(files damaged)"), (1, "digits")]
 

@@ -189,7 +189,8 @@ def test_what_changed_a_moment_ago_is_read_once_more(store: ExperimentStore, end
 def test_an_experiment_with_damaged_files_is_read_each_time(
     store: ExperimentStore, ended: Life, reads: list[int]
 ) -> None:
-    ended.folder.about.write_text("{")
+    ended.trial.metrics.unlink()
+    ended.trial.metrics.mkdir()
     age(ended.folder)
     for _ in range(2):
         ((found),) = summaries(store)
