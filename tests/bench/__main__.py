@@ -16,6 +16,7 @@ from tests.bench import (
     many,
     notice_to_checkpoint,
     rendezvous,
+    report,
     sampler_start,
     search,
     sgd,
@@ -40,6 +41,7 @@ BENCHMARKS = {
     "sweep": sweep.main,
     "gpu": gpu.main,
     "rendezvous": rendezvous.main,
+    "report": report.main,
 }
 
 if __name__ == "__main__":
