@@ -1,4 +1,4 @@
-"""How long one core works at the report of a search of a thousand trials, as a whole process, and how big its page is."""
+"""How long one core works at the report of a thousand trials, as a whole process, and how big the page is."""
 
 from __future__ import annotations
 

@@ -296,6 +296,7 @@ def test_an_attempt_that_nobody_ended_lost_its_node_and_the_next_one_begins(gang
     gang.journal.started(1, GONE)
     assert gang.run_job()[0] == 0
     assert gang.ends() == [("node lost", "requeue"), ("finished", "done")]
+    assert [event["late"] for event in gang.journal.events() if event["event"] == "ended"] == [True, False]
     assert gang.journal.last_attempt() == 2
 
 
