@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from hpc_det.cli.parameters import experiment_argument
+from hpc_det.cli.parameters import any_experiment_argument
 from hpc_det.errors import UsageError
 from hpc_det.store.folders import ExperimentFolder
 
 
 @click.command()
-@experiment_argument
+@any_experiment_argument
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="By default report-ID.html here.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: print the facts, and write no page.")
 def report(experiment: ExperimentFolder, output: Path | None, as_json: bool) -> None:
@@ -30,10 +30,11 @@ def report(experiment: ExperimentFolder, output: Path | None, as_json: bool) -> 
       hpc-det report 12 --json
       {"id": 12, "name": "digits", "state": "COMPLETED", "goodput": 0.81,
        "best": {"trial": 7, "metric": "accuracy", "value": 0.97, ...},
-       "seconds": {"starting": 12.1, "training": 804.2, ...},
+       "seconds": {...},
        "trials": [{"id": 1, "spans": [...], "validation": {...}, ...}],
        "brackets": [...], "importance": {...}, "config": [...], ...}
-    Moments are seconds since the epoch. Curves are lists of [batches, value]; null is a value that is no finite number.
+    `seconds` are of all trials, by phase. Moments are seconds since the epoch. Curves are lists of [batches, value];
+    null is a value that is no finite number.
     """
     from hpc_det.report.facts import facts
     from hpc_det.view.state import ExperimentView

@@ -195,6 +195,18 @@ def test_the_owner_goes_on_and_colleagues_see_that(
     assert SECRET not in (shared.masked / "effective.json").read_text()
 
 
+def test_a_colleague_makes_a_report_of_it_without_the_secrets(
+    shared: ExperimentFolder, root: Path, hpc_det: Command, at: AS_USER
+) -> None:
+    assert hpc_det("report", 2, "--json").code == 0  # which loads the command
+    found = at(COLLEAGUE, "report", f"{root}:2", "--json")
+    assert (found.code, found.err) == (0, "")
+    assert SECRET not in found.out
+    facts = json.loads(found.out)
+    assert (facts["id"], len(facts["trials"])) == (2, 1)
+    assert {row["key"]: row["value"] for row in facts["config"]}["data.secrets.token"] == "********"
+
+
 # --- fork
 
 
