@@ -21,7 +21,7 @@ from tests.wait import wait_for
 pytestmark = pytest.mark.slurm
 
 EXPERIMENTS = 20
-AT_ONCE = 6
+AT_ONCE = 12
 """Slots of the lab."""
 WAITS = """
 import signal
@@ -58,7 +58,7 @@ def hpc_det(capfd: pytest.CaptureFixture[str]) -> HpcDet:
 
 
 class Day:
-    """Twenty experiments, each of which waits for the evening, on a lab that runs six at a time."""
+    """Twenty experiments, each of which waits for the evening, on a lab that runs twelve at a time."""
 
     def __init__(self, lab: SlurmLab, hpc_det: HpcDet, root: Path) -> None:
         self.lab, self.hpc_det, self.root = lab, hpc_det, root
