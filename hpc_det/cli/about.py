@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpc_det.errors import UsageError, nearest
-from hpc_det.store.about import About, read_about, write_about
+from hpc_det.store.about import About, write_about
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentView
 from hpc_det.view.watch import state
@@ -19,7 +19,7 @@ def archive(experiment: ExperimentFolder) -> str:
             f"experiment {experiment.id} is {found.value}; only what has ended can be archived: wait for its end, or "
             f"end it with `hpc-det experiment kill {experiment.id}`"
         )
-    if read_about(experiment, view.config).archived:
+    if view.about().archived:
         return f"Experiment {experiment.id} was archived before"
     write_about(experiment, archived=True)
     return f"Archived experiment {experiment.id}: lists show it with --all"
@@ -61,7 +61,7 @@ def describe_as(experiment: ExperimentFolder, description: str) -> str:
 
 
 def _about(experiment: ExperimentFolder) -> About:
-    return read_about(experiment, ExperimentView(experiment).config)
+    return ExperimentView(experiment).about()
 
 
 def _set_labels(experiment: ExperimentFolder, labels: Sequence[str]) -> str:

@@ -10,12 +10,13 @@ from typing import Any
 from hpc_det.cli import describe_trial
 from hpc_det.cli.describe_trial import TrialFacts, facts_in_words, section
 from hpc_det.cli.listing import progress_in_words
-from hpc_det.cli.values import columns, iso, number
+from hpc_det.cli.trials import table as trials_table
+from hpc_det.cli.values import iso, number
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.story import Metrics, read_tolerantly, why_not_completed
+from hpc_det.view.story import read_tolerantly, why_not_completed
 from hpc_det.view.summary import progress
-from hpc_det.view.trials import TrialState, differing, flattened
+from hpc_det.view.trials import TrialState
 from hpc_det.view.watch import state as state_of
 from hpc_det.view.watch import what_to_do
 
@@ -39,7 +40,7 @@ def _record(view: ExperimentView, state: ExperimentState) -> Record:
     plan, job_ids, known = view.plan(), view.job_ids(), progress(view, state)
     return {
         "id": view.id,
-        "name": plan.name,
+        **view.about().as_json(),
         "state": state.value,
         "why": _why(view, state),
         "folder": str(view.folder.path),
@@ -96,7 +97,7 @@ def told(view: ExperimentView, state: ExperimentState) -> str:
     record, trials = _record(view, state), _trials(view, state)
     sections = [list(_facts(record))]
     if view.has_many_trials:
-        sections += [section("Trials", _table(trials)), section("Failures", list(_failures(trials)))]
+        sections += [section("Trials", trials_table(trials, view)), section("Failures", list(_failures(trials)))]
     elif trials:
         sections += describe_trial.sections(trials[0])
     if state is ExperimentState.ERROR:
@@ -115,6 +116,9 @@ def _facts(record: Record) -> Iterator[str]:
         "Entrypoint": _command(record["entrypoint"]),
         "Searcher": json.dumps({key: value for key, value in record["searcher"].items() if value is not None}),
         "Folder": record["folder"],
+        **({"About": record["description"]} if record["description"] else {}),
+        **({"Labels": ", ".join(record["labels"])} if record["labels"] else {}),
+        **({"Archived": "lists show it with --all"} if record["archived"] else {}),
         **({"Code": _code(record["code"])} if record["code"] else {}),
         **({"Shared": f"by {record['owner']}, with group {record['shared_with']}"} if record["shared_with"] else {}),
     }
@@ -149,36 +153,9 @@ def _command(entrypoint: str | list[str]) -> str:
     return entrypoint if isinstance(entrypoint, str) else shlex.join(entrypoint)
 
 
-def _table(trials: Sequence[TrialFacts]) -> list[str]:
-    """A line for each trial, with the hyperparameters that are not the same in all of them."""
-    if not trials:
-        return []
-    names = differing([found.hparams for found in trials])
-    headings = ("ID", "STATE", "BATCHES", "LAST", "BEST", *names, "WORKER", "JOB")
-    return columns([headings, *(_row(found, names) for found in trials)])
-
-
 def _failures(trials: Sequence[TrialFacts]) -> Iterator[str]:
     """Why the first ones failed."""
     failed = [found for found in trials if found.state in (TrialState.ERROR, TrialState.INVALID)]
     yield from (f"trial {found.id}: {why_not_completed(found.folder)}" for found in failed[:SHOWN_FAILURES])
     if len(failed) > SHOWN_FAILURES:
         yield f"and {len(failed) - SHOWN_FAILURES} more"
-
-
-def _row(found: TrialFacts, names: Sequence[str]) -> tuple[str, ...]:
-    values = flattened(found.hparams)
-    return (
-        str(found.id),
-        found.state.value,
-        f"{found.metrics.batches}/{found.metrics.total or '?'}",
-        *_last_and_best(found.metrics),
-        *(number(values[name]) if name in values else "-" for name in names),
-        "-" if found.worker is None else str(found.worker),
-        found.job_id or "-",
-    )
-
-
-def _last_and_best(metrics: Metrics) -> tuple[str, str]:
-    last = metrics.validation.get(metrics.name)
-    return "-" if last is None else number(last), number(metrics.best.value) if metrics.best else "-"

@@ -50,6 +50,14 @@ class TrialFacts:
 
     def as_json(self) -> Record:
         return {
+            **self.brief(),
+            "checkpoints": [_checkpoint(item) for item in self.checkpoints()],
+            "attempts": [_attempt(item) for item in self.attempts],
+        }
+
+    def brief(self) -> Record:
+        """Without a look at the checkpoints: an experiment may have a thousand trials."""
+        return {
             "id": self.id,
             "state": self.state.value,
             "worker": self.worker,
@@ -61,8 +69,6 @@ class TrialFacts:
             "training": self.metrics.training or None,
             "validation": self.metrics.validation or None,
             "best": best_of_one(self.metrics, self.id),
-            "checkpoints": [_checkpoint(item) for item in self.checkpoints()],
-            "attempts": [_attempt(item) for item in self.attempts],
         }
 
 

@@ -63,7 +63,7 @@ class Output:
         elif self.as_csv:
             _print_csv(records)
         else:
-            _print_table([column.heading for column in shown], [[c.cell(record) for c in shown] for record in records])
+            _print_table(rows(records, shown))
 
     @property
     def is_for_people(self) -> bool:
@@ -125,14 +125,19 @@ def _flat(record: Record, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    if sys.stdout.isatty() and len(rows) <= MOST_BY_RICH:
-        _draw(headings, rows)
+def rows(records: Sequence[Record], shown: Sequence[Column]) -> list[list[str]]:
+    """The headings, and a row for each record."""
+    return [[column.heading for column in shown], *([column.cell(record) for column in shown] for record in records)]
+
+
+def _print_table(table: Sequence[Sequence[str]]) -> None:
+    if sys.stdout.isatty() and len(table) <= MOST_BY_RICH:
+        _draw(*table)
     else:
-        click.echo("\n".join(columns([headings, *rows])))
+        click.echo("\n".join(columns(table)))
 
 
-def _draw(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _draw(headings: Sequence[str], *rows: Sequence[str]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

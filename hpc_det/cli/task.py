@@ -49,7 +49,7 @@ def _running() -> Iterator[dict[str, Any]]:
                 if attempt.is_open and view.search.present.get(worker) == attempt.job_id:
                     yield {
                         "trial": f"{view.id}/{work.trial}",
-                        "name": plan.name,
+                        "name": view.about().name,
                         "attempt": attempt.number,
                         "slots": plan.world_size,
                         "job_id": attempt.job_id,

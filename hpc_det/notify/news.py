@@ -34,7 +34,7 @@ class News:
     def of(cls, view: ExperimentView, state: ExperimentState) -> News:
         return cls(
             experiment=view.id,
-            name=view.plan().name,
+            name=view.about().name,
             state=state.value,
             why=_why(view, state),
             best=_best(view),

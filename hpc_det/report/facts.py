@@ -35,7 +35,7 @@ def facts(view: ExperimentView, state: ExperimentState, now: float) -> Record:
     seconds = _seconds(trials)
     return {
         "id": view.id,
-        "name": plan.name,
+        "name": view.about().name,
         "state": state.value,
         "why": view.why_not_completed(state) if state in (ExperimentState.ERROR, ExperimentState.CANCELED) else None,
         "folder": str(view.folder.path),

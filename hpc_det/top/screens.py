@@ -4,12 +4,11 @@ act on what is selected there, which nobody sees meanwhile.
 
 from __future__ import annotations
 
-import asyncio
 import os
+import subprocess
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Callable
-from contextlib import suppress
+from subprocess import DEVNULL, PIPE, STDOUT
 from typing import ClassVar
 
 from rich.text import Text
@@ -87,6 +86,14 @@ class Details(ModalScreen[None]):
         self.set_timer(AGAIN_S, self._look)
 
 
+class Printed(Message):
+    """From the thread that reads the logs."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__()
+        self.line = line
+
+
 class Logs(ModalScreen[None]):
     """What `experiment logs --follow` prints, by a process of its own: it may wait for lines as long as it likes."""
 
@@ -103,24 +110,21 @@ class Logs(ModalScreen[None]):
 
     def on_mount(self) -> None:
         self.query_one(RichLog).focus()
-        self.run_worker(self._follow())
-
-    async def _follow(self) -> None:
-        command = (*HPC_DET, "experiment", "logs", str(self._experiment.id), "--follow")
+        command = (*HPC_DET, "experiment", "logs", str(self._experiment.id), "--follow", "--tail", str(MOST_LINES))
         root = str(self._experiment.store().root)
         env = {**os.environ, "HPC_DET_ROOT": root, "PYTHONSAFEPATH": "1"}  # modules of this folder are none of ours
-        process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=env)
-        try:
-            await self._show(process)
-        finally:
-            with suppress(ProcessLookupError):
-                process.terminate()
-            await process.communicate()  # until its pipe is closed, too
+        self._process = subprocess.Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=env)
+        self.run_worker(self._follow, thread=True)
 
-    async def _show(self, process: Process) -> None:
-        assert process.stdout is not None
-        log, rest = self.query_one(RichLog), b""
-        while piece := await process.stdout.read(1 << 16):  # a line may be longer than any bound of readline
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                log.write(Text.from_ansi(line.decode(errors="replace")))
+    def on_unmount(self) -> None:
+        """What the thread reads ends with that."""
+        self._process.terminate()
+
+    def _follow(self) -> None:
+        with self._process as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                self.post_message(Printed(line.decode(errors="replace").rstrip("\n")))
+
+    def on_printed(self, event: Printed) -> None:
+        self.query_one(RichLog).write(Text.from_ansi(event.line))

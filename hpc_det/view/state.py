@@ -18,6 +18,7 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
 from hpc_det.search.sample import Sample
 from hpc_det.search.state import Entry, SearchState
+from hpc_det.store.about import About, read_about
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view import story
 from hpc_det.view.trials import counted
@@ -83,6 +84,11 @@ class ExperimentView:
         """Raises HpcDetError where the file is damaged."""
         with _readable(self.folder):
             return JobPlan.of(self.folder)
+
+    def about(self) -> About:
+        """What its owner says of it now. Raises HpcDetError where the file is damaged."""
+        with _readable(self.folder):
+            return read_about(self.folder, self.config)
 
     def sample(self, trial: int) -> Sample:
         return self._journal.sample(trial)

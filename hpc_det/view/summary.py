@@ -7,7 +7,6 @@ from typing import Any
 
 from hpc_det.errors import HpcDetError
 from hpc_det.search.best import best_trial
-from hpc_det.store.about import read_about
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import Metrics
 from hpc_det.view.trials import counted, length_unit
@@ -46,7 +45,7 @@ def summary(view: ExperimentView, state: ExperimentState, metrics: Metrics | Non
     """Where its files are damaged, only the state stands for sure. `metrics`: of the only trial, if they are read."""
     submitted = view.jobs[0].submitted if view.jobs else None
     try:
-        known = {**read_about(view.folder, view.config).as_json(), **progress(view, state, metrics)}
+        known = {**view.about().as_json(), **progress(view, state, metrics)}
     except UNREADABLE:
         known = {"name": DAMAGED}
     return Summary(id=view.id, state=state, submitted=submitted, **known)

@@ -180,7 +180,7 @@ def hooks_that_hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_damaged_files_are_no_reason_to_fail(life: Life) -> None:
     hooked(life, {"mail": "ada"})
-    life.folder.plan.write_text("{")
+    life.folder.about.write_text("{")
     life.begins()
     life.finishes()
     (told,) = tell_rest(life.folder)
