@@ -9,8 +9,9 @@ import click
 
 from hpc_det.cli.confirm import yes_option
 from hpc_det.cli.experiment.keep import output_dir
+from hpc_det.cli.ids import store
 from hpc_det.cli.output import Output, output_options
-from hpc_det.cli.parameters import at_once, store
+from hpc_det.cli.several import at_once
 
 if TYPE_CHECKING:
     from hpc_det.view.checkpoints import StoredCheckpoint

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_det.cli.group import Group
-from hpc_det.cli.parameters import request_options, store
+from hpc_det.cli.ids import store
+from hpc_det.cli.parameters import request_options
 from hpc_det.cli.values import length_in_words
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ import getpass
 import click
 
 from hpc_det.cli.cleanup import cleanup_daily
+from hpc_det.cli.ids import store
 from hpc_det.cli.local import run_here
 from hpc_det.cli.origins import explained
-from hpc_det.cli.parameters import Choices, store
+from hpc_det.cli.parameters import Choices
 from hpc_det.config.effective import Effective, effective
 from hpc_det.config.request import Request, for_test, on_one_slot
 from hpc_det.config.secrets import masked

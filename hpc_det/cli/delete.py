@@ -12,7 +12,7 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.remote import Remote, options
 from hpc_det.checkpoint.storage import answering
 from hpc_det.cli.confirm import confirm
-from hpc_det.cli.parameters import each
+from hpc_det.cli.several import each
 from hpc_det.cli.values import count, size
 from hpc_det.errors import HpcDetError
 from hpc_det.store.files import read_json

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from hpc_det.cli.parameters import at_once
+from hpc_det.cli.several import at_once
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view.checkpoints import StoredCheckpoint, best_first, effective_config, of_experiment, of_trial

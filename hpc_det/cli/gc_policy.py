@@ -10,7 +10,7 @@ import click
 from hpc_det.checkpoint.collect import Superfluous, superfluous_in
 from hpc_det.checkpoint.policy import policies_of
 from hpc_det.cli.confirm import confirm
-from hpc_det.cli.parameters import at_once, each
+from hpc_det.cli.several import at_once, each
 from hpc_det.cli.values import count, size
 from hpc_det.config.merge import Tree
 from hpc_det.config.plain_yaml import dump_yaml

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from hpc_det.cli.group import Group
+from hpc_det.cli.ids import store
 from hpc_det.cli.output import Column, Output, Record, output_options
-from hpc_det.cli.parameters import store
 from hpc_det.store.folders import ExperimentFolder
 
 SHOWN = 40

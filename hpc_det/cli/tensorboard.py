@@ -11,7 +11,8 @@ from types import FrameType
 
 import click
 
-from hpc_det.cli.parameters import ExperimentId, TrialId, at_once
+from hpc_det.cli.ids import ExperimentId, TrialId
+from hpc_det.cli.several import at_once
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 

@@ -8,9 +8,9 @@ import click
 
 from hpc_det.cli.experiment.keep import output_dir
 from hpc_det.cli.group import Group
+from hpc_det.cli.ids import any_trial_argument, trial_argument
 from hpc_det.cli.log_choices import LogChoices, log_options
 from hpc_det.cli.output import Output, output_options
-from hpc_det.cli.parameters import any_trial_argument, trial_argument
 from hpc_det.store.folders import TrialFolder
 
 
@@ -21,8 +21,9 @@ def trial() -> None:
 
 @trial.command()
 @any_trial_argument
+@click.option("--metrics", "with_metrics", is_flag=True, help="Every report of its metrics, and nothing else.")
 @output_options
-def describe(trial: TrialFolder, output: Output) -> None:
+def describe(trial: TrialFolder, with_metrics: bool, output: Output) -> None:
     """Describe a trial: its state, hyperparameters, attempts, metrics and checkpoints.
 
     The state is QUEUED, RUNNING, PAUSED, COMPLETED, ERROR, INVALID or CANCELED. PAUSED: the searcher may want
@@ -30,6 +31,7 @@ def describe(trial: TrialFolder, output: Output) -> None:
 
     \b
     Example:
+      hpc-det trial describe 12/7 --metrics
       hpc-det trial describe 12/7 --json
       {"id": 7, "state": "PAUSED", "worker": null, "job_id": "4711_3",
        "hyperparameters": {"lr": 0.01}, "seed": 1729,
@@ -40,7 +42,11 @@ def describe(trial: TrialFolder, output: Output) -> None:
     `hpc-det experiment describe --help`.
     """
     from hpc_det.cli.describe_trial import in_words, of
+    from hpc_det.cli.trial_metrics import COLUMNS, reported
 
+    if with_metrics:
+        output.table(reported(trial), COLUMNS)
+        return
     found = of(trial)
     if output.is_for_people:
         click.echo(in_words(found))

@@ -59,7 +59,7 @@ class Index:
         kept = ((number, self._kept[number]) for number in self._asked_for & self._kept.keys())
         plain = {number: [trace, asdict(found)] for number, (trace, found) in kept}
         with suppress(OSError):
-            write_atomic(self._file, json.dumps(plain))
+            write_atomic(self._file, json.dumps(plain), private=True)
 
 
 def trace_of(experiment: ExperimentFolder) -> Trace:

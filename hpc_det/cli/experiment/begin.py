@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hpc_det.cli.experiment.group import experiment
-from hpc_det.cli.parameters import (
-    Choices,
-    any_experiment_argument,
-    choices_options,
-    completed_names,
-    experiment_argument,
-    request_options,
-)
+from hpc_det.cli.ids import any_experiment_argument, experiment_argument
+from hpc_det.cli.parameters import Choices, choices_options, completed_names, request_options
 from hpc_det.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:

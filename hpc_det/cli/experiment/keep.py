@@ -8,8 +8,8 @@ import click
 
 from hpc_det.cli.confirm import yes_option
 from hpc_det.cli.experiment.group import experiment
+from hpc_det.cli.ids import any_experiment_argument, experiments_argument, store
 from hpc_det.cli.output import Output, output_options
-from hpc_det.cli.parameters import any_experiment_argument, experiments_argument, store
 from hpc_det.store.folders import ExperimentFolder
 
 output_dir = click.option(
@@ -109,6 +109,21 @@ def delete(experiments: list[ExperimentFolder], yes: bool) -> None:
     from hpc_det.cli.delete import delete
 
     delete(experiments, yes=yes)
+
+
+@experiment.command("delete-tb-files")
+@experiments_argument
+@yes_option
+def delete_tb_files(experiments: list[ExperimentFolder], yes: bool) -> None:
+    """Delete the TensorBoard files of experiments that have ended, profiler traces too.
+
+    \b
+    Example:
+      hpc-det experiment delete-tb-files 12 --yes
+    """
+    from hpc_det.cli.tensorboard_files import delete_files
+
+    delete_files(experiments, yes=yes)
 
 
 @experiment.command()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from hpc_det.cli.experiment.group import experiment
+from hpc_det.cli.ids import any_experiment_argument, any_experiments_argument, created_trial, store
 from hpc_det.cli.log_choices import LogChoices, log_options
 from hpc_det.cli.output import Output, output_options
-from hpc_det.cli.parameters import any_experiment_argument, any_experiments_argument, created_trial, store
 from hpc_det.store.folders import ExperimentFolder
 
 STATES = ("QUEUED", "RUNNING", "PAUSED", "COMPLETED", "ERROR", "CANCELED")

@@ -6,7 +6,9 @@ import click
 
 from hpc_det.cli.confirm import yes_option
 from hpc_det.cli.experiment.group import experiment
-from hpc_det.cli.parameters import Words, each, experiments_argument
+from hpc_det.cli.ids import experiments_argument
+from hpc_det.cli.parameters import Words
+from hpc_det.cli.several import each
 from hpc_det.store.folders import ExperimentFolder
 
 _COUNT = click.IntRange(min=0)

@@ -7,7 +7,8 @@ from functools import partial
 import click
 
 from hpc_det.cli.experiment.group import experiment
-from hpc_det.cli.parameters import any_experiments_argument, each, experiments_argument
+from hpc_det.cli.ids import any_experiments_argument, experiments_argument
+from hpc_det.cli.several import each
 from hpc_det.store.folders import ExperimentFolder
 
 

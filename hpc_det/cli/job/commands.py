@@ -6,7 +6,7 @@ import click
 
 from hpc_det.cli.group import Group
 from hpc_det.cli.output import Output, output_options
-from hpc_det.cli.parameters import at_once, each
+from hpc_det.cli.several import at_once, each
 
 
 @click.group(cls=Group)

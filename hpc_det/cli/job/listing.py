@@ -9,9 +9,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from hpc_det.cli.ids import store
 from hpc_det.cli.job.here import queue_here
 from hpc_det.cli.output import Column, Record
-from hpc_det.cli.parameters import store
 from hpc_det.cli.values import iso
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobPlan

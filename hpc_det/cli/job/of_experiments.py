@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hpc_det.cli.job.operations import operation
 from hpc_det.cli.job.updates import update
-from hpc_det.cli.parameters import at_once
+from hpc_det.cli.several import at_once
 from hpc_det.errors import UsageError
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentView

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from hpc_det.cli.job.here import queue_to_change
 from hpc_det.cli.job.operations import Operation
-from hpc_det.cli.parameters import at_once
+from hpc_det.cli.several import at_once
 from hpc_det.errors import HpcDetError
 from hpc_det.schedulers.command import CommandError, run_command
 from hpc_det.schedulers.queue import Change, Queue, QueuedJob

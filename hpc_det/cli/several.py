@@ -1,0 +1,43 @@
+"""What a command does with each of several things."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from hpc_det.errors import HpcDetError, UsageError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+Thing = TypeVar("Thing")
+Made = TypeVar("Made")
+
+
+def at_once(things: Sequence[Thing], act: Callable[[Thing], Made]) -> list[Made]:
+    """What came of each. What fails for one keeps nobody from the others; raises HpcDetError with all that failed."""
+    made: list[Made] = []
+    failed: list[HpcDetError] = []
+    for thing in things:
+        try:
+            made.append(act(thing))
+        except HpcDetError as error:
+            failed.append(error)
+    if failed:
+        kind = UsageError if all(isinstance(error, UsageError) for error in failed) else HpcDetError
+        raise kind([problem for error in failed for problem in error.problems])
+    return made
+
+
+def each(things: Sequence[Thing], act: Callable[[Thing], str | None], *, side_by_side: int = 1) -> None:
+    """Do it to each, so many at a time, and say what came of it in their order."""
+    from concurrent.futures import ThreadPoolExecutor  # it takes a third of the time of a small command
+
+    def tell(said: Future[str | None]) -> None:
+        if text := said.result():
+            click.echo(text)
+
+    with ThreadPoolExecutor(side_by_side) as workers:
+        at_once([workers.submit(act, thing) for thing in things], tell)
