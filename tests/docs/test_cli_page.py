@@ -13,6 +13,7 @@ import pytest
 
 from hpc_det.cli.main import main
 from tests.docs.cli_page import PAGE, Entry, entries, examples, made, shown
+from tests.docs.page import Command, Page
 from tests.docs.world import environment, make, point_to_a_sweep, populate, queue_on_paper
 
 ON_A_TERMINAL = ("hpc-det top", "hpc-det tensorboard")
@@ -82,3 +83,14 @@ def test_an_example_works(
 def test_an_example_that_fails_is_told(fresh: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["experiment", "describe", "16"]) == 2
     assert "experiment 16: not found" in capfd.readouterr().err
+
+
+def test_a_day_goes_as_its_page_says(fresh: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    page = Page.read(PAGE.with_name("experiments.md"))
+    steps = [step for step in page.steps() if isinstance(step, Command)]
+    assert len(steps) > 10
+    for step in steps:
+        _, *arguments = shlex.split(step.line)
+        main(arguments)
+        told = capfd.readouterr()
+        assert step.agrees(told.out + told.err), f"$ {step.line}\n--- the page shows\n{step.shown}\n--- it says\n{told}"
