@@ -94,3 +94,9 @@ def test_a_day_goes_as_its_page_says(fresh: Path, capfd: pytest.CaptureFixture[s
         main(arguments)
         told = capfd.readouterr()
         assert step.agrees(told.out + told.err), f"$ {step.line}\n--- the page shows\n{step.shown}\n--- it says\n{told}"
+
+
+@pytest.mark.parametrize("name", ["experiments.md", "cli.md"])
+def test_what_these_pages_link_to_is_there(name: str) -> None:
+    page = PAGE.with_name(name)
+    assert [link for link in Page.read(page).links() if not (page.parent / link).exists()] == []
