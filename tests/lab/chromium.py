@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-LOCK = Path("/var/tmp/hpc-det-chromium.lock")
+LOCK = Path("/var/tmp/hpc-det-apt.lock")
+"""Also of tests/lab/slurm-up: apt-get fails where another one is at work."""
 INSTALL = "apt-get update -q && apt-get install -qy --no-install-recommends chromium fonts-dejavu-core"
 OPTIONS = (
     "--headless",
