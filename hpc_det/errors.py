@@ -26,6 +26,11 @@ class HpcDetError(Exception):
         super().__init__("\n".join(self.problems))
 
 
+def refused(error: OSError) -> HpcDetError:
+    """What the file system says, as a user reads it."""
+    return HpcDetError(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
+
 class UsageError(HpcDetError):
     """Bad input: nothing was submitted and nothing was written."""
 
@@ -48,6 +53,11 @@ def shown(value: Any) -> str:
     """The value as a message shows it."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
+
+
+def printable(text: str) -> str:
+    """A key or value may hold anything; a line of output may not."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

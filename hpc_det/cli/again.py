@@ -15,6 +15,7 @@ from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find
 from hpc_det.errors import UsageError
 from hpc_det.schedulers.shared_answers import ASK_S
+from hpc_det.store.about import write_about
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.again import go_on, set_once_more, stored, submit_again
@@ -34,6 +35,8 @@ def continue_(experiment: ExperimentFolder, overrides: Sequence[str], *, follow:
             f"`hpc-det experiment kill {experiment.id}`"
         )
     trials = go_on(experiment, overrides)
+    if ExperimentView(experiment).about().archived:  # lists would leave out what trains again
+        write_about(experiment, archived=False)
     click.echo(f"Continued experiment {experiment.id}: {trials} trial{'s' * (trials > 1)}")
     if follow:
         show(experiment)

@@ -12,6 +12,7 @@ from hpc_det.cli.describe_trial import TrialFacts, facts_in_words, section
 from hpc_det.cli.listing import progress_in_words
 from hpc_det.cli.trials import table as trials_table
 from hpc_det.cli.values import iso, number
+from hpc_det.errors import printable
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import read_tolerantly, why_not_completed
@@ -101,12 +102,13 @@ def told(view: ExperimentView, state: ExperimentState) -> str:
     elif trials:
         sections += describe_trial.sections(trials[0])
     if state is ExperimentState.ERROR:
-        sections.append([what_to_do(view).capitalize()])
+        todo = what_to_do(view)
+        sections.append([todo[0].upper() + todo[1:]])
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
 def _facts(record: Record) -> Iterator[str]:
-    yield f"Experiment {record['id']}: {record['name']}"
+    yield f"Experiment {record['id']}: {printable(record['name'])}"
     jobs = record["job_ids"]
     rows = {
         "State": record["state"] + (f": {record['why']}" if record["why"] else ""),

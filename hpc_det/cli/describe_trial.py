@@ -10,6 +10,7 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import Committed, committed
 from hpc_det.cli.values import iso, number, values_in_words
+from hpc_det.errors import printable
 from hpc_det.store.folders import TrialFolder
 from hpc_det.view import story
 from hpc_det.view.state import ExperimentState, ExperimentView
@@ -134,7 +135,7 @@ def batches_in_words(metrics: Metrics) -> str:
 
 
 def facts_in_words(rows: dict[str, str]) -> Iterator[str]:
-    yield from (f"  {name + ':':<12}{text}" for name, text in rows.items())
+    yield from (f"  {name + ':':<12}{printable(text)}" for name, text in rows.items())
 
 
 def section(heading: str, lines: list[str]) -> list[str]:

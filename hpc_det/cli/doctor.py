@@ -45,7 +45,7 @@ def doctor(cluster: str | None, output: Output) -> int:
 
 def _shown(findings: Iterable[Finding]) -> Iterator[Finding]:
     """Each as it comes, below a line with its subject."""
-    from hpc_det.config.problems import printable
+    from hpc_det.errors import printable
 
     subject = None
     for finding in findings:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from hpc_det.cli.lazy import LazyCommand, LazyGroup
-from hpc_det.errors import INTERRUPTED, HpcDetError
+from hpc_det.errors import INTERRUPTED, HpcDetError, refused
 
 COMMANDS = (
     LazyCommand(
@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None, program: str = "hpc-det") -> int:
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except OSError as error:
-        return _say([f"{error.filename}: {error.strerror}" if error.filename else str(error)], HpcDetError.exit_code)
+        return _say(refused(error).problems, HpcDetError.exit_code)
     return code if isinstance(code, int) else 0
 
 

@@ -11,9 +11,8 @@ from hpc_det.cli.create import say_notes, show_and_submit
 from hpc_det.cli.parameters import Choices
 from hpc_det.config.merge import Tree
 from hpc_det.config.multirun import Multirun, effective_multirun
-from hpc_det.config.problems import printable
 from hpc_det.config.request import for_test
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, printable
 
 
 def submit_or_show_multirun(multirun: Multirun, choices: Choices) -> None:

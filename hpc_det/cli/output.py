@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from hpc_det.cli.values import columns
+from hpc_det.errors import printable
 
 Record = Mapping[str, Any]
 MOST_BY_RICH = 100
@@ -126,8 +127,9 @@ def _flat(record: Record, prefix: str = "") -> dict[str, Any]:
 
 
 def rows(records: Sequence[Record], shown: Sequence[Column]) -> list[list[str]]:
-    """The headings, and a row for each record."""
-    return [[column.heading for column in shown], *([column.cell(record) for column in shown] for record in records)]
+    """The headings, and a row for each record. What others wrote must not reach a terminal as commands."""
+    cells = ([printable(column.cell(record)) for column in shown] for record in records)
+    return [[column.heading for column in shown], *cells]
 
 
 def _print_table(table: Sequence[Sequence[str]]) -> None:

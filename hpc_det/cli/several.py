@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import HpcDetError, UsageError, refused
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -25,6 +25,8 @@ def at_once(things: Sequence[Thing], act: Callable[[Thing], Made]) -> list[Made]
             made.append(act(thing))
         except HpcDetError as error:
             failed.append(error)
+        except OSError as error:
+            failed.append(refused(error))
     if failed:
         kind = UsageError if all(isinstance(error, UsageError) for error in failed) else HpcDetError
         raise kind([problem for error in failed for problem in error.problems])

@@ -87,7 +87,7 @@ def _returned(record: Record) -> str:
 
 
 def _printable(text: str) -> str:
-    from hpc_det.config.problems import printable
+    from hpc_det.errors import printable
 
     return printable(text)
 

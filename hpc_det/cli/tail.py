@@ -16,14 +16,13 @@ class Tail:
         self._inode: int | None = None
         self._offset = 0
 
-    def lines(self, *, final: bool = False) -> Iterator[str]:
-        """Whole lines without their end; with `final`, also a last one that has no end."""
-        # A site's epilog or a reader's group may close a log of a job: it is as if it were not there.
-        with suppress(FileNotFoundError, PermissionError), open(self._path, "rb") as file:
+    def lines(self) -> Iterator[str]:
+        """Whole lines without their end."""
+        with suppress(FileNotFoundError), open(self._path, "rb") as file:
             self._continue(os.fstat(file.fileno()))
             file.seek(self._offset)
             for line in file:
-                if not line.endswith(b"\n") and not final:
+                if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
                 yield line.removesuffix(b"\n").decode(errors="replace")

@@ -34,11 +34,12 @@ def list_(output: Output) -> None:
 
 def _running() -> Iterator[dict[str, Any]]:
     from hpc_det.cli.values import iso
-    from hpc_det.view.state import ExperimentState, ExperimentView
+    from hpc_det.view.all import under_way
+    from hpc_det.view.state import ExperimentState
     from hpc_det.view.story import attempts
     from hpc_det.view.watch import states
 
-    views = [view for view in map(ExperimentView, store().all()) if view.settled() is None]
+    views = under_way(store())
     found = states(views)
     for view in views:
         if found[view.id] is not ExperimentState.RUNNING:

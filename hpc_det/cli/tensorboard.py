@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -14,7 +14,7 @@ import click
 from hpc_det.cli.ids import ExperimentId, TrialId
 from hpc_det.cli.several import at_once
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.store.folders import ExperimentFolder, TrialFolder
+from hpc_det.store.folders import TrialFolder
 
 
 class Runs(click.ParamType):  # type: ignore[type-arg]
@@ -30,15 +30,15 @@ class Runs(click.ParamType):  # type: ignore[type-arg]
 
         def trials(text: str) -> list[TrialFolder]:
             if "/" in text:
-                return [TrialId().convert(text, param, ctx)]
-            return ExperimentId().convert(text, param, ctx).trials()
+                return [TrialId(others=True).convert(text, param, ctx)]
+            return ExperimentId(others=True).convert(text, param, ctx).trials()
 
         found = at_once(list(dict.fromkeys(value.split(","))), trials)
         return list(dict.fromkeys(trial for its in found for trial in its))
 
 
 @click.command()
-@click.argument("trials", metavar="ID|EXPERIMENT/TRIAL[,...]", type=Runs())
+@click.argument("trials", metavar="[OWNER:]ID|EXPERIMENT/TRIAL[,...]", type=Runs())
 @click.option("--port", type=click.IntRange(0, 65535), help="By default 6006, or the next that is free; 0 is any.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 def tensorboard(trials: list[TrialFolder], port: int | None, host: str) -> None:
@@ -52,7 +52,7 @@ def tensorboard(trials: list[TrialFolder], port: int | None, host: str) -> None:
       hpc-det tensorboard 12/1,12/7 --port 0
       12-digits/trial-1 and 1 more: http://127.0.0.1:43121/ (Ctrl-C ends it)
     """
-    runs = {run_name(trial): trial.tensorboard for trial in trials if trial.tensorboard.is_dir()}
+    runs = _named([trial for trial in trials if trial.tensorboard.is_dir()])
     if not runs:
         raise UsageError("no trial of these has written anything for TensorBoard; they do so with their first report")
     with suppress(KeyboardInterrupt), ended_by_signals(), _linked(runs) as folder:
@@ -62,13 +62,13 @@ def tensorboard(trials: list[TrialFolder], port: int | None, host: str) -> None:
             signal.pause()
 
 
-def run_name(trial: TrialFolder) -> str:
-    """`12-digits/trial-7`."""
-    from hpc_det.plan.job_plan import JobPlan
+def _named(trials: Sequence[TrialFolder]) -> dict[str, Path]:
+    """The files of each under a name such as `12-digits/trial-7`."""
+    from hpc_det.view.state import ExperimentView
 
-    experiment: ExperimentFolder = trial.experiment()
-    name = JobPlan.of(experiment).name.replace("/", "_")
-    return f"{experiment.id}-{name}/trial-{trial.id}"
+    experiments = {trial.experiment() for trial in trials}
+    names = {one: ExperimentView(one).about().name.replace("/", "_") for one in experiments}
+    return {f"{(one := trial.experiment()).id}-{names[one]}/trial-{trial.id}": trial.tensorboard for trial in trials}
 
 
 def _in_words(runs: Mapping[str, Path]) -> str:

@@ -15,10 +15,10 @@ from hpc_det.config.cross_checks import cross_problems
 from hpc_det.config.effective import Effective, effective
 from hpc_det.config.merge import Tree, leaves, merge_layers
 from hpc_det.config.older_names import in_todays_names
-from hpc_det.config.problems import printable, render
+from hpc_det.config.problems import render
 from hpc_det.config.request import Request, conf_folders
 from hpc_det.config.schema import Experiment
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, printable
 from hpc_det.search.space import space_problems
 
 OF_A_TRIAL = (

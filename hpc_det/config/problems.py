@@ -13,7 +13,7 @@ from hpc_det.config.keys import Where, expectation, is_tag, keys_at, sections_at
 from hpc_det.config.managed_flags import RefusedFlagsError
 from hpc_det.config.merge import join
 from hpc_det.config.section import Section
-from hpc_det.errors import MISSING, Problem, nearest, shown
+from hpc_det.errors import MISSING, Problem, nearest, printable, shown
 
 
 def render(problems: Iterable[Problem], source: Callable[[str], str | None]) -> list[str]:
@@ -26,11 +26,6 @@ def _line(problem: Problem, source: str | None) -> str:
     line += f" (from {source})" if source else ""
     line += f"; {problem.remedy}" if problem.remedy else ""
     return printable(line)
-
-
-def printable(text: str) -> str:
-    """A key or value may hold anything; a line of output may not."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def schema_problems(model: type[Section], error: ValidationError, prefix: str = "") -> Iterator[Problem]:

@@ -21,7 +21,7 @@ class About:
     description: str
     labels: tuple[str, ...]
     archived: bool
-    """Lists leave it out, and nothing changes it."""
+    """Lists leave it out, until it goes on."""
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "labels": list(self.labels)}

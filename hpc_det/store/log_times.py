@@ -68,7 +68,7 @@ class LogTimes:
 
 def moments_after(log: Path, size: int) -> Iterator[Moment]:
     """Those at which the log had more bytes than `size`, oldest first; none of a log without an index."""
-    with suppress(FileNotFoundError), open(times_of(log), "rb") as file:
+    with suppress(FileNotFoundError, PermissionError), open(times_of(log), "rb") as file:
         count = _whole_lines(file.fileno())
         first = bisect_right(range(count), size, key=lambda index: _moment(file, index).size)
         file.seek(first * LINE_BYTES)
@@ -77,7 +77,7 @@ def moments_after(log: Path, size: int) -> Iterator[Moment]:
 
 def size_before(log: Path, time: float) -> int:
     """How many bytes of the log were there before `time`; 0 for a log without an index."""
-    with suppress(FileNotFoundError), open(times_of(log), "rb") as file:
+    with suppress(FileNotFoundError, PermissionError), open(times_of(log), "rb") as file:
         count = _whole_lines(file.fileno())
         first = bisect_left(range(count), time, key=lambda index: _moment(file, index).time)
         return _moment(file, first - 1).size if first else 0

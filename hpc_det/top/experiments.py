@@ -75,7 +75,8 @@ class Experiments:
 
     def _go_round(self) -> None:
         found = view_all.look(self._store)
-        self._resting = sorted([*found.resting, *found.damaged], key=lambda each: (each.state.is_final, -each.id))
+        shown = (each for each in found.resting if not each.archived)
+        self._resting = sorted([*shown, *found.damaged], key=lambda each: (each.state.is_final, -each.id))
         self._under_way = {view.id: self._under_way.get(view.id) or UnderWay(view) for view in found.under_way}
         self._next_round = time.monotonic() + ROUND_S
 

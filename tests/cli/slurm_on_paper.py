@@ -59,7 +59,7 @@ class SlurmOnPaper:
     def take_over(self, patch: pytest.MonkeyPatch) -> None:
         """`hpc-det job` asks it, whatever this machine has."""
         patch.setattr("hpc_det.cli.job.here.schedulers_here", lambda which: ["slurm"])
-        for module in ("here", "listing", "operations", "updates", "holds"):
+        for module in ("here", "listing", "of_experiments", "operations", "updates", "holds"):
             patch.setattr(f"hpc_det.cli.job.{module}.run_command", self.run)
 
     def queue(self, job_id: str, *, user: str | None = None, **more: str) -> PaperJob:

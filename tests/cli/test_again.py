@@ -127,3 +127,12 @@ def test_a_limit_that_no_trial_fits_into_is_refused(hpc_det: Command, create: Cr
     assert (code, out) == (2, "")
     assert err == "hpc-det: experiment 1: max-slots 2: a trial has 4; give at least as many\n"
     assert experiment.effective.read_text() == before
+
+
+def test_what_goes_on_is_no_longer_archived(hpc_det: Command, create: Create) -> None:
+    experiment = create(RANDOM)
+    SearchJournal(experiment).cancel("ada")
+    assert hpc_det("experiment", "archive", 1).code == 0
+    assert '"id": 1' not in hpc_det("experiment", "list", "--json").out
+    assert hpc_det("experiment", "continue", 1).code == 0
+    assert '"id": 1' in hpc_det("experiment", "list", "--json").out

@@ -12,6 +12,7 @@ import pytest
 
 from hpc_det.schedulers.command import CommandError
 from hpc_det.schedulers.queue import this_user
+from hpc_det.store.files import write_json
 from tests.cli.conftest import Command
 from tests.cli.life import Life
 from tests.cli.slurm_on_paper import SlurmOnPaper
@@ -434,10 +435,16 @@ def test_all_jobs_of_an_experiment_get_a_priority(hpc_det: Command, slurm: Slurm
     assert "expected" in hpc_det("e", "set", "priority", "1", "x").err
 
 
-def test_an_experiment_without_a_job_has_none_to_change(hpc_det: Command, slurm: SlurmOnPaper, life: Life) -> None:
-    life.folder.job().unlink()
-    code, _, err = hpc_det("e", "set", "priority", "1", "60")
-    assert (code, err) == (
-        2,
-        "hpc-det: experiment 1: has no job yet; it gets one by `hpc-det experiment activate`\n",
-    )
+def test_jobs_that_have_ended_or_run_are_left_out(hpc_det: Command, slurm: SlurmOnPaper, root: Path) -> None:
+    life = Life.submitted(root, job_id="4711")
+    write_json(life.folder.next_jobs(1, 0), {"jobs": ["4711", "4712", "4713"]})
+    slurm.queue("4712", folder=str(life.folder.path), state="RUNNING")
+    slurm.queue("4713", folder=str(life.folder.path))
+    assert hpc_det("e", "set", "priority", "1", "60").out == "Job 4713 has priority 60 now\n"
+
+
+def test_an_experiment_without_a_job_that_waits_has_none_to_change(
+    hpc_det: Command, slurm: SlurmOnPaper, life: Life
+) -> None:
+    told = hpc_det("e", "set", "priority", "1", "60")
+    assert told == (2, "", "hpc-det: experiment 1: has no job that waits in the queue\n")

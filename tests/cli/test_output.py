@@ -93,3 +93,8 @@ SHOWS = {
 def test_every_command_that_shows_something_has_all_three(command: click.Command) -> None:
     options = {option for param in command.params for option in param.opts}
     assert {"--json", "--csv"} <= options
+
+
+def test_what_others_wrote_is_no_command_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().table([{"id": 1, "state": "\x1b[2Jgone", "why": "a\nb"}], SHOWN)
+    assert capsys.readouterr().out.splitlines()[1].split() == ["1", "\\x1b[2Jgone", "a\\nb"]

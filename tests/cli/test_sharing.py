@@ -135,6 +135,16 @@ def test_a_colleague_reads_logs_of_ranks_and_jobs(shared: ExperimentFolder, root
     assert of_one.out.endswith("[rank=0] hello from rank 0\n")
 
 
+def test_a_log_that_only_its_owner_may_read_hides_no_other(shared: ExperimentFolder, root: Path, at: AS_USER) -> None:
+    log = shared.jobs / "1.log"
+    log.write_text("before the job shares it\n")
+    log.chmod(0o600)
+    told = at(COLLEAGUE, "experiment", "logs", f"{root}:2")
+    assert (told.code, told.err) == (0, "")
+    assert "hello from rank 0" in told.out
+    assert "before the job" not in told.out
+
+
 def test_looking_leaves_nothing_behind(shared: ExperimentFolder, root: Path, at: AS_USER) -> None:
     before = _tree(root)
     for command in (("list", "--of", root), ("describe", f"{root}:2"), ("logs", f"{root}:2")):

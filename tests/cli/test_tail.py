@@ -15,8 +15,7 @@ def test_each_call_gives_the_whole_lines_since_the_last(tmp_path: Path) -> None:
     with file.open("ab") as more:
         more.write(b" and more\r\xff\nend")
     assert list(tail.lines()) == ["two and more\r\ufffd"]
-    assert list(tail.lines(final=True)) == ["end"]
-    assert list(tail.lines(final=True)) == []
+    assert list(tail.lines()) == []
 
 
 def test_a_replaced_or_cut_file_is_read_from_its_top(tmp_path: Path) -> None:

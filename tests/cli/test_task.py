@@ -45,3 +45,10 @@ def test_each_worker_of_a_search_runs_a_trial(hpc_det: Command, root: Path, sche
         ("1/1", "4711_0", "4"),
         ("1/3", "4711_1", "4"),
     ]
+
+
+def test_a_damaged_experiment_hides_no_other(hpc_det: Command, root: Path, scheduler: FakeScheduler) -> None:
+    for job in (11, 12):
+        Life.submitted(root, job_id=str(job)).begins()
+    (root / "experiments" / "1" / "effective.json").write_text("{")
+    assert running(hpc_det) == [("2/1", 1, "12")]

@@ -56,6 +56,11 @@ def waiting(job_id: str, found: Sequence[QueuedJob]) -> list[QueuedJob]:
     raise UsageError(f"job {job_id}: runs already, and has no place in the queue any more")
 
 
+def waits(job_id: str, jobs: Sequence[QueuedJob]) -> bool:
+    """Whether any of the jobs of this id does."""
+    return any(job.waits for job in jobs if job_id in _names(job))
+
+
 def _names(job: QueuedJob) -> set[str]:
     without_server = job.job_id.partition(".")[0]
     return {job.job_id, without_server, without_server.partition("_")[0], without_server.removesuffix("[]")}

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpc_det.cli.job.here import queue_to_change, waits
 from hpc_det.cli.job.operations import operation
 from hpc_det.cli.job.updates import update
 from hpc_det.cli.several import at_once
 from hpc_det.errors import UsageError
+from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.queue import QueuedJob
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentView
 
 
 def update_jobs(experiments: Sequence[ExperimentFolder], priority: str) -> list[str]:
     """What is so now, a sentence each. Raises HpcDetError, with the queue as it was before."""
-    jobs = [job_id for of_one in at_once(experiments, _jobs) for job_id in of_one]
+    queue = queue_to_change().jobs(run_command)
+    jobs = [job_id for of_one in at_once(experiments, lambda one: _waiting(one, queue)) for job_id in of_one]
     return update(at_once(jobs, lambda job_id: operation(job_id, "priority", priority)))
 
 
-def _jobs(experiment: ExperimentFolder) -> list[str]:
-    if found := ExperimentView(experiment).job_ids():
+def _waiting(experiment: ExperimentFolder, queue: Sequence[QueuedJob]) -> list[str]:
+    """Those that the scheduler has still to start. Raises UsageError where there is none."""
+    if found := [job_id for job_id in ExperimentView(experiment).job_ids() if waits(job_id, queue)]:
         return found
-    raise UsageError(f"experiment {experiment.id}: has no job yet; it gets one by `hpc-det experiment activate`")
+    raise UsageError(f"experiment {experiment.id}: has no job that waits in the queue")

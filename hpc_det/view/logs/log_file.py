@@ -1,4 +1,7 @@
-"""One log, read on where the last call ended."""
+"""One log, read on where the last call ended.
+
+One that this user may not read is as if it were not there: a site's epilog may have closed it, or its owner's group.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class LogFile:
 
     def passages(self, *, final: bool = False) -> Iterator[Passage]:
         """Those since the last call; with `final`, also a last line that has no end."""
-        with suppress(FileNotFoundError), open(self.path, "rb") as file:
+        with suppress(FileNotFoundError, PermissionError), open(self.path, "rb") as file:
             now = self._found(file)
             if self._position >= now.size:
                 return
@@ -42,7 +45,7 @@ class LogFile:
 
     def skip_to_last(self, count: int) -> bool:
         """Go on with the last `count` lines, not before them; whether there are so many."""
-        with suppress(FileNotFoundError), open(self.path, "rb") as file:
+        with suppress(FileNotFoundError, PermissionError), open(self.path, "rb") as file:
             begin = _begin_of_last(file, self._found(file).size, count)
             self._position = max(self._position, begin)
             return begin > 0
@@ -50,7 +53,7 @@ class LogFile:
 
     def skip_before(self, time: float) -> None:
         """Go on with what was written since `time`, as far as that is known."""
-        with suppress(FileNotFoundError), open(self.path, "rb") as file:
+        with suppress(FileNotFoundError, PermissionError), open(self.path, "rb") as file:
             now = self._found(file)
             before = now.size if now.time < time else size_before(self.path, time)
             if before > 0:
