@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from hpc_det.submit.snapshot import left_out
 
 TIMEOUT_S = 20.0
 """For all questions together."""
@@ -86,12 +88,12 @@ def git_state(context_dir: Path, places: Collection[Path]) -> GitState | None:
     knows none of them.
     """
     try:
-        return _state(_Git(context_dir), {str(place) for place in places})
+        return _state(_Git(context_dir), {str(place) for place in places}, left_out(context_dir))
     except _NoAnswerError:
         return None
 
 
-def _state(git: _Git, names: set[str]) -> GitState | None:
+def _state(git: _Git, names: set[str], is_left_out: Callable[[str], bool]) -> GitState | None:
     commit = git.line("rev-parse", "--verify", "HEAD^{commit}")
     tracked = set(git.names("ls-files", "-z"))
     untracked = sorted(name for name in names if not _is_known(name, tracked))
@@ -99,7 +101,7 @@ def _state(git: _Git, names: set[str]) -> GitState | None:
         return None
     here = git.line("rev-parse", "--show-prefix")
     touched = [entry[len("XY ") :].removeprefix(here) for entry in git.names(*_STATUS, "--", ".")]
-    changed = [name for name in touched if name in names or not git.has(name)]
+    changed = [name for name in touched if name in names or not (git.has(name) or is_left_out(name))]
     return GitState(
         commit=commit,
         branch=git.line_or_none("symbolic-ref", "--quiet", "--short", "HEAD"),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, TypeAlias
 
 from hpc_det.config.context import Context
@@ -48,6 +48,16 @@ def snapshot_files(context: Context) -> Snapshot:
         sources |= {place: include.parent / place for place in added}
     _insist_on_limit(context, sizes)
     return {place: sources[place] for place in sorted(sources)}
+
+
+def left_out(folder: Path) -> Callable[[str], bool]:
+    """Says of a name, relative to `folder`, whether a copy is made without it. It need not be there. What an ignored
+    folder holds is left out whatever else is said of it, since such a folder is not looked into.
+    """
+    ignored = _ignored(folder)
+    return lambda name: (
+        ignored.match_file(name) or any(ignored.match_file(f"{above}/") for above in PurePath(name).parents[:-1])
+    )
 
 
 def copy_snapshot(files: Snapshot, target: Path) -> None:

@@ -85,6 +85,19 @@ def test_what_the_job_does_not_get_is_not_told(repository: Path) -> None:
     assert b"secret" not in found(repository).diff
 
 
+@pytest.mark.parametrize("ignored", ["*.bin", "secrets/\n!secrets/data.bin"])
+def test_what_the_job_would_not_get_is_not_told_after_it_was_deleted(repository: Path, ignored: str) -> None:
+    (repository / "secrets").mkdir()
+    (repository / "secrets" / "data.bin").write_text("a secret\n")
+    run(repository, "add", ".")
+    commit(repository)
+    (repository / ".detignore").write_text(f"{ignored}\n")
+    (repository / "secrets" / "data.bin").unlink()
+    (repository / "model_def.py").unlink()
+    assert found(repository).changed == ["model_def.py"]
+    assert b"secret" not in found(repository).diff
+
+
 def test_a_context_below_the_root_is_told_by_itself(repository: Path) -> None:
     (repository / "model_def.py").write_text("edited\n")
     (repository / "lib" / "b.py").write_text("new\n")
