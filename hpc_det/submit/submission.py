@@ -153,9 +153,11 @@ def _write(submission: Submission, effective: Effective, folder: ExperimentFolde
 
 
 def _note_commit(context_dir: Path, files: Snapshot, folder: ExperimentFolder) -> None:
-    """Code of another experiment is of the commit that it was there."""
+    """Code of another experiment is of the commit that it was there. A user's own folder, too, may have an
+    experiment.yaml beside the code, but no effective.json.
+    """
     other = ExperimentFolder(context_dir.parent)
-    if other.config.exists() and context_dir == other.submitted_code():
+    if other.effective.exists() and context_dir == other.submitted_code():
         for before, now in ((other.git, folder.git), (other.git_diff, folder.git_diff)):
             if before.exists():
                 write_atomic(now, before.read_bytes())

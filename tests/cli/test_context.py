@@ -156,6 +156,14 @@ def test_an_experiment_says_which_commit_its_code_was(
     assert json.loads(hpc_det("e", "describe", 3, "--json").out)["code"] == code
 
 
+def test_an_experiment_yaml_beside_the_code_is_not_taken_for_another_experiment(
+    repository: Path, tmp_path: Path, create: Create
+) -> None:
+    (tmp_path / "bin" / "git").symlink_to(GIT)
+    (repository.parent / "experiment.yaml").write_text("name: mine\n")
+    assert (create() / "git.json").exists()
+
+
 def test_without_a_repository_an_experiment_says_nothing_of_a_commit(create: Create, hpc_det: Command) -> None:
     experiment = create()
     assert "commit" not in hpc_det("e", "describe", 1).out
