@@ -16,7 +16,7 @@ from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.secret_files import read_secrets
 from hpc_det.submit.jobs import prepare_jobs, queue_jobs, write_jobs
-from hpc_det.submit.of_others import check_is_ones_own
+from hpc_det.submit.of_others import check_is_ones_own, without_hooks
 from hpc_det.submit.storage import check_storage
 from hpc_det.submit.submission import write_config, write_effective
 
@@ -36,8 +36,10 @@ def stored(experiment: ExperimentFolder, overrides: Sequence[str], cluster: dict
     from hpc_det.config.request import from_stored
 
     config, profile = read_secrets(experiment.effective) or {}, cluster or read_secrets(experiment.cluster) or {}
-    found = effective(from_stored(config, profile, experiment.submitted_code(), overrides))
-    if not experiment.is_own():
+    of_others = not experiment.is_own()
+    base = without_hooks(config) if of_others else config
+    found = effective(from_stored(base, profile, experiment.submitted_code(), overrides))
+    if of_others:
         check_is_ones_own(found, config, experiment.owner())
     origins, former = dict(read_json(experiment.origin) or {}), dict(leaves(config))
     now = {

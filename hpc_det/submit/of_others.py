@@ -1,4 +1,6 @@
-"""What a fork of somebody else's experiment cannot take along: their secrets, and their other experiments."""
+"""What a fork of somebody else's experiment cannot take along: their secrets, their other experiments, and whom they
+have told.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,11 @@ if TYPE_CHECKING:
     from hpc_det.config.effective import Effective
 
 _VARIABLES = "environment.environment_variables"
+
+
+def without_hooks(before: Tree) -> Tree:
+    """News of the fork are none of the owner's business, and the address of a webhook is a secret."""
+    return {key: value for key, value in before.items() if key != "notify"}
 
 
 def check_is_ones_own(found: Effective, before: Tree, owner: str) -> None:

@@ -28,6 +28,7 @@ entrypoint: model_def:MyTrial
 searcher: {{name: random, metric: accuracy, max_length: 10, max_trials: 2}}
 data: {{url: "s3://x", secrets: {{token: {SECRET}}}}}
 environment: {{environment_variables: [A=1, HF_TOKEN={SECRET}]}}
+notify: [{{webhook: "https://hooks.example.org/{SECRET}"}}, {{mail: ada@example.org}}]
 """
 SHARED = f"--shared={SHARED_GROUP}"
 AS_USER = Callable[..., Result]
@@ -220,6 +221,12 @@ def test_a_colleague_makes_a_report_of_it_without_the_secrets(
 # --- fork
 
 
+OWN_SECRETS = (
+    *("--config", "data.secrets.token=mine"),
+    *("--config", "environment.environment_variables=[A=1, HF_TOKEN=mine]"),
+)
+
+
 def test_a_fork_names_each_secret_that_has_to_be_given_again(shared: ExperimentFolder, root: Path, at: AS_USER) -> None:
     refused = at(COLLEAGUE, "experiment", "fork", f"{root}:2")
     assert refused.code == 2
@@ -233,14 +240,23 @@ def test_a_fork_names_each_secret_that_has_to_be_given_again(shared: ExperimentF
 def test_a_fork_with_secrets_of_ones_own_is_ones_own(
     shared: ExperimentFolder, root: Path, commons: Path, at: AS_USER
 ) -> None:
-    own = ["--config", "data.secrets.token=mine", "--config", "environment.environment_variables=[A=1, HF_TOKEN=mine]"]
-    forked = at(COLLEAGUE, "experiment", "fork", f"{root}:2", *own)
+    forked = at(COLLEAGUE, "experiment", "fork", f"{root}:2", *OWN_SECRETS)
     assert forked == (0, "Created experiment 1\n", "")
     fork = ExperimentStore(commons / str(COLLEAGUE.number)).folder(1)
     assert json.loads(fork.effective.read_text())["data"]["secrets"] == {"token": "mine"}
     assert (fork.code / "model_def.py").read_text() == (shared.code / "model_def.py").read_text()
     assert {path.lstat().st_uid for path in _all(fork.path)} == {COLLEAGUE.number}
     assert stat.S_IMODE(fork.path.stat().st_mode) == 0o700
+
+
+def test_news_of_a_fork_go_to_those_that_it_names(
+    shared: ExperimentFolder, root: Path, commons: Path, at: AS_USER
+) -> None:
+    for choice in ((), ("--config", "notify=[{mail: bob}]")):
+        assert at(COLLEAGUE, "experiment", "fork", f"{root}:2", *OWN_SECRETS, *choice).code == 0
+    forks = ExperimentStore(commons / str(COLLEAGUE.number))
+    told = [json.loads(forks.folder(number).effective.read_text())["notify"] for number in (1, 2)]
+    assert [[hook["mail"] for hook in hooks] for hooks in told] == [[], ["bob"]]
 
 
 # --- everybody else
