@@ -54,6 +54,8 @@ def cancel(experiment: ExperimentFolder) -> str:
     _stop_trials(experiment, search, "cancel")
     _withdraw_jobs(view)
     _tell_hooks(experiment)
+    if state(view).is_final:
+        _collect_checkpoints(experiment)
     return f"Canceled experiment {experiment.id}: its trials save and end"
 
 
@@ -147,10 +149,10 @@ def _cancel_jobs(view: ExperimentView) -> None:
 
 
 def _collect_checkpoints(experiment: ExperimentFolder) -> None:
-    """As its last job does where it is not killed."""
+    """As its last worker does, where one is left."""
     try:
         collect(experiment)
-    except HpcDetError as error:
+    except (HpcDetError, OSError) as error:
         say(f"note: checkpoints are left that checkpoint_storage does not keep: {error}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.checkpoint.committed import committed
+from hpc_det.checkpoint.storage import TrialStorage
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.command import CommandError
 from hpc_det.schedulers.scheduler import JobState
@@ -184,3 +185,45 @@ def test_a_killed_experiment_keeps_what_its_policy_says(hpc_det: Command, life: 
         life.saves(steps)
     assert hpc_det("e", "kill", "1").out == "Killed experiment 1\n"
     assert [checkpoint.steps for checkpoint in committed(life.trial.checkpoints)] == [300]
+
+
+def paused(life: Life) -> None:
+    """With a checkpoint of each 100 batches, and nobody left who would collect them."""
+    life.begins()
+    for steps in (100, 200, 300):
+        life.saves(steps)
+    life.search.pause("ada")
+    life.ends(Cause.PAUSED, Action.PAUSE, steps=300)
+    life.search.lose(0, "4711")
+
+
+def test_a_paused_experiment_that_is_cancelled_keeps_what_its_policy_says(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler
+) -> None:
+    paused(life)
+    assert hpc_det("e", "cancel", "1").code == 0
+    assert [checkpoint.steps for checkpoint in committed(life.trial.checkpoints)] == [300]
+
+
+def test_so_does_one_that_waits_in_the_queue_again(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    life.begins()
+    for steps in (100, 200, 300):
+        life.saves(steps)
+    life.ends(Cause.PREEMPTED, Action.REQUEUE, steps=300)
+    scheduler.states = [JobState.QUEUED, JobState.QUEUED, JobState.ENDED]
+    assert hpc_det("e", "cancel", "1").code == 0
+    assert scheduler.withdrawn == ["4711"]
+    assert [checkpoint.steps for checkpoint in committed(life.trial.checkpoints)] == [300]
+
+
+def test_a_checkpoint_that_does_not_go_is_no_failure_of_the_end(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(storage: object, uuid: str) -> None:
+        raise PermissionError(13, "Permission denied", uuid)
+
+    monkeypatch.setattr(TrialStorage, "remove", refuse)
+    paused(life)
+    done = hpc_det("e", "cancel", "1")
+    assert (done.code, len(committed(life.trial.checkpoints))) == (0, 3)
+    assert "note: checkpoints are left that checkpoint_storage does not keep: [Errno 13]" in done.err
