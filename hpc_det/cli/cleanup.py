@@ -20,9 +20,10 @@ DAY_S = 24 * 3600.0
 
 
 def cleanup(store: ExperimentStore, *, dry_run: bool) -> Iterator[str]:
-    """Do it; a sentence for each experiment. One whose files are damaged is left alone."""
-    if not dry_run:
-        finish_deletions(store)
+    """Do it; a sentence for each experiment. One whose files are damaged is left alone.
+
+    Deletions that were killed are finished last: HpcDetError tells of stores that do not answer.
+    """
     due = [experiment for experiment in store.all() if _is_due(experiment)]
     views = [view for experiment in due if (view := _view(experiment))]
     for number, state in states(views).items():
@@ -30,6 +31,7 @@ def cleanup(store: ExperimentStore, *, dry_run: bool) -> Iterator[str]:
             yield _delete_logs(store.folder(number), dry_run=dry_run)
     if not dry_run and store.root.exists():
         store.cleaned.touch(mode=0o600)
+        finish_deletions(store)
 
 
 def cleanup_daily(store: ExperimentStore) -> None:

@@ -12,7 +12,7 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.remote import Remote, options
 from hpc_det.checkpoint.storage import answering
 from hpc_det.cli.confirm import confirm
-from hpc_det.cli.several import each
+from hpc_det.cli.several import at_once, each
 from hpc_det.cli.values import count, size
 from hpc_det.errors import HpcDetError
 from hpc_det.store.files import read_json
@@ -33,7 +33,10 @@ def delete(experiments: Sequence[ExperimentFolder], *, yes: bool) -> None:
     has = f"{count(len(sizes), 'checkpoint')} ({size(sum(sizes))})"
     confirm(f"Delete experiment {numbers} with {has} for good?", yes=yes)
     each(experiments, _delete)
-    finish_deletions(store)
+    try:
+        finish_deletions(store)
+    except HpcDetError as error:  # of other experiments than these
+        say(f"note: {error}")
 
 
 def _delete(experiment: ExperimentFolder) -> str:
@@ -45,14 +48,20 @@ def _delete(experiment: ExperimentFolder) -> str:
 
 
 def finish_deletions(store: ExperimentStore) -> None:
-    """Of those that were killed. Only the newest empty folder stays: no number below it comes again."""
+    """Of those that were killed. Only the newest empty folder stays: no number below it comes again.
+
+    Raises HpcDetError with all stores that do not answer; they keep no other deletion from its end.
+    """
     left = store.all_deleted()
-    for aside in left:
+
+    def finish(aside: Path) -> None:
         with suppress(FileNotFoundError):  # another process does the same
             if any(aside.iterdir()):
                 _empty(aside, int(aside.name.rpartition("-")[2]))
             if aside != left[-1]:
                 aside.rmdir()
+
+    at_once(left, finish)
 
 
 def _empty(aside: Path, number: int) -> None:

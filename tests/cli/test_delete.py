@@ -96,26 +96,50 @@ def test_its_checkpoints_go_wherever_they_lie(hpc_det: Command, root: Path, tmp_
     assert list((tmp_path / "scratch").iterdir()) == list((tmp_path / "bucket").iterdir()) == []
 
 
+def refuse(*_: object) -> None:
+    raise PermissionError("no")
+
+
+def silent(life: Life, bucket: Path) -> str:
+    """Its checkpoint is in a store, too; what is told where that does not answer."""
+    write_json(life.folder.storage, {"url": f"file://{bucket}"})
+    Remote(f"file://{bucket}/1", {"auto_mkdir": True}).upload(committed(life.trial.checkpoints)[0])
+    return (
+        f"checkpoint_storage: file://{bucket}: PermissionError: no\n"
+        f"hpc-det: experiment {life.id} is deleted but for file://{bucket}; `hpc-det experiment cleanup` tries again\n"
+    )
+
+
 def test_a_store_that_does_not_answer_is_told_and_tried_again(
     hpc_det: Command, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError("no")
-
     life, bucket = ended(root), tmp_path / "bucket"
-    write_json(life.folder.storage, {"url": f"file://{bucket}"})
-    Remote(f"file://{bucket}/1", {"auto_mkdir": True}).upload(committed(life.trial.checkpoints)[0])
+    told = silent(life, bucket)
     with monkeypatch.context() as patch:
         patch.setattr(Remote, "remove_all", refuse)
         done = hpc_det("e", "delete", "1", "--yes")
-    assert done.code == 1
-    assert done.err == (
-        f"hpc-det: checkpoint_storage: file://{bucket}: PermissionError: no\n"
-        f"hpc-det: experiment 1 is deleted but for file://{bucket}; `hpc-det experiment cleanup` tries again\n"
-    )
+    assert (done.code, done.err) == (1, f"hpc-det: {told}")
     assert hpc_det("e", "list").out.count("\n") == 1
     assert hpc_det("e", "cleanup").code == 0
     assert (bucket.exists(), list((root / "experiments" / ".deleted-1").iterdir())) == (False, [])
+
+
+def test_a_store_that_never_answers_keeps_nothing_else_from_its_end(
+    hpc_det: Command, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, _ = ended(root), ended(root), ended(root)
+    told = silent(first, tmp_path / "bucket")
+    store = ExperimentStore(root)
+    for life in (first, second):
+        life.folder.path.rename(store.deleted(life.id))
+    monkeypatch.setattr(Remote, "remove_all", refuse)
+    done = hpc_det("e", "delete", "3", "--yes")
+    assert (done.code, done.out) == (0, "Deleted experiment 3\n")
+    assert done.err.replace("\n", "\nhpc-det: ", 1) == f"hpc-det: note: {told}"
+    assert left(root) == [".deleted-1", ".deleted-3"]
+    done = hpc_det("e", "cleanup")
+    assert (done.code, done.err) == (1, f"hpc-det: {told}")
+    assert store.cleaned.exists(), "the next `create` need not try again"
 
 
 def test_what_a_killed_deletion_has_left_goes_with_the_next(hpc_det: Command, root: Path) -> None:
