@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import click
 
 from hpc_det.cli.confirm import confirm
+from hpc_det.cli.ids import insist_on_own
+from hpc_det.cli.several import at_once
 from hpc_det.cli.values import count, size
 from hpc_det.errors import UsageError
 from hpc_det.view.checkpoints import StoredCheckpoint
@@ -16,10 +18,10 @@ from hpc_det.view.watch import say
 
 
 def remove(checkpoints: Sequence[StoredCheckpoint], pattern: str | None, *, yes: bool) -> None:
-    """All, or only the files that match `pattern`. Raises UsageError, and removes nothing, where one experiment has not
-    ended or has no such file.
+    """All, or only the files that match `pattern`. Raises UsageError, and removes nothing, where one experiment is
+    somebody else's, has not ended or has no such file.
     """
-    experiments = list(dict.fromkeys(item.trial.experiment() for item in checkpoints))
+    experiments = at_once(list(dict.fromkeys(item.trial.experiment() for item in checkpoints)), insist_on_own)
     insist_on_end(experiments)
     for warning in beginning_with([item.checkpoint.path for item in checkpoints], experiments[0].store()):
         say(f"warning: {warning}")

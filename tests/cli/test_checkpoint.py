@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -304,6 +305,20 @@ def test_a_store_forgets_them_too(hpc_det: Command, life: Life, tmp_path: Path) 
     assert hpc_det("c", "rm", checkpoint.uuid, "--yes").code == 0
     assert not list((tmp_path / "bucket").glob(f"1/{checkpoint.uuid}"))
     assert not checkpoint.path.exists()
+
+
+def test_checkpoints_of_somebody_else_stay_here_and_in_their_store(
+    hpc_det: Command, life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever sets HPC_DET_ROOT to the owner's is still nobody else."""
+    checkpoint = at(life, 1, 100)
+    moved_to_a_bucket(life, tmp_path / "bucket", but=checkpoint)
+    monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
+    done = hpc_det("c", "rm", checkpoint.uuid, "--yes")
+    assert done.code == 2
+    assert "who alone may change it" in done.err
+    assert checkpoint.path.exists()
+    assert list((tmp_path / "bucket").glob(f"1/{checkpoint.uuid}"))
 
 
 def test_nobody_is_there_to_say_yes(hpc_det: Command, life: Life) -> None:
