@@ -20,8 +20,9 @@ from hpc_det.store.files import read_json, write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.secret_files import write_secrets
 from hpc_det.view.checkpoints import effective_config
+from hpc_det.view.ended import beginning_with
 from hpc_det.view.state import ExperimentView
-from hpc_det.view.watch import states
+from hpc_det.view.watch import say, states
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ def set_policy(experiments: Sequence[ExperimentFolder], counts: Mapping[str, int
     if gone:
         total = size(sum(found.checkpoint.size_bytes for found in gone))
         click.echo("\n".join(map(_in_words, gone)))
+        for warning in beginning_with([found.checkpoint.path for found in gone], experiments[0].store()):
+            say(f"warning: {warning}")
         confirm(f"Delete {count(len(gone), 'checkpoint')} ({total}) for good?", yes=yes)
     each(changes, _apply)
 

@@ -10,6 +10,7 @@ import yaml
 from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.policy import policy_of
 from hpc_det.checkpoint.prune import Policy
+from hpc_det.schedulers.scheduler import JobState
 from hpc_det.store.files import read_json, write_json
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life, random_search
@@ -58,6 +59,22 @@ def test_without_a_yes_nothing_changes(hpc_det: Command, life: Life) -> None:
     code, _, err = hpc_det(*SET, "1", "--save-trial-best", "0", "--save-trial-latest", "0")
     assert (code, len(kept(life)), policy_of(life.trial)) == (2, 4, Policy())
     assert err == "hpc-det: Delete 4 checkpoints (28 B) for good? Nobody is there to answer; add --yes\n"
+
+
+def test_those_who_begin_with_what_goes_are_named_before(
+    hpc_det: Command, life: Life, root: Path, scheduler: FakeScheduler
+) -> None:
+    going, staying = (item.path for item in sorted(committed(life.trial.checkpoints), key=lambda item: item.steps))
+    for checkpoint in (going, staying):
+        write_json(Life.submitted(root).folder.warm_start, {"checkpoint": str(checkpoint)})
+    scheduler.states = [JobState.QUEUED]
+    code, _, err = hpc_det(*SET, "1", "--save-trial-best", "0")
+    assert (code, going.exists()) == (2, True)
+    assert err.splitlines()[0] == (
+        f"hpc-det: warning: experiment 2 is QUEUED, and its trials begin with the weights in {going}: those that have "
+        f"not begun would fail"
+    )
+    assert str(staying) not in err
 
 
 def test_nothing_is_asked_where_nothing_goes(hpc_det: Command, life: Life) -> None:
