@@ -89,9 +89,10 @@ def _empty_store(url: str, folder: ExperimentFolder, number: int) -> None:
 
 
 def _remove(entry: Path) -> None:
-    """What another process has removed meanwhile is no error."""
-    with suppress(FileNotFoundError):
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+    """What another process has removed meanwhile is no error, and ends a walk through the folder too early."""
+    while os.path.lexists(entry):
+        with suppress(FileNotFoundError):
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()

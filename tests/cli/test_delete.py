@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,22 @@ def test_what_a_killed_deletion_has_left_goes_with_the_next(hpc_det: Command, ro
     first.folder.path.rename(ExperimentStore(root).deleted(1))
     assert hpc_det("e", "delete", str(second.id), "--yes").code == 0
     assert left(root) == [".deleted-2"]
+
+
+def test_two_that_delete_the_same_at_once_leave_nothing(
+    hpc_det: Command, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one is a file ahead in the middle of a folder."""
+    rmtree = shutil.rmtree
+
+    def overtaken(folder: Path) -> None:
+        monkeypatch.setattr("shutil.rmtree", rmtree)
+        raise FileNotFoundError(folder / "gone")
+
+    ended(root).folder.path.rename(ExperimentStore(root).deleted(1))
+    monkeypatch.setattr("shutil.rmtree", overtaken)
+    assert hpc_det("e", "cleanup") == (0, "", "")
+    assert list(ExperimentStore(root).deleted(1).iterdir()) == []
 
 
 def test_those_who_begin_with_its_weights_are_named(hpc_det: Command, root: Path, scheduler: FakeScheduler) -> None:
