@@ -113,7 +113,7 @@ def _facts(record: Record) -> Iterator[str]:
     rows = {
         "State": record["state"] + (f": {record['why']}" if record["why"] else ""),
         "Progress": _progress(record),
-        "Jobs" if len(jobs) > 1 else "Job": f"{_short(jobs)} ({record['scheduler']}), submitted {record['submitted']}",
+        "Jobs" if len(jobs) > 1 else "Job": _jobs(record),
         "Slots": f"{record['slots']} on {record['nodes']} node(s), {record['ranks_per_node']} each",
         "Entrypoint": _command(record["entrypoint"]),
         "Searcher": json.dumps({key: value for key, value in record["searcher"].items() if value is not None}),
@@ -144,6 +144,12 @@ SHOWN_DIGITS = 7
 """Of a commit's name, as many as git shows."""
 SHOWN_JOBS = 5
 SHOWN_FAILURES = 5
+
+
+def _jobs(record: Record) -> str:
+    if record["submitted"] is None:
+        return f"none yet ({record['scheduler']})"
+    return f"{_short(record['job_ids'])} ({record['scheduler']}), submitted {record['submitted']}"
 
 
 def _short(job_ids: Sequence[str]) -> str:

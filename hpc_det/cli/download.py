@@ -64,7 +64,8 @@ def _best(
         if by != searcher["metric"]:
             raise UsageError(f"--sort-by {by}: say which is better, --smaller-is-better or --greater-is-better")
         smaller_is_better = bool(searcher["smaller_is_better"])
-    if best := best_first(found, by, smaller_is_better=smaller_is_better)[:count]:
+    whole = [item for item in found if not item.checkpoint.removed]
+    if best := best_first(whole, by, smaller_is_better=smaller_is_better)[:count]:
         return best
     known = sorted({name for item in found for name in item.metrics if item.value(name) is not None})
     has = f"they have {', '.join(known)}" if known else "none was validated at the batches of a checkpoint"

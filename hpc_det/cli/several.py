@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import click
 
 from hpc_det.errors import HpcDetError, UsageError, refused
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 Thing = TypeVar("Thing")
 Made = TypeVar("Made")
@@ -37,9 +34,12 @@ def each(things: Sequence[Thing], act: Callable[[Thing], str | None], *, side_by
     """Do it to each, so many at a time, and say what came of it in their order."""
     from concurrent.futures import ThreadPoolExecutor  # it takes a third of the time of a small command
 
-    def tell(said: Future[str | None]) -> None:
-        if text := said.result():
-            click.echo(text)
+    def tell(said: str | None) -> None:
+        if said:
+            click.echo(said)
 
+    if side_by_side == 1:  # in this thread, so that Ctrl-C ends what waits
+        at_once(things, lambda thing: tell(act(thing)))
+        return
     with ThreadPoolExecutor(side_by_side) as workers:
-        at_once([workers.submit(act, thing) for thing in things], tell)
+        at_once([workers.submit(act, thing) for thing in things], lambda said: tell(said.result()))

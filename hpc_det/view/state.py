@@ -59,7 +59,10 @@ class ExperimentView:
             self.is_own = folder.is_own()
             self._journal = SearchJournal(folder)
             self.config: Tree = self._journal.config(1)
-            self.jobs = _jobs(folder)
+        self.jobs: list[SubmittedJob] = []
+        """All that was submitted, oldest first."""
+        self.submitted = 0.0
+        """When a submission began last, in seconds since the epoch. Its job is known only when it has succeeded."""
         self.waits_for: str | None = None
         """What the scheduler said when it was asked last, of jobs that wait in the queue."""
         self.told: list[Entry] = []
@@ -78,6 +81,8 @@ class ExperimentView:
             for entry in self._journal.new():
                 self.entries += 1
                 self.told += [entry] if entry["event"] in ("reported", "ended") else []
+                self.submitted = entry["time"] if entry["event"] == "submitted" else self.submitted
+            self.jobs += _jobs(self.folder, after=len(self.jobs))
             return self._journal.state()
 
     def plan(self) -> JobPlan:
@@ -154,7 +159,9 @@ class ExperimentView:
 
     def _cancellation(self) -> str | None:
         """Who asked for the end of a trial that was not done."""
-        requests = (story.cancellation(self.folder.trial(number)) for number in _not_completed(self.search))
+        requests = (
+            story.cancellation(self.folder.trial(number)) for number in _not_completed(self.search, Exit.CANCELLED)
+        )
         return next((request.source for request in requests if request), None)
 
     def why_not_completed(self, found: ExperimentState) -> str:
@@ -181,10 +188,10 @@ class ExperimentView:
         return f"{expected - counts.ended - counts.invalid} of {expected} trials were not done"
 
 
-def _jobs(folder: ExperimentFolder) -> list[SubmittedJob]:
-    """All that was submitted, oldest first."""
+def _jobs(folder: ExperimentFolder, *, after: int) -> list[SubmittedJob]:
+    """What was submitted after so many jobs, oldest first."""
     records: list[SubmittedJob] = []
-    while data := story.read_tolerantly(folder.job(len(records) + 1)):
+    while data := story.read_tolerantly(folder.job(after + len(records) + 1)):
         records.append(SubmittedJob(**data))
     return records
 
@@ -201,9 +208,10 @@ def _final(search: SearchState) -> ExperimentState:
     return ExperimentState.CANCELED if Exit.CANCELLED in ends else ExperimentState.ERROR
 
 
-def _not_completed(search: SearchState) -> list[int]:
-    """The trials that failed, or else those that somebody still had."""
-    failed = [number for number, trial in search.trials.items() if trial.ended in (Exit.FAILED, Exit.INVALID_HP)]
+def _not_completed(search: SearchState, *more: Exit) -> list[int]:
+    """The trials that failed, or ended in one of the other ways, or else those that somebody still had."""
+    ways = (Exit.FAILED, Exit.INVALID_HP, *more)
+    failed = [number for number, trial in search.trials.items() if trial.ended in ways]
     return failed or sorted(work.trial for work in search.open.values())
 
 

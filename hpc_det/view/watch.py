@@ -17,6 +17,8 @@ from hpc_det.view.state import ExperimentState, ExperimentView
 NO_NEWS = JobStatus(JobState.UNKNOWN)
 POLL_S = 0.2
 """How often the files are looked at."""
+SUBMISSION_S = 60.0
+"""How long one takes at most; after that it has failed."""
 LONGEST_PAUSE_S = 30.0
 """Between two questions to the scheduler, as long as nothing changes."""
 
@@ -57,7 +59,8 @@ class Watch:
 
     def __init__(self, experiment: ExperimentFolder) -> None:
         self.view = ExperimentView(experiment)
-        self._scheduler = schedulers.scheduler(self.view.jobs[0].scheduler) if self.view.jobs else None
+        self._jobs = 0
+        """How many it had at the last question; `activate` and `continue` submit more."""
         self._entries = 0
         """Of the search's journal, at the last question."""
         self._pause_s = 0.0
@@ -66,13 +69,24 @@ class Watch:
         self._believed: list[JobStatus] = []
 
     def state(self) -> ExperimentState:
-        """The state now, as far as a question to the scheduler is due."""
+        """The state now, as far as a question to the scheduler is due. Raises HpcDetError where it was deleted."""
         self.view.look()
-        found = self.view.settled()
+        if not self.view.folder.config.exists():
+            raise HpcDetError(f"experiment {self.view.id}: was deleted")
+        if settled := self.view.settled():
+            return settled
         is_due = time.monotonic() >= self._next_ask or self.view.entries != self._entries
-        if found is None and self._scheduler and is_due:
-            self._ask(self._scheduler)
-        return found or self.view.state(self._believed)
+        if self.view.jobs and (is_due or self._jobs != len(self.view.jobs)):
+            self._jobs = len(self.view.jobs)
+            self._ask(schedulers.scheduler(self.view.jobs[0].scheduler))
+        found = self.view.state(self._believed)
+        return ExperimentState.QUEUED if found.is_final and self._has_another_job() else found
+
+    def _has_another_job(self) -> bool:
+        """Since the last question, or in a moment: what is believed of the former ones is no end."""
+        last = self.view.jobs[-1].submitted if self.view.jobs else 0.0
+        is_being_submitted = last < self.view.submitted and time.time() - self.view.submitted < SUBMISSION_S
+        return not self.view.settled() and (self._jobs != len(self.view.jobs) or is_being_submitted)
 
     def wait(self, poll_s: float) -> ExperimentState:
         """The final state."""

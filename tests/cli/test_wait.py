@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import getpass
 import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.command import CommandError
 from hpc_det.schedulers.scheduler import JobState
+from hpc_det.store.files import write_json
 from hpc_det.store.stop import read_stop
 from tests.cli.conftest import Command, Result
 from tests.cli.life import FakeScheduler, Life
+from tests.wait import wait_for
 
 WAIT = ("experiment", "wait", "1", "--poll", "0.05")
 
@@ -257,3 +264,72 @@ def test_kill_says_so_when_the_job_does_not_end(
     result = hpc_det("e", "kill", "1")
     assert result.code == 1
     assert "told to end, but its job 4711 is still there after 0 s" in result.err
+
+
+# --- what others do to the experiment meanwhile
+
+
+def paused_and_activated(life: Life) -> Callable[[], object]:
+    """Its job left, and another one goes on; the journal tells of that one before its id is known."""
+
+    def happen() -> None:
+        life.search.pause("ada")
+        life.ends(Cause.PAUSED, Action.PAUSE)
+        life.search.lose(0, "4711")
+        life.search.activate()
+        life.search.submitted(first=1, count=1, stay=False)
+
+    return happen
+
+
+def test_another_job_goes_on_where_the_former_ended_without_a_word(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler
+) -> None:
+    """That of the former is no end of the experiment."""
+
+    def submitted() -> None:
+        record = {"job_id": "4712", "scheduler": "slurm", "submitted": time.time(), "first": 1, "workers": 1}
+        write_json(life.folder.job(2), record)
+
+    def finished() -> None:
+        Life(life.folder, "4712", 1).begins(1)
+        life.finishes(1)
+
+    life.begins()
+    ended = JobState.ENDED
+    scheduler.states = [
+        after(paused_and_activated(life), ended),
+        *(ended, ended, ended),
+        after(submitted, ended),
+        after(finished),
+    ]
+    assert hpc_det(*WAIT) == (0, "", "")
+    assert scheduler.asked[-1] == ["4711", "4712"]
+
+
+def test_wait_says_that_an_experiment_was_deleted(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    scheduler.states = [JobState.RUNNING, after(life.folder.remove)]
+    assert hpc_det(*WAIT) == (1, "", "hpc-det: experiment 1: was deleted\n")
+
+
+def test_ctrl_c_ends_waiting(life: Life) -> None:
+    life.begins()
+    life.search.pause("ada")
+    life.ends(Cause.PAUSED, Action.PAUSE)
+    life.search.leave(0)
+    process = subprocess.Popen([Path(sys.executable).with_name("hpc-det"), *WAIT], start_new_session=True)
+    wait_for(lambda: b"--poll" in Path(f"/proc/{process.pid}/cmdline").read_bytes() and _sleeps(process.pid))
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+
+
+def _sleeps(pid: int) -> bool:
+    """It has loaded all that it needs, and looks now and then."""
+    return "hrtimer_nanosleep" in Path(f"/proc/{pid}/wchan").read_text()
+
+
+def test_a_killed_trial_says_by_whom(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
+    life.begins()
+    hpc_det("trial", "kill", "1/1")
+    life.ends(Cause.CANCELLED, Action.DONE)
+    assert f"State:      CANCELED: by {getpass.getuser()}\n" in hpc_det("e", "describe", 1).out

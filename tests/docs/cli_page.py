@@ -18,7 +18,8 @@ HEAD = """# The command line
 Every command, as `--help` shows it; made by `python -m tests.docs.cli_page`, and each example is executed by a test.
 
 - **Ids.** `ID` is an experiment's number, `IDS` are several: `12,15-18`; a trial is `EXPERIMENT/TRIAL`, such
-  as `12/7`. What cannot be done for one of several is said, and done for the others.
+  as `12/7`. What cannot be done for one of several is said, and done for the others; where one is
+  not there at all, nothing is done.
 - **Output.** What shows something does so as a table for people, with `--json` and with `--csv` for programs.
 - **Exit codes.** 0: done. 1: the world refused: a scheduler, a disk, a training that failed. 2: what was asked for
   cannot be done, and nothing was changed. 130: interrupted. Every problem is a line on stderr that says where, what and
