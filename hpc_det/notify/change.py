@@ -22,6 +22,7 @@ from hpc_det.notify.news import News
 from hpc_det.notify.ways import HookError
 from hpc_det.store.files import read_json, write_first, write_json
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.modes import make_folder
 from hpc_det.view.state import ExperimentState, ExperimentView
 
 Hook = Mapping[str, Any]
@@ -85,7 +86,7 @@ def _tell(view: ExperimentView, state: ExperimentState, hooks: Sequence[Hook]) -
         return []
     news = News.of(view, state)
     claim = view.folder.notified / f"{state.value}-{view.search.submissions}.json"
-    claim.parent.mkdir(mode=0o700, exist_ok=True)
+    make_folder(claim.parent)
     record = {"state": state.value, "host": news.host, "time": time.time()}
     if not write_first(claim, json.dumps({**record, "hooks": None})):
         return []

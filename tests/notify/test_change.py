@@ -15,6 +15,7 @@ from hpc_det.notify.change import hooks_told, tell_rest, tell_running
 from hpc_det.requeue import Action, Cause
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.files import read_json, write_json
+from hpc_det.store.modes import SHARED_FOLDER
 from tests.cli.life import Life, random_search
 from tests.notify.receiver import Receiver
 from tests.wait import wait_for
@@ -119,6 +120,15 @@ def test_each_change_is_told_once_by_however_many(life: Life, receiver: Receiver
     assert outcome(life, "COMPLETED-1.json") == [{"hook": "webhook of 127.0.0.1", "problem": None}]
     assert {path.stat().st_mode & 0o777 for path in life.folder.notified.iterdir()} == {0o600}
     assert life.folder.notified.stat().st_mode & 0o777 == 0o700
+
+
+def test_whoever_reads_an_experiment_reads_what_its_hooks_were_told(life: Life, receiver: Receiver) -> None:
+    hooked(life, {"webhook": receiver.url()})
+    life.folder.path.chmod(SHARED_FOLDER)
+    life.begins()
+    life.finishes()
+    tell_rest(life.folder)
+    assert life.folder.notified.stat().st_mode & 0o7777 == SHARED_FOLDER
 
 
 def test_a_pause_is_told_each_time(life: Life, receiver: Receiver) -> None:
