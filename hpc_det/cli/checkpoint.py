@@ -9,6 +9,7 @@ import click
 
 from hpc_det.cli.confirm import yes_option
 from hpc_det.cli.experiment.keep import output_dir
+from hpc_det.cli.group import Group
 from hpc_det.cli.ids import store
 from hpc_det.cli.output import Output, output_options
 from hpc_det.cli.several import at_once
@@ -36,7 +37,7 @@ class CheckpointIds(click.ParamType):  # type: ignore[type-arg]  # generic since
 checkpoints_argument = click.argument("checkpoints", metavar="UUID[,UUID...]", type=CheckpointIds())
 
 
-@click.group()
+@click.group(cls=Group)
 def checkpoint() -> None:
     """Look at checkpoints, copy and remove them.
 
@@ -105,6 +106,3 @@ def rm(checkpoints: list[StoredCheckpoint], pattern: str | None, yes: bool) -> N
     from hpc_det.cli.remove_checkpoints import remove
 
     remove(checkpoints, pattern, yes=yes)
-
-
-checkpoint.add_command(rm, "delete")

@@ -299,6 +299,13 @@ def test_removed_checkpoints_are_gone(hpc_det: Command, life: Life) -> None:
     assert hpc_det("c", "delete", first.uuid, "--yes").code == 2
 
 
+def test_the_command_has_one_name_and_answers_to_another(hpc_det: Command) -> None:
+    *_, commands = hpc_det("checkpoint", "--help").out.partition("Commands:\n")
+    assert [line.split()[0] for line in commands.splitlines()] == ["describe", "download", "rm"]
+    for name in ("rm", "delete"):
+        assert "Remove checkpoints of experiments that have ended" in hpc_det("checkpoint", name, "--help").out
+
+
 def test_a_store_forgets_them_too(hpc_det: Command, life: Life, tmp_path: Path) -> None:
     checkpoint = at(life, 1, 100)
     moved_to_a_bucket(life, tmp_path / "bucket", but=checkpoint)
