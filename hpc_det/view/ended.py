@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_det.errors import UsageError
+from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
 from hpc_det.view import story
 from hpc_det.view.state import ExperimentView
@@ -13,11 +13,20 @@ from hpc_det.view.watch import states
 
 
 def insist_on_end(experiments: Sequence[ExperimentFolder]) -> None:
-    """Raises UsageError naming all that have not ended."""
-    found = states([ExperimentView(experiment) for experiment in experiments])
-    problems = [
+    """Raises UsageError naming all that have not ended, and those whose damaged files do not tell."""
+    views: list[ExperimentView] = []
+    problems: list[str] = []
+    for experiment in experiments:
+        try:
+            views.append(ExperimentView(experiment))
+        except HpcDetError as error:
+            problems.append(
+                f"{error}; nothing tells whether it has ended: where no job of it is left, see `hpc-det job list`, "
+                f"remove {experiment.path} by hand"
+            )
+    problems += [
         f"experiment {number} is {state.value}; end it first with `hpc-det experiment kill {number}`"
-        for number, state in found.items()
+        for number, state in states(views).items()
         if not state.is_final
     ]
     if problems:

@@ -62,6 +62,21 @@ def test_what_has_not_ended_is_refused_and_nothing_goes(hpc_det: Command, root: 
     assert left(root) == ["1", "2"]
 
 
+def test_damaged_files_name_a_remedy_beside_all_other_problems(
+    hpc_det: Command, root: Path, scheduler: FakeScheduler
+) -> None:
+    torn = ended(root)
+    for entry in torn.folder.search.iterdir():
+        entry.write_text("")
+    Life.submitted(root).begins()
+    code, _, err = hpc_det("e", "delete", "1,2", "--yes")
+    damaged, running = err.splitlines()
+    assert (code, left(root)) == (2, ["1", "2"])
+    assert damaged.startswith(f"hpc-det: experiment 1: files in {torn.folder.path} are damaged")
+    assert damaged.endswith(f"where no job of it is left, see `hpc-det job list`, remove {torn.folder.path} by hand")
+    assert running.startswith("hpc-det: experiment 2 is RUNNING")
+
+
 @pytest.mark.parametrize(("answer", "code", "there"), [("n\n", 1, ["1"]), ("y\n", 0, [".deleted-1"])])
 def test_it_asks_before(
     hpc_det: Command, root: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, there: list[str]
