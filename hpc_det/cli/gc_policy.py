@@ -13,12 +13,12 @@ from hpc_det.cli.confirm import confirm
 from hpc_det.cli.several import at_once, each
 from hpc_det.cli.values import count, size
 from hpc_det.config.merge import Tree
-from hpc_det.config.plain_yaml import dump_yaml
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
-from hpc_det.store.files import read_json, write_atomic, write_json
+from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.secret_files import write_secrets
+from hpc_det.submit.submission import write_config, write_effective
 from hpc_det.view.checkpoints import effective_config
 from hpc_det.view.ended import beginning_with
 from hpc_det.view.state import ExperimentView
@@ -81,9 +81,8 @@ def _apply(change: Change) -> str:
     experiment = change.experiment
     if change.points:
         write_secrets(experiment.points, change.points, [masked(point) for point in change.points])
-    write_secrets(experiment.effective, change.config, masked(change.config))
-    write_json(experiment.origin, change.origins)
-    write_atomic(experiment.config, dump_yaml(masked(change.config)))
+    write_effective(experiment, change.config)
+    write_config(experiment, change.config, change.origins)
     for storage, checkpoint in change.gone:
         storage.remove(checkpoint.uuid)
     if change.has_ended:

@@ -62,7 +62,7 @@ def set_once_more(experiment: ExperimentFolder, overrides: Sequence[str]) -> Non
     found = stored(experiment, overrides)
     _check_unchanged(experiment, found)
     write_effective(experiment, found.tree)
-    write_config(experiment, found)
+    write_config(experiment, found.tree, found.origins)
 
 
 def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
@@ -85,7 +85,7 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
     except BaseException:
         write_effective(experiment, before)
         raise
-    write_config(experiment, found)
+    write_config(experiment, found.tree, found.origins)
     return left.count
 
 

@@ -81,7 +81,7 @@ def submit(
         queued = _pause(folder, paused_by) if paused_by else queue_jobs(jobs, folder, SearchJournal(folder))
         # The config comes last: a folder without it was never created.
         with cancelled_on_failure(effective.cluster.scheduler, queued):
-            write_config(folder, effective)
+            write_config(folder, effective.tree, effective.origins)
     except BaseException:
         folder.remove()
         raise
@@ -126,10 +126,10 @@ def write_effective(folder: ExperimentFolder, tree: Tree) -> None:
     write_secrets(folder.effective, tree, masked(tree))
 
 
-def write_config(folder: ExperimentFolder, effective: Effective) -> None:
+def write_config(folder: ExperimentFolder, tree: Tree, origins: dict[str, str]) -> None:
     """For people: secrets are masked. And who wrote what."""
-    write_json(folder.origin, effective.origins)
-    write_atomic(folder.config, dump_yaml(masked(effective.tree)))
+    write_json(folder.origin, origins)
+    write_atomic(folder.config, dump_yaml(masked(tree)))
 
 
 def _write(submission: Submission, effective: Effective, folder: ExperimentFolder, *, is_live: bool) -> None:
