@@ -187,16 +187,7 @@ class _Git:
 
     def _no_filters(self) -> Iterator[str]:
         """Settings that put nothing in the place of the filters that the repository itself defines."""
-        listed = self.line_or_none(
-            *(
-                "config",
-                "--show-scope",
-                "--name-only",
-                "--null",
-                "--get-regexp",
-                r"^filter\..*\.(clean|smudge|process)$",
-            )
-        )
+        listed = self.line_or_none("config", "--show-scope", "--name-only", "--null", "--get-regexp", _FILTERS)
         words = (listed or "").split("\0")
         for scope, key in zip(words[::2], words[1::2], strict=False):
             if scope in _USERS_OWN:
