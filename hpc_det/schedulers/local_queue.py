@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +13,7 @@ from pathlib import Path
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.plan.priority import USUAL
 from hpc_det.schedulers.local import JobId
-from hpc_det.schedulers.queue import QueuedJob
+from hpc_det.schedulers.queue import QueuedJob, printable
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.store.folders import ExperimentFolder
 
@@ -38,15 +39,17 @@ def _job_of(pid: int) -> Iterator[QueuedJob]:
     words = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
     if JOB_MODULE not in words or os.getsid(pid) != pid:  # a job leads its session
         return
-    plan = JobPlan.of(ExperimentFolder(Path(words[words.index(JOB_MODULE) + 1])))
+    owner = os.stat(f"/proc/{pid}").st_uid
+    experiment = ExperimentFolder(Path(words[words.index(JOB_MODULE) + 1]))
+    plan = JobPlan.from_json(_text_of(experiment.plan, owner))
     if plan.scheduler != "local":
         return
     started = _started(pid)
     yield QueuedJob(
         job_id=str(JobId.of(pid)),
         named=str(JobId.of(pid)),
-        name=plan.name,
-        user=pwd.getpwuid(os.stat(f"/proc/{pid}").st_uid).pw_name,
+        name=printable(plan.name),
+        user=pwd.getpwuid(owner).pw_name,
         pool=POOL,
         pools=(POOL,),
         state=JobState.RUNNING,
@@ -60,6 +63,17 @@ def _job_of(pid: int) -> Iterator[QueuedJob]:
         running=1,
         path=plan.folder,
     )
+
+
+def _text_of(path: Path, owner: int) -> str:
+    """Raises PermissionError for what is no file of the owner's: any process may name any path, such as a FIFO that
+    nobody ever writes to.
+    """
+    with open(path, encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != owner:
+            raise PermissionError(path)
+        return file.read()
 
 
 def _started(pid: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -62,3 +63,25 @@ def test_an_experiment_that_was_deleted_or_damaged_hides_no_other(start: Start, 
     assert found(tmp_path) == []
     write_atomic(tmp_path / "plan.json", "{")
     assert found(tmp_path) == []
+
+
+def test_a_plan_that_nobody_ever_writes_is_not_waited_for(start: Start, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "plan.json")
+    start()
+    assert found(tmp_path) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
+def test_a_plan_of_another_user_is_not_read(start: Start, tmp_path: Path) -> None:
+    plan = job_plan(scheduler="local", nodes=1, job_nodes=1, folder=str(tmp_path))
+    write_atomic(tmp_path / "plan.json", plan.to_json())
+    os.chown(tmp_path / "plan.json", 12345, 12345)
+    start()
+    assert found(tmp_path) == []
+
+
+def test_a_name_is_no_command_to_a_terminal(start: Start, tmp_path: Path) -> None:
+    plan = job_plan(scheduler="local", nodes=1, job_nodes=1, folder=str(tmp_path), name="a\x1b[2J")
+    write_atomic(tmp_path / "plan.json", plan.to_json())
+    start()
+    assert [job.name for job in local_queue.jobs() if job.path == str(tmp_path)] == ["a?[2J"]
