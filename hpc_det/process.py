@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
@@ -74,14 +74,16 @@ def end_other_sessions(deadline_s: float = 10.0) -> None:
 
 def _end(processes: Callable[[], list[int]], deadline_s: float) -> None:
     end = time.monotonic() + deadline_s
+    killed: set[int] = set()
     while left := processes():
         for process in left:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        reap()
+        killed.update(left)
         if time.monotonic() > end:  # a process in uninterruptible sleep: the scheduler's own clean-up takes over
-            return
+            break
         time.sleep(0.005)
+    _reap(killed)
 
 
 def _session(pid: int) -> int | None:
@@ -90,11 +92,11 @@ def _session(pid: int) -> int | None:
     return None
 
 
-def reap() -> None:
-    """Collect the exit codes of all children that have ended."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+def _reap(processes: Iterable[int]) -> None:
+    """Of other children the exit codes are left to whom waits for them, such as a thread that runs a command."""
+    for process in processes:
+        with suppress(ChildProcessError):
+            os.waitpid(process, os.WNOHANG)
 
 
 def _parents() -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ from hpc_det.process import descendants, is_running, start_ticks
 
 TREE = """
 import os, subprocess, sys, time
-from hpc_det.process import adopt_orphans, descendants, end_descendants, end_other_sessions, reap
+from hpc_det.process import adopt_orphans, descendants, end_descendants, end_other_sessions
 
 def wait_for(condition):
     end = time.monotonic() + 10
@@ -83,15 +83,27 @@ def test_a_gang_can_be_ended_while_a_thread_waits_for_a_command() -> None:
 
 
 def test_without_descendants_there_is_nothing_to_end() -> None:
-    assert in_a_process("end_descendants(); reap(); print('fine')") == ["fine"]
+    assert in_a_process("end_descendants(); print('fine')") == ["fine"]
 
 
-def test_an_adopted_orphan_can_be_reaped() -> None:
+def test_the_exit_code_of_a_command_is_its_threads() -> None:
+    """It may have ended just when a gang is."""
     assert in_a_process(
         """
-        subprocess.run(["sh", "-c", "sleep 0.05 &"])
+        command = subprocess.Popen(["sh", "-c", "exit 3"])
         wait_for(lambda: not below())
-        reap()
+        gang = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        end_other_sessions()
+        print(command.wait())
+        """
+    ) == ["3"]
+
+
+def test_an_orphan_that_was_ended_is_reaped() -> None:
+    assert in_a_process(
+        """
+        subprocess.run(["sh", "-c", "sleep 60 &"])
+        end_descendants()
         try:
             os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
