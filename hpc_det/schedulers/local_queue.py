@@ -41,7 +41,9 @@ def _job_of(pid: int) -> Iterator[QueuedJob]:
         return
     owner = os.stat(f"/proc/{pid}").st_uid
     experiment = ExperimentFolder(Path(words[words.index(JOB_MODULE) + 1]))
-    plan = JobPlan.from_json(_text_of(experiment.plan, owner))
+    # Of a colleague's experiment there is a copy to read.
+    readable = experiment.plan if os.access(experiment.plan, os.R_OK) else experiment.masked / experiment.plan.name
+    plan = JobPlan.from_json(_text_of(readable, owner))
     if plan.scheduler != "local":
         return
     started = _started(pid)
