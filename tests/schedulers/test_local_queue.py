@@ -16,6 +16,7 @@ from hpc_det.schedulers.local import JobId
 from hpc_det.schedulers.queue import this_user
 from hpc_det.store.files import write_atomic
 from tests.plan.plans import job_plan
+from tests.wait import wait_for
 
 Start = Callable[..., int]
 
@@ -29,6 +30,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         waits = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
         process = subprocess.Popen([*waits, module, str(tmp_path), "1"], stdin=subprocess.PIPE, start_new_session=leads)
         started.append(process)
+        # Popen returns a moment before the new program's words can be read.
+        wait_for(lambda: str(tmp_path) in Path(f"/proc/{process.pid}/cmdline").read_text())
         return process.pid
 
     yield run
