@@ -151,14 +151,19 @@ def _metrics(metrics: Metrics) -> Iterator[str]:
 
 
 def _checkpoint_in_words(item: Committed) -> str:
-    damage = "" if story.is_complete(item) else ", files are missing or cut"
+    damage = ", files were removed" if item.removed else ", files are missing or cut"
+    damage = "" if _is_complete(item) else damage
     return f"{item.uuid} at batch {item.steps}, {iso(item.time)}{damage}"
 
 
 def _checkpoint(item: Committed) -> Record:
-    complete = story.is_complete(item)
+    complete = _is_complete(item)
     return {"uuid": item.uuid, "batches": item.steps, "time": iso(item.time), "complete": complete}
 
 
 def _attempt(item: AttemptStory) -> Record:
     return {**asdict(item), "started": iso(item.started), "ended": iso(item.ended) if item.ended else None}
+
+
+def _is_complete(item: Committed) -> bool:
+    return not item.removed and story.is_complete(item)

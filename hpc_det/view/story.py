@@ -248,11 +248,9 @@ def checkpoint_to_take(trial: TrialFolder, best: Validation | None) -> Committed
 
 
 def is_complete(checkpoint: Committed) -> bool:
-    """Whether every file is there in its size, and nobody has removed any; the bytes are not read."""
+    """Whether every file of the manifest is there in its size; the bytes are not read."""
     try:
-        return not checkpoint.removed and all(
-            (checkpoint.path / name).stat().st_size == entry.size for name, entry in checkpoint.files.items()
-        )
+        return all((checkpoint.path / name).stat().st_size == entry.size for name, entry in checkpoint.files.items())
     except OSError:
         return False
 
