@@ -6,7 +6,7 @@ import getpass
 import time
 
 from hpc_det.checkpoint.collect import collect
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.notify.change import tell_rest
 from hpc_det.schedulers import scheduler as schedulers
 from hpc_det.schedulers.command import CommandError, run_command
@@ -31,7 +31,7 @@ def wait(experiment: ExperimentFolder, poll_s: float) -> None:
 def pause(experiment: ExperimentFolder) -> str:
     """Have the trials of an experiment save and leave their nodes, until `activate`; what was done, in a sentence.
 
-    Raises HpcDetError where it has ended already.
+    Raises UsageError where it has ended already.
     """
     view, search = _still_there(experiment)
     if not (former := view.search.paused):
@@ -47,7 +47,7 @@ def pause(experiment: ExperimentFolder) -> str:
 def cancel(experiment: ExperimentFolder) -> str:
     """Have the trials of an experiment save and end; what was done, in a sentence.
 
-    Raises HpcDetError where it has ended already.
+    Raises UsageError where it has ended already.
     """
     view, search = _still_there(experiment)
     search.cancel(getpass.getuser())
@@ -62,7 +62,7 @@ def cancel(experiment: ExperimentFolder) -> str:
 def kill(experiment: ExperimentFolder) -> str:
     """End all trials and jobs of the experiment without saving; what came of it, in a sentence.
 
-    Raises HpcDetError where it has ended already, or does not end.
+    Raises UsageError where it has ended already, HpcDetError where it does not end.
     """
     view, search = _still_there(experiment)
     search.cancel(getpass.getuser())
@@ -79,15 +79,15 @@ def kill(experiment: ExperimentFolder) -> str:
 
 
 def kill_trial(trial: TrialFolder) -> str:
-    """End one trial, and no other; what was done, in a sentence. Raises HpcDetError where nobody has it to train."""
+    """End one trial, and no other; what was done, in a sentence. Raises UsageError where nobody has it to train."""
     experiment = trial.experiment()
     name = f"{experiment.id}/{trial.id}"
     view, search = _still_there(experiment)
     if trial.id not in {work.trial for work in search.state().open.values()}:
         found = state_now(view.search, trial, is_over=False)
         if found.is_final:
-            raise HpcDetError(f"trial {name} has ended already: {found.value}")
-        raise HpcDetError(
+            raise UsageError(f"trial {name} has ended already: {found.value}")
+        raise UsageError(
             f"trial {name} is {found.value}: nobody trains it, and the search may never want it again; "
             f"`hpc-det experiment kill {experiment.id}` ends them all"
         )
@@ -97,10 +97,10 @@ def kill_trial(trial: TrialFolder) -> str:
 
 
 def _still_there(experiment: ExperimentFolder) -> tuple[ExperimentView, SearchJournal]:
-    """Raises HpcDetError where the experiment has ended."""
+    """Raises UsageError where the experiment has ended."""
     view = ExperimentView(experiment)
     if (found := state(view)).is_final:
-        raise HpcDetError(f"experiment {experiment.id} has ended already: {found.value}")
+        raise UsageError(f"experiment {experiment.id} has ended already: {found.value}")
     return view, SearchJournal(experiment)
 
 

@@ -13,6 +13,7 @@ from hpc_det.cli.listing import progress_in_words
 from hpc_det.cli.trials import table as trials_table
 from hpc_det.cli.values import iso, number
 from hpc_det.errors import printable
+from hpc_det.search.state import SearchState
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import read_tolerantly, why_not_completed
@@ -77,7 +78,16 @@ def _why(view: ExperimentView, state: ExperimentState) -> str | None:
         return view.waits_for
     if state is ExperimentState.PAUSED:
         return f"by {view.search.paused}"
+    if state is ExperimentState.RUNNING:
+        return _asked(view.search)
     return view.why_not_completed(state) if state in _UNWANTED else None
+
+
+def _asked(search: SearchState) -> str | None:
+    """What its trials do next: they save first."""
+    if search.cancelled:
+        return f"{search.cancelled} has canceled it, and its trials save"
+    return f"{search.paused} has paused it, and its trials save" if search.paused else None
 
 
 _UNWANTED = (ExperimentState.ERROR, ExperimentState.CANCELED)

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from hpc_det.cli.several import at_once
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import UsageError
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view.checkpoints import StoredCheckpoint, best_first, effective_config, of_experiment, of_trial
 
@@ -94,4 +94,4 @@ def download_model_def(experiment: ExperimentFolder, output: Path | None) -> Pat
 
 def _insist_on_room(target: Path) -> None:
     if os.path.lexists(target):
-        raise HpcDetError(f"{target}: is there already; move it away, or name another folder with --output-dir")
+        raise UsageError(f"{target}: is there already; move it away, or name another folder with --output-dir")

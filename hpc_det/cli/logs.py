@@ -126,7 +126,7 @@ def _records(passages: Iterable[Passage]) -> Iterator[dict[str, Any]]:
     levels = Levels()
     for passage in passages:
         begin = {"time": iso(passage.time), **passage.source._asdict()}
-        for line, level in zip(passage.lines, levels.of(passage), strict=True):
+        for line, level in zip(passage.lines, passage.levels or levels.of(passage), strict=True):
             if passage.source.rank is None and (marked := MARKED.match(line)):
                 yield {**begin, "rank": int(marked[1]), "level": level, "line": line[marked.end() :]}
             else:

@@ -240,7 +240,7 @@ def test_nothing_is_overwritten(hpc_det: Command, life: Life, tmp_path: Path) ->
     target = tmp_path / "out" / uuid
     target.mkdir(parents=True)
     assert hpc_det("c", "download", uuid, "-o", tmp_path / "out") == (
-        1,
+        2,
         "",
         f"hpc-det: {target}: is there already; move it away, or name another folder with --output-dir\n",
     )
@@ -267,7 +267,7 @@ def test_the_code_is_copied_as_it_was_submitted(hpc_det: Command, life: Life, tm
     target = tmp_path / "code"
     assert hpc_det("e", "download-model-def", "1", "-o", target) == (0, f"{target}\n", "")
     assert (target / "net" / "model_def.py").read_text() == "x = 1"
-    assert hpc_det("e", "download-model-def", "1", "-o", target).code == 1
+    assert hpc_det("e", "download-model-def", "1", "-o", target).code == 2
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 

@@ -92,7 +92,7 @@ def test_a_cancelled_experiment_says_by_whom(hpc_det: Command, life: Life, sched
 def test_what_has_ended_is_left_alone(hpc_det: Command, life: Life, scheduler: FakeScheduler, command: str) -> None:
     life.begins()
     life.finishes()
-    assert hpc_det("e", command, "1") == (1, "", "hpc-det: experiment 1 has ended already: COMPLETED\n")
+    assert hpc_det("e", command, "1") == (2, "", "hpc-det: experiment 1 has ended already: COMPLETED\n")
 
 
 def test_jobs_that_wait_behind_others_are_withdrawn_too(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
@@ -150,7 +150,7 @@ def test_all_that_are_killed_end_and_what_had_ended_is_told(
     lives[1].begins()
     lives[1].finishes()
     code, out, err = hpc_det("e", "kill", "1-3")
-    assert (code, out) == (1, "Killed experiment 1\nKilled experiment 3\n")
+    assert (code, out) == (2, "Killed experiment 1\nKilled experiment 3\n")
     assert err == "hpc-det: experiment 2 has ended already: COMPLETED\n"
     assert sorted(scheduler.cancelled) == ["11", "13"]
 
@@ -173,7 +173,7 @@ def test_a_trial_that_nobody_trains_cannot_be_killed(hpc_det: Command, root: Pat
     life.begins()
     life.reaches(0.9)
     code, _, err = hpc_det("t", "kill", "1/1")
-    assert (code, reason(life, 1)) == (1, None)
+    assert (code, reason(life, 1)) == (2, None)
     assert err.startswith("hpc-det: trial 1/1 is PAUSED: nobody trains it, ")
     life.ends(Cause.FAILED, Action.GIVE_UP)
     assert hpc_det("t", "kill", "1/2").err == "hpc-det: trial 1/2 has ended already: ERROR\n"
@@ -227,3 +227,13 @@ def test_a_checkpoint_that_does_not_go_is_no_failure_of_the_end(
     done = hpc_det("e", "cancel", "1")
     assert (done.code, len(committed(life.trial.checkpoints))) == (0, 3)
     assert "note: checkpoints are left that checkpoint_storage does not keep: [Errno 13]" in done.err
+
+
+@pytest.mark.parametrize(("command", "word"), [("pause", "paused"), ("cancel", "canceled")])
+def test_what_was_asked_of_trials_that_still_save_is_told(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler, command: str, word: str
+) -> None:
+    life.begins()
+    hpc_det("e", command, "1")
+    asked = f"State:      RUNNING: {getpass.getuser()} has {word} it, and its trials save\n"
+    assert asked in hpc_det("e", "describe", "1").out

@@ -207,3 +207,14 @@ def test_whoever_reads_no_further_gets_no_complaint(life: Life, root: Path) -> N
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 1
+
+
+def test_lines_that_a_level_left_keep_it_whatever_is_cut_off(hpc_det: Command, life: Life) -> None:
+    life.begins()
+    life.rank_prints(0, "epoch 1\nTraceback (most recent call last):\n  File x\nValueError: no\n")
+    told = hpc_det("e", "logs", "1", "--level", "error", "--tail", 2, "--json").out.splitlines()
+    records = [json.loads(line) for line in told]
+    assert [(record["level"], record["line"]) for record in records] == [
+        ("ERROR", "  File x"),
+        ("ERROR", "ValueError: no"),
+    ]

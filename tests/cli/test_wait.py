@@ -239,7 +239,7 @@ def test_kill_leaves_its_request_and_cancels_the_job(hpc_det: Command, life: Lif
 def test_kill_refuses_politely_what_has_ended(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
     life.begins()
     life.finishes()
-    assert hpc_det("e", "kill", "1") == (1, "", "hpc-det: experiment 1 has ended already: COMPLETED\n")
+    assert hpc_det("e", "kill", "1") == (2, "", "hpc-det: experiment 1 has ended already: COMPLETED\n")
     assert scheduler.cancelled == []
     assert not life.trial.stop.exists()
 

@@ -27,6 +27,12 @@ class Passage(NamedTuple):
     lines: list[str]
     is_timed: bool = True
     """Otherwise nobody has noted times, and `time` is when the whole log was written last."""
+    levels: list[str] | None = None
+    """Of each line, where lines were left out by their levels: what names none belongs to a line above it."""
+
+    def part(self, which: slice) -> Passage:
+        """Some of its lines."""
+        return self._replace(lines=self.lines[which], levels=self.levels and self.levels[which])
 
     @property
     def place(self) -> tuple[int, float]:
@@ -37,7 +43,7 @@ class Passage(NamedTuple):
 def first(passages: Iterable[Passage], count: int) -> Iterator[Passage]:
     """The first `count` lines; nothing is read behind them."""
     for passage in passages if count else ():
-        yield passage._replace(lines=passage.lines[:count])
+        yield passage.part(slice(count))
         count -= len(passage.lines)
         if count <= 0:
             return
@@ -53,5 +59,5 @@ def last(passages: Iterable[Passage], count: int) -> list[Passage]:
         while kept and surplus >= len(kept[0].lines):
             surplus -= len(kept.popleft().lines)
     if kept and surplus > 0:
-        kept[0] = kept[0]._replace(lines=kept[0].lines[surplus:])
+        kept[0] = kept[0].part(slice(surplus, None))
     return list(kept)

@@ -34,6 +34,7 @@ class Selection:
 
     def _serious(self, passages: Iterable[Passage], wanted: Iterable[str]) -> Iterator[Passage]:
         for passage in passages:
-            levels = self._level_of.of(passage)
-            if lines := [line for line, level in zip(passage.lines, levels, strict=True) if level in wanted]:
-                yield passage._replace(lines=lines)
+            told = zip(passage.lines, self._level_of.of(passage), strict=True)
+            if serious := [(line, level) for line, level in told if level in wanted]:
+                lines, levels = zip(*serious, strict=True)
+                yield passage._replace(lines=[*lines], levels=[*levels])
