@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +18,6 @@ from hpc_det.store.files import write_json
 from hpc_det.store.stop import read_stop
 from tests.cli.conftest import Command, Result
 from tests.cli.life import FakeScheduler, Life
-from tests.wait import wait_for
 
 WAIT = ("experiment", "wait", "1", "--poll", "0.05")
 
@@ -312,20 +309,15 @@ def test_wait_says_that_an_experiment_was_deleted(hpc_det: Command, life: Life, 
     assert hpc_det(*WAIT) == (1, "", "hpc-det: experiment 1: was deleted\n")
 
 
-def test_ctrl_c_ends_waiting(life: Life) -> None:
+def test_ctrl_c_ends_waiting(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     life.begins()
     life.search.pause("ada")
     life.ends(Cause.PAUSED, Action.PAUSE)
     life.search.leave(0)
-    process = subprocess.Popen([Path(sys.executable).with_name("hpc-det"), *WAIT], start_new_session=True)
-    wait_for(lambda: b"--poll" in Path(f"/proc/{process.pid}/cmdline").read_bytes() and _sleeps(process.pid))
-    process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 130
-
-
-def _sleeps(pid: int) -> bool:
-    """It has loaded all that it needs, and looks now and then."""
-    return "hrtimer_nanosleep" in Path(f"/proc/{pid}/wchan").read_text()
+    monkeypatch.setattr("hpc_det.view.watch.time.sleep", lambda seconds: os.kill(os.getpid(), signal.SIGINT))
+    assert hpc_det(*WAIT).code == 130
 
 
 def test_a_killed_trial_says_by_whom(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
