@@ -16,7 +16,7 @@ from hpc_det.store.folders import ExperimentStore
 from tests.e2e.story import HERE
 from tests.e2e.test_slurm import PROFILE, use
 from tests.lab.slurm import SlurmLab
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 pytestmark = pytest.mark.slurm
 
@@ -90,10 +90,9 @@ class Day:
         return set(self.lab.run("squeue", "--noheader", "--states=RUNNING", "--format=%i").split())
 
     def until(self, condition: Callable[[], bool]) -> None:
-        wait_for(condition, 60, lambda: f"{self.states()}\n{self.lab.run('squeue')}")
+        wait_for(condition, DEADLINE_S, lambda: f"{self.states()}\n{self.lab.run('squeue')}")
 
 
-@pytest.mark.timeout(400)
 def test_twenty_experiments_from_morning_to_evening(
     slurm_lab: SlurmLab, hpc_det: HpcDet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from hpc_det.top.app import Top
 from hpc_det.view.state import ExperimentView
 from tests.cli.life import FakeScheduler, Life
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 Story = Callable[["Seen"], Awaitable[None]]
 
 
