@@ -47,6 +47,7 @@ sys.exit(1)
 """
 
 EFFECTIVE: dict[str, Any] = {
+    "name": "test",
     "searcher": {"name": "single", "metric": "loss", "smaller_is_better": True, "max_length": {"batches": 100}},
     "hyperparameters": {"lr": 0.1},
     "checkpoint_storage": {"save_experiment_best": 0, "save_trial_best": 1, "save_trial_latest": 1},
