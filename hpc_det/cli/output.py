@@ -22,7 +22,7 @@ from hpc_det.errors import printable
 Record = Mapping[str, Any]
 MOST_BY_RICH = 100
 """Rows of a table that rich draws; it takes half a second for a thousand."""
-_COLOURS = {
+COLOURS = {
     "RUNNING": "green",
     "COMPLETED": "cyan",
     "QUEUED": "yellow",
@@ -148,5 +148,5 @@ def _draw(headings: Sequence[str], *rows: Sequence[str]) -> None:
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
+        table.add_row(*(Text(cell, style=COLOURS.get(cell, "")) for cell in row))
     Console().print(table)

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from hpc_det.cli.ids import any_experiment_argument
+from hpc_det.cli.values import size
 from hpc_det.errors import UsageError
 from hpc_det.store.folders import ExperimentFolder
 
@@ -57,4 +58,4 @@ def _written(path: Path, found: dict[str, object]) -> str:
         write_atomic(path, text)
     except OSError as error:
         raise UsageError(f"--output: {path}: {error.strerror}; name a file in a folder that you may write to") from None
-    return f"Wrote {path} ({len(text.encode()) / 1e6:.1f} MB)"
+    return f"Wrote {path} ({size(len(text.encode()))})"

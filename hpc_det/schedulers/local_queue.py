@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from hpc_det.errors import printable
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.plan.priority import USUAL
 from hpc_det.schedulers.local import JobId
-from hpc_det.schedulers.queue import QueuedJob, printable
+from hpc_det.schedulers.queue import QueuedJob
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.store.folders import ExperimentFolder
 

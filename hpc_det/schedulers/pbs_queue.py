@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from hpc_det.errors import printable
 from hpc_det.plan.priority import from_pbs_priority, pbs_priority_of
 from hpc_det.schedulers.command import Run
 from hpc_det.schedulers.detect.pbs import QUEUES, SERVER, answer
 from hpc_det.schedulers.pbs_answers import status_of
-from hpc_det.schedulers.queue import Change, QueuedJob, printable
+from hpc_det.schedulers.queue import Change, QueuedJob
 from hpc_det.schedulers.scheduler import JobState
 
 JOBS = ("qstat", "-f", "-F", "json")

@@ -112,8 +112,3 @@ def this_user() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # a container may not know its user
         return str(os.geteuid())
-
-
-def printable(text: str) -> str:
-    """What other users call their jobs must not reach a terminal as commands."""
-    return "".join(char if char.isprintable() else "?" for char in text)

@@ -11,11 +11,11 @@ import os
 import re
 from collections.abc import Sequence
 
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, printable
 from hpc_det.plan.priority import USUAL, from_nice, nice_of
 from hpc_det.schedulers.command import Run
 from hpc_det.schedulers.detect.slurm import PARTITIONS, parse_partitions
-from hpc_det.schedulers.queue import Change, QueuedJob, printable
+from hpc_det.schedulers.queue import Change, QueuedJob
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.schedulers.slurm import Slurm
 from hpc_det.schedulers.slurm_answers import REASONS, STATES, local_time

@@ -16,6 +16,7 @@ from textual.message import Message
 from textual.widgets import DataTable, Input, Static
 
 from hpc_det.cli import again, control, describe
+from hpc_det.cli.output import COLOURS
 from hpc_det.errors import HpcDetError
 from hpc_det.store.folders import ExperimentFolder, ExperimentStore
 from hpc_det.top import cells
@@ -30,14 +31,6 @@ LOOK_S = 1.0
 WIDE = 120
 """Columns of a terminal that shows the selected experiment and the queue beside each other."""
 KEYS = "p pause  a activate  k kill  l logs  enter details  / filter  q quit"
-_COLOURS = {
-    "RUNNING": "green",
-    "COMPLETED": "cyan",
-    "QUEUED": "yellow",
-    "PAUSED": "yellow",
-    "ERROR": "red",
-    "CANCELED": "magenta",
-}
 
 
 class Looked(Message):
@@ -264,7 +257,7 @@ class Top(App[None]):
 
 
 def _styled(text: str) -> Text:
-    return Text(text, style=_COLOURS.get(text, ""), no_wrap=True)
+    return Text(text, style=COLOURS.get(text, ""), no_wrap=True)
 
 
 def show(store: ExperimentStore) -> None:

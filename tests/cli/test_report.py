@@ -18,7 +18,8 @@ def test_a_report_is_one_page_in_the_current_folder(
     monkeypatch.chdir(tmp_path)
     found = hpc_det("report", 1)
     assert (found.code, found.err) == (0, "")
-    assert found.out.startswith("Wrote report-1.html (0.0 MB)")
+    size = Path("report-1.html").stat().st_size
+    assert found.out.startswith(f"Wrote report-1.html ({size / 1024:.1f} KiB)")
     page = (tmp_path / "report-1.html").read_text()
     assert page.startswith("<!DOCTYPE html>")
     assert "<title>Experiment 1: digits</title>" in page

@@ -87,4 +87,4 @@ def test_a_name_is_no_command_to_a_terminal(start: Start, tmp_path: Path) -> Non
     plan = job_plan(scheduler="local", nodes=1, job_nodes=1, folder=str(tmp_path), name="a\x1b[2J")
     write_atomic(tmp_path / "plan.json", plan.to_json())
     start()
-    assert [job.name for job in local_queue.jobs() if job.path == str(tmp_path)] == ["a?[2J"]
+    assert [job.name for job in local_queue.jobs() if job.path == str(tmp_path)] == ["a\\x1b[2J"]

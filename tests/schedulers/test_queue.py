@@ -7,7 +7,8 @@ import pwd
 
 import pytest
 
-from hpc_det.schedulers.queue import printable, queue, this_user
+from hpc_det.errors import printable
+from hpc_det.schedulers.queue import queue, this_user
 
 
 def test_a_queue_is_that_of_its_scheduler() -> None:
@@ -30,4 +31,4 @@ def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_text_that_a_terminal_would_obey_is_made_harmless() -> None:
-    assert printable("a\x1b[31mb\nc größe") == "a?[31mb?c größe"
+    assert printable("a\x1b[31mb\nc größe") == "a\\x1b[31mb\\nc größe"

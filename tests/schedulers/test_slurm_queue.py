@@ -112,7 +112,7 @@ def test_slots_are_gpus_or_cpus(jobs: dict[str, QueuedJob]) -> None:
 
 
 def test_a_name_with_a_newline_and_colours_is_harmless(jobs: dict[str, QueuedJob]) -> None:
-    assert jobs["106"].name == "two?lines?[31m|"
+    assert jobs["106"].name == r"two\nlines\x1b[31m|"
 
 
 def test_holds_are_told_from_other_reasons(jobs: dict[str, QueuedJob]) -> None:
