@@ -15,7 +15,8 @@ from hpc_det.config.effective import Effective, effective
 from hpc_det.config.request import Request, for_test, on_one_slot
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
-from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.group import Group
 from hpc_det.submit.submission import prepare, submit
 
@@ -72,7 +73,7 @@ def _submit(found: Effective, experiments: ExperimentStore, choices: Choices) ->
 
 def say_shared(experiment: ExperimentFolder, group: Group) -> None:
     """On stderr: with whom, how they name it, and what is in their way."""
-    click.echo(f"hpc-det: shared with group {group.name!r}, as {experiment.store().root}:{experiment.id}", err=True)
+    click.echo(f"hpc-det: shared with group {group.name!r}, as {experiment.root()}:{experiment.id}", err=True)
     places = filter(None, (experiment.path, experiment.checkpoints_elsewhere()))
     for problem in dict.fromkeys(problem for place in places for problem in group.obstacles(place)):
         click.echo(f"hpc-det: note: {problem}", err=True)

@@ -15,8 +15,9 @@ from hpc_det.cli.confirm import confirm
 from hpc_det.cli.several import at_once, each
 from hpc_det.cli.values import count, size
 from hpc_det.errors import HpcDetError
+from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.files import read_json
-from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.ended import beginning_with, insist_on_end
 from hpc_det.view.watch import say
 
@@ -24,7 +25,7 @@ from hpc_det.view.watch import say
 def delete(experiments: Sequence[ExperimentFolder], *, yes: bool) -> None:
     """All of them, or none. Raises UsageError where one has not ended."""
     insist_on_end(experiments)
-    store = experiments[0].store()
+    store = ExperimentStore(experiments[0].root())
     for warning in beginning_with([experiment.path for experiment in experiments], store):
         say(f"warning: {warning}")
     numbers = ", ".join(str(experiment.id) for experiment in experiments)
@@ -41,7 +42,7 @@ def delete(experiments: Sequence[ExperimentFolder], *, yes: bool) -> None:
 
 def _delete(experiment: ExperimentFolder) -> str:
     """By a rename first: a half-deleted folder is no experiment."""
-    aside = experiment.store().deleted(experiment.id)
+    aside = ExperimentStore(experiment.root()).deleted(experiment.id)
     os.rename(experiment.path, aside)
     _empty(aside, experiment.id)
     return f"Deleted experiment {experiment.id}"

@@ -8,7 +8,7 @@ from operator import itemgetter
 
 from hpc_det.cli.output import Column, Record
 from hpc_det.cli.values import iso, number
-from hpc_det.store.folders import ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
 from hpc_det.view import story
 from hpc_det.view.all import summaries
 from hpc_det.view.summary import Summary

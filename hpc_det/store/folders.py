@@ -28,18 +28,15 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
 
 from __future__ import annotations
 
-import os
 import pwd
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_det.errors import UsageError
 from hpc_det.store.files import read_json
 from hpc_det.store.group import Group
-from hpc_det.store.modes import PRIVATE_FOLDER, is_own, is_shared, make_folder, make_private, share, share_alike
+from hpc_det.store.modes import is_own, is_shared, make_folder, make_private, share_alike
 
 
 @dataclass(frozen=True)
@@ -160,7 +157,7 @@ class ExperimentFolder:
 
     def named(self) -> str:
         """As the command line takes it: the id and, for colleagues of its owner, the root that it is in."""
-        return str(self.id) if self.is_own() else f"{self.store().root}:{self.id}"
+        return str(self.id) if self.is_own() else f"{self.root()}:{self.id}"
 
     @property
     def config(self) -> Path:
@@ -297,9 +294,9 @@ class ExperimentFolder:
         """The scheduler's id of it, written right after the submission."""
         return self.jobs / f"{number}.json"
 
-    def store(self) -> ExperimentStore:
-        """The one that it is in."""
-        return ExperimentStore(self.path.parent.parent)
+    def root(self) -> Path:
+        """The state root that it is below."""
+        return self.path.parent.parent
 
     def trial(self, number: int = 1) -> TrialFolder:
         return TrialFolder(self.path / "trials" / str(number))
@@ -327,97 +324,3 @@ def job_log(script: Path, element: str = "") -> Path:
 def times_of(log: Path) -> Path:
     """When the lines of this log were written: see hpc_det.store.log_times."""
     return log.with_suffix(".times")
-
-
-_DELETED = ".deleted-"
-
-
-@dataclass(frozen=True)
-class ExperimentStore:
-    """All experiments below one state root."""
-
-    root: Path
-
-    @property
-    def index(self) -> Path:
-        """What is known of experiments that rest: see hpc_det.view.index. Written by whoever lists all."""
-        return self.root / ".index.json"
-
-    def folder(self, number: int) -> ExperimentFolder:
-        return ExperimentFolder(self.root / "experiments" / str(number))
-
-    def existing(self, number: int) -> ExperimentFolder:
-        """The experiment `number`; UsageError where there is none."""
-        found = self.folder(number)
-        try:
-            found.config.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            raise UsageError(
-                f"experiment {number}: not found below {self.root}; `hpc-det experiment list` shows all"
-            ) from None
-        except PermissionError:
-            raise UsageError(
-                f"experiment {number}: below {self.root}, and not shared with you; its owner can share what is begun "
-                f"anew, as with `hpc-det experiment fork {number} --shared=GROUP`"
-            ) from None
-        return found
-
-    def all(self) -> Iterator[ExperimentFolder]:
-        """Every experiment that was created to the end and that this user may read, oldest first."""
-        return (found for found in map(self.folder, self._numbers()) if os.path.exists(found.config))
-
-    def next_id(self) -> int:
-        """The id that `create` would take now."""
-        return max([*self._numbers(), *self._numbers(_DELETED)], default=0) + 1
-
-    def deleted(self, number: int) -> Path:
-        """The folder of an experiment that is being deleted. An empty one stays, so that its number never comes again
-        where it was the newest.
-        """
-        return self.root / "experiments" / f"{_DELETED}{number}"
-
-    def all_deleted(self) -> list[Path]:
-        """Oldest first."""
-        return [self.deleted(number) for number in self._numbers(_DELETED)]
-
-    @property
-    def cleaned(self) -> Path:
-        """Its time is when `cleanup` looked at all experiments last."""
-        return self.root / ".cleaned"
-
-    def create(self, group: Group | None = None) -> ExperimentFolder:
-        """Take the next id. `mkdir` is atomic on every file system, so two at once get two ids.
-
-        `group` may read it. Raises UsageError where the state root takes no folder, or is another group's.
-        """
-        try:
-            return self._create(group)
-        except OSError as error:
-            raise UsageError(
-                f"HPC_DET_ROOT: {self.root} takes no experiment: {error.strerror}; set it to a folder of yours that "
-                f"all nodes see"
-            ) from None
-
-    def _create(self, group: Group | None) -> ExperimentFolder:
-        for parent in (self.root, self.root / "experiments"):
-            parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-        if group:
-            group.let_in(self.root)
-        while True:
-            folder = self.folder(self.next_id())
-            try:
-                folder.path.mkdir(mode=PRIVATE_FOLDER)
-            except FileExistsError:
-                continue
-            if group:
-                share(folder.path, group.number)
-            return folder
-
-    def _numbers(self, prefix: str = "") -> list[int]:
-        try:
-            names = [entry.name for entry in (self.root / "experiments").iterdir() if entry.name.startswith(prefix)]
-        except FileNotFoundError:
-            return []
-        except PermissionError as error:
-            raise UsageError(f"{error.filename}: may not be read; nothing there is shared with you") from None
-        return sorted(int(rest) for name in names if (rest := name[len(prefix) :]).isdecimal())

@@ -10,7 +10,8 @@ from hpc_det.checkpoint.committed import committed, newest_good
 from hpc_det.errors import UsageError
 from hpc_det.search.best import best_trial
 from hpc_det.search.journal import SearchJournal
-from hpc_det.store.folders import ExperimentFolder, ExperimentStore, TrialFolder
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder, TrialFolder
 
 
 def source_checkpoint(searcher: Mapping[str, Any], store: ExperimentStore) -> Path | None:

@@ -21,8 +21,9 @@ from hpc_det.search.by_name import search_of
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.optuna_study import no_such_sampler, sampler_names
+from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.files import write_atomic, write_json
-from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.group import Group
 from hpc_det.store.modes import PRIVATE_FOLDER, make_folder
 from hpc_det.store.secret_files import write_secrets
@@ -53,7 +54,7 @@ def prepare(effective: Effective, folder: ExperimentFolder, *, is_live: bool = F
     trials = trials_expected(effective)
     check_storage(effective)
     jobs = prepare_jobs(effective, folder, trials)
-    source = source_checkpoint(effective.tree["searcher"], folder.store())
+    source = source_checkpoint(effective.tree["searcher"], ExperimentStore(folder.root()))
     return Submission(trials, jobs, {} if is_live else snapshot_files(effective.context), source)
 
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.errors import UsageError
+from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.files import read_json, write_json
-from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.folders import ExperimentFolder
 
 POINTER = "hpc_det.json"
 
@@ -66,7 +67,7 @@ class SweepFiles:
 def point_to(experiment: ExperimentFolder, sweep_dir: Path) -> None:
     """From now on `hpc-det sweep` finds the experiment by this folder."""
     known = read_json(sweep_dir / POINTER) or {"experiments": []}
-    root = str(experiment.store().root)
+    root = str(experiment.root())
     numbers = known["experiments"] if known.get("root") == root else []
     write_json(sweep_dir / POINTER, {"root": root, "experiments": [*numbers, experiment.id]})
 

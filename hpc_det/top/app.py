@@ -18,7 +18,8 @@ from textual.widgets import DataTable, Input, Static
 from hpc_det.cli import again, control, describe
 from hpc_det.cli.output import COLOURS
 from hpc_det.errors import HpcDetError
-from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder
 from hpc_det.top import cells
 from hpc_det.top.experiments import Experiments, Row, Seen
 from hpc_det.top.jobs import Answers

@@ -10,7 +10,7 @@ from typing import Any
 from hpc_det.cli.follow_one import MetricsReader
 from hpc_det.errors import HpcDetError
 from hpc_det.schedulers.scheduler import JobStatus
-from hpc_det.store.folders import ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
 from hpc_det.top.jobs import Answers, Job, in_queue
 from hpc_det.view import all as view_all
 from hpc_det.view import story

@@ -111,7 +111,7 @@ class Logs(ModalScreen[None]):
     def on_mount(self) -> None:
         self.query_one(RichLog).focus()
         command = (*HPC_DET, "experiment", "logs", str(self._experiment.id), "--follow", "--tail", str(MOST_LINES))
-        root = str(self._experiment.store().root)
+        root = str(self._experiment.root())
         env = {**os.environ, "HPC_DET_ROOT": root, "PYTHONSAFEPATH": "1"}  # modules of this folder are none of ours
         self._process = subprocess.Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=env)
         self.run_worker(self._follow, thread=True)

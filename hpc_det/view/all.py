@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hpc_det.errors import HpcDetError
-from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.index import Index, trace_of
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import DAMAGED, NOT_SHOWN, Summary, summary

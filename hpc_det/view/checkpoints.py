@@ -13,7 +13,8 @@ from hpc_det.checkpoint.prune import badness
 from hpc_det.checkpoint.storage import TrialStorage, is_here
 from hpc_det.config.merge import Tree
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.store.folders import ExperimentFolder, ExperimentStore, TrialFolder
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.metrics import number_in, validation_metrics
 from hpc_det.store.secret_files import read_secrets
 from hpc_det.view import story

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view import story
 from hpc_det.view.state import ExperimentView
 from hpc_det.view.watch import states

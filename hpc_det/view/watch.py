@@ -108,7 +108,7 @@ class Watch:
 
     def _news(self, scheduler: Scheduler) -> dict[str, JobStatus] | None:
         """None as long as it may not be asked: other processes of the user ask it, too."""
-        answers = SharedAnswers(self.view.folder.store().root, scheduler)
+        answers = SharedAnswers(self.view.folder.root(), scheduler)
         return answers.news(self.view.job_ids(), run_command, max_age_s=ASK_S)
 
     def _wait_longer(self, shortest_s: float, *, is_quiet: bool) -> None:

@@ -17,8 +17,9 @@ from hpc_det.schedulers.command import Run
 from hpc_det.schedulers.scheduler import JobState, JobStatus
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
+from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.files import append_line, write_atomic, write_json
-from hpc_det.store.folders import ExperimentFolder, ExperimentStore, TrialFolder
+from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import BEGINS
 from tests.plan.plans import job_plan

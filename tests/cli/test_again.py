@@ -9,7 +9,8 @@ import pytest
 
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
-from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder
 from tests.cli.conftest import Command
 
 Stub = Callable[[str, str], None]

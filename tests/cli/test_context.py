@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder
 from tests.cli.conftest import TRIAL, Command
 from tests.wait import DEADLINE_S, wait_for
 

@@ -10,7 +10,7 @@ import pytest
 
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState
-from hpc_det.store.folders import ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life
 

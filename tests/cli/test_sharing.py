@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from hpc_det.search.journal import SearchJournal
-from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.modes import SHARED_FOLDER, take_umask_of
 from tests.cli.conftest import Command, Result
 from tests.cli.life import Life

@@ -21,8 +21,8 @@ import pytest
 from hpc_det.cli.main import main
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.queue import this_user
+from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.files import write_json
-from hpc_det.store.folders import ExperimentStore
 from hpc_det.sweep.files import SweepFiles, point_to
 from tests.cli.life import Life
 from tests.cli.slurm_on_paper import SlurmOnPaper

@@ -18,7 +18,8 @@ import torch
 
 from hpc_det.checkpoint.committed import newest_good
 from hpc_det.process import descendants
-from hpc_det.store.folders import ExperimentStore, TrialFolder
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import read_reports
 from hpc_det.view.state import ExperimentView

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpc_det.cli.main import main
-from hpc_det.store.folders import ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
 from tests.e2e.story import HERE
 from tests.e2e.test_slurm import PROFILE, use
 from tests.lab.slurm import SlurmLab

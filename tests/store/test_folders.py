@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from hpc_det.errors import UsageError
-from hpc_det.store.folders import ExperimentFolder, ExperimentStore, TrialFolder, job_log
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder, TrialFolder, job_log
 from hpc_det.store.root import state_root
 
 TAKE_IDS = """
 import sys
 from pathlib import Path
-from hpc_det.store.folders import ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
 
 store = ExperimentStore(Path(sys.argv[1]))
 print("ready", flush=True)

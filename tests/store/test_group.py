@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.errors import UsageError
-from hpc_det.store.folders import ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.group import Group
 
 GROUP, OTHER = Group(4242), Group(4243)

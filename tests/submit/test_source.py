@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpc_det.errors import UsageError
-from hpc_det.store.folders import ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
 from hpc_det.submit.source import source_checkpoint
 from tests.cli.life import Life, halving, random_search
 

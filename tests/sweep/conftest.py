@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder
 
 CHECKOUT = Path(__file__).parents[2]
 PATIENCE_S = 60

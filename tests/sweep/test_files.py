@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.errors import UsageError
-from hpc_det.store.folders import ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
 from hpc_det.sweep.files import experiments_of, point_to
 
 

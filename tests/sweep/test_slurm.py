@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.store.folders import ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.journal import Journal
 from tests.e2e.test_slurm import use
 from tests.lab.slurm import SlurmLab

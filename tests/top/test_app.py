@@ -13,7 +13,8 @@ from textual.widgets import DataTable
 
 from hpc_det.schedulers.command import CommandError
 from hpc_det.schedulers.scheduler import JobState
-from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.stop import read_stop
 from hpc_det.top import app, experiments, screens
 from hpc_det.top.app import Top

@@ -8,7 +8,7 @@ import pytest
 
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState
-from hpc_det.store.folders import ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
 from hpc_det.top import experiments
 from hpc_det.top.experiments import Experiments, Row, Seen
 from hpc_det.top.jobs import Answers, Job

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from hpc_det.store.about import write_about
-from hpc_det.store.folders import ExperimentFolder, ExperimentStore
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.all import summaries, under_way
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.cli.life import FakeScheduler, Life

@@ -80,7 +80,7 @@ def _folders(experiment: ExperimentFolder) -> tuple[Path, Path]:
 def _of_cluster(experiment: ExperimentFolder) -> Path:
     """Clusters may share a home folder, and refuse each other's host names."""
     profile = read_json(experiment.cluster) or {}
-    return experiment.store().root / "excluded" / quote(profile.get("name", "unnamed"), safe="")
+    return experiment.root() / "excluded" / quote(profile.get("name", "unnamed"), safe="")
 
 
 def _of_experiment(experiment: ExperimentFolder) -> Path:

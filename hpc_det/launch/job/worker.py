@@ -132,7 +132,7 @@ class Worker:
 
     def _states(self, job_ids: list[str], since: float | None = None) -> dict[str, JobState]:
         """As somebody of this user's has heard just now: many workers may want to know at the same moment."""
-        answers = SharedAnswers(self._experiment.store().root, self._scheduler)
+        answers = SharedAnswers(self._experiment.root(), self._scheduler)
         return {job: status.state for job, status in answers.status(job_ids, run_command, since=since).items()}
 
     def _train(self, work: Work) -> Action:

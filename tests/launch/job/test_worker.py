@@ -494,7 +494,7 @@ def test_a_successor_does_not_believe_what_was_heard_of_the_job_before_it_ended(
 ) -> None:
     gang.plan("true", scheduler="slurm")
     SearchJournal(gang.experiment).ask(0, "4710")
-    SharedAnswers(gang.experiment.store().root, Slurm()).status(["4710"], lambda command: "4710|RUNNING|None\n")
+    SharedAnswers(gang.experiment.root(), Slurm()).status(["4710"], lambda command: "4710|RUNNING|None\n")
     (tmp_path / "squeue").write_text("4710|NODE_FAIL|None\n")
     assert gang.run_job(**slurm)[0] == 0
     assert gang.ends() == [("finished", "done")]
