@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import pkgutil
+import random
 import signal
 import sys
 from collections.abc import Generator, Iterator
@@ -108,6 +110,15 @@ def _gpus(
     if "torch" in sys.modules:  # which may have looked already
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
         monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+
+
+@pytest.fixture(autouse=True)
+def _same_draws() -> None:
+    """Whatever has drawn in this process before."""
+    random.seed(0)
+    for library, seed in (("numpy", "numpy.random.seed"), ("torch", "torch.manual_seed")):
+        if library in sys.modules:
+            pkgutil.resolve_name(seed)(0)
 
 
 @pytest.fixture(scope="session", autouse=True)

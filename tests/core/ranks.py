@@ -130,6 +130,7 @@ def _rank(
 ) -> None:
     faulthandler.enable((stacks / str(rank)).open("w"))
     torch.set_num_threads(1)
+    torch.manual_seed(0)  # by itself it goes on where the fork server stands, which depends on what was imported
     if not on_a_gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # As in a rank that a launcher has started; a child of the fork server would have it start its workers, too.

@@ -24,6 +24,7 @@ __all__ = ["_torch_ready"]  # a trial is loaded here, too
 
 PROJECT = Path(__file__).parents[2]
 EXAMPLES = PROJECT / "docs" / "examples"
+SEED = "reproducibility.experiment_seed=5"
 
 
 def begin(example: str, *overrides: str) -> Story:
@@ -52,7 +53,7 @@ def test_the_demo_learns_the_digits_and_inference_reads_them_all_with_its_checkp
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(PROJECT)
-    said = hpc_det(*demo()).stdout
+    said = hpc_det(*demo(), "--config", SEED).stdout
     (listed,) = json.loads(hpc_det("experiment", "list", "--json").stdout)
     assert listed["state"] == "COMPLETED"
     assert listed["best"]["metric"] == "accuracy"
@@ -80,7 +81,7 @@ def assert_inference_reads_all(checkpoint: str, folder: Path) -> None:
 
 
 def gan() -> Story:
-    return begin("gan", "searcher.max_length={batches: 200}", "scheduling_unit=1", "reproducibility.experiment_seed=5")
+    return begin("gan", "searcher.max_length={batches: 200}", "scheduling_unit=1", SEED)
 
 
 def test_a_gan_with_two_optimizers_goes_on_bit_for_bit_after_a_preemption() -> None:
@@ -103,7 +104,7 @@ def test_a_gan_with_two_optimizers_goes_on_bit_for_bit_after_a_preemption() -> N
 
 
 def test_the_area_under_the_curve_is_that_of_all_records_together() -> None:
-    story = begin("roc_auc", "searcher.max_length={epochs: 4}")
+    story = begin("roc_auc", "searcher.max_length={epochs: 4}", SEED)
     story.wait()
     reported = last_validation(story)
     trial: Any = load_trial_from_checkpoint_path(newest_checkpoint(story))
@@ -120,7 +121,6 @@ def test_the_area_under_the_curve_is_that_of_all_records_together() -> None:
 
 
 def test_the_language_model_learns_more_than_how_frequent_characters_are() -> None:
-    seed, one_slot = "reproducibility.experiment_seed=1", "resources.slots_per_trial=1"
-    story = begin("language_model", "searcher.max_length={batches: 120}", seed, one_slot)
+    story = begin("language_model", "searcher.max_length={batches: 120}", SEED, "resources.slots_per_trial=1")
     story.wait()
     assert last_validation(story)["perplexity"] < 10

@@ -267,4 +267,5 @@ def outside_of_a_run(distributed: Distributed, base: Path) -> list[float]:
 
 def test_a_context_from_a_config_trains_in_a_loop_of_ones_own(on_ranks: OnRanks, tmp_path: Path) -> None:
     [losses] = on_ranks(1, outside_of_a_run, with_base(tmp_path))
-    assert losses[-1] < losses[0] / 2
+    first, _, last = [sum(losses[batch : batch + 8]) for batch in (0, 8, 16)]  # of each epoch
+    assert last < first * 2 / 3
