@@ -13,11 +13,10 @@ from hpc_det.cli.listing import progress_in_words
 from hpc_det.cli.trials import table as trials_table
 from hpc_det.cli.values import iso, number
 from hpc_det.errors import printable
-from hpc_det.search.state import SearchState
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import read_tolerantly, why_not_completed
-from hpc_det.view.summary import progress
+from hpc_det.view.summary import progress, why
 from hpc_det.view.trials import TrialState
 from hpc_det.view.watch import state as state_of
 from hpc_det.view.watch import what_to_do
@@ -44,7 +43,7 @@ def _record(view: ExperimentView, state: ExperimentState) -> Record:
         "id": view.id,
         **view.about().as_json(),
         "state": state.value,
-        "why": _why(view, state),
+        "why": why(view, state),
         "folder": str(view.folder.path),
         "code": _commit(view.folder),
         "owner": view.folder.owner(),
@@ -71,26 +70,6 @@ def _commit(experiment: ExperimentFolder) -> Record | None:
 
 def _code(commit: Record) -> str:
     return f"commit {commit['commit'][:SHOWN_DIGITS]}" + (" with changes" if commit["dirty"] else "")
-
-
-def _why(view: ExperimentView, state: ExperimentState) -> str | None:
-    if state is ExperimentState.QUEUED:
-        return view.waits_for
-    if state is ExperimentState.PAUSED:
-        return f"by {view.search.paused}"
-    if state is ExperimentState.RUNNING:
-        return _asked(view.search)
-    return view.why_not_completed(state) if state in _UNWANTED else None
-
-
-def _asked(search: SearchState) -> str | None:
-    """What its trials do next: they save first."""
-    if search.cancelled:
-        return f"{search.cancelled} has canceled it, and its trials save"
-    return f"{search.paused} has paused it, and its trials save" if search.paused else None
-
-
-_UNWANTED = (ExperimentState.ERROR, ExperimentState.CANCELED)
 
 
 def _of_only_trial(view: ExperimentView, trials: list[Record]) -> Record:
@@ -139,7 +118,7 @@ def _facts(record: Record) -> Iterator[str]:
 
 def _progress(record: Record) -> str:
     if record["batches"] is not None:
-        return f"{record['batches']} of {record['total_batches'] or '?'} batches"
+        return describe_trial.batches_in_words(record["batches"], record["total_batches"])
     counts, best = record["trial_counts"], record["best"]
     parts = [
         progress_in_words({**record, "trials": counts}),

@@ -111,7 +111,7 @@ def in_words(found: TrialFacts) -> str:
 def _rows(found: TrialFacts) -> Iterator[str]:
     rows = {
         "State": found.state.value,
-        "Progress": batches_in_words(found.metrics),
+        "Progress": batches_in_words(found.metrics.batches, found.metrics.total),
         "Worker": f"{'-' if found.worker is None else found.worker}, job {found.job_id or '-'}",
         "Hparams": json.dumps(found.hparams),
         "Seed": str(found.seed),
@@ -130,8 +130,8 @@ def sections(found: TrialFacts) -> list[list[str]]:
     ]
 
 
-def batches_in_words(metrics: Metrics) -> str:
-    return f"{metrics.batches} of {metrics.total or '?'} batches"
+def batches_in_words(batches: int, total: int | None) -> str:
+    return f"{batches} of {total or '?'} batches"
 
 
 def facts_in_words(rows: dict[str, str]) -> Iterator[str]:

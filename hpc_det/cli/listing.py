@@ -11,7 +11,7 @@ from hpc_det.cli.values import iso, number
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.view import story
 from hpc_det.view.all import summaries
-from hpc_det.view.summary import Summary
+from hpc_det.view.summary import Summary, reached
 
 
 def listed(store: ExperimentStore) -> list[Record]:
@@ -43,12 +43,9 @@ def _best(record: Record) -> str:
 
 
 def progress_in_words(record: Record) -> str:
-    """Batches of the only trial, or trials that have ended."""
     if record["batches"] is not None:
-        return f"{record['batches']}/{record['total_batches'] or '?'} batches"
-    if (trials := record["trials"]) is None:
-        return "-"
-    return f"{trials['completed'] + trials['failed']}/{trials['expected']} trials, {record['progress']:.0%}"
+        return f"{reached(record)} batches"
+    return reached(record) + (f", {record['progress']:.0%}" if record["trials"] else "")
 
 
 def _when(submitted: str | None) -> str:

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from hpc_det.search.best import best_trial
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.story import Metrics
+from hpc_det.view.summary import best, why
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +31,13 @@ class News:
 
     @classmethod
     def of(cls, view: ExperimentView, state: ExperimentState) -> News:
+        found = best(view)
         return cls(
             experiment=view.id,
             name=view.about().name,
             state=state.value,
-            why=_why(view, state),
-            best=_best(view),
+            why=why(view, state),
+            best={key: found[key] for key in ("metric", "value", "trial")} if found else None,
             folder=str(view.folder.path),
             host=os.uname().nodename,
             time=datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -53,18 +53,3 @@ class News:
     def to_json(self) -> str:
         """`text` is what Slack and others like it show."""
         return json.dumps({**asdict(self), "text": self.text})
-
-
-def _why(view: ExperimentView, state: ExperimentState) -> str | None:
-    if state is ExperimentState.PAUSED:
-        return f"by {view.search.paused}"
-    return view.why_not_completed(state) if state in (ExperimentState.ERROR, ExperimentState.CANCELED) else None
-
-
-def _best(view: ExperimentView) -> dict[str, Any] | None:
-    searcher = view.config["searcher"]
-    if view.has_many_trials:
-        best = best_trial(view.told, searcher)
-        return {"metric": best.metric, "value": best.value, "trial": best.trial} if best else None
-    found = Metrics.read(view.folder.trial(), searcher).best
-    return {"metric": found.metric, "value": found.value, "trial": 1} if found else None

@@ -13,14 +13,14 @@ from hpc_det.report.importance import importances
 from hpc_det.report.rungs import brackets_of
 from hpc_det.report.spans import Phase, goodput
 from hpc_det.report.trial import trial_facts
-from hpc_det.search.best import best_trial
 from hpc_det.search.sample import is_nested, kind_of
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.secret_files import read_secrets
 from hpc_det.view import story
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.story import AttemptStory
+from hpc_det.view.story import AttemptStory, Metrics
+from hpc_det.view.summary import best, why
 from hpc_det.view.trials import differing, flattened, length_unit
 
 Record = dict[str, Any]
@@ -37,7 +37,7 @@ def facts(view: ExperimentView, state: ExperimentState, now: float) -> Record:
         "id": view.id,
         "name": view.about().name,
         "state": state.value,
-        "why": view.why_not_completed(state) if state in (ExperimentState.ERROR, ExperimentState.CANCELED) else None,
+        "why": why(view, state) if state.is_final else None,
         "folder": str(view.folder.path),
         "searcher": searcher,
         "unit": length_unit(searcher) or "batches",
@@ -45,7 +45,7 @@ def facts(view: ExperimentView, state: ExperimentState, now: float) -> Record:
         "nodes": plan.nodes,
         "scheduler": plan.scheduler,
         **_times(view, trials, state, now),
-        "best": _best(view, trials),
+        "best": _best(view),
         "hyperparameters": differing([trial["hyperparameters"] for trial in trials]) if len(trials) > 1 else [],
         "logarithmic": list(_drawn_by_logarithm(view.config["hyperparameters"])),
         "importance": _importance(view, trials),
@@ -68,20 +68,19 @@ def _times(view: ExperimentView, trials: Sequence[Record], state: ExperimentStat
     }
 
 
-def _best(view: ExperimentView, trials: Sequence[Record]) -> Record | None:
-    """By what trials told the search, or by the validations of the only one; with the checkpoint to take."""
-    best: Record | None = None
-    if not view.has_many_trials:
-        only = trials[0]["best"] if trials else None
-        best = only and {"trial": trials[0]["id"], "metric": only["metric"], "value": only["value"]}
-    elif found := best_trial(view.told, view.config["searcher"]):
-        best = {"trial": found.trial, "metric": found.metric, "value": found.value}
-    if not best:
+def _best(view: ExperimentView) -> Record | None:
+    """With the checkpoint to take."""
+    found = best(view)
+    if found is None:
         return None
-    validations = {trial["id"]: trial["best"] for trial in trials}[best["trial"]]
-    folder = view.folder.trial(best["trial"])
-    taken = story.checkpoint_to_take(folder, story.Validation(**validations) if validations else None)
-    return {**best, "checkpoint": {"path": str(taken.path), "batches": taken.steps} if taken else None}
+    trial = view.folder.trial(found["trial"])
+    taken = story.checkpoint_to_take(trial, Metrics.read(trial, view.config["searcher"]).best)
+    return {
+        "trial": found["trial"],
+        "metric": found["metric"],
+        "value": found["value"],
+        "checkpoint": {"path": str(taken.path), "batches": taken.steps} if taken else None,
+    }
 
 
 def _drawn_by_logarithm(space: Tree, prefix: str = "") -> Iterator[str]:

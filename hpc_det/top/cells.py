@@ -9,7 +9,7 @@ from hpc_det.cli.values import number, values_in_words
 from hpc_det.top.experiments import Row
 from hpc_det.top.jobs import Job
 from hpc_det.view.state import ExperimentState
-from hpc_det.view.summary import Summary
+from hpc_det.view.summary import reached
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 _STATES = (ExperimentState.RUNNING, ExperimentState.QUEUED, ExperimentState.PAUSED)
@@ -31,21 +31,13 @@ def cells(row: Row, width_of: dict[str, int]) -> tuple[str, ...]:
         "ID": str(found.id),
         "NAME": found.name,
         "STATE": found.state.value,
-        "PROGRESS": _progress(found),
+        "PROGRESS": reached(vars(found)),
         "BEST": f"{found.best['metric']} {number(found.best['value'])}" if found.best else "-",
         "LOSS": sparkline(row.losses, width_of["LOSS"] - 1),
         "TRY": str(row.attempts) if row.attempts else "-",
         "SLOTS": _slots(row),
     }
     return tuple(cut(texts[heading], width_of[heading] - 1) for heading in HEADINGS)
-
-
-def _progress(found: Summary) -> str:
-    if found.batches is not None:
-        return f"{found.batches}/{found.total_batches or '?'}"
-    if found.trials is None:
-        return "-"
-    return f"{found.trials['completed'] + found.trials['failed']}/{found.trials['expected']} trials"
 
 
 def _slots(row: Row) -> str:

@@ -1,7 +1,8 @@
-"""An experiment in a line: what a list of all shows of each."""
+"""An experiment in a line: what a list of all shows of each, and the parts that others tell of it, too."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -59,7 +60,7 @@ def progress(view: ExperimentView, state: ExperimentState, metrics: Metrics | No
         return {
             "batches": None,
             "total_batches": None,
-            "best": best_of_many(view),
+            "best": best(view),
             "trials": counts,
             "progress": search.method.progress,
         }
@@ -69,20 +70,49 @@ def progress(view: ExperimentView, state: ExperimentState, metrics: Metrics | No
     return {
         "batches": metrics.batches,
         "total_batches": metrics.total,
-        "best": best_of_one(metrics, 1),
+        "best": best(view, metrics),
         "trials": counts,
         "progress": done,
     }
 
 
-def best_of_many(view: ExperimentView) -> dict[str, Any] | None:
+def reached(progress: Mapping[str, Any]) -> str:
+    """Batches of the only trial, or trials that have ended; each of how many. `progress`: the fields of a Summary."""
+    if progress["batches"] is not None:
+        return f"{progress['batches']}/{progress['total_batches'] or '?'}"
+    if (trials := progress["trials"]) is None:
+        return "-"
+    return f"{trials['completed'] + trials['failed']}/{trials['expected']} trials"
+
+
+def best(view: ExperimentView, metrics: Metrics | None = None) -> dict[str, Any] | None:
+    """By what trials told the search, or by the validations of the only one: `metrics`, if they are read."""
     searcher = view.config["searcher"]
-    best = best_trial(view.told, searcher)
-    if best is None:
+    if not view.has_many_trials:
+        return best_of_one(metrics or Metrics.read(view.folder.trial(), searcher), 1)
+    found = best_trial(view.told, searcher)
+    if found is None:
         return None
-    batches = best.length if length_unit(searcher) == "batches" else None
-    return {"metric": best.metric, "value": best.value, "batches": batches, "trial": best.trial}
+    batches = found.length if length_unit(searcher) == "batches" else None
+    return {"metric": found.metric, "value": found.value, "batches": batches, "trial": found.trial}
 
 
 def best_of_one(metrics: Metrics, trial: int) -> dict[str, Any] | None:
     return {**asdict(metrics.best), "trial": trial} if metrics.best else None
+
+
+def why(view: ExperimentView, state: ExperimentState) -> str | None:
+    """What it waits for, what its trials do next, or what ended it, in a sentence."""
+    search = view.search
+    match state:
+        case ExperimentState.QUEUED:
+            return view.waits_for
+        case ExperimentState.PAUSED:
+            return f"by {search.paused}"
+        case ExperimentState.RUNNING if search.cancelled:
+            return f"{search.cancelled} has canceled it, and its trials save"
+        case ExperimentState.RUNNING if search.paused:
+            return f"{search.paused} has paused it, and its trials save"
+        case ExperimentState.ERROR | ExperimentState.CANCELED:
+            return view.why_not_completed(state)
+    return None

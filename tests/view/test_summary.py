@@ -1,0 +1,71 @@
+"""What lists, descriptions, hooks and reports tell of an experiment alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_det.requeue import Action, Cause
+from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.summary import best, reached, why
+from tests.cli.life import Life, halving
+
+
+def test_a_paused_experiment_says_by_whom_also_while_its_trials_save(life: Life) -> None:
+    life.begins()
+    assert why(ExperimentView(life.folder), ExperimentState.RUNNING) is None
+    life.search.pause("ada")
+    view = ExperimentView(life.folder)
+    assert why(view, ExperimentState.RUNNING) == "ada has paused it, and its trials save"
+    assert why(view, ExperimentState.PAUSED) == "by ada"
+
+
+def test_a_canceled_experiment_says_by_whom_also_while_its_trials_save(life: Life) -> None:
+    life.begins()
+    life.search.pause("ada")
+    life.search.cancel("bob")
+    view = ExperimentView(life.folder)
+    assert why(view, ExperimentState.RUNNING) == "bob has canceled it, and its trials save"
+    assert why(view, ExperimentState.CANCELED) == "by bob"
+
+
+def test_a_failed_experiment_says_what_failed_and_a_completed_one_nothing(life: Life) -> None:
+    life.begins()
+    life.ends(Cause.FAILED, Action.GIVE_UP, why="too often", failure="rank 1 on node1: ValueError: x")
+    view = ExperimentView(life.folder)
+    assert why(view, ExperimentState.ERROR) == "rank 1 on node1: ValueError: x (too often)"
+    assert why(view, ExperimentState.COMPLETED) is None
+
+
+def test_the_best_of_the_only_trial_is_by_its_validations(life: Life) -> None:
+    life.begins()
+    assert best(ExperimentView(life.folder)) is None
+    for steps, accuracy in ((100, 0.9), (200, 0.8)):
+        life.reports("validation", steps, {"accuracy": accuracy})
+    assert best(ExperimentView(life.folder)) == {"metric": "accuracy", "value": 0.9, "batches": 100, "trial": 1}
+
+
+def test_the_best_of_a_search_is_by_what_its_trials_told_it(tmp_path: Path) -> None:
+    life = Life.submitted(tmp_path, **halving(4))
+    life.begins()
+    life.reports("validation", 50, {"accuracy": 0.99})
+    life.reaches(0.5)
+    life.reaches(0.7)
+    assert best(ExperimentView(life.folder)) == {"metric": "accuracy", "value": 0.7, "batches": 100, "trial": 2}
+
+
+@pytest.mark.parametrize(
+    ("batches", "total", "trials", "expected"),
+    [
+        (20, 400, None, "20/400"),
+        (0, None, None, "0/?"),
+        (None, None, {"expected": 4, "completed": 1, "failed": 1}, "2/4 trials"),
+        (None, None, None, "-"),
+    ],
+)
+def test_progress_is_batches_or_trials(
+    batches: int | None, total: int | None, trials: dict[str, Any] | None, expected: str
+) -> None:
+    assert reached({"batches": batches, "total_batches": total, "trials": trials}) == expected
