@@ -16,6 +16,7 @@ from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.secret_files import read_secrets
 from hpc_det.submit.jobs import prepare_jobs, queue_jobs, write_jobs
+from hpc_det.submit.max_length import check_max_length
 from hpc_det.submit.of_others import check_is_ones_own, without_hooks
 from hpc_det.submit.storage import check_storage
 from hpc_det.submit.submission import write_config, write_effective
@@ -69,12 +70,14 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
     """Submit jobs for what the experiment has not done; for how many trials. Nothing of it may run any more.
 
     Trials that failed or were cancelled get another chance; with a greater `searcher.max_length` finished ones go on,
-    with a greater `searcher.max_trials` others come. Raises UsageError where nothing is left to do.
+    with a greater `searcher.max_trials` others come. Raises UsageError where nothing is left to do, or a trial has come
+    further already.
     """
     found = stored(experiment, overrides)
     _check_unchanged(experiment, found)
     check_storage(found)
     before = read_secrets(experiment.effective) or {}
+    check_max_length(experiment, before["searcher"].get("max_length"), found.tree["searcher"].get("max_length"))
     write_effective(experiment, found.tree)
     try:
         left = _Left.of(experiment)

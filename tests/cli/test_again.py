@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.checkpoint.staging import Staging
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.store.experiments import ExperimentStore
@@ -128,6 +129,26 @@ def test_a_limit_that_no_trial_fits_into_is_refused(hpc_det: Command, create: Cr
     assert (code, out) == (2, "")
     assert err == "hpc-det: experiment 1: max-slots 2: a trial has 4; give at least as many\n"
     assert experiment.effective.read_text() == before
+
+
+def test_a_length_that_is_trained_already_is_refused_and_nothing_changes(
+    hpc_det: Command, create: Create, slurm: Stub
+) -> None:
+    experiment = create(RANDOM)
+    trained(experiment)
+    for number in (1, 2, 3):
+        staging = Staging(experiment.trial(number).checkpoints, f"uuid-{number}")
+        staging.partial.mkdir(parents=True)
+        staging.commit(10, {})
+    slurm("sbatch", "exit 1")
+    before, entries = experiment.effective.read_text(), list(SearchJournal(experiment).new())
+    code, out, err = hpc_det("experiment", "continue", 1, "--config", "searcher.max_length.batches=5")
+    assert (code, out) == (2, "")
+    assert "searcher.max_length: {batches: 5}" in err
+    assert "a checkpoint at 10 batches" in err
+    assert (experiment.effective.read_text(), list(SearchJournal(experiment).new())) == (before, entries)
+    slurm("sbatch", "echo 4712")
+    assert hpc_det("experiment", "continue", 1, "--config", "searcher.max_length.batches=20").code == 0
 
 
 def test_what_goes_on_is_no_longer_archived(hpc_det: Command, create: Create) -> None:
