@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_det.checkpoint.committed import committed, newest_good
+from hpc_det.checkpoint.committed import Committed, committed, lacks_files, newest_good
 from hpc_det.errors import UsageError
 from hpc_det.search.best import best_trial
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
+
+WEIGHTS = ("*state_dict.pth", "engines.json", "model[0-9]*/*")
+"""The files of a checkpoint that the weights are in, of a PyTorchTrial and of a DeepSpeedTrial."""
 
 
 def source_checkpoint(searcher: Mapping[str, Any], store: ExperimentStore) -> Path | None:
@@ -61,7 +65,16 @@ def _of_uuid(uuid: str, store: ExperimentStore) -> Path:
         for trial in experiment.trials():
             found = (checkpoint for checkpoint in committed(trial.checkpoints) if checkpoint.uuid == uuid)
             if checkpoint := next(found, None):
-                if damage := checkpoint.damage():
-                    raise UsageError([f"{checkpoint.path}: damaged: {problem}" for problem in damage])
+                _insist_on_weights(checkpoint, experiment)
                 return checkpoint.path
     raise UsageError(f"no experiment below {store.root} has a checkpoint {uuid!r}")
+
+
+def _insist_on_weights(checkpoint: Committed, experiment: ExperimentFolder) -> None:
+    if any(fnmatch.fnmatch(name, pattern) for name in checkpoint.removed for pattern in WEIGHTS):
+        raise UsageError(
+            f"{checkpoint.path} {lacks_files(checkpoint)}; name one that has its weights: "
+            f"`hpc-det experiment list-checkpoints {experiment.id}` shows which are COMPLETED"
+        )
+    if damage := checkpoint.damage():
+        raise UsageError([f"{checkpoint.path}: damaged: {problem}" for problem in damage])

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from hpc_det.checkpoint.committed import Committed, checksum
+from hpc_det.checkpoint.staging import Staging
+from hpc_det.checkpoint.storage import TrialStorage
 from hpc_det.errors import UsageError
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.submit.source import source_checkpoint
@@ -104,3 +108,34 @@ def test_a_damaged_checkpoint_is_not_taken(store: ExperimentStore) -> None:
     assert source(store, source_trial_id="1/1") == older.path
     with pytest.raises(UsageError, match=r"searcher\.source_checkpoint_uuid: .*damaged: state_dict.pth: 5 bytes"):
         source(store, source_checkpoint_uuid=newer.uuid)
+
+
+def saved_with(life: Life, *names: str) -> Committed:
+    staging = Staging(life.trial.checkpoints, str(uuid4()))
+    for name in names:
+        file = staging.partial / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"content")
+    return staging.commit(500, {name: checksum(staging.partial / name) for name in names})
+
+
+@pytest.mark.parametrize("weights", ["state_dict.pth", "engines.json", "model0/mp_rank_00_model_states.pt"])
+def test_a_checkpoint_whose_weights_were_removed_is_not_taken(store: ExperimentStore, weights: str) -> None:
+    life = Life.submitted(store.root)
+    life.begins()
+    saved = saved_with(life, weights, "rank-0.pth")
+    TrialStorage(life.trial, {"type": "shared_fs"}).remove_files(saved, [weights])
+    with pytest.raises(UsageError) as error:
+        source(store, source_checkpoint_uuid=saved.uuid)
+    assert str(error.value) == (
+        f"searcher.source_checkpoint_uuid: {saved.path} lacks files that `hpc-det checkpoint rm --glob` removed: "
+        f"{weights}; name one that has its weights: `hpc-det experiment list-checkpoints 1` shows which are COMPLETED"
+    )
+
+
+def test_a_checkpoint_that_has_its_weights_still_is_taken(store: ExperimentStore) -> None:
+    life = Life.submitted(store.root)
+    life.begins()
+    saved = saved_with(life, "state_dict.pth", "rank-0.pth")
+    TrialStorage(life.trial, {"type": "shared_fs"}).remove_files(saved, ["rank-0.pth"])
+    assert source(store, source_checkpoint_uuid=saved.uuid) == saved.path
