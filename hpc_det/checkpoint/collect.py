@@ -8,6 +8,7 @@ from typing import NamedTuple
 from hpc_det.checkpoint.committed import Committed
 from hpc_det.checkpoint.policy import policies
 from hpc_det.checkpoint.prune import Policy, TrialCheckpoints, superfluous_of_all
+from hpc_det.checkpoint.sources import wanted_by_later
 from hpc_det.checkpoint.storage import TrialStorage, clear_leftovers
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
@@ -20,12 +21,15 @@ class Superfluous(NamedTuple):
 
 
 def collect(experiment: ExperimentFolder) -> list[Superfluous]:
-    """Delete what no policy keeps; what that was. Nobody may have work of the experiment.
+    """Delete what no policy keeps and no other experiment begins with; what that was. Nobody may have work of it.
 
     Any number of processes may do it, and gangs may still save: a newer checkpoint never makes that one worth keeping
     again which it has put behind. Raises HpcDetError where a store does not answer; the next call does the rest.
     """
     found = superfluous_in(experiment, policies(experiment))
+    if found:
+        wanted = set(wanted_by_later(experiment, {each.checkpoint.uuid for each in found}))
+        found = [each for each in found if each.checkpoint.uuid not in wanted]
     for trial in experiment.trials():
         clear_leftovers(trial)
     for storage, checkpoint in found:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpc_det.checkpoint.sources import source_of
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.view import story
 from hpc_det.view.state import ExperimentView
 from hpc_det.view.watch import states
 
@@ -36,7 +36,11 @@ def insist_on_end(experiments: Sequence[ExperimentFolder]) -> None:
 
 def beginning_with(folders: Sequence[Path], store: ExperimentStore) -> list[str]:
     """A sentence for each experiment that has not ended and begins its trials with weights from below `folders`."""
-    named = [(experiment, source) for experiment in store.all() if (source := _source(experiment, folders))]
+    named = [
+        (experiment, source)
+        for experiment in store.all()
+        if (source := source_of(experiment)) and any(source.is_relative_to(folder) for folder in folders)
+    ]
     running = states([ExperimentView(experiment) for experiment, _ in named])
     return [
         f"experiment {experiment.id} is {running[experiment.id].value}, and its trials begin with the weights in "
@@ -44,9 +48,3 @@ def beginning_with(folders: Sequence[Path], store: ExperimentStore) -> list[str]
         for experiment, source in named
         if not running[experiment.id].is_final
     ]
-
-
-def _source(experiment: ExperimentFolder, folders: Sequence[Path]) -> Path | None:
-    told = story.read_tolerantly(experiment.warm_start)
-    source = Path(told["checkpoint"]) if told else None
-    return source if source and any(source.is_relative_to(folder) for folder in folders) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 from hpc_det.checkpoint.collect import collect
 from hpc_det.checkpoint.committed import Committed, committed
 from hpc_det.checkpoint.remote import Remote
+from hpc_det.checkpoint.sources import wanted_by_later
 from hpc_det.errors import HpcDetError
 from hpc_det.store.files import append_line, write_json
 from hpc_det.store.folders import ExperimentFolder
 from tests.checkpoint.saved import saved
+from tests.cli.life import Life
 
 Prepare = Callable[..., ExperimentFolder]
 
@@ -112,6 +115,51 @@ def test_a_point_of_a_multirun_has_a_policy_of_its_own(prepare: Prepare) -> None
     write_json(experiment.points, [{}, {"checkpoint_storage": more}])
     collect(experiment)
     assert here(experiment) == [5, 8, 9, 10]
+
+
+# --- for other experiments
+
+
+def begins_with(checkpoint: Committed, root: Path) -> Life:
+    """Another experiment, of one trial."""
+    life = Life.submitted(root)
+    write_json(life.folder.warm_start, {"checkpoint": str(checkpoint.path)})
+    return life
+
+
+def test_what_an_experiment_begins_with_that_has_not_ended_stays(prepare: Prepare, tmp_path: Path) -> None:
+    experiment = prepare(trial_latest=1)
+    wanted, other = begins_with(of(experiment, 3), tmp_path), begins_with(of(experiment, 4), tmp_path)
+    other.search.cancel("ada")
+    assert len(collect(experiment)) == 7
+    assert here(experiment) == [3, 5, 10]
+    wanted.begins()
+    wanted.finishes()
+    collect(experiment)
+    assert here(experiment) == [5, 10]
+
+
+def test_an_experiment_that_nobody_can_read_has_not_ended(prepare: Prepare, tmp_path: Path) -> None:
+    experiment = prepare()
+    damaged = begins_with(of(experiment, 3), tmp_path)
+    damaged.folder.effective.write_text("{")
+    begins_with(of(experiment, 4), tmp_path).folder.warm_start.write_text("{")
+    collect(experiment)
+    assert here(experiment) == [3]
+
+
+def test_a_thousand_experiments_are_looked_through_at_once(prepare: Prepare, tmp_path: Path) -> None:
+    experiment = prepare()
+    other = of(experiment, 3).path.with_name("of-another-experiment")
+    for number in range(13, 1013):
+        folder = ExperimentFolder(experiment.path.with_name(str(number)))
+        folder.path.mkdir()
+        folder.config.touch()
+        if number % 2:
+            write_json(folder.warm_start, {"checkpoint": str(other)})
+    began = time.process_time()
+    assert list(wanted_by_later(experiment, {of(experiment, 3).uuid})) == []
+    assert time.process_time() - began < 0.5
 
 
 # --- in an object store
