@@ -51,6 +51,8 @@ def _validation(record: Record) -> str:
     return "-" if record["value"] is None else f"{record['metric']} {number(record['value'])}"
 
 
+KEYS = "trial batches state metric value uuid size_bytes time"
+"""Of a record."""
 COLUMNS = (
     Column("TRIAL", lambda record: str(record["trial"])),
     Column("BATCHES", lambda record: str(record["batches"])),

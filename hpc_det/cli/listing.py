@@ -20,20 +20,8 @@ def listed(store: ExperimentStore) -> list[Record]:
 
 
 def _record(found: Summary) -> Record:
-    return {
-        "id": found.id,
-        "name": found.name,
-        "description": found.description,
-        "labels": found.labels,
-        "archived": found.archived,
-        "state": found.state.value,
-        "batches": found.batches,
-        "total_batches": found.total_batches,
-        "best": found.best,
-        "trials": found.trials,
-        "progress": found.progress,
-        "submitted": iso(found.submitted) if found.submitted else None,
-    }
+    submitted = iso(found.submitted) if found.submitted else None
+    return {**{key: getattr(found, key) for key in KEYS.split()}, "state": found.state.value, "submitted": submitted}
 
 
 def _best(record: Record) -> str:
@@ -52,6 +40,8 @@ def _when(submitted: str | None) -> str:
     return story.clock(datetime.fromisoformat(submitted).timestamp(), time.time()) if submitted else "-"
 
 
+KEYS = "id name description labels archived state batches total_batches best trials progress submitted"
+"""Of a record."""
 COLUMNS = (
     Column("ID", lambda record: str(record["id"])),
     Column("NAME", itemgetter("name")),

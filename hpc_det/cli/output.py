@@ -57,12 +57,12 @@ class Output:
     as_json: bool = False
     as_csv: bool = False
 
-    def table(self, records: Sequence[Record], shown: Sequence[Column]) -> None:
-        """One record a row."""
+    def table(self, records: Sequence[Record], shown: Sequence[Column], keys: str = "") -> None:
+        """One record a row. `keys`: of a record, between blanks, for CSV of no records: its line of headings alone."""
         if self.as_json:
             _print_json(records)
         elif self.as_csv:
-            _print_csv(records)
+            _print_csv(records, keys)
         else:
             _print_table(rows(records, shown))
 
@@ -105,11 +105,9 @@ def _print_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=1))
 
 
-def _print_csv(records: Sequence[Record]) -> None:
-    if not records:
-        return  # nobody knows of which keys
+def _print_csv(records: Sequence[Record], keys: str = "") -> None:
     flat = [_flat(record) for record in records]
-    headings = dict.fromkeys(name for row in flat for name in row)
+    headings = dict.fromkeys(name for row in flat for name in row) or keys.split()
     writer = csv.DictWriter(sys.stdout, headings, lineterminator="\n", restval="")
     writer.writeheader()
     writer.writerows(flat)

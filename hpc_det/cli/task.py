@@ -29,7 +29,7 @@ def list_(output: Output) -> None:
         "job_id": "4713", "host": "node1",
         "started": "2026-11-20T10:02:05+01:00"}]
     """
-    output.table(list(_running()), COLUMNS)
+    output.table(list(_running()), COLUMNS, KEYS)
 
 
 def _running() -> Iterator[dict[str, Any]]:
@@ -59,6 +59,8 @@ def _running() -> Iterator[dict[str, Any]]:
                     }
 
 
+KEYS = "trial name attempt slots job_id host started"
+"""Of a record."""
 COLUMNS = (
     column("TRIAL", "trial"),
     column("NAME", "name"),

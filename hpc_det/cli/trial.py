@@ -42,10 +42,10 @@ def describe(trial: TrialFolder, with_metrics: bool, output: Output) -> None:
     `hpc-det experiment describe --help`.
     """
     from hpc_det.cli.describe_trial import in_words, of
-    from hpc_det.cli.trial_metrics import COLUMNS, reported
+    from hpc_det.cli.trial_metrics import COLUMNS, KEYS, reported
 
     if with_metrics:
-        output.table(reported(trial), COLUMNS)
+        output.table(reported(trial), COLUMNS, KEYS)
         return
     found = of(trial)
     if output.is_for_people:
@@ -65,9 +65,9 @@ def list_checkpoints(trial: TrialFolder, best: int | None, output: Output) -> No
     Example:
       hpc-det trial list-checkpoints 12/7
     """
-    from hpc_det.cli.checkpoint_records import COLUMNS, listed_of_trial
+    from hpc_det.cli.checkpoint_records import COLUMNS, KEYS, listed_of_trial
 
-    output.table(listed_of_trial(trial, best), COLUMNS)
+    output.table(listed_of_trial(trial, best), COLUMNS, KEYS)
 
 
 @trial.command()

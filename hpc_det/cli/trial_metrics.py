@@ -7,6 +7,8 @@ from hpc_det.cli.values import iso, values_in_words
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
 
+KEYS = "time attempt kind batches metrics"
+"""Of a record."""
 COLUMNS = (
     column("TIME", "time"),
     column("ATTEMPT", "attempt"),

@@ -13,6 +13,9 @@ from hpc_det.view.state import ExperimentView
 from hpc_det.view.trials import differing, flattened
 from hpc_det.view.watch import state
 
+KEYS = "id state worker job_id hyperparameters seed batches total_batches training validation best"
+"""Of a record."""
+
 
 def listed(experiment: ExperimentFolder) -> tuple[Sequence[Record], Sequence[Column]]:
     """A record for each trial, as `trial describe --json` prints it, but for attempts and checkpoints; its table."""

@@ -74,6 +74,13 @@ def test_ls_is_list(hpc_det: Command, queue: SlurmOnPaper) -> None:
     assert hpc_det("j", "ls") == hpc_det("job", "list")
 
 
+def test_csv_of_an_empty_queue_is_the_line_of_headings(hpc_det: Command, slurm: SlurmOnPaper) -> None:
+    empty = hpc_det("job", "list", "--csv").out
+    slurm.queue("4715")
+    (record,) = records(hpc_det)
+    assert empty == f"{','.join(record)}\n"
+
+
 def test_json_and_csv_say_all(hpc_det: Command, queue: SlurmOnPaper) -> None:
     record = records(hpc_det)[1]
     assert record == {

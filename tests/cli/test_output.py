@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -43,6 +44,28 @@ def test_csv_has_dotted_names_and_lists_as_json(capsys: pytest.CaptureFixture[st
         "",
     )
     assert (second["id"], second["best.value"], second["labels"], second["why"]) == ("12", "", "[]", 'said "no"')
+
+
+@pytest.mark.parametrize(
+    ("full", "empty"),
+    [
+        ("experiment list", "experiment list --state PAUSED"),
+        ("experiment list-trials 1", "experiment list-trials 2"),
+        ("experiment list-checkpoints 1", "experiment list-checkpoints 2"),
+        ("trial list-checkpoints 1/1", "trial list-checkpoints 3/1"),
+        ("trial describe 1/1 --metrics", "trial describe 3/1 --metrics"),
+    ],
+)
+def test_csv_of_nothing_is_the_line_of_headings(
+    hpc_det: Command, root: Path, scheduler: FakeScheduler, full: str, empty: str
+) -> None:
+    trained, _, begun = (Life.submitted(root) for _ in range(3))
+    trained.begins()
+    trained.reports("validation", 100, {"accuracy": 0.5})
+    trained.saves(100)
+    begun.begins()
+    record = json.loads(hpc_det(*full.split(), "--json").out)[0]
+    assert hpc_det(*empty.split(), "--csv") == (0, f"{','.join(record)}\n", "")
 
 
 @pytest.mark.parametrize("rows", [2, MOST_BY_RICH + 1])

@@ -25,8 +25,10 @@ def test_a_trial_runs_from_its_attempts_begin_to_its_end(
     hpc_det: Command, life: Life, scheduler: FakeScheduler
 ) -> None:
     assert running(hpc_det) == []
+    headings = hpc_det("task", "list", "--csv").out
     life.begins()
     assert running(hpc_det) == [("1/1", 1, "4711")]
+    assert hpc_det("task", "list", "--csv").out.splitlines(keepends=True)[0] == headings
     life.ends(Cause.PREEMPTED, Action.REQUEUE, steps=120)
     assert running(hpc_det) == []
     life.begins()

@@ -36,9 +36,9 @@ def list_checkpoints(experiment: ExperimentFolder, best: int | None, output: Out
     Example:
       hpc-det experiment list-checkpoints 12 --best 3
     """
-    from hpc_det.cli.checkpoint_records import COLUMNS, listed
+    from hpc_det.cli.checkpoint_records import COLUMNS, KEYS, listed
 
-    output.table(listed(experiment, best), COLUMNS)
+    output.table(listed(experiment, best), COLUMNS, KEYS)
 
 
 @experiment.command()

@@ -43,7 +43,7 @@ def list_(
     the trials told the search. A metric is a number or one of "NaN",
     "Infinity", "-Infinity".
     """
-    from hpc_det.cli.listing import COLUMNS, listed
+    from hpc_det.cli.listing import COLUMNS, KEYS, listed
 
     records = (
         record
@@ -52,7 +52,7 @@ def list_(
         and (not wanted or record["state"] in wanted)
         and set(labels) <= set(record["labels"])
     )
-    output.table(list(records), COLUMNS)
+    output.table(list(records), COLUMNS, KEYS)
 
 
 @experiment.command()
@@ -145,9 +145,9 @@ def list_trials(experiment: ExperimentFolder, output: Output) -> None:
     Example:
       hpc-det experiment list-trials 12 --csv
     """
-    from hpc_det.cli.trials import listed
+    from hpc_det.cli.trials import KEYS, listed
 
-    output.table(*listed(experiment))
+    output.table(*listed(experiment), KEYS)
 
 
 @experiment.command()

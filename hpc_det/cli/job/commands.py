@@ -53,11 +53,11 @@ def list_(pool: str | None, all_pools: bool, output: Output) -> None:
     jobs that wait together are one. `start` is the expected one of a job that
     waits, null where the scheduler expects none.
     """
-    from hpc_det.cli.job.listing import columns, listed
+    from hpc_det.cli.job.listing import KEYS, columns, listed
 
     if pool and all_pools:
         raise click.UsageError("--all-pools: --resource-pool was given, too; give one of them")
-    output.table(listed(pool, all_pools=all_pools), columns(all_pools=all_pools))
+    output.table(listed(pool, all_pools=all_pools), columns(all_pools=all_pools), KEYS)
 
 
 @job.command("update")

@@ -94,6 +94,10 @@ def _planned_slots(experiment: ExperimentFolder) -> int | None:
     return None
 
 
+KEYS = "position id type experiment name priority scheduler_priority submitted slots state user pool reason start"
+"""Of a record."""
+
+
 def columns(*, all_pools: bool) -> list[Column]:
     pools = [Column("Pool", itemgetter("pool"))] if all_pools else []
     return [*_COLUMNS, *pools]
