@@ -8,16 +8,14 @@ from dataclasses import asdict
 from typing import Any
 
 from hpc_det.config.merge import Tree, leaves
-from hpc_det.config.secrets import masked
 from hpc_det.report.importance import importances
 from hpc_det.report.rungs import brackets_of
 from hpc_det.report.spans import Phase, goodput
 from hpc_det.report.trial import trial_facts
 from hpc_det.search.sample import is_nested, kind_of
-from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.secret_files import read_secrets
 from hpc_det.view import story
+from hpc_det.view.config import shown_config
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import AttemptStory, Metrics
 from hpc_det.view.summary import best, why
@@ -148,8 +146,5 @@ def _submitted_for(view: ExperimentView, attempt: AttemptStory) -> list[float]:
 
 def _config(folder: ExperimentFolder) -> list[Record]:
     """Each value of the effective configuration and who wrote it, secrets masked."""
-    origins = read_json(folder.origin) or {}
-    return [
-        {"key": path, "value": value, "origin": origins.get(path, "default")}
-        for path, value in leaves(masked(read_secrets(folder.effective) or {}))
-    ]
+    config, origins = shown_config(folder)
+    return [{"key": path, "value": value, "origin": origins[path]} for path, value in leaves(config)]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.store.files import read_json, write_json
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life
 
@@ -89,6 +90,22 @@ def test_an_experiment_gets_another_name(hpc_det: Command, three: list[Life]) ->
     assert hpc_det("e", "set", "description", "1", "with dropout").out == "Described experiment 1: with dropout\n"
     first = json.loads(hpc_det("e", "list", "--json").out)[0]
     assert (first["name"], first["description"]) == ("better", "with dropout")
+
+
+def test_the_configuration_is_shown_with_what_is_said_of_it_now(hpc_det: Command, three: list[Life]) -> None:
+    life = three[0]
+    config = read_json(life.folder.effective) or {}
+    write_json(life.folder.effective, {**config, "description": "", "labels": ["mnist"]})
+    write_json(life.folder.origin, {"name": "template", "labels[0]": "template"})
+    hpc_det("e", "set", "name", "1", "better")
+    hpc_det("e", "label", "add", "1", "paper")
+    found = json.loads(hpc_det("e", "config", "1", "--json").out)
+    assert found == {**config, "name": "better", "description": "", "labels": ["mnist", "paper"]}
+    assert "name: better\n" in hpc_det("e", "config", "1").out
+    said = [line.split() for line in hpc_det("e", "config", "1", "--origins").out.splitlines()]
+    rows = {words[0]: words[-1] for words in said}
+    assert (rows["name:"], rows["description:"]) == ("(config)", "(default)")
+    assert (rows["labels[0]:"], rows["labels[1]:"]) == ("(template)", "(config)")
 
 
 def test_the_owner_alone_may_read_what_is_said(hpc_det: Command, three: list[Life]) -> None:

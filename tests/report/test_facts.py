@@ -10,6 +10,7 @@ import pytest
 
 from hpc_det.report.facts import facts
 from hpc_det.requeue import Action, Cause
+from hpc_det.store.about import write_about
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentState, ExperimentView
@@ -107,10 +108,11 @@ def test_secrets_are_masked_and_each_key_has_its_origin(tmp_path: Path) -> None:
     variables = ["API_TOKEN=hunter2", "EPOCHS=3"]
     write_json(life.folder.effective, {**config, "environment": {"environment_variables": variables}})
     write_json(life.folder.origin, {"name": "config"})
+    write_about(life.folder, name="renamed")
     found = facts_of(life.folder)
     assert "hunter2" not in json.dumps(found)
     rows = {row["key"]: (row["value"], row["origin"]) for row in found["config"]}
-    assert rows["name"] == ("digits", "config")
+    assert rows["name"] == ("renamed", "config")
     assert rows["environment.environment_variables[0]"] == ("API_TOKEN=********", "default")
     assert rows["environment.environment_variables[1]"] == ("EPOCHS=3", "default")
 

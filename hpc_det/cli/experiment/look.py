@@ -157,15 +157,20 @@ def list_trials(experiment: ExperimentFolder, output: Output) -> None:
 def config(experiment: ExperimentFolder, origins: bool, output: Output) -> None:
     """Print the effective configuration of an experiment, secrets masked.
 
+    Name, description and labels are those of now; all else is what its jobs go by.
+
     \b
     Example:
       hpc-det experiment config 12 --origins
     """
-    from hpc_det.cli.origins import with_origins
-    from hpc_det.config.plain_yaml import load_yaml
+    from hpc_det.cli.origins import explained
+    from hpc_det.config.plain_yaml import dump_yaml
+    from hpc_det.view.config import shown_config
 
+    tree, written_by = shown_config(experiment)
     if not output.is_for_people:
-        output.details([load_yaml(experiment.config)])
-        return
-    text = with_origins(experiment) if origins else experiment.config.read_text(encoding="utf-8")
-    click.echo(text, nl=False)
+        output.details([tree])
+    elif origins:
+        click.echo("\n".join(explained(tree, written_by)))
+    else:
+        click.echo(dump_yaml(tree), nl=False)
