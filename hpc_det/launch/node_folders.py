@@ -1,4 +1,4 @@
-"""The folders that an attempt has on a node, for its owner alone, and gone with it."""
+"""The folders that an attempt has on a node, for its owner alone, and gone with it, or else with the next one there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.launch.leftovers import PREFIX, owned, remove_leftovers
 from hpc_det.plan.job_plan import JobPlan
 
 LONGEST_SOCKET_FOLDER = 80
@@ -30,8 +31,8 @@ class NodeFolders(NamedTuple):
 @contextmanager
 def node_folders(plan: JobPlan) -> Iterator[NodeFolders]:
     """Raises UsageError where the node lacks the cluster's scratch folder, BadFolder where one takes nothing."""
-    short = None if len(tempfile.gettempdir()) <= LONGEST_SOCKET_FOLDER else "/tmp"
-    with _temporary(short) as private:
+    usual = tempfile.gettempdir()
+    with _temporary(usual if len(usual) <= LONGEST_SOCKET_FOLDER else "/tmp") as private:
         if plan.scratch is None:
             yield NodeFolders(private, None)
             return
@@ -39,11 +40,15 @@ def node_folders(plan: JobPlan) -> Iterator[NodeFolders]:
             yield NodeFolders(private, scratch)
 
 
-def _temporary(base: str | None) -> tempfile.TemporaryDirectory[str]:
+@contextmanager
+def _temporary(base: str) -> Iterator[str]:
+    remove_leftovers(base)
     try:
-        return tempfile.TemporaryDirectory(prefix="hpc-det-", dir=base)
+        folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=base)
     except OSError as error:
-        raise BadFolder(f"{base or tempfile.gettempdir()}: {error.strerror}") from None
+        raise BadFolder(f"{base}: {error.strerror}") from None
+    with owned(folder.name), folder:
+        yield folder.name
 
 
 def _base(scratch: str) -> str:
