@@ -32,4 +32,5 @@ def test_a_row_for_each_trial_with_what_differs(hpc_det: Command, root: Path, sc
 
 def test_before_the_first_trial_the_table_is_empty(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:
     assert hpc_det("experiment", "list-trials", 1).out == "ID  STATE  BATCHES  LAST  BEST  WORKER  JOB\n"
-    assert hpc_det("experiment", "list-trials", 1, "--csv").out == ""
+    keys = "id,state,worker,job_id,hyperparameters,seed,batches,total_batches,training,validation,best"
+    assert hpc_det("experiment", "list-trials", 1, "--csv").out == f"{keys}\n"
