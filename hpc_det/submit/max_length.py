@@ -25,7 +25,7 @@ def check_max_length(experiment: ExperimentFolder, before: MaxLength, now: MaxLe
         wanted = f"{{{unit}: {amount}}}"
         raise UsageError(
             f"--config searcher.max_length: {wanted}: trial {experiment.id}/{number} goes on from a checkpoint at "
-            f"{round(trained, 2)} {unit}, and would train nothing; give at least {math.ceil(trained)}, or start "
+            f"{round(trained, 2):.12g} {unit}, and would train nothing; give at least {math.ceil(trained)}, or start "
             f"another experiment with `hpc-det experiment fork {experiment.id} --config searcher.max_length='{wanted}'`"
         )
 
