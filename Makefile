@@ -6,6 +6,8 @@ INSTALLED := $(VENV)/.installed
 # Tests of what a machine has one of run one after the other. The rest is shared by as many processes as there are cores.
 ONE_BY_ONE := slurm or gpu
 JOBS = $(shell nproc)
+# The processes of tests start faster from what the ones before them have compiled, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-one-by-one test-the-rest test-long lint bench clean
 

@@ -85,9 +85,9 @@ def test_the_rank_side_loads_no_command_line_no_config_machinery_and_no_deepspee
 @pytest.mark.parametrize(
     ("module", "package"),
     [
-        ("hpc_det.pytorch", "torch"),
         ("hpc_det.config.compose", "hydra"),
-        ("hpc_det.pytorch.deepspeed", "deepspeed"),
+        pytest.param("hpc_det.pytorch", "torch", marks=pytest.mark.long),
+        pytest.param("hpc_det.pytorch.deepspeed", "deepspeed", marks=pytest.mark.long),
     ],
 )
 def test_the_guard_sees_what_is_loaded(module: str, package: str) -> None:

@@ -270,12 +270,13 @@ KEYS = st.sampled_from([*Experiment.model_fields, *INNER_KEYS.split(" "), "exper
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.sampled_from(["1:00:00", "-N2"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
 )
 TREES = st.dictionaries(KEYS, VALUES, max_size=6)
 
 
 @given(template=TREES, config=TREES)
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_tree_is_valid_or_told(template: dict[str, Any], config: dict[str, Any], build: Build) -> None:
     told = ["nothing to tell"]
     try:

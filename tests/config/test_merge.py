@@ -225,7 +225,9 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
 
 
 def trees(*others: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    values = st.recursive(st.one_of(SCALARS, *others), lambda inner: st.dictionaries(KEYS, inner, max_size=4))
+    values = st.recursive(
+        st.one_of(SCALARS, *others), lambda inner: st.dictionaries(KEYS, inner, max_size=4), max_leaves=12
+    )
     return st.dictionaries(KEYS, values, max_size=4)
 
 

@@ -151,6 +151,7 @@ keys = st.sampled_from(
 axes = st.dictionaries(keys, st.lists(values, min_size=1, max_size=2), min_size=1, max_size=3)
 
 
+@pytest.mark.long
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(axes)
 def test_any_sweep_is_what_hydra_composes_point_by_point(env: dict[str, str], axes: dict[str, list[str]]) -> None:

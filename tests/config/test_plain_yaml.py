@@ -71,11 +71,13 @@ ODD = (
     *("=", "<<", "- a", "a: b", "#c", "!t", "&a", "*a", "%", "@", "'", '"', " x ", "\t", "\r\n", "a\n\n b\n"),
     *("\x85", "a\x85b", "\u2028", "\u2029", "\ufeff", "\0", "\x7f"),
 )
-TEXTS = st.sampled_from(ODD) | st.text(st.characters(exclude_categories=["Cs"]))
+TEXTS = st.sampled_from(ODD) | st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
-VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=8)
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4), max_leaves=8
+)
 
 
-@given(st.dictionaries(TEXTS, VALUES))
+@given(st.dictionaries(TEXTS, VALUES, max_size=4))
 def test_what_is_written_is_read_back(tree: dict[str, Any]) -> None:
     assert (parse_yaml(dump_yaml(tree), "here") or {}) == tree

@@ -88,6 +88,7 @@ def test_the_real_launcher_starts_the_ranks_of_two_nodes(gang: Gang) -> None:
     assert "launch.py" not in gang.printed.read_text()
 
 
+@pytest.mark.long
 def test_a_script_that_fails_is_named_with_its_rank(gang: Gang) -> None:
     assert 1 in run(gang, "-q -- train.py 1")
     failed = first_failure(gang.trial, 1)

@@ -120,7 +120,7 @@ RAISES = "raise ValueError('the sky has fallen')"
     ("vendor", "how", "message", "lost"),
     [
         ("mpich", "sys.exit(7)", "exit code 7", False),
-        ("mpich", RAISES, "ValueError: the sky has fallen", False),
+        pytest.param("mpich", RAISES, "ValueError: the sky has fallen", False, marks=pytest.mark.long),
         ("mpich", "os.kill(os.getpid(), 9)", "was gone without a word", True),
         ("open_mpi", RAISES, "ValueError: the sky has fallen", False),
     ],

@@ -1,15 +1,15 @@
-"""Several agents on this machine, each as if it were a node: a capacity whose nodes tests take away and give back."""
+"""Agents on this machine, each as if it were a node: a capacity whose nodes tests take away and give back."""
 
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
-from hpc_det.launch.elastic import agents
-from hpc_det.sgd.capacity.processes import LEAVE_S, Process, all_ended, kill, start
+from hpc_det.sgd.capacity.processes import LEAVE_S, all_ended, kill
 from hpc_det.store.run_folder import RunFolder
+from tests.sgd.forked_agents import start_agent
 
 
 class LocalNodes:
@@ -18,16 +18,17 @@ class LocalNodes:
     has_queue = False
     has_gpus = False
 
-    def __init__(self, count: int) -> None:
-        self.slots = count
-        self.agents: list[Process] = []
+    def __init__(self, count: int, slots_each: int = 1) -> None:
+        self.slots = count * slots_each
+        self.count, self.slots_each = count, slots_each
+        self.agents: list[Any] = []  # processes, as far as the calls below go
         self.is_full = True
         """Whether a node that is gone comes back."""
         self.renewals = 0
 
     def start(self, run: Path, wanted: int) -> None:
         self._run = run
-        self.agents = [self._begin() for _ in range(self.slots)]
+        self.agents = [self._begin() for _ in range(self.count)]
 
     def renew(self, missing_hosts: Collection[str]) -> None:
         self.renewals += 1
@@ -36,7 +37,7 @@ class LocalNodes:
 
     def state(self) -> str:
         return (
-            f"{sum(agent.poll() is None for agent in self.agents)} of {self.slots} agents run on {socket.gethostname()}"
+            f"{sum(agent.poll() is None for agent in self.agents)} of {self.count} agents run on {socket.gethostname()}"
         )
 
     def stop(self) -> None:
@@ -52,6 +53,6 @@ class LocalNodes:
     def give_back(self) -> None:
         self.is_full = True
 
-    def _begin(self) -> Process:
-        command = [sys.executable, *agents.arguments(self._run, 1)]
-        return start(command, RunFolder(self._run).node_log(socket.gethostname()))
+    def _begin(self) -> Any:
+        log = RunFolder(self._run).node_log(socket.gethostname())
+        return start_agent([str(self._run), str(self.slots_each)], log)

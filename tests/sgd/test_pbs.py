@@ -13,6 +13,7 @@ from hpc_det.sgd import TorchTrainer
 from hpc_det.sgd.capacity import GangJob
 from hpc_det.submit.submitit_pbs.executor import _is_pbs
 from tests.lab.pbs_lab import PbsLab, can_have_hosts
+from tests.sgd.local_nodes import LocalNodes
 from tests.sgd.trained import Linear
 
 REPOSITORY = Path(__file__).parents[2]
@@ -53,7 +54,8 @@ def _submits(pbs_lab: PbsLab, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     _is_pbs.cache_clear()
 
 
-@pytest.mark.usefixtures("_submits")
+@pytest.mark.long
+@pytest.mark.usefixtures("_submits", "_fork_server")
 def test_a_job_that_is_preempted_is_followed_by_another_and_no_bit_is_lost(pbs_lab: PbsLab) -> None:
     gang = GangJob("pbs", nodes=2, cpus_per_task=1, timeout_min=10, pbs_queue="low")
     with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=gang) as its:
@@ -63,6 +65,6 @@ def test_a_job_that_is_preempted_is_followed_by_another_and_no_bit_is_lost(pbs_l
         pbs_lab.preempt(seconds=0)
         while [job.job_id for job in gang._jobs] == first:  # PBS takes it in a scheduling cycle of its own
             found.append(its.train())
-    with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor="local") as undisturbed:
+    with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=LocalNodes(1, 2)) as undisturbed:
         assert [undisturbed.train() for _ in found] == found
     assert pbs_lab.run("qstat") == ""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from hpc_det.sgd import BATCH_SIZE, TrainingOperator
+from hpc_det.sgd import BATCH_SIZE, TorchTrainer, TrainingOperator
 
 
 class Linear(TrainingOperator):
@@ -51,3 +51,9 @@ class Linear(TrainingOperator):
         features, target = batch
         loss = self.criterion(self.model(features), target)
         return {"val_loss": loss.item(), "num_samples": len(target)}
+
+
+def weights(its: TorchTrainer) -> dict[str, torch.Tensor]:
+    """Of the one model, by name."""
+    state = its.state_dict()["models"][0]
+    return {name: value.clone() for name, value in state.items()}

@@ -70,7 +70,7 @@ class Programs:
 
 
 def test_of_several_drivers_that_come_at_once_one_has_the_run(tmp_path: Path) -> None:
-    runs = [RunFolder(tmp_path / str(number)) for number in range(10)]
+    runs = [RunFolder(tmp_path / str(number)) for number in range(4)]
     for run in runs:
         run.make()
     for _ in range(2):  # of a new run, and of one whose driver was killed

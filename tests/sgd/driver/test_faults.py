@@ -26,7 +26,7 @@ from hpc_det.sgd.driver.failures import NotEnoughRanks, RetriesUsedUp, StateLost
 from hpc_det.sgd.driver.gang import Gang
 from hpc_det.store.run_folder import RunFolder
 from tests.sgd.local_nodes import LocalNodes
-from tests.sgd.trained import Linear
+from tests.sgd.trained import Linear, weights
 from tests.wait import wait_for
 
 
@@ -116,7 +116,7 @@ def test_with_a_run_the_newest_state_on_the_disk_is_gone_on_from(caplog: pytest.
 
 
 def test_what_was_loaded_is_on_the_disk_when_load_returns() -> None:
-    with TorchTrainer(training_operator_cls=Linear, executor="local", run="mine") as its:
+    with TorchTrainer(training_operator_cls=Linear, executor=LocalNodes(1), run="mine") as its:
         loaded = its.state_dict()
         its.train()
         its.load_state_dict(loaded)
@@ -144,7 +144,7 @@ def test_retries_are_counted_and_used_up() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
             raise AssertionError
 
-    with TorchTrainer(training_operator_cls=Fatal, executor="local") as its:
+    with TorchTrainer(training_operator_cls=Fatal, executor=LocalNodes(1)) as its:
         with pytest.raises(RuntimeError, match=r"SIGKILL.*2 failures, with max_retries = 1") as caught:
             its.train(max_retries=1)
         assert isinstance(caught.value, RetriesUsedUp)
@@ -195,7 +195,7 @@ def test_a_death_that_is_heard_before_the_call_is_made_is_not_forgotten(
                 elastic._nodes.hear(1)
         return place(elastic)
 
-    with TorchTrainer(training_operator_cls=Linear, executor="local") as its:
+    with TorchTrainer(training_operator_cls=Linear, executor=LocalNodes(1)) as its:
         monkeypatch.setattr(ElasticGang, "_place", kill_first)
         assert its.train()["epoch"] == 1
     assert "ended by signal SIGKILL" in caplog.text
@@ -218,7 +218,7 @@ def test_a_stopped_agent_is_missed_by_its_heartbeat() -> None:
 
 def test_nobody_was_silent_while_the_driver_did_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpc_det.sgd.driver.ranks.POLL_S", 0.05)
-    with TorchTrainer(training_operator_cls=Linear, executor="local") as its:
+    with TorchTrainer(training_operator_cls=Linear, executor=LocalNodes(1)) as its:
         gang = its._open_gang._gang
         gang.nodes._heard_at -= 1000
         for line in [node.line for node in gang.nodes._nodes] + [rank.line for rank in gang.ranks]:
@@ -235,7 +235,7 @@ def test_a_gang_that_hangs_is_ended_and_tried_again(tmp_path: Path) -> None:
                 signal.pause()
             return super().train_batch(batch, batch_info)
 
-    with TorchTrainer(training_operator_cls=Hangs, num_workers=2, executor="local", hang_timeout_s=4) as its:
+    with TorchTrainer(training_operator_cls=Hangs, num_workers=2, executor=LocalNodes(1, 2), hang_timeout_s=4) as its:
         assert its.train()["epoch"] == 1
         assert (tmp_path / "once").exists()
 
@@ -293,7 +293,7 @@ def test_ranks_that_cannot_talk_to_each_other_are_tried_again(tmp_path: Path, ca
                 (tmp_path / "port").unlink()
             return super().train_batch(batch, batch_info)
 
-    with TorchTrainer(training_operator_cls=Cut, num_workers=2, executor="local") as its:
+    with TorchTrainer(training_operator_cls=Cut, num_workers=2, executor=LocalNodes(1, 2)) as its:
         (tmp_path / "port").write_text(str(its._open_gang._nodes.address[1]))
         with pytest.raises(RetriesUsedUp, match=r"no rank is gone, and yet: RuntimeError: .*gloo"):
             its.train(max_retries=0)
@@ -313,6 +313,7 @@ def stacks(run: Path) -> str:
     return (run / "logs" / "generation-1" / "rank-1.log").read_text()
 
 
+@pytest.mark.long
 def test_a_setup_that_hangs_is_tried_again(tmp_path: Path) -> None:
     class Hangs(Linear):
         def setup(self, config: dict[str, Any]) -> None:
@@ -321,7 +322,7 @@ def test_a_setup_that_hangs_is_tried_again(tmp_path: Path) -> None:
             super().setup(config)
 
     with TorchTrainer(
-        training_operator_cls=Hangs, num_workers=2, executor="local", hang_timeout_s=4, run=tmp_path / "run"
+        training_operator_cls=Hangs, num_workers=2, executor=LocalNodes(1, 2), hang_timeout_s=4, run=tmp_path / "run"
     ) as its:
         assert its.train()["epoch"] == 1
         assert "in hang_once" in stacks(tmp_path / "run")
@@ -334,7 +335,7 @@ def test_a_function_that_hangs_on_one_rank_is_called_again(tmp_path: Path, caplo
         return operator.global_step
 
     with TorchTrainer(
-        training_operator_cls=Linear, num_workers=2, executor="local", hang_timeout_s=4, run=tmp_path / "run"
+        training_operator_cls=Linear, num_workers=2, executor=LocalNodes(1, 2), hang_timeout_s=4, run=tmp_path / "run"
     ) as its:
         its.train(num_steps=3)
         assert its.apply_all_operators(at_rank_1) == [3, 3]
@@ -345,7 +346,7 @@ def test_a_function_that_hangs_on_one_rank_is_called_again(tmp_path: Path, caplo
 DRIVER = """
 import os, sys, time
 from hpc_det.sgd import TorchTrainer, TrainingOperator
-from tests.sgd.trained import Linear
+from tests.sgd.trained import Linear, weights
 
 run = next(iter(sys.argv[2:]), None)
 trainer = TorchTrainer(training_operator_cls=Linear, num_workers=2, executor="local", run=run)
@@ -353,38 +354,33 @@ for epoch in trainer.remaining(4):
     print(epoch, trainer.train()["train_loss"], flush=True)
     if epoch == int(sys.argv[1]):
         sys.stdin.read(1)
-torch_free = trainer.get_model(to_cpu=True)
-print("weights", [value.tolist() for value in torch_free.state_dict().values()], flush=True)
 """
 
 
-def drive(stop_after: int, run: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(stop_after), run], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-
-
 def test_a_killed_driver_goes_on_after_its_last_call_bit_for_bit() -> None:
-    with drive(9, "other") as undisturbed:
-        with drive(1, "mine") as killed:
-            assert killed.stdout
-            told = [killed.stdout.readline() for _ in range(2)]
-            killed.kill()
-        with drive(9, "mine") as second:
-            rest = second.communicate(timeout=60)[0].splitlines(keepends=True)
-        whole = undisturbed.communicate(timeout=60)[0].splitlines(keepends=True)
-    assert told + rest == whole
-    assert len(whole) == 5
+    with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=LocalNodes(1, 2)) as undisturbed:
+        expected = [undisturbed.train()["train_loss"] for _ in range(4)]
+        expected_weights = weights(undisturbed)
+    driver = [sys.executable, "-c", DRIVER, "1", "mine"]
+    with subprocess.Popen(driver, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout
+        found = [float(killed.stdout.readline().split()[1]) for _ in range(2)]
+        killed.kill()
+    with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor="local", run="mine") as second:
+        found += [second.train()["train_loss"] for _ in second.remaining(4)]
+        found_weights = weights(second)
+    assert found == expected
+    assert all(torch.equal(found_weights[name], value) for name, value in expected_weights.items())
 
 
 def test_a_run_has_one_driver_at_a_time() -> None:
-    with TorchTrainer(training_operator_cls=Linear, executor="local", run="mine") as its:
+    with TorchTrainer(training_operator_cls=Linear, executor=LocalNodes(1), run="mine") as its:
         with pytest.raises(
             UsageError, match=r"sgd/mine: another program drives this run, on 127\.0\.0\.1:\d+; wait for it"
         ):
-            TorchTrainer(training_operator_cls=Linear, executor="local", run="mine")
+            TorchTrainer(training_operator_cls=Linear, executor=LocalNodes(1), run="mine")
         assert its.train()["epoch"] == 1
-    with TorchTrainer(training_operator_cls=Linear, executor="local", run="mine") as its:
+    with TorchTrainer(training_operator_cls=Linear, executor=LocalNodes(1), run="mine") as its:
         assert its.epochs_done == 1
 
 
@@ -392,7 +388,7 @@ AT_ONCE = """
 import sys
 from hpc_det.errors import UsageError
 from hpc_det.sgd import TorchTrainer
-from tests.sgd.trained import Linear
+from tests.sgd.trained import Linear, weights
 
 print("ready", flush=True)
 sys.stdin.readline()
@@ -405,6 +401,7 @@ except UsageError as error:
 """
 
 
+@pytest.mark.long
 def test_of_two_drivers_that_start_at_once_one_has_the_run() -> None:
     drivers = [
         subprocess.Popen([sys.executable, "-c", AT_ONCE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -441,7 +438,9 @@ def test_ctrl_c_leaves_no_process_and_no_file(state_folder: Path) -> None:
     assert not list((state_folder / "sgd").iterdir())
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long), (signal.SIGKILL, -9)]
+)
 def test_a_driver_that_is_ended_leaves_no_process_and_no_file(number: int, code: int, state_folder: Path) -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -467,7 +466,7 @@ def test_agents_that_leave_at_a_shutdown_are_not_started_again(monkeypatch: pyte
 
 
 def test_a_call_is_undone_however_often_ctrl_c_is_pressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with TorchTrainer(training_operator_cls=Linear, executor="local") as its:
+    with TorchTrainer(training_operator_cls=Linear, executor=LocalNodes(1)) as its:
         with monkeypatch.context() as patched:
             patched.setattr("hpc_det.sgd.driver.elastic.ElasticGang._take", Mock(side_effect=KeyboardInterrupt))
             patched.setattr("hpc_det.sgd.driver.gang.Gang.end", Mock(side_effect=KeyboardInterrupt))

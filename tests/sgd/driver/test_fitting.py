@@ -26,7 +26,7 @@ from tests.wait import wait_for
 
 
 def run(function: Any, folder: Path, **arguments: Any) -> Result:
-    return fit(function, **{"executor": "local", "num_workers": 2, "run": folder / "run", **arguments})
+    return fit(function, **{"executor": LocalNodes(1, 2), "num_workers": 2, "run": folder / "run", **arguments})
 
 
 def count_to(config: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ def train_line(config: dict[str, Any]) -> None:
 
 
 def test_two_ranks_share_the_data_and_find_the_line(tmp_path: Path) -> None:
-    result = run(train_line, tmp_path, train_loop_config={"epochs": 15})
+    result = run(train_line, tmp_path, train_loop_config={"epochs": 15}, executor="local")
     assert result.metrics
     assert result.metrics["seen"] == 32
     assert result.metrics["weight"] == pytest.approx(2, abs=0.2)

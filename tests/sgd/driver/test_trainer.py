@@ -16,16 +16,13 @@ import torch.distributed as dist
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.sgd import BATCH_SIZE, TorchTrainer, TrainingOperator
 from hpc_det.sgd.capacity import Local
-from tests.sgd.trained import Linear
+from tests.sgd.local_nodes import LocalNodes
+from tests.sgd.trained import Linear, weights
 
 
 def trainer(**arguments: Any) -> TorchTrainer:
-    return TorchTrainer(**{"training_operator_cls": Linear, "num_workers": 2, "executor": "local", **arguments})
-
-
-def weights(its: TorchTrainer) -> dict[str, torch.Tensor]:
-    state = its.state_dict()["models"][0]
-    return {name: value.clone() for name, value in state.items()}
+    defaults = {"training_operator_cls": Linear, "num_workers": 2, "executor": LocalNodes(1, 2)}
+    return TorchTrainer(**{**defaults, **arguments})
 
 
 def test_two_ranks_train_validate_and_hand_over_their_model() -> None:
@@ -44,7 +41,7 @@ def test_two_ranks_train_validate_and_hand_over_their_model() -> None:
 
 def test_ranks_share_the_cpus_of_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    with trainer() as its:
+    with trainer(executor="local") as its:
         assert its.apply_all_workers(torch.get_num_threads) == [max(len(os.sched_getaffinity(0)) // 2, 1)] * 2
 
 
@@ -164,7 +161,7 @@ def test_a_debugger_finds_a_single_rank_in_this_process_and_waits_for_nobody(mon
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[TorchTrainer]:
+def shared(_agents_can_be_forked: None) -> Iterator[TorchTrainer]:
     """For tests that leave it able to train."""
     with trainer(config={BATCH_SIZE: 9, "seed": 3}, initialization_hook=hook, scheduler_step_freq="epoch") as its:
         yield its

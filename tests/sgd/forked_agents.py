@@ -1,0 +1,76 @@
+"""Node agents forked from a process that has loaded torch, and their nurseries from them: a gang stands at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from hpc_det.launch import doorbell
+from hpc_det.launch.elastic import node
+from hpc_det.launch.rank import log_to
+from hpc_det.launch.signals import STOP_SIGNALS
+from hpc_det.process import ends_with_parent
+from hpc_det.sgd.rank import nursery
+
+
+class Forked:
+    """As much of a subprocess.Popen as is asked of an agent or a nursery."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        process.start()
+        assert process.pid
+        self.pid = process.pid
+        self._process = process
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("a forked process", timeout or 0)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def start_agent(arguments: Sequence[str], log: Path) -> Forked:
+    """As `python3 -m hpc_det.launch.elastic.node` with these arguments would be. Needs the fork server."""
+    its = (arguments, log, dict(os.environ), Path.cwd())
+    return Forked(multiprocessing.get_context("forkserver").Process(target=_agent, args=its))
+
+
+def _agent(arguments: Sequence[str], log: Path, env: dict[str, str], folder: Path) -> None:
+    # Otherwise a child of the fork server has it start its workers, too.
+    multiprocessing.set_start_method("fork", force=True)
+    os.setsid()
+    log_to(log)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(env)
+    node.Nursery.start = _start_nursery  # type: ignore[method-assign]
+    raise SystemExit(node.main([*arguments]))
+
+
+def _start_nursery(buffers: list[int]) -> node.Nursery:
+    own, its = socket.socketpair()
+    with its:
+        process = Forked(multiprocessing.get_context("fork").Process(target=_nursery, args=(own, its, buffers)))
+    return node.Nursery(process, doorbell.Line(own))  # type: ignore[arg-type]
+
+
+def _nursery(agents: socket.socket, its: socket.socket, buffers: list[int]) -> None:
+    os.setsid()
+    ends_with_parent()
+    agents.close()
+    signal.set_wakeup_fd(-1)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    raise SystemExit(nursery.main([str(its.detach()), *map(str, buffers)]))
