@@ -346,7 +346,7 @@ def test_a_function_that_hangs_on_one_rank_is_called_again(tmp_path: Path, caplo
 DRIVER = """
 import os, sys, time
 from hpc_det.sgd import TorchTrainer, TrainingOperator
-from tests.sgd.trained import Linear, weights
+from tests.sgd.trained import Linear
 
 run = next(iter(sys.argv[2:]), None)
 trainer = TorchTrainer(training_operator_cls=Linear, num_workers=2, executor="local", run=run)
@@ -388,7 +388,7 @@ AT_ONCE = """
 import sys
 from hpc_det.errors import UsageError
 from hpc_det.sgd import TorchTrainer
-from tests.sgd.trained import Linear, weights
+from tests.sgd.trained import Linear
 
 print("ready", flush=True)
 sys.stdin.readline()
