@@ -9,6 +9,7 @@ A fenced block whose first line is `# file: PATH` is a file. In a block ```conso
     pbs     needs a PBS
     fails   ends with an error
     until   is repeated until its output is the one shown
+    long    varies what another command of these pages shows, and is left to `make test-long`
 """
 
 from __future__ import annotations

@@ -57,7 +57,13 @@ PAGES = [
 ]
 UNTIL_S = 90
 COMMAND_S = 200
-MARKS = {"setup", "slurm", "pbs", "fails", "until"}
+ELSEWHERE = {"setup", "slurm", "pbs"}
+MARKS = {*ELSEWHERE, "fails", "until", "long"}
+
+
+def takes_long(path: Path) -> bool:
+    return any("long" in step.marks for step in Page.read(path).steps() if isinstance(step, Command))
+
 
 every_page = pytest.mark.parametrize("path", PAGES, ids=[path.name for path in PAGES])
 
@@ -109,7 +115,14 @@ class Reader:
 @pytest.mark.timeout(600)  # where others want the cores, too
 @every_page
 def test_a_page_does_what_it_says_on_this_machine(path: Path, tmp_path: Path) -> None:
-    Reader(tmp_path).follow(Page.read(path), lambda command: not command.marks & {"setup", "slurm", "pbs"})
+    Reader(tmp_path).follow(Page.read(path), lambda command: not command.marks & {*ELSEWHERE, "long"})
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("path", [path for path in PAGES if takes_long(path)], ids=lambda path: path.name)
+def test_a_page_does_all_that_it_says_on_this_machine(path: Path, tmp_path: Path) -> None:
+    Reader(tmp_path).follow(Page.read(path), lambda command: not command.marks & ELSEWHERE)
 
 
 @pytest.mark.slurm

@@ -60,7 +60,7 @@ def test_images_are_told_apart_in_mixed_precision_and_a_bar_is_shown(
 
 
 def test_a_gan_comes_nearer_to_its_images(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
-    run("gan.py", monkeypatch=monkeypatch)
+    run("gan.py", "--epochs", "5", monkeypatch=monkeypatch)
     said = capsys.readouterr().out
     distances = numbers(said, r"(\S+) away")
     assert distances[-1] < distances[0] / 2

@@ -36,6 +36,7 @@ class TestLauncher(LauncherTestSuite):
     pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("task_launcher_cfg", "extra_flags"), [({}, ["-m", "hydra/launcher=hpc_local"])])
 class TestApps(IntegrationTestSuite):
     pass

@@ -33,7 +33,7 @@ class Descent(Sweeper):
 
     def sweep(self, arguments):
         x, step, number, path = 0, 1, 0, []
-        while len(path) < 3:
+        while len(path) < 2:
             returns = self.launcher.launch([[f"x={x - step}"], [f"x={x + step}"]], initial_job_idx=number)
             left, right = (job.return_value for job in returns)
             x, number = (x - step if left < right else x + step), number + 2
@@ -50,16 +50,16 @@ ConfigStore.instance().store(group="hydra/sweeper", name="descent", node=Conf)
 
 def test_values_come_back_and_each_point_has_hydras_files(app: App) -> None:
     app.write("app.py", source('assert "torch" not in sys.modules', "return cfg.x * 2"))
-    output = app.succeed("+x=1,2,3")
-    assert "Submitted 3 jobs as experiment 1" in output
-    for number in range(3):
+    output = app.succeed("+x=1,2")
+    assert "Submitted 2 jobs as experiment 1" in output
+    for number in range(2):
         folder = app.folder / "out" / str(number)
         assert (folder / ".hydra" / "overrides.yaml").read_text() == f"- +x={number + 1}\n"
         assert f"x is {number + 1}" in (folder / "app.log").read_text()
     assert [(p["num"], p["overrides"], p["state"], p["returned"]) for p in app.points()] == [
-        (n, [f"+x={n + 1}"], "COMPLETED", 2 * n + 2) for n in range(3)
+        (n, [f"+x={n + 1}"], "COMPLETED", 2 * n + 2) for n in range(2)
     ]
-    assert [p["folder"] for p in app.points()] == [str(app.folder / "out" / str(n)) for n in range(3)]
+    assert [p["folder"] for p in app.points()] == [str(app.folder / "out" / str(n)) for n in range(2)]
 
 
 def test_a_sweep_is_an_experiment_like_any_other(app: App) -> None:
@@ -85,9 +85,9 @@ def test_a_sweeper_that_needs_values_gets_them(app: App) -> None:
     app.write("app.py", source("return (cfg.x - 3) ** 2", config="config"))
     app.write("conf/config.yaml", "x: 0\n")
     app.write("hydra_plugins/descent.py", DESCENDS)
-    assert "path [1, 2, 3]" in app.succeed("hydra/sweeper=descent")
-    assert [point["experiment"] for point in app.points()] == [1, 1, 2, 2, 3, 3]
-    assert [point["returned"] for point in app.points()] == [16, 4, 9, 1, 4, 0]
+    assert "path [1, 2]" in app.succeed("hydra/sweeper=descent")
+    assert [point["experiment"] for point in app.points()] == [1, 1, 2, 2]
+    assert [point["returned"] for point in app.points()] == [16, 4, 9, 1]
 
 
 @pytest.mark.skipif(not find_spec("hydra_plugins.hydra_optuna_sweeper"), reason="hydra-optuna-sweeper is not installed")
@@ -143,24 +143,24 @@ def test_an_edit_of_a_file_while_points_are_queued_changes_nothing(app: App) -> 
     app.write("app.py", source(WHEN_TOLD, "return cfg.group.y", config="config"))
     app.write("conf/config.yaml", "defaults: [{group: a}]\nx: 0\n")
     app.write("conf/group/a.yaml", "y: 1\n")
-    waiting = app.start("x=1,2,3", "hydra.launcher.array_parallelism=1")
+    waiting = app.start("x=1,2", "hydra.launcher.array_parallelism=1")
     wait_for(app.experiment().trial().rank_log(1, 0).exists)
     app.write("conf/config.yaml", "defaults: [{group: a}]\nx: 0\nhydra: {job: {name: edited}}\n")
     app.write("conf/group/a.yaml", "y: 2\n")
     app.write("go", "")
     output, _ = waiting.communicate(timeout=60)
     assert waiting.returncode == 0, output
-    assert [point["returned"] for point in app.points()] == [1, 1, 1]
-    assert (app.folder / "out" / "2" / "app.log").exists()
+    assert [point["returned"] for point in app.points()] == [1, 1]
+    assert (app.folder / "out" / "1" / "app.log").exists()
 
 
 HOSTILE = ["$(touch pwned)", "'; touch pwned #", 'say "hi"', "a\nb", "ümläut ✓", "`touch pwned`", "%j", "", " x ", "\\"]
 
 
 def test_hostile_values_reach_the_app_as_they_are(app: App) -> None:
-    app.write("app.py", source("return cfg.x"))
-    app.succeed("+x=" + ",".join(map(quoted, HOSTILE)))
-    assert [point["returned"] for point in app.points()] == HOSTILE
+    app.write("app.py", source("return list(cfg.x)"))
+    app.succeed(f"+x=[{','.join(map(quoted, HOSTILE))}]")
+    assert [point["returned"] for point in app.points()] == [HOSTILE]
     assert not list(app.folder.rglob("pwned"))
 
 

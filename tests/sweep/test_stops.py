@@ -65,7 +65,7 @@ def agent_of(trial: TrialFolder) -> int:
     raise AssertionError("no agent runs")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_preempted_app_goes_on_where_its_checkpoint_was(app: App, ranks: int) -> None:
     app.write("app.py", COUNTS.replace("{hook}", HOOK))
     trial = app.experiment().trial()
@@ -150,7 +150,7 @@ def test_outside_a_job_a_place_to_stop_is_none() -> None:
     may_stop()
 
 
-@pytest.mark.parametrize(("hook", "decision"), [(HOOK, "requeue"), ("", "give up")])
+@pytest.mark.parametrize(("hook", "decision"), [pytest.param(HOOK, "requeue", marks=pytest.mark.long), ("", "give up")])
 def test_five_preemptions_in_a_row_end_an_app_that_saves_nothing(app: App, hook: str, decision: str) -> None:
     app.write("app.py", COUNTS.replace("{hook}", hook))
     trial = app.experiment().trial()
