@@ -126,8 +126,7 @@ def test_nothing_heavy_is_loaded_before_somebody_asks_for_it() -> None:
     assert "torch" in printed(f"{switched_on}; import determined.pytorch; print({HEAVY})", before=())
 
 
-def test_deepspeed_is_loaded_with_the_module_that_needs_it() -> None:
-    switched_on = "import sys, hpc_det.compat; hpc_det.compat.install()"
-    loaded = "print('deepspeed' in sys.modules)"
-    assert printed(f"{switched_on}; import determined.pytorch; {loaded}", before=()) == "False"
-    assert printed(f"{switched_on}; import determined.pytorch.deepspeed; {loaded}", before=()) == "True"
+def test_deepspeed_is_loaded_with_the_module_that_needs_it(python: Copies) -> None:
+    loaded = "import sys; print('deepspeed' in sys.modules)"
+    assert python.printed(f"import determined.pytorch; {loaded}") == "False"
+    assert python.printed(f"import determined.pytorch.deepspeed; {loaded}") == "True"

@@ -10,7 +10,10 @@ import pytest
 
 from hpc_det.checkpoint.committed import committed
 from tests.compat.programs import printed
+from tests.e2e.forked import WithTorch, _fork_server, hpc_det_with_torch
 from tests.e2e.story import Story, hpc_det
+
+__all__ = ["_fork_server", "hpc_det_with_torch"]
 
 TRIAL = Path(__file__).with_name("trial")
 EXPERIMENT = TRIAL / "distributed.yaml"
@@ -41,9 +44,9 @@ def test_an_unmodified_trial_trains_on_two_slots(tmp_path: Path, monkeypatch: py
     assert printed(f"{load}; print(trial.model[0].out_channels)") == "8"
 
 
-def test_an_unmodified_trial_runs_in_one_process_without_a_job(tmp_path: Path) -> None:
+def test_an_unmodified_trial_runs_in_one_process_without_a_job(hpc_det_with_torch: WithTorch, tmp_path: Path) -> None:
     shutil.copytree(TRIAL, tmp_path / "trial")
-    said = hpc_det("experiment", "create", EXPERIMENT, tmp_path / "trial", "--local", "--test").stdout
+    said = hpc_det_with_torch("experiment", "create", EXPERIMENT, tmp_path / "trial", "--local", "--test").stdout
     assert said.splitlines()[-1] == "One batch was trained, validated and saved."
 
 
@@ -56,13 +59,18 @@ def short(entrypoint: str | None = None) -> Story:
     return story
 
 
-def test_every_entrypoint_of_a_ported_trial_leads_to_the_same_weights() -> None:
-    unmodified = short()
-    assert short("model_def:DigitsTrial").same_as(unmodified)
-    assert short("python3 -m hpc_det.launch.torch_distributed --trial model_def:DigitsTrial").same_as(unmodified)
-    assert short("bash -c 'python3 -m determined.launch.torch_distributed --trial model_def:DigitsTrial'").same_as(
-        unmodified
-    )
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "bash -c 'python3 -m determined.launch.torch_distributed --trial model_def:DigitsTrial'",
+        pytest.param("model_def:DigitsTrial", marks=pytest.mark.long),
+        pytest.param(
+            "python3 -m hpc_det.launch.torch_distributed --trial model_def:DigitsTrial", marks=pytest.mark.long
+        ),
+    ],
+)
+def test_every_entrypoint_of_a_ported_trial_leads_to_the_same_weights(entrypoint: str) -> None:
+    assert short(entrypoint).same_as(short())
 
 
 def test_a_search_point_that_a_trial_calls_invalid_is_no_reason_to_start_again() -> None:

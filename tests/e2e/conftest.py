@@ -5,13 +5,13 @@ import functools
 import pytest
 
 from tests.e2e.engine_story import EngineStory, UndisturbedEngines, four_slots
-from tests.e2e.story import Story
+from tests.e2e.story import DIRECT, Story
 
 
 @pytest.fixture(scope="package")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Story:
     """The story on two slots of this machine, without any trouble."""
-    return told(tmp_path_factory, "resources.slots_per_trial=2")
+    return told(tmp_path_factory, "resources.slots_per_trial=2", DIRECT)
 
 
 @pytest.fixture(scope="package")

@@ -27,6 +27,8 @@ from tests.wait import DEADLINE_S
 
 HERE = Path(__file__).parent
 COMMAND = Path(sys.executable).with_name("hpc-det")
+DIRECT = "entrypoint=python3 -m hpc_det.launch.direct --trial model_def:StoryTrial"
+"""For what is not about launchers: torchrun loads torch, too."""
 
 
 def hpc_det(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -30,19 +30,17 @@ def beside_it(finished: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPC_DET_ROOT", str(finished.trial.experiment().path.parents[1]))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("beside_it")
-def test_a_fork_trains_the_same_trial_to_the_same_bits(finished: Story) -> None:
-    fork = again(finished, "fork")
-    fork.wait()
-    assert fork.number == finished.number + 1
-    assert fork.same_as(finished)
+def test_a_fork_with_another_seed_trains_to_other_bits(finished: Story) -> None:
     other = again(finished, "fork", "--config", "reproducibility.experiment_seed=6")
     other.wait()
+    assert [where for *where, _ in other.series] == [where for *where, _ in finished.series]
     assert other.series != finished.series
 
 
 @pytest.mark.usefixtures("beside_it")
-def test_a_fork_has_the_code_of_its_experiment_whatever_became_of_the_folder(finished: Story) -> None:
+def test_a_fork_trains_the_same_code_to_the_same_bits_whatever_became_of_the_folder(finished: Story) -> None:
     changed = finished.trial.experiment().code / "model_def.py"
     before = changed.read_text()
     changed.write_text("raise SystemExit('trials may write into their own copy')\n")
@@ -51,10 +49,13 @@ def test_a_fork_has_the_code_of_its_experiment_whatever_became_of_the_folder(fin
         fork.wait()
     finally:
         changed.write_text(before)
+    assert fork.number != finished.number
     assert fork.same_as(finished)
 
 
-def test_a_finished_trial_goes_on_to_a_greater_length_as_if_it_had_been_that_from_the_start() -> None:
+def test_a_finished_trial_goes_on_to_a_greater_length_as_if_it_had_been_that_from_the_start(
+    undisturbed_alone: Story,
+) -> None:
     finished = Story.begin(*SHORT)
     finished.wait()
     refused = hpc_det("experiment", "continue", finished.number, check=False)
@@ -64,11 +65,10 @@ def test_a_finished_trial_goes_on_to_a_greater_length_as_if_it_had_been_that_fro
     finished.wait()
     assert finished.causes == ["finished"]
     assert finished.describe()["batches"] == 40
-    whole = Story.begin("searcher.max_length.batches=40", "resources.slots_per_trial=1")
-    whole.wait()
-    assert finished.same_as(whole)
+    assert finished.same_as(undisturbed_alone)
 
 
+@pytest.mark.long
 def test_a_killed_experiment_goes_on_from_its_newest_checkpoint(finished: Story) -> None:
     killed = Story.begin(*SHORT, "hyperparameters.batch_s=0.3")
     killed.until_batch(9)
@@ -101,7 +101,7 @@ def test_a_cancelled_trial_saves_before_it_ends() -> None:
 
 
 def test_a_failed_trial_gets_another_chance() -> None:
-    story = Story.begin("resources.slots_per_trial=2", "hyperparameters.raise_at=12", "max_restarts=0")
+    story = Story.begin("hyperparameters.raise_at=12", "max_restarts=0")
     assert story.wait(check=False).returncode == 1
     refused = hpc_det("experiment", "continue", story.number, "--config", "hyperparameters.raise_at=-1", check=False)
     assert refused.returncode == 2
@@ -111,6 +111,7 @@ def test_a_failed_trial_gets_another_chance() -> None:
     assert story.describe()["attempts"][-1]["why"] == "2 failures, max_restarts is 1"
 
 
+@pytest.mark.long
 def test_an_experiment_that_runs_is_not_continued() -> None:
     story = Story.begin(*SHORT, "hyperparameters.batch_s=0.3")
     story.until_batch(1)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.e2e.story import Story, hpc_det
+from tests.e2e.story import DIRECT, Story, hpc_det
 from tests.launch.runtimes import IMAGE, Runtime
 
 TWO_SLOTS = "resources.slots_per_trial=2"
 
 
-@pytest.fixture(params=["apptainer", "podman"])
+@pytest.fixture
 def runtime(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runtime:
     """A site with this runtime, as cluster `site`."""
     installed = Runtime.install(request.param, tmp_path / "site")
@@ -35,13 +35,14 @@ def runtime(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     return installed
 
 
+@pytest.mark.parametrize("runtime", ["apptainer", pytest.param("podman", marks=pytest.mark.long)], indirect=True)
 def test_a_preempted_run_in_a_container_goes_on_bit_for_bit(
     undisturbed: Story, runtime: Runtime, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
     data.mkdir()
     mount = f"bind_mounts=[{{host_path: {data}, container_path: /digits, read_only: true}}]"
-    story = Story.begin(TWO_SLOTS, "hyperparameters.batch_s=0.03", mount, cluster="site")
+    story = Story.begin(TWO_SLOTS, DIRECT, "hyperparameters.batch_s=0.03", mount, cluster="site")
     story.until_batch(13)
     (agent,) = story.pids("hpc_det.launch.agent")
     os.kill(agent, signal.SIGTERM)
@@ -51,6 +52,7 @@ def test_a_preempted_run_in_a_container_goes_on_bit_for_bit(
     assert story.same_as(undisturbed)
 
 
+@pytest.mark.parametrize("runtime", [pytest.param("apptainer", marks=pytest.mark.long), "podman"], indirect=True)
 def test_a_kill_leaves_no_container_running(runtime: Runtime) -> None:
     story = Story.begin("hyperparameters.batch_s=0.5", cluster="site")
     story.until_batch(1)

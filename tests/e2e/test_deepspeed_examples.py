@@ -95,6 +95,7 @@ def test_on_four_slots_it_is_two_pipelines_that_learn_them(state_folder: Path) -
 # --- deepspeed_dcgan
 
 
+@pytest.mark.long
 def test_two_engines_learn_to_paint() -> None:
     story = finished("deepspeed_dcgan", "searcher.max_length={batches: 100}")
     assert reported(story, "validation", "energy_distance")[-1] < 2  # before training 20

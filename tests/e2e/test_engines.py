@@ -17,13 +17,14 @@ from hpc_det.process import descendants
 from hpc_det.store.folders import TrialFolder
 from tests.e2e import test_trainer
 from tests.e2e.engine_story import EngineStory, UndisturbedEngines, four_slots
+from tests.e2e.forked import WithTorch, _fork_server, hpc_det_with_torch
 from tests.e2e.story import HERE, hpc_det
 from tests.stub import Stub, stub
 
-__all__ = ["stub"]
+__all__ = ["_fork_server", "hpc_det_with_torch", "stub"]
 
 TWO_SLOTS = "resources.slots_per_trial=2"
-ALL = ["deepspeed", "torch_distributed", "direct"]
+ALL = ["direct", "deepspeed", "torch_distributed"]
 ONE_IN_A_HURRY = [ALL[0], *(pytest.param(launcher, marks=pytest.mark.long) for launcher in ALL[1:])]
 RECORDS = 240
 
@@ -82,6 +83,7 @@ def test_a_rank_that_hangs_while_its_peers_wait_in_an_engine_is_named_and_the_ga
 # --- failed
 
 
+@pytest.mark.long
 def test_a_checkpoint_half_written_or_damaged_is_never_chosen(undisturbed_engines: UndisturbedEngines) -> None:
     story = EngineStory.with_engine(
         "zero2",
@@ -170,9 +172,10 @@ def records(line: str) -> list[int]:
 # --- without a launcher of ours
 
 
-def test_one_batch_is_tried_in_this_process(state_folder: Path) -> None:
+def test_one_batch_is_tried_in_this_process(hpc_det_with_torch: WithTorch) -> None:
     trial = ("--config", "entrypoint=python3 -m hpc_det.launch.deepspeed --trial model_def:Zero")
-    done = hpc_det("experiment", "create", HERE / "engines.yaml", HERE / "engines", "--local", "--test", *trial)
+    config, context = HERE / "engines.yaml", HERE / "engines"
+    done = hpc_det_with_torch("experiment", "create", config, context, "--local", "--test", *trial)
     assert done.stdout.splitlines()[-1] == "One batch was trained, validated and saved."
     assert done.stderr == ""
 
@@ -194,12 +197,16 @@ def test_a_script_with_a_trainer_in_a_job_is_stopped_and_goes_on(
     assert story.same_as(undisturbed_engines("zero2", 4, 2))
 
 
-def test_a_script_under_torchrun_is_stopped_and_goes_on_alone(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    process = by_hand(tmp_path, *command, "train.py", "100000")
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+@pytest.mark.parametrize("under", [[], pytest.param(TORCHRUN, marks=pytest.mark.long)], ids=["alone", "torchrun"])
+def test_a_script_by_hand_is_stopped_and_goes_on_alone(tmp_path: Path, under: list[str]) -> None:
+    process = by_hand(tmp_path, sys.executable, *under, "train.py", "100000")
     try:
         test_trainer.until_batch(tmp_path, 5, process)
-        ranks = [pid for pid in descendants(process.pid) if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        started = [process.pid, *descendants(process.pid)]
+        ranks = [pid for pid in started if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(max(ranks), signal.SIGTERM)
         said, _ = process.communicate(timeout=90)
     finally:

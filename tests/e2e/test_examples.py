@@ -80,14 +80,16 @@ def assert_inference_reads_all(checkpoint: str, folder: Path) -> None:
 # --- gan
 
 
-def gan() -> Story:
-    return begin("gan", "searcher.max_length={batches: 200}", "scheduling_unit=1", SEED)
+def gan(slots: int) -> Story:
+    length = "searcher.max_length={batches: 400}"
+    return begin("gan", length, f"resources.slots_per_trial={slots}", "scheduling_unit=1", SEED)
 
 
-def test_a_gan_with_two_optimizers_goes_on_bit_for_bit_after_a_preemption() -> None:
-    undisturbed = gan()
+@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_gan_with_two_optimizers_goes_on_bit_for_bit_after_a_preemption(slots: int) -> None:
+    undisturbed = gan(slots)
     undisturbed.wait()
-    story = gan()
+    story = gan(slots)
     story.until_batch(5)
     (agent,) = story.pids("hpc_det.launch.agent")
     os.kill(agent, signal.SIGTERM)
@@ -95,9 +97,9 @@ def test_a_gan_with_two_optimizers_goes_on_bit_for_bit_after_a_preemption() -> N
     assert story.causes == ["preempted", "finished"]
     assert story.same_as(undisturbed)
     generator, discriminator = load(newest_checkpoint(story) / "state_dict.pth")["optimizers_state_dict"]
-    epochs = 200 * 128 // 4096
+    epochs = 400 * 128 // 4096
     assert generator["param_groups"][0]["lr"] == pytest.approx(0.0005 * 0.99**epochs)
-    assert discriminator["param_groups"][0]["lr"] == pytest.approx(0.002 * 0.9 ** (200 // 100))
+    assert discriminator["param_groups"][0]["lr"] == pytest.approx(0.002 * 0.9 ** (400 // 100))
 
 
 # --- roc_auc

@@ -13,7 +13,6 @@ from tests.launch import mpiruns
 
 TWO_SLOTS = "resources.slots_per_trial=2"
 ALL = ["mpich", "open_mpi", "deepspeed"]
-ONE_IN_A_HURRY = ["mpich", *(pytest.param(launcher, marks=pytest.mark.long) for launcher in ALL[1:])]
 
 
 def begin(launcher: str, *overrides: str) -> Story:
@@ -29,7 +28,8 @@ def begin(launcher: str, *overrides: str) -> Story:
     return Story.begin(entrypoint, TWO_SLOTS, *overrides, cluster="here")
 
 
-@pytest.mark.parametrize("launcher", ONE_IN_A_HURRY)
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ALL)
 def test_a_trial_is_stopped_saves_and_goes_on_as_if_nothing_had_happened(launcher: str, undisturbed: Story) -> None:
     story = begin(launcher, "hyperparameters.batch_s=0.05")
     story.until_batch(5)

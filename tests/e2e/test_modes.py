@@ -16,7 +16,10 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.process import descendants
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
+from tests.e2e.forked import WithTorch, _fork_server, hpc_det_with_torch
 from tests.e2e.story import COMMAND, Story, hpc_det
+
+__all__ = ["_fork_server", "hpc_det_with_torch"]
 
 PROJECT = Path(__file__).parents[2]
 DIGITS = (PROJECT / "conf/experiment/digits.yaml", PROJECT / "docs/examples/digits")
@@ -121,26 +124,35 @@ def endless(tiny: list[str]) -> Iterator[subprocess.Popen[str]]:
 # --- --test
 
 
-@pytest.mark.parametrize("command", [["experiment", "create", *DIGITS], ["run", "experiment=digits"]])
-def test_the_digits_are_tried_in_this_process_and_leave_nothing(command: list[object], state_folder: Path) -> None:
-    done = hpc_det(*command, "--local", "--test")
+def test_the_digits_are_tried_in_this_process_and_leave_nothing(state_folder: Path) -> None:
+    assert_digits_are_tried(hpc_det("experiment", "create", *DIGITS, "--local", "--test"))
+    assert local_folders(state_folder) == []
+
+
+def test_so_are_those_of_a_hydra_command_line(hpc_det_with_torch: WithTorch, state_folder: Path) -> None:
+    assert_digits_are_tried(hpc_det_with_torch("run", "experiment=digits", "--local", "--test"))
+    assert local_folders(state_folder) == []
+
+
+def assert_digits_are_tried(done: subprocess.CompletedProcess[str]) -> None:
     training, validation, *said = done.stdout.splitlines()
     assert training.startswith("hpc-det: training at batch 1 of 1: loss ")
     assert validation.startswith("hpc-det: validation at batch 1 of 1: validation_loss ")
     assert said == [ONE_BATCH]
     assert done.stderr == ""
-    assert local_folders(state_folder) == []
 
 
-def test_a_test_is_one_batch_of_everything(tiny: list[str], state_folder: Path) -> None:
-    said = hpc_det(*tiny, "--local", "--test").stdout
+def test_a_test_is_one_batch_of_everything(hpc_det_with_torch: WithTorch, tiny: list[str], state_folder: Path) -> None:
+    said = hpc_det_with_torch(*tiny, "--local", "--test").stdout
     assert [said.count(word) for word in ("trained on", "evaluated", "saved\n")] == [1, 1, 1]
     assert said.splitlines()[-1] == ONE_BATCH
     assert local_folders(state_folder) == []
 
 
-def test_a_test_that_fails_leaves_nothing_either(tiny: list[str], state_folder: Path) -> None:
-    done = hpc_det(*tiny, "--local", "--test", *overridden("hyperparameters.raise_at=0"), check=False)
+def test_a_test_that_fails_leaves_nothing_either(
+    hpc_det_with_torch: WithTorch, tiny: list[str], state_folder: Path
+) -> None:
+    done = hpc_det_with_torch(*tiny, "--local", "--test", *overridden("hyperparameters.raise_at=0"))
     assert done.returncode == 1
     assert "RuntimeError: the sky has fallen" in done.stderr
     assert ONE_BATCH not in done.stdout
@@ -162,8 +174,10 @@ def test_a_test_as_a_job_completes_after_one_batch(tiny: list[str], state_folder
 # --- --local
 
 
-def test_a_local_run_shows_its_metrics_and_names_its_folder(tiny: list[str], state_folder: Path) -> None:
-    done = hpc_det(*tiny, "--local", *overridden("hyperparameters.global_batch_size=6"))
+def test_a_local_run_shows_its_metrics_and_names_its_folder(
+    hpc_det_with_torch: WithTorch, tiny: list[str], state_folder: Path
+) -> None:
+    done = hpc_det_with_torch(*tiny, "--local", *overridden("hyperparameters.global_batch_size=6"))
     (folder,) = local_folders(state_folder)
     first, *told = [line for line in done.stdout.splitlines() if line.startswith("hpc-det: ")]
     assert first == f"hpc-det: checkpoints and metrics are in {folder}"
@@ -181,8 +195,10 @@ def test_a_local_run_shows_its_metrics_and_names_its_folder(tiny: list[str], sta
     assert not (state_folder / "experiments").exists()
 
 
-def test_an_error_of_the_trial_shows_its_traceback(tiny: list[str], state_folder: Path) -> None:
-    done = hpc_det(*tiny, "--local", *overridden(RAISES), check=False)
+def test_an_error_of_the_trial_shows_its_traceback(
+    hpc_det_with_torch: WithTorch, tiny: list[str], state_folder: Path
+) -> None:
+    done = hpc_det_with_torch(*tiny, "--local", *overridden(RAISES))
     assert done.returncode == 1
     *shown, last = done.stderr.splitlines()
     assert shown[0] == "Traceback (most recent call last):"
@@ -200,10 +216,12 @@ def test_an_error_of_the_trial_shows_its_traceback(tiny: list[str], state_folder
         ("(12, ", "(0, ", "build_training_data_loader: there are no records"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(tiny: list[str], old: str, new: str, said: str) -> None:
+def test_a_mistake_is_told_in_one_line(
+    hpc_det_with_torch: WithTorch, tiny: list[str], old: str, new: str, said: str
+) -> None:
     model_def = Path(tiny[-1]) / "model_def.py"
     model_def.write_text(model_def.read_text().replace(old, new))
-    done = hpc_det(*tiny, "--local", "--test", check=False)
+    done = hpc_det_with_torch(*tiny, "--local", "--test")
     assert done.returncode == 2
     assert done.stderr.startswith(f"hpc-det: {said}")
     assert done.stderr.count("\n") == 1
@@ -219,8 +237,10 @@ def test_the_debugger_opens_where_the_trial_raised(tiny: list[str]) -> None:
     assert done.stderr.splitlines()[-1] == "hpc-det: the trial failed: RuntimeError: the sky has fallen"
 
 
-def test_without_an_error_the_debugger_stays_away(tiny: list[str]) -> None:
-    assert "(Pdb)" not in hpc_det(*tiny, "--local", "--pdb", "--test").stdout
+def test_without_an_error_the_debugger_stays_away(hpc_det_with_torch: WithTorch, tiny: list[str]) -> None:
+    said = hpc_det_with_torch(*tiny, "--local", "--pdb", "--test").stdout
+    assert "(Pdb)" not in said
+    assert said.splitlines()[-1] == ONE_BATCH
 
 
 def test_control_c_ends_a_local_run_at_once(tiny: list[str]) -> None:

@@ -46,7 +46,8 @@ def profile(any_pbs: PbsLab, state_folder: Path) -> Callable[[str], None]:
     return write
 
 
-@pytest.mark.parametrize("starter", ["pbsdsh", pytest.param("pbs_tmrsh", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("starter", ["pbsdsh", "pbs_tmrsh"])
 def test_a_gang_on_two_nodes_trains_to_its_end(
     undisturbed: Story, any_pbs: PbsLab, profile: Callable[[str], None], starter: str
 ) -> None:

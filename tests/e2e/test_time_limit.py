@@ -24,14 +24,14 @@ echo JobState=RUNNING EndTime=$(date -d '+{} seconds' +%Y-%m-%dT%H:%M:%S)
 
 
 def test_a_job_saves_before_its_time_limit_and_the_run_goes_on_bit_for_bit(
-    undisturbed: Story, stub: Stub, state_folder: Path
+    undisturbed_alone: Story, stub: Stub, state_folder: Path
 ) -> None:
     profiles = state_folder / "conf" / "cluster"
     profiles.mkdir(parents=True)
     (profiles / "here.yaml").write_text(PROFILE)
     stub("sbatch", "echo 7")
     stub("srun", SRUN)
-    story = Story.begin("resources.slots_per_trial=2", "hyperparameters.batch_s=0.15", cluster="here")
+    story = Story.begin("hyperparameters.batch_s=0.15", cluster="here")
     # The job learns of its end when it trains already, and that there is just time for a save.
     stub("scontrol", SHOWS_THE_END.format(story.trial.metrics, 40))
     run(story)
@@ -49,7 +49,7 @@ def test_a_job_saves_before_its_time_limit_and_the_run_goes_on_bit_for_bit(
     stub("scontrol", SHOWS_THE_END.format(story.trial.metrics, 3600))
     run(story)
     assert story.causes == ["time limit", "finished"]
-    assert story.same_as(undisturbed)
+    assert story.same_as(undisturbed_alone)
     assert len(read_each_save(story.trial.saves)) > 1
 
 

@@ -18,7 +18,7 @@ from hpc_det.store.metrics import read_reports
 from tests.e2e.story import HERE, Story
 
 TWO_SLOTS = "resources.slots_per_trial=2"
-SCRIPT = "entrypoint=python3 -m hpc_det.launch.torch_distributed train.py"
+SCRIPT = "entrypoint=python3 -m hpc_det.launch.direct train.py"
 
 
 def test_a_script_in_a_job_is_preempted_and_ends_with_the_bits_of_the_trial_itself(undisturbed: Story) -> None:
@@ -33,7 +33,7 @@ def test_a_script_in_a_job_is_preempted_and_ends_with_the_bits_of_the_trial_itse
 
 
 def test_a_script_that_fails_is_named_with_its_error() -> None:
-    story = Story.begin(TWO_SLOTS, SCRIPT, "hyperparameters.raise_at=3", "max_restarts=0")
+    story = Story.begin(SCRIPT, "hyperparameters.raise_at=3", "max_restarts=0")
     ended = story.wait(check=False)
     assert ended.returncode == 1
     assert "RuntimeError: the sky has fallen" in ended.stderr
@@ -62,7 +62,7 @@ def until_batch(root: Path, batch: int, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR2, marks=pytest.mark.long)])
 def test_under_torchrun_alone_a_signal_to_one_rank_makes_both_save_and_leave(
     tmp_path: Path, number: signal.Signals
 ) -> None:
