@@ -3,25 +3,15 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
-import signal
+import subprocess
 import sys
-from itertools import count
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 
-from hpc_det.checkpoint import staging as staging_module
-from hpc_det.checkpoint.committed import MANIFEST, Committed, committed, newest_good, newest_steps
-from hpc_det.checkpoint.staging import new_staging
-from hpc_det.core.distributed import Distributed
-from hpc_det.store import files as files_module
-from tests.core.ranks import OnRanks
-
-SAVING = {staging_module.__file__, files_module.__file__}
-PARTS = {"state_dict.pth": b"weights" * 5000, "progress.pth": b"steps", "rank-0.pth": b""}
+from hpc_det.checkpoint.committed import MANIFEST, committed, newest_good, newest_steps
+from tests.checkpoint.killed import PARTS, assert_whole, save
 
 
 @pytest.fixture
@@ -29,28 +19,6 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     return folder
-
-
-def save(folder: Path, steps: int) -> Committed:
-    """A checkpoint whose every file says at how many batches it was made."""
-    staging = new_staging(folder)
-    entries: dict[str, Any] = {}
-    for name, content in PARTS.items():
-        with staging.file(name, entries) as file:
-            for piece in (content, b" at ", str(steps).encode()):
-                file.write(piece)
-    (staging.partial / "callback").mkdir()
-    (staging.partial / "callback" / "note").write_text(f"at {steps}")
-    staging.add_others(entries)
-    return staging.commit(steps, entries)
-
-
-def assert_whole(checkpoint: Committed, steps: int) -> None:
-    assert checkpoint.steps == steps
-    assert checkpoint.damage() == []
-    for name, content in PARTS.items():
-        assert (checkpoint.path / name).read_bytes() == content + f" at {steps}".encode()
-    assert (checkpoint.path / "callback" / "note").read_text() == f"at {steps}"
 
 
 def test_a_checkpoint_comes_back_whole(folder: Path) -> None:
@@ -79,45 +47,9 @@ def test_no_folder_holds_no_checkpoint(tmp_path: Path) -> None:
 # --- killed
 
 
-def kill_before_line(number: int) -> None:
-    """End this process, as kill -9 does, before the n-th line of the modules that write."""
-    lines = count(1)
-
-    def on_line(frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line" and next(lines) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return on_line
-
-    sys.settrace(lambda frame, event, argument: on_line if frame.f_code.co_filename in SAVING else None)
-
-
-def kill_everywhere(distributed: Distributed, folder: Path) -> list[int]:
-    """The newest good steps after a kill before each line of a save; the last one was not killed."""
-    found = []
-    for number in count(1):
-        shutil.rmtree(folder)
-        folder.mkdir()
-        save(folder, 10)
-        child = os.fork()
-        if not child:
-            kill_before_line(number)
-            save(folder, 20)
-            os._exit(0)
-        killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        newest, skipped = newest_good(folder)
-        assert newest is not None
-        assert skipped == [], "a torn checkpoint was taken for a committed one"
-        assert_whole(newest, newest.steps)
-        found.append(newest.steps)
-        save(folder, 30)
-        assert not list(folder.glob(".*")), "the next save clears leftovers away"
-        if not killed:
-            return found
-    raise AssertionError
-
-
-def test_a_kill_at_any_point_leaves_the_old_or_the_new_checkpoint(on_ranks: OnRanks, folder: Path) -> None:
-    (found,) = on_ranks(1, kill_everywhere, folder)
+def test_a_kill_at_any_point_leaves_the_old_or_the_new_checkpoint(folder: Path) -> None:
+    command = [sys.executable, "-m", "tests.checkpoint.killed", str(folder)]
+    found = json.loads(subprocess.check_output(command, cwd=Path(__file__).parents[2]))
     assert len(found) > 50
     assert found == sorted(found), "once committed, it stays"
     assert set(found) == {10, 20}

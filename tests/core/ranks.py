@@ -29,6 +29,8 @@ from tests.wait import DEADLINE_S
 
 PRELOAD = [
     "hpc_det.pytorch.deepspeed",
+    "deepspeed.module_inject.auto_ep_layer",  # every engine imports that one
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # ZeRO that one, and with it torch's compiler, for over a second
     "hpc_det.pytorch.harness",
     "hpc_det.sgd.rank.runner",
     "hypothesis",

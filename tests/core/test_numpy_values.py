@@ -39,7 +39,7 @@ def assert_same(one: Any, other: Any) -> None:
     assert one.tobytes("A") == other.tobytes("A")
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(array=np_st.arrays(dtype=PLAIN, shape=np_st.array_shapes(min_dims=0, min_side=0)), fortran=st.booleans())
 def test_arrays_come_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, array: Any, fortran: bool) -> None:
     array = np.asfortranarray(array) if fortran else array
@@ -50,7 +50,7 @@ def test_arrays_come_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, 
     assert back.flags.writeable
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(value=PLAIN.flatmap(np_st.from_dtype))
 def test_scalars_come_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
     assert is_plain(value)

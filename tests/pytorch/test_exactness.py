@@ -158,11 +158,12 @@ ONE_EACH = [
 ]
 
 
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("trial", ONE_EACH)
-def test_a_stop_at_any_tick_changes_no_bit(tmp_path: Path, trial: type[Tiny]) -> None:
+def test_a_stop_at_any_tick_changes_no_bit(tmp_path: Path, trial: type[Tiny], every: int) -> None:
     undisturbed, never = Life.begin(tmp_path / "undisturbed", trial), StopAt()
     undisturbed.attempt(never)
-    for tick in range(1, never.ticks + 1, 2):
+    for tick in range(1, never.ticks + 1, every):
         life = Life.begin(tmp_path / str(tick), trial)
         assert life.attempt(StopAt(tick)).end == "stopped"
         life.attempt()

@@ -58,13 +58,23 @@ def keep_the_last(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "checkpoint_storage": {**config.get("checkpoint_storage", {}), "save_trial_latest": 1}}
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_stop_at_any_tick_changes_no_bit(tmp_path: Path, name: str) -> None:
+EVERY_TICK, EVERY_FOURTH = "periods that end inside an epoch", [*SETTINGS][1:]
+
+
+@pytest.mark.parametrize(
+    ("name", "every"),
+    [
+        (EVERY_TICK, 1),
+        *((name, 4) for name in EVERY_FOURTH),
+        *(pytest.param(name, 1, marks=pytest.mark.long) for name in EVERY_FOURTH),
+    ],
+)
+def test_a_stop_at_any_tick_changes_no_bit(tmp_path: Path, name: str, every: int) -> None:
     config = keep_the_last(SETTINGS[name])
     undisturbed, never = Life.begin(tmp_path / "undisturbed", **config), StopAt()
     undisturbed.attempt(never)
     assert never.ticks >= 15
-    for tick in range(1, never.ticks + 1):
+    for tick in range(1, never.ticks + 1, every):
         life = Life.begin(tmp_path / str(tick), **config)
         assert life.attempt(StopAt(tick, look=1 + tick % 3)).end == "stopped"
         assert life.attempt().end == "finished"
@@ -593,7 +603,7 @@ def several(distributed: Distributed, life: Life, stop_at: float) -> tuple[list[
 SIX = {"global_batch_size": 6}
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_a_gang_stops_at_any_tick_without_a_changed_bit(on_ranks: OnRanks, tmp_path: Path, size: int) -> None:
     undisturbed = Life.begin(tmp_path / "undisturbed", hparams=SIX)
     ranks = on_ranks(size, several, undisturbed, math.inf)

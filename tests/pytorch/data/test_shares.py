@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hpc_det.errors import UsageError
@@ -131,6 +131,7 @@ def test_whole_batches_can_be_taken_at_once(cut: Share, epoch: int, data: st.Dat
 
 
 @given(life=lives())
+@settings(max_examples=50)
 def test_ranks_get_contiguous_parts_that_differ_by_one_at_most(life: list[tuple[Share, int]]) -> None:
     for cut, _, stretches, _ in trained(life):
         parts = [items(cut.part(rank, stretches)) for rank in range(cut.size)]

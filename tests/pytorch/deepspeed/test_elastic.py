@@ -36,7 +36,10 @@ def attempted(distributed: Distributed, folder: Path, stage: int, stop: int | No
     return life.series
 
 
-@pytest.mark.parametrize(("stage", "ranks"), [(0, (2, 1)), (1, (1, 2)), (2, (2, 1)), (3, (2, 1))])
+@pytest.mark.parametrize(
+    ("stage", "ranks"),
+    [(0, (2, 1)), (1, (1, 2)), pytest.param(2, (2, 1), marks=pytest.mark.long), (3, (2, 1))],
+)
 def test_training_goes_on_with_other_ranks(
     on_ranks: OnRanks, tmp_path: Path, stage: int, ranks: tuple[int, int]
 ) -> None:
