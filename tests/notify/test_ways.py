@@ -105,7 +105,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(
     receiver.answers.clear()
     began = time.monotonic()
     assert problem({"webhook": receiver.url()}, news) == "cannot be reached: timed out"
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 5
 
 
 def test_a_server_that_is_not_there_cannot_be_reached(news: News, receiver: Receiver) -> None:

@@ -53,7 +53,7 @@ def added_in_a_round(distributed: Distributed, folder: Path) -> float:
 
 def added_by_a_slow_one(distributed: Distributed, root: Path) -> float:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strategy, "mean", lambda metrics: {"mean": sum(range(60_000))})
+        patch.setattr(strategy, "mean", lambda metrics: {"mean": sum(range(30_000))})
         return added_in_a_round(distributed, root / "trial")
 
 
