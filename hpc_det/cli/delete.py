@@ -25,8 +25,8 @@ from hpc_det.view.watch import say
 def delete(experiments: Sequence[ExperimentFolder], *, yes: bool) -> None:
     """All of them, or none. Raises UsageError where one has not ended."""
     insist_on_end(experiments)
-    store = ExperimentStore(experiments[0].root())
-    for warning in beginning_with([experiment.path for experiment in experiments], store):
+    root = experiments[0].root()
+    for warning in beginning_with([experiment.path for experiment in experiments], root):
         say(f"warning: {warning}")
     numbers = ", ".join(str(experiment.id) for experiment in experiments)
     trials = [trial for experiment in experiments for trial in experiment.trials()]
@@ -35,7 +35,7 @@ def delete(experiments: Sequence[ExperimentFolder], *, yes: bool) -> None:
     confirm(f"Delete experiment {numbers} with {has} for good?", yes=yes)
     each(experiments, _delete)
     try:
-        finish_deletions(store)
+        finish_deletions(ExperimentStore(root))
     except HpcDetError as error:  # of other experiments than these
         say(f"note: {error}")
 

@@ -15,7 +15,6 @@ from hpc_det.cli.values import count, size
 from hpc_det.config.merge import Tree
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
-from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.secret_files import write_secrets
@@ -52,9 +51,7 @@ def set_policy(experiments: Sequence[ExperimentFolder], counts: Mapping[str, int
     if gone:
         total = size(sum(found.checkpoint.size_bytes for found in gone))
         click.echo("\n".join(map(_in_words, gone)))
-        for warning in beginning_with(
-            [found.checkpoint.path for found in gone], ExperimentStore(experiments[0].root())
-        ):
+        for warning in beginning_with([found.checkpoint.path for found in gone], experiments[0].root()):
             say(f"warning: {warning}")
         confirm(f"Delete {count(len(gone), 'checkpoint')} ({total}) for good?", yes=yes)
     each(changes, _apply)

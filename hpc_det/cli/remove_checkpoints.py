@@ -12,7 +12,6 @@ from hpc_det.cli.ids import insist_on_own
 from hpc_det.cli.several import at_once
 from hpc_det.cli.values import count, size
 from hpc_det.errors import UsageError
-from hpc_det.store.experiments import ExperimentStore
 from hpc_det.view.checkpoints import StoredCheckpoint
 from hpc_det.view.ended import beginning_with, insist_on_end
 from hpc_det.view.watch import say
@@ -24,9 +23,7 @@ def remove(checkpoints: Sequence[StoredCheckpoint], pattern: str | None, *, yes:
     """
     experiments = at_once(list(dict.fromkeys(item.trial.experiment() for item in checkpoints)), insist_on_own)
     insist_on_end(experiments)
-    for warning in beginning_with(
-        [item.checkpoint.path for item in checkpoints], ExperimentStore(experiments[0].root())
-    ):
+    for warning in beginning_with([item.checkpoint.path for item in checkpoints], experiments[0].root()):
         say(f"warning: {warning}")
     if pattern is None:
         _remove_whole(checkpoints, yes=yes)

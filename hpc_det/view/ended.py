@@ -34,11 +34,13 @@ def insist_on_end(experiments: Sequence[ExperimentFolder]) -> None:
         raise UsageError(problems)
 
 
-def beginning_with(folders: Sequence[Path], store: ExperimentStore) -> list[str]:
-    """A sentence for each experiment that has not ended and begins its trials with weights from below `folders`."""
+def beginning_with(folders: Sequence[Path], root: Path) -> list[str]:
+    """A sentence for each experiment below the state root that has not ended and whose trials begin with weights from
+    below `folders`.
+    """
     named = [
         (experiment, source)
-        for experiment in store.all()
+        for experiment in ExperimentStore(root).all()
         if (source := source_of(experiment)) and any(source.is_relative_to(folder) for folder in folders)
     ]
     running = states([ExperimentView(experiment) for experiment, _ in named])
