@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,13 @@ from hpc_det.launch.pbs_node import node_environment
 from hpc_det.store.folders import ExperimentFolder
 from tests.launch.gang import children, is_there
 from tests.stub import Stub
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 LINES = ["n1", "n1", "n2", "n3"]
-BARE = 'env -i PATH=/bin:/usr/bin PBS_TASKNUM=$RANDOM GPU_VISIBLE_DEVICES=7 "HOST=$host" "$@"'
+BARE = 'env -i PATH=/bin:/usr/bin PBS_TASKNUM=7 GPU_VISIBLE_DEVICES=7 "HOST=$host" "$@"'
 TMRSH = f"host=$1; shift; exec {BARE}"
 PBSDSH = f"host=line$2; shift 3; {BARE}; exit 0"
+ALL_BEGIN = "open(f'{OUT}/{RANK}', 'w')\nwhile len(os.listdir(OUT)) < 3: time.sleep(0.01)\n"
 REPOSITORY = str(Path(__file__).parents[2])
 
 
@@ -32,16 +32,17 @@ class Gang:
     """`on_nodes` with agents that are a few lines of Python."""
 
     def __init__(
-        self, folder: Path, starter: str, agent: str, *, through: str = "", start_s: float = 120, **env: str
+        self, folder: Path, starter: str, agent: str, *, through: str = "", before: str = "", **env: str
     ) -> None:
+        """`before`: Python that `on_nodes` runs first."""
         (folder / "nodes").write_text("\n".join(LINES) + "\n")
         (folder / "jobs").mkdir()
         self.jobs, self.out, self.log = folder / "jobs", folder / "out", folder / "log"
         self.out.mkdir()
         self.trial = ExperimentFolder(folder).trial()
         code = f"import os, sys, signal, time\nOUT, RANK = {str(self.out)!r}, os.environ['HPC_DET_NODE_RANK']\n{agent}"
-        main = f"from hpc_det.launch import on_nodes as n; n.START_S = {start_s}; sys.exit(n.main(sys.argv[1:]))"
-        command = [sys.executable, "-c", f"import sys; {main}", starter, self.jobs, sys.executable, "-c", code]
+        main = f"import sys\n{before}\nfrom hpc_det.launch import on_nodes\nsys.exit(on_nodes.main(sys.argv[1:]))"
+        command = [sys.executable, "-c", main, starter, self.jobs, sys.executable, "-c", code]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*shlex.split(through), *map(str, command), str(self.trial.path), "1", "0"],
@@ -51,16 +52,13 @@ class Gang:
             )
 
     def end(self) -> int:
-        return self.process.wait(30)
+        return self.process.wait(DEADLINE_S)
 
     def said(self) -> list[str]:
         return sorted(path.name for path in self.out.iterdir())
 
     def until_said(self, count: int) -> None:
-        end = time.monotonic() + 30
-        while len(self.said()) < count:
-            assert time.monotonic() < end, self.log.read_text()
-            time.sleep(0.01)
+        wait_for(lambda: len(self.said()) == count, otherwise=self.log.read_text)
 
 
 @pytest.fixture(params=["pbs_tmrsh", "pbsdsh"])
@@ -81,14 +79,13 @@ def test_each_host_runs_one_agent_in_the_environment_of_the_script(tmp_path: Pat
     assert [env["HOST"] for env in found] == names[starter]
     assert {env["SECRET"] for env in found} == {"it's $mine\n"}
     assert {env["GPU_VISIBLE_DEVICES"] for env in found} == {"7"}  # a site's hook knows the host's own
-    assert "1" not in {env["PBS_TASKNUM"] for env in found}
+    assert {env["PBS_TASKNUM"] for env in found} == {"7"}
     assert sorted(gang.log.read_text().splitlines()) == ["said by 0", "said by 1", "said by 2"]
     assert not list(gang.jobs.iterdir())
 
 
 def test_an_agent_that_fails_ends_the_others(tmp_path: Path, starter: str) -> None:
-    agent = "open(f'{OUT}/{RANK}', 'w')\nwhile RANK != '1' or len(os.listdir(OUT)) < 3: time.sleep(0.01)\nsys.exit(3)"
-    gang = Gang(tmp_path, starter, agent)
+    gang = Gang(tmp_path, starter, ALL_BEGIN + "if RANK == '1': sys.exit(3)\ntime.sleep(60)")
     assert gang.end() == 1
     assert first_failure(gang.trial, 1) is None  # it has said itself what there was to say
 
@@ -101,8 +98,11 @@ def test_an_agent_that_fails_ends_the_others(tmp_path: Path, starter: str) -> No
     ],
 )
 def test_agents_that_are_gone_without_a_word_are_named(tmp_path: Path, starter: str, gone: str, says: str) -> None:
-    agent = f"open(f'{{OUT}}/{{RANK}}', 'w')\nif RANK in '{gone}': os.kill(os.getppid(), 9)\ntime.sleep(60)"
-    gang = Gang(tmp_path, starter, agent)
+    gang = Gang(tmp_path, starter, "os.symlink(str(os.getppid()), f'{OUT}/{RANK}'); time.sleep(60)")
+    gang.until_said(3)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them hears of another one's end
+        for rank in gone:
+            os.kill(int(os.readlink(gang.out / rank)), number)
     assert gang.end() == 1
     failure = first_failure(gang.trial, 1)
     assert failure is not None
@@ -121,15 +121,23 @@ def test_what_pbs_does_not_kill_with_the_job_leaves_by_itself(tmp_path: Path, st
     assert first_failure(gang.trial, 1) is None
 
 
+TIME_IS_OVER = """
+import glob, time
+clock = time.monotonic
+time.monotonic = lambda: clock() + 120 * (len(glob.glob("{jobs}/.nodes-*/begun-*")) == 2)
+"""
+"""As soon as the other two have begun."""
+
+
 def test_a_host_on_which_nothing_starts_is_excluded(tmp_path: Path, stub: Stub) -> None:
     """A real PBS' pbsdsh waits for a lost host as long as PBS does."""
     stub("pbsdsh", f'[ "$2" != 2 ] || exec sleep 60; {PBSDSH}')
-    gang = Gang(tmp_path, "pbsdsh", "time.sleep(60)", start_s=3)
+    gang = Gang(tmp_path, "pbsdsh", "time.sleep(60)", before=TIME_IS_OVER.format(jobs=tmp_path / "jobs"))
     assert gang.end() == 1
     failure = first_failure(gang.trial, 1)
     assert failure is not None
     assert failure.unhealthy
-    assert failure.sentence() == "node n2: its agent did not start: pbsdsh had started nothing there after 3 s"
+    assert failure.sentence() == "node n2: its agent did not start: pbsdsh had started nothing there after 120 s"
 
 
 def test_a_term_reaches_every_agent_and_everybody_stays_until_all_have_left(tmp_path: Path, starter: str) -> None:
@@ -161,7 +169,7 @@ def test_a_starter_that_the_site_lacks_is_the_users_error(tmp_path: Path) -> Non
 def test_mpiexec_starts_all_agents_and_gives_them_their_ranks(tmp_path: Path, stub: Stub) -> None:
     each = 'for rank in 0 1 2; do env -i PATH=/bin:/usr/bin PMI_RANK=$rank "$@" & done; wait'
     stub("mpiexec", f'[ "$1 $2" = "-n 3" ] || exit; shift 2; {each}')
-    gang = Gang(tmp_path, "mpiexec", "open(f'{OUT}/{RANK}', 'w'); sys.exit(RANK == '2')")
+    gang = Gang(tmp_path, "mpiexec", ALL_BEGIN + "sys.exit(RANK == '2')")
     assert gang.end() == 1
     assert gang.said() == ["0", "1", "2"]
 

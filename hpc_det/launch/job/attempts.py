@@ -74,6 +74,7 @@ class Attempts:
         with closing(selectors.DefaultSelector()) as self._selector:
             self._selector.register(self._signals.fd, selectors.EVENT_READ)
             self._await_former_gang()
+            self._listen()  # what has come since it looked for the last time
             if self._heard and self._scheduler.has_queue:
                 return Action.REQUEUE
             return self._run()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import stat
-import time
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ from hpc_det.store.journal import Journal
 from hpc_det.store.stop import read_stop, request_stop
 from tests.launch.gang import Gang, children, is_there
 from tests.stub import Stub
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 TRIAL = "${HPC_DET_FOLDER##*/}"
 """Its number, for the shell."""
@@ -211,11 +210,11 @@ def test_a_worker_that_is_killed_goes_on_with_its_own_trial_once_its_gang_is_gon
     assert gang.search().trials[1].worker == worker
     assert len(causes(gang, 1)) == 1
     assert causes(gang, 1)[0][1] == "requeue"
-    for pid in (again, first[1]):
-        os.kill(pid, signal.SIGKILL)
-    request_stop(gang.experiment.trial(1).stop, attempt=2, reason="kill", source="the end of the test")
-    job.kill()
-    job.wait()
+    SearchJournal(gang.experiment).cancel("the end of the test")
+    for trial in (1, 2):
+        request_stop(gang.experiment.trial(trial).stop, attempt=None, reason="kill", source="the end of the test")
+    assert job.wait(timeout=DEADLINE_S) == 0
+    assert not is_there(again)
 
 
 def is_below(pid: int, ancestor: int) -> bool:
@@ -304,6 +303,17 @@ def test_a_former_gang_that_nobody_can_tell_of_is_waited_for_as_long_as_a_save_m
     gang.journal.started(1, "1-1@elsewhere", worker=5)
     signals = SignalPipe([signal.SIGCHLD])
     assert Attempts(gang.trial, 0, [], signals, []).run() is Action.DONE
+    signals.close()
+
+
+def test_a_signal_that_comes_while_the_end_of_a_former_gang_is_seen_is_heard_before_the_next_one_begins(
+    gang: Gang, slurm: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gang.plan("true", scheduler="slurm")
+    signals = SignalPipe([signal.SIGTERM])
+    monkeypatch.setenv("SLURM_JOB_ID", slurm["SLURM_JOB_ID"])
+    monkeypatch.setattr(Journal, "open_job", lambda journal: signal.raise_signal(signal.SIGTERM))
+    assert Attempts(gang.trial, 0, ["none can be started"], signals, []).run() is Action.REQUEUE
     signals.close()
 
 
@@ -528,10 +538,8 @@ def test_a_slurm_job_that_is_told_to_go_while_it_waits_for_a_former_gang_goes_at
     (tmp_path / "squeue").write_text("4711_5|RUNNING|None\n")
     job = gang.start_job(**slurm, **ELEMENT)
     wait_for(lambda: gang.trial.job_log.exists() and "waits for worker 5" in gang.trial.job_log.read_text())
-    began = time.monotonic()
     job.terminate()
-    assert job.wait(timeout=30) == 0
-    assert time.monotonic() - began < 5
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert asked(tmp_path, "scontrol requeue") == ["scontrol requeue 4711_0"]
     assert gang.search().open == {0: Work(1, 100)}
     assert gang.ends() == []
