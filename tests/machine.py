@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -18,3 +21,23 @@ def busy() -> str:
 def _pressures() -> list[Path]:
     """None on a kernel without."""
     return [file for name in ("cpu", "io", "memory") if (file := Path("/proc/pressure", name)).exists()]
+
+
+def slowness() -> float:
+    """How many times as long as alone something takes now that wants a core: 1 where nobody else does."""
+    began, used = time.perf_counter(), time.thread_time()
+    while (took_s := time.thread_time() - used) < 0.05:
+        pass
+    return max((time.perf_counter() - began) / took_s, 1.0)
+
+
+def fastest_s(take_s: Callable[[], float], limit_s: float) -> float:
+    """The shortest of ten times that something takes, or the first within the limit: a machine that others share stands
+    still now and then, and not each time.
+    """
+    fastest = math.inf
+    for _ in range(10):
+        fastest = min(fastest, take_s())
+        if fastest < limit_s:
+            break
+    return fastest

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import UsageError
 from tests.core.ranks import OnRanks
+from tests.wait import wait_for
 
 
 def collectives(distributed: Distributed) -> dict[str, Any]:
@@ -161,13 +164,21 @@ def test_the_ranks_of_these_tests_pass_on_a_failure(on_ranks: OnRanks) -> None:
         on_ranks(2, fails_on_rank_1)
 
 
-def waits_forever(distributed: Distributed) -> None:
+def waits_forever(distributed: Distributed, there: Path) -> None:
+    (there / str(distributed.rank)).touch()
     distributed.side_store().wait(["never"])
 
 
-def test_the_ranks_of_these_tests_have_a_deadline_and_show_where_they_are_then(on_ranks: OnRanks) -> None:
+def test_the_ranks_of_these_tests_have_a_deadline_and_show_where_they_are_then(
+    on_ranks: OnRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def when_both_are_there(lines: list[Any], within_s: float) -> list[Any]:
+        wait_for(lambda: len(os.listdir(tmp_path)) == 2)
+        return wait(lines, within_s)
+
+    monkeypatch.setattr("tests.core.ranks.wait", when_both_are_there)
     with pytest.raises(pytest.fail.Exception, match=r"not done after 1 s(?s:.*) in waits_forever(?s:.*)rank 1:"):
-        on_ranks(2, waits_forever, deadline_s=1)
+        on_ranks(2, waits_forever, tmp_path, deadline_s=1)
 
 
 # --- GPUs

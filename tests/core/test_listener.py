@@ -16,8 +16,7 @@ from hpc_det.core.listener import Listener
 from hpc_det.launch.doorbell import Line
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from tests.core.ranks import OnRanks
-
-DEADLINE_S = 20.0
+from tests.wait import DEADLINE_S
 
 
 def signalled_by_hand(distributed: Distributed, number: signal.Signals) -> bool:

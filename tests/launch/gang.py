@@ -21,7 +21,7 @@ from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.submit.render import render
 from tests.plan.plans import job_plan
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 # A rank without torch: it says hello, waits for the bell, saves, says bye. Without its agent it leaves.
 RANK = """
@@ -155,7 +155,7 @@ class Gang:
         """Exit code of a job that ends by itself, and what it wrote into the trial's log."""
         log = self.trial.job_log
         before = len(log.read_text()) if log.exists() else 0
-        code = self.start_job(**env).wait(timeout=30)
+        code = self.start_job(**env).wait(timeout=DEADLINE_S)
         return code, log.read_text()[before:] if log.exists() else ""
 
     def _start(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:

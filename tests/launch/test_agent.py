@@ -7,6 +7,8 @@ import resource
 import signal
 import socket
 import sys
+import time
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,12 @@ from hpc_det.launch.failure import Failure, first_failure
 from hpc_det.launch.signals import STOP_SIGNALS
 from hpc_det.store.stop import read_stop, request_stop
 from tests.launch.gang import Gang, children, is_there
-from tests.wait import wait_for
+from tests.machine import fastest_s
+from tests.wait import DEADLINE_S, wait_for
 
 
-def failure(gang: Gang) -> Failure:
-    found = first_failure(gang.trial, 1)
+def failure(gang: Gang, attempt: int = 1) -> Failure:
+    found = first_failure(gang.trial, attempt)
     assert found is not None
     return found
 
@@ -34,13 +37,13 @@ def environment(gang: Gang, name: str = "env") -> dict[str, str]:
 
 def test_exit_0_is_the_entrypoints_exit_0(gang: Gang) -> None:
     gang.plan("true")
-    assert gang.start_agent().wait(timeout=30) == 0
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 0
     assert first_failure(gang.trial, 1) is None
 
 
 def test_any_other_exit_code_is_1_and_noted(gang: Gang) -> None:
     gang.plan("exit 3")
-    assert gang.start_agent().wait(timeout=30) == 1
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
     assert failure(gang).message == f"exit code 3; its output stands in {gang.trial.job_log}"
     assert (failure(gang).rank, failure(gang).lost) == (None, False)
 
@@ -49,7 +52,7 @@ def test_the_last_words_of_an_entrypoint_are_noted(gang: Gang) -> None:
     log = gang.trial.job_log
     log.write_text("an earlier attempt\n")
     gang.plan(f"echo ModuleNotFoundError: No module named torchx >>{log}; echo >>{log}; exit 1")
-    assert gang.start_agent().wait(timeout=30) == 1
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
     said = "exit code 1 after 'ModuleNotFoundError: No module named torchx'"
     assert failure(gang).message == f"{said}; its output stands in {log}"
 
@@ -57,19 +60,19 @@ def test_the_last_words_of_an_entrypoint_are_noted(gang: Gang) -> None:
 def test_words_of_an_earlier_attempt_are_not_an_entrypoints_last(gang: Gang) -> None:
     gang.trial.job_log.write_text("an earlier attempt\n")
     gang.plan("exit 3")
-    assert gang.start_agent().wait(timeout=30) == 1
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
     assert failure(gang).message == f"exit code 3; its output stands in {gang.trial.job_log}"
 
 
 def test_an_entrypoint_that_a_signal_ends_is_noted_with_its_name(gang: Gang) -> None:
     gang.plan("kill -SEGV $$")
-    assert gang.start_agent().wait(timeout=30) == 1
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
     assert failure(gang).message.startswith("ended by signal SIGSEGV (killed, or crashed); ")
 
 
 def test_an_entrypoint_that_does_not_exist_is_named_without_a_traceback(gang: Gang) -> None:
     gang.plan(["no-such-program", "--lr", "1"])
-    assert gang.start_agent().wait(timeout=30) == 1
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
     assert "Traceback (most recent" not in gang.printed.read_text()
     assert failure(gang).message == "entrypoint: no-such-program: No such file or directory"
 
@@ -77,14 +80,14 @@ def test_an_entrypoint_that_does_not_exist_is_named_without_a_traceback(gang: Ga
 def test_words_of_a_list_reach_the_entrypoint_without_a_shell(gang: Gang) -> None:
     words = ["$(touch X)", "a b", "it's", ";", "*", ""]
     gang.plan(["/bin/sh", "-c", 'printf "%s|" "$@" >words', "sh", *words])
-    assert gang.start_agent().wait(timeout=30) == 0
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 0
     assert (gang.code / "words").read_text() == "|".join(words) + "|"
     assert not (gang.code / "X").exists()
 
 
 def test_it_runs_in_the_snapshot_with_the_plans_variables_and_can_import_from_there(gang: Gang) -> None:
     gang.plan("env -0 >env; pwd >cwd", environment=("A=b=c", "B=$(touch X)", "A=last"))
-    assert gang.start_agent(PYTHONPATH="/site/lib", A="outer").wait(timeout=30) == 0
+    assert gang.start_agent(PYTHONPATH="/site/lib", A="outer").wait(timeout=DEADLINE_S) == 0
     found = environment(gang)
     assert (found["A"], found["B"]) == ("last", "$(touch X)")
     assert found["PYTHONPATH"] == f"{gang.code}{os.pathsep}/site/lib"
@@ -93,16 +96,16 @@ def test_it_runs_in_the_snapshot_with_the_plans_variables_and_can_import_from_th
 
 def test_where_the_plan_asks_for_it_every_python_below_finds_hpc_det_as_determined(gang: Gang) -> None:
     gang.plan("$PYTHON -c 'import determined; print(determined.__file__)' >found")
-    assert gang.start_agent().wait(timeout=30) == 1
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
     variables = (f"PYTHON={sys.executable}", "HPC_DET_COMPAT=determined")
     gang.plan("$PYTHON -c 'import determined; print(determined.__file__)' >found", environment=variables)
-    assert gang.start_agent().wait(timeout=30) == 0
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 0
     assert (gang.code / "found").read_text().endswith("/hpc_det/compat/path/determined/__init__.py\n")
 
 
 def test_a_value_of_the_plan_that_means_nothing_is_the_users_error(gang: Gang) -> None:
     gang.plan("true", environment=("HPC_DET_COMPAT=horovod",))
-    assert gang.start_agent().wait(timeout=30) == 1
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
     assert failure(gang).message == "HPC_DET_COMPAT: got 'horovod'; expected 'determined', or nothing"
     assert failure(gang).user_error
 
@@ -112,7 +115,7 @@ def test_threads_and_look_ups_are_limited_unless_the_user_says_otherwise(
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
     gang.plan("env -0 >env", cpus_per_rank=3, environment=("RES_OPTIONS=mine",))
-    assert gang.start_agent().wait(timeout=30) == 0
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 0
     assert environment(gang)["OMP_NUM_THREADS"] == "3"
     assert environment(gang)["RES_OPTIONS"] == "mine"
 
@@ -123,7 +126,7 @@ def test_ranks_learn_what_a_slot_is_and_see_gpus_only_where_it_is_one(
 ) -> None:
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)  # tests of engines run in this process, too
     gang.plan("env -0 >env", slot_type=slot_type)
-    assert gang.start_agent(CUDA_VISIBLE_DEVICES="0,1").wait(timeout=30) == 0
+    assert gang.start_agent(CUDA_VISIBLE_DEVICES="0,1").wait(timeout=DEADLINE_S) == 0
     assert environment(gang)["HPC_DET_SLOT_TYPE"] == slot_type
     assert environment(gang)["CUDA_VISIBLE_DEVICES"] == visible
     assert ("DS_ACCELERATOR" in environment(gang)) is (slot_type == "cpu")
@@ -131,13 +134,13 @@ def test_ranks_learn_what_a_slot_is_and_see_gpus_only_where_it_is_one(
 
 def test_what_an_entrypoint_leaves_running_is_ended_with_it(gang: Gang) -> None:
     gang.plan("setsid sleep 60 & echo $! >pid")
-    assert gang.start_agent().wait(timeout=30) == 0
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 0
     assert not is_there(int((gang.code / "pid").read_text()))
 
 
 def test_nothing_of_the_agent_stays_on_the_node(gang: Gang) -> None:
     gang.plan("ls -ld $HPC_DET_SOCKET ${HPC_DET_SOCKET%/*} >modes")
-    assert gang.start_agent().wait(timeout=30) == 0
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 0
     modes = [line.split()[0] for line in (gang.code / "modes").read_text().splitlines()]
     assert sorted(modes) == ["drwx------", "srw-------"]
     assert list(Path(gang.env["TMPDIR"]).iterdir()) == []
@@ -152,7 +155,7 @@ def test_a_signal_to_the_agent_makes_every_rank_save_and_leave(gang: Gang, numbe
     agent = gang.start_agent()
     gang.wait_for_ranks(0, 1)
     agent.send_signal(number)
-    assert agent.wait(timeout=30) == 0
+    assert agent.wait(timeout=DEADLINE_S) == 0
     assert gang.saved() == {"0": "signal", "1": "signal"}
     request = read_stop(gang.trial.stop, 1)
     assert request is not None
@@ -166,7 +169,7 @@ def test_ranks_save_though_the_disk_of_the_run_folder_is_full(gang: Gang) -> Non
     gang.wait_for_ranks(0)
     resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (0, 0))
     agent.terminate()
-    assert agent.wait(timeout=30) == 0
+    assert agent.wait(timeout=DEADLINE_S) == 0
     assert gang.saved() == {"0": "signal"}
     assert not gang.trial.stop.exists()
 
@@ -178,7 +181,7 @@ def test_a_signal_before_any_rank_is_up_is_not_lost(gang: Gang) -> None:
     agent.terminate()
     wait_for(gang.trial.stop.exists)
     (gang.code / "go").touch()
-    assert agent.wait(timeout=30) == 0
+    assert agent.wait(timeout=DEADLINE_S) == 0
     assert gang.saved() == {"0": "signal"}
 
 
@@ -193,7 +196,7 @@ def test_the_entrypoint_outlives_signals_that_reach_all_processes_of_the_job(gan
     agent.terminate()
     wait_for(gang.trial.stop.exists)
     (gang.code / "go").touch()
-    assert agent.wait(timeout=30) == 0
+    assert agent.wait(timeout=DEADLINE_S) == 0
     assert (gang.code / "survived").exists()
 
 
@@ -202,7 +205,7 @@ def test_a_request_in_the_run_folder_reaches_the_ranks_without_a_signal(gang: Ga
     agent = gang.start_agent()
     gang.wait_for_ranks(0, 1)
     request_stop(gang.trial.stop, attempt=1, reason="cancel", source="a test")
-    assert agent.wait(timeout=30) == 0
+    assert agent.wait(timeout=DEADLINE_S) == 0
     assert gang.saved() == {"0": "cancel", "1": "cancel"}
 
 
@@ -212,7 +215,7 @@ def test_a_request_for_another_attempt_stops_nobody(gang: Gang) -> None:
     agent = gang.start_agent(2)
     gang.wait_for_ranks(0)
     agent.terminate()
-    assert agent.wait(timeout=30) == 0
+    assert agent.wait(timeout=DEADLINE_S) == 0
     assert gang.saved() == {"0": "signal"}
 
 
@@ -222,7 +225,7 @@ def test_a_kill_request_ends_ranks_that_listen_to_nothing(gang: Gang) -> None:
     pids = gang.wait_for_ranks(0, 1)
     request_stop(gang.trial.stop, attempt=1, reason="kill", source="a test")
     agent.terminate()
-    assert agent.wait(timeout=30) == 1
+    assert agent.wait(timeout=DEADLINE_S) == 1
     assert gang.saved() == {}
     assert not any(map(is_there, pids))
     assert first_failure(gang.trial, 1) is None
@@ -233,13 +236,24 @@ def test_a_kill_request_ends_ranks_that_listen_to_nothing(gang: Gang) -> None:
 
 def test_a_killed_rank_is_named_and_the_node_ends_at_once(gang: Gang) -> None:
     gang.plan_ranks(0, 1)
-    agent = gang.start_agent()
-    pids = gang.wait_for_ranks(0, 1)
-    os.kill(pids[1], signal.SIGKILL)
-    wait_for(lambda: not any(map(is_there, pids)), deadline_s=1)
-    assert agent.wait(timeout=30) == 1
-    assert (failure(gang).rank, failure(gang).lost) == (1, True)
-    assert failure(gang).message == f"process {pids[1]} was gone without a word (killed, or crashed)"
+    attempts = count(1)
+
+    def end_s() -> float:
+        attempt = next(attempts)
+        agent = gang.start_agent(attempt)
+        pids = gang.wait_for_ranks(0, 1)
+        gang.forget_ranks()
+        began = time.monotonic()
+        os.kill(pids[1], signal.SIGKILL)
+        wait_for(lambda: not any(map(is_there, pids)))
+        taken_s = time.monotonic() - began
+        assert agent.wait(timeout=DEADLINE_S) == 1
+        found = failure(gang, attempt)
+        assert (found.rank, found.lost) == (1, True)
+        assert found.message == f"process {pids[1]} was gone without a word (killed, or crashed)"
+        return taken_s
+
+    assert fastest_s(end_s, limit_s=1) < 1
 
 
 def test_a_rank_that_leaves_with_an_error_ends_the_node_without_being_called_lost(gang: Gang) -> None:
@@ -255,7 +269,7 @@ def test_a_rank_that_leaves_with_an_error_ends_the_node_without_being_called_los
     gang.plan("setsid -w $PYTHON rank.py 0 & while ! [ -e rank-0.up ]; do sleep 0.01; done; $PYTHON fails.py; wait")
     agent = gang.start_agent()
     (pid,) = gang.wait_for_ranks(0)
-    assert agent.wait(timeout=30) == 1
+    assert agent.wait(timeout=DEADLINE_S) == 1
     assert not is_there(pid)
     assert first_failure(gang.trial, 1) is None  # the rank notes its own failure
 
@@ -285,7 +299,7 @@ def test_an_agent_whose_starter_was_killed_ends_its_ranks(gang: Gang) -> None:
 def test_two_nodes_meet_where_node_0_says(gang: Gang) -> None:
     gang.plan("env -0 >env-$HPC_DET_NODE_RANK", scheduler="slurm", nodes=2, ranks_per_node=4)
     second, first = (gang.start_agent(SLURM_NODEID=node) for node in ("1", "0"))
-    assert [agent.wait(timeout=30) for agent in (first, second)] == [0, 0]
+    assert [agent.wait(timeout=DEADLINE_S) for agent in (first, second)] == [0, 0]
     told = [environment(gang, f"env-{node}") for node in (0, 1)]
     same = ("HPC_DET_MASTER_ADDR", "HPC_DET_MASTER_PORT", "HPC_DET_SECRET", "HPC_DET_NODES", "HPC_DET_NUMBER")
     assert [told[0][name] for name in same] == [told[1][name] for name in same]
@@ -298,5 +312,5 @@ def test_a_signal_on_one_node_reaches_the_ranks_of_the_other(gang: Gang) -> None
     agents = [gang.start_agent(SLURM_NODEID=node) for node in ("0", "1")]
     gang.wait_for_ranks(0, 1)
     agents[1].send_signal(signal.SIGTERM)
-    assert [agent.wait(timeout=30) for agent in agents] == [0, 0]
+    assert [agent.wait(timeout=DEADLINE_S) for agent in agents] == [0, 0]
     assert gang.saved() == {"0": "signal", "1": "signal"}

@@ -29,6 +29,7 @@ from tests.launch.gang import Gang, is_there
 from tests.launch.runtimes import IMAGE, Runtime
 from tests.plan.plans import job_plan
 from tests.submit.hostile import VALUES
+from tests.wait import DEADLINE_S
 
 EXPERIMENT = "/home/ada/hpc_det/experiments/12"
 DATA = Mount(source="/data/digits", target="/digits", read_only=True, propagation="rprivate")
@@ -202,7 +203,7 @@ def test_the_entrypoint_sees_what_was_set_for_it_and_nothing_of_the_host(gang: G
         **settings(runtime),
     )
     agent = gang.start_agent(PATH=runtime.path, OF_THE_HOST="1", SLURM_JOB_ID="7")
-    assert agent.wait(30) == 0, gang.printed.read_text()
+    assert agent.wait(timeout=DEADLINE_S) == 0, gang.printed.read_text()
     seen = dict(item.split("=", 1) for item in (gang.code / "seen").read_text().split("\0")[:-1])
     assert seen["TOKEN"] == secret
     assert seen["PATH"] == "/usr/local/bin:/usr/bin:/bin"
@@ -216,7 +217,7 @@ def test_the_entrypoint_sees_what_was_set_for_it_and_nothing_of_the_host(gang: G
 
 def test_the_environments_file_is_the_users_own_and_gone_afterwards(gang: Gang, runtime: Runtime) -> None:
     gang.plan('stat -c "%a %n" "$(dirname "$HPC_DET_SOCKET")/environment" >found', **settings(runtime))
-    assert gang.start_agent(PATH=runtime.path).wait(30) == 0, gang.printed.read_text()
+    assert gang.start_agent(PATH=runtime.path).wait(timeout=DEADLINE_S) == 0, gang.printed.read_text()
     mode, _, path = (gang.code / "found").read_text().strip().partition(" ")
     assert int(mode, 8) == stat.S_IRUSR | stat.S_IWUSR
     assert not os.path.exists(path)
@@ -230,13 +231,13 @@ def test_ranks_in_a_container_hear_the_bell_though_a_signal_reached_all_processe
     for process in set(descendants(agent.pid)) - set(up):
         os.kill(process, signal.SIGUSR2)
     os.kill(agent.pid, signal.SIGTERM)
-    assert agent.wait(30) == 0, gang.printed.read_text()
+    assert agent.wait(timeout=DEADLINE_S) == 0, gang.printed.read_text()
     assert gang.saved() == {"0": "signal", "1": "signal"}
 
 
 def test_a_failing_entrypoint_is_the_attempts_failure(gang: Gang, runtime: Runtime) -> None:
     gang.plan("exit 7", **settings(runtime))
-    assert gang.start_agent(PATH=runtime.path).wait(30) == 1
+    assert gang.start_agent(PATH=runtime.path).wait(timeout=DEADLINE_S) == 1
     failure = first_failure(gang.trial, 1)
     assert failure
     assert "exit code 7" in failure.sentence()
@@ -247,13 +248,13 @@ def test_what_runs_in_a_container_ends_with_a_kill(gang: Gang, runtime: Runtime)
     agent = gang.start_agent(PATH=runtime.path)
     (rank,) = gang.wait_for_ranks(0)
     request_stop(gang.trial.stop, attempt=1, reason="kill", source="a test")
-    assert agent.wait(30) == 1
+    assert agent.wait(timeout=DEADLINE_S) == 1
     assert not is_there(rank)
 
 
 def test_a_site_without_the_runtime_is_the_users_error(gang: Gang) -> None:
     gang.plan("true", container=container("podman"))
-    assert gang.start_agent(PATH="/nowhere").wait(30) == 1
+    assert gang.start_agent(PATH="/nowhere").wait(timeout=DEADLINE_S) == 1
     failure = first_failure(gang.trial, 1)
     assert failure
     assert "podman: No such file or directory" in failure.message
@@ -263,7 +264,7 @@ def test_a_site_without_the_runtime_is_the_users_error(gang: Gang) -> None:
 def test_scratch_is_the_attempts_own_folder_and_gone_with_it(gang: Gang, tmp_path: Path) -> None:
     (tmp_path / "job-7").mkdir()
     gang.plan('stat -c "%a %n" "$TMPDIR" >found', scratch=f"{tmp_path}/job-$SLURM_JOB_ID")
-    assert gang.start_agent(SLURM_JOB_ID="7").wait(30) == 0, gang.printed.read_text()
+    assert gang.start_agent(SLURM_JOB_ID="7").wait(timeout=DEADLINE_S) == 0, gang.printed.read_text()
     mode, _, folder = (gang.code / "found").read_text().strip().partition(" ")
     assert (mode, str(Path(folder).parent)) == ("700", f"{tmp_path}/job-7")
     assert list((tmp_path / "job-7").iterdir()) == []
@@ -272,12 +273,12 @@ def test_scratch_is_the_attempts_own_folder_and_gone_with_it(gang: Gang, tmp_pat
 def test_scratch_is_mounted_into_a_container(gang: Gang, runtime: Runtime, tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     gang.plan('touch "$TMPDIR/file"', scratch=f"{tmp_path}/scratch", **settings(runtime))
-    assert gang.start_agent(PATH=runtime.path).wait(30) == 0, gang.printed.read_text()
+    assert gang.start_agent(PATH=runtime.path).wait(timeout=DEADLINE_S) == 0, gang.printed.read_text()
     assert any(f"={tmp_path}/scratch/hpc-det-" in word for word in runtime.argv)
 
 
 def test_a_node_without_its_scratch_folder_is_named(gang: Gang, tmp_path: Path) -> None:
     gang.plan("true", scratch=f"{tmp_path}/$NOBODY_SET_THIS")
-    assert gang.start_agent().wait(30) == 1
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
     assert "cluster.scratch" in gang.printed.read_text()
     assert "Traceback" not in gang.printed.read_text()

@@ -13,6 +13,7 @@ from hpc_det.launch.launchers.arguments import Launch, parse
 from hpc_det.launch.launchers.deepspeed_rank import with_local_rank
 from tests.launch.gang import Gang
 from tests.launch.test_attempt import ATTEMPT
+from tests.wait import DEADLINE_S
 
 
 def world(command: list[str]) -> dict[str, list[str]]:
@@ -78,7 +79,7 @@ def run(gang: Gang, words: str) -> list[int]:
     entrypoint = f"exec $PYTHON -m hpc_det.launch.deepspeed {words}"
     gang.plan(entrypoint, scheduler="slurm", nodes=2, ranks_per_node=1)
     agents = [gang.start_agent(SLURM_NODEID=str(node)) for node in (0, 1)]
-    return [agent.wait(timeout=60) for agent in agents]
+    return [agent.wait(timeout=DEADLINE_S) for agent in agents]
 
 
 def test_the_real_launcher_starts_the_ranks_of_two_nodes(gang: Gang) -> None:

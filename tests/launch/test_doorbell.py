@@ -7,13 +7,13 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from hpc_det.launch.doorbell import Doorbell, Line
+from tests.wait import wait_for
 
 
 class Agent:
@@ -40,10 +40,12 @@ class Agent:
             key.data()
 
     def until(self, condition: Callable[[], object]) -> None:
-        end = time.monotonic() + 5
-        while not condition():
-            assert time.monotonic() < end, f"not within 5 s; told: {self.told}"
-            self.turn(0.05)
+        def has_come() -> object:
+            if not (come := condition()):
+                self.turn(0.05)
+            return come
+
+        wait_for(has_come, otherwise=lambda: f"told: {self.told}")
 
     def rank_says_hello(self, rank: int) -> Line:
         line = Line.connect(str(self.path))

@@ -12,6 +12,7 @@ from hpc_det.launch.failure import first_failure
 from hpc_det.plan.planner import _argv
 from tests.launch.gang import Gang
 from tests.stub import Stub
+from tests.wait import DEADLINE_S
 
 TOOL = 'while [[ $1 != @(python3|numactl) ]]; do shift; done; exec "$@"'
 """As dlprof and numactl: flags, and then a command."""
@@ -46,7 +47,7 @@ def test_what_the_entrypoint_says_is_started(gang: Gang, stub: Stub, entrypoint:
         stub(tool, TOOL)
     (gang.code / "train.py").write_text(SHOWS)
     gang.plan(_argv(entrypoint, "python3"), ranks_per_node=1, environment=("HPC_DET_COMPAT=determined",))
-    assert gang.start_agent().wait(timeout=30) == 0, gang.printed.read_text()
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 0, gang.printed.read_text()
     own_log = gang.trial.rank_log(1, 0)
     assert (own_log if own_log.exists() else gang.printed).read_text().strip() == said
 
@@ -54,7 +55,7 @@ def test_what_the_entrypoint_says_is_started(gang: Gang, stub: Stub, entrypoint:
 @pytest.mark.parametrize("launcher", ["direct", "torch_distributed", "horovod", "autohorovod"])
 def test_words_behind_a_trial_are_one_too_many(gang: Gang, launcher: str) -> None:
     gang.plan(["python3", "-m", f"hpc_det.launch.{launcher}", "--trial", "m:C", "s"])
-    assert gang.start_agent().wait(timeout=30) == 1
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
     failure = first_failure(gang.trial, 1)
     assert failure is not None
     assert failure.user_error

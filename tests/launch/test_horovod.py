@@ -12,6 +12,7 @@ from hpc_det.launch.launchers.arguments import Launch
 from tests.launch.gang import Gang
 from tests.launch.test_attempt import ATTEMPT
 from tests.stub import Stub
+from tests.wait import DEADLINE_S
 
 HOROVODRUN = """
 echo "$@" >horovodrun.words
@@ -48,14 +49,14 @@ def test_the_flag_belongs_to_the_launcher_where_the_script_could_begin(line: str
 def test_each_line_carries_the_rank_that_horovodrun_gave(gang: Gang, stub: Stub) -> None:
     stub("horovodrun", HOROVODRUN)
     gang.plan("exec $PYTHON -m hpc_det.launch.horovod --cycle-time-ms 2 -- echo $USE_HOROVOD trained")
-    assert gang.start_agent().wait(timeout=30) == 0
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 0
     assert sorted(gang.printed.read_text().splitlines()) == ["[rank=0] trained", "[rank=1] trained"]
     assert "-np 2 -H localhost:2 --start-timeout 1200 --cycle-time-ms 2" in (gang.code / "horovodrun.words").read_text()
 
 
 def test_without_horovod_there_is_nothing_to_start_again_for(gang: Gang) -> None:
     gang.plan([sys.executable, "-m", "hpc_det.launch.horovod", "train.py"])
-    assert gang.start_agent().wait(timeout=30) == 1
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 1
     failure = first_failure(gang.trial, 1)
     assert failure is not None
     assert failure.user_error

@@ -17,6 +17,7 @@ from hpc_det.process import descendants
 from tests.launch import mpiruns
 from tests.launch.gang import Gang, children, is_there
 from tests.launch.test_attempt import ATTEMPT
+from tests.wait import DEADLINE_S
 
 MODULE = "hpc_det.launch.mpi"
 SPEAKS = """
@@ -40,7 +41,7 @@ def mpirun(request: pytest.FixtureRequest) -> str:
 
 def run(gang: Gang, mpirun: str, words: str, nodes: int = 1, **changes: object) -> list[int]:
     """The exit codes of the agents."""
-    return [agent.wait(timeout=40) for agent in start(gang, mpirun, words, nodes, **changes)]
+    return [agent.wait(timeout=DEADLINE_S) for agent in start(gang, mpirun, words, nodes, **changes)]
 
 
 def start(gang: Gang, mpirun: str, words: str, nodes: int = 1, **changes: object) -> list[subprocess.Popen[bytes]]:
@@ -194,7 +195,7 @@ def test_the_schedulers_signals_do_not_touch_mpirun_and_the_bell_reaches_all_ran
         for pid in below.difference(ranks):
             os.kill(pid, number)
     agents[1].send_signal(signal.SIGTERM)
-    assert [agent.wait(timeout=30) for agent in agents] == [0, 0], gang.printed.read_text()
+    assert [agent.wait(timeout=DEADLINE_S) for agent in agents] == [0, 0], gang.printed.read_text()
     assert gang.saved() == dict.fromkeys("0123", "signal")
 
 
@@ -204,5 +205,5 @@ def test_ranks_of_a_gang_whose_mpirun_is_killed_are_gone_with_it(gang: Gang, mpi
     ranks = gang.wait_for_ranks(0, 1, 2, 3)
     (launcher,) = children(agents[0].pid)
     os.kill(children(launcher)[0], signal.SIGKILL)
-    assert [agent.wait(timeout=30) for agent in agents] == [1, 1]
+    assert [agent.wait(timeout=DEADLINE_S) for agent in agents] == [1, 1]
     assert not any(map(is_there, ranks))

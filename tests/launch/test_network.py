@@ -8,6 +8,7 @@ from hpc_det.errors import UsageError
 from hpc_det.launch.failure import first_failure
 from hpc_det.launch.network import own_address
 from tests.launch.gang import Gang
+from tests.wait import DEADLINE_S
 
 
 def test_one_node_meets_on_loopback() -> None:
@@ -49,13 +50,13 @@ def test_gloo_and_nccl_are_told_of_it_unless_the_user_says_otherwise(gang: Gang,
     variables = ("NCCL_SOCKET_IFNAME=ib0", "SLURM_NODEID=0")
     gang.plan(f"echo ${name} >told", environment=variables, network_interface="lo", **two_nodes)
     agents = [gang.start_agent(SLURM_NODEID=node) for node in ("0", "1")]
-    assert [agent.wait(timeout=30) for agent in agents] == [0, 0]
+    assert [agent.wait(timeout=DEADLINE_S) for agent in agents] == [0, 0]
     assert (gang.code / "told").read_text() == ("ib0\n" if name.startswith("NCCL") else "lo\n")
 
 
 def test_an_attempt_without_it_fails_before_anything_is_started(gang: Gang) -> None:
     gang.plan("touch started", scheduler="slurm", nodes=2, ranks_per_node=1, network_interface="ib7")
-    assert gang.start_agent(SLURM_NODEID="0").wait(timeout=30) == 1
+    assert gang.start_agent(SLURM_NODEID="0").wait(timeout=DEADLINE_S) == 1
     failure = first_failure(gang.trial, 1)
     assert failure is not None
     assert failure.user_error

@@ -14,6 +14,7 @@ from hpc_det.launch.rendezvous import free_port
 from hpc_det.launch.torch_distributed import torchrun_command
 from tests.launch.gang import Gang
 from tests.launch.test_attempt import ATTEMPT
+from tests.wait import DEADLINE_S
 
 MODULE = [sys.executable, "-m", "hpc_det.launch.torch_distributed"]
 
@@ -57,7 +58,7 @@ def test_a_gang_of_one_rank_needs_no_torchrun(gang: Gang) -> None:
     (gang.code / "train.py").write_text(shows)
     launcher = "exec $PYTHON -m hpc_det.launch.torch_distributed train.py --lr 1"
     gang.plan(f"echo $$ >launcher; {launcher}", ranks_per_node=1)
-    assert gang.start_agent().wait(timeout=30) == 0
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 0
     pid = (gang.code / "launcher").read_text()
     assert gang.trial.rank_log(1, 0).read_text() == f"['--lr', '1'] 0 1 {pid}"
 
@@ -97,6 +98,6 @@ def test_the_real_torchrun_takes_our_flags_and_upstreams_overrides(gang: Gang) -
     overrides = f"--rdzv_endpoint=127.0.0.1:{port} --no-python"
     (gang.code / "show.py").write_text(SHOW)
     gang.plan(f"exec $PYTHON -m hpc_det.launch.torch_distributed {overrides} -- $PYTHON show.py")
-    assert gang.start_agent().wait(timeout=30) == 0, gang.printed.read_text()
+    assert gang.start_agent().wait(timeout=DEADLINE_S) == 0, gang.printed.read_text()
     told = [f"{rank}/2/127.0.0.1/{port}/timeout:1 attempts:1" for rank in (0, 1)]
     assert sorted(gang.printed.read_text().splitlines()) == told

@@ -8,12 +8,13 @@ import pytest
 
 from hpc_det.errors import UsageError
 from hpc_det.launch.wrap_rank import LONGEST_LINE, parse
+from tests.wait import DEADLINE_S
 
 WRAP_RANK = [sys.executable, "-m", "hpc_det.launch.wrap_rank"]
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*WRAP_RANK, *words], capture_output=True, text=True, timeout=30)
+    return subprocess.run([*WRAP_RANK, *words], capture_output=True, text=True, timeout=DEADLINE_S)
 
 
 @pytest.mark.parametrize(

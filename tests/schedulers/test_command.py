@@ -42,7 +42,7 @@ def test_a_command_that_gives_no_answer_is_ended(stub: Stub) -> None:
     before = time.monotonic()
     with pytest.raises(CommandError, match=r"tool: no answer in 0\.1 s"):
         run_command(["tool"], timeout_s=0.1)
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 60
 
 
 def test_a_command_that_is_no_program_is_an_error(stub: Stub) -> None:

@@ -35,6 +35,13 @@ def site() -> Site:
     return Site()
 
 
+@pytest.fixture(autouse=True)
+def moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long this machine takes for a test: all that it asks, it asks within a moment."""
+    monkeypatch.setattr(shared_answers, "ASK_S", 1000)
+    monkeypatch.setattr(shared_answers, "PATIENCE_S", 1000)
+
+
 @pytest.fixture
 def answers(tmp_path: Path, site: Site) -> SharedAnswers:
     return SharedAnswers(tmp_path, site)

@@ -10,6 +10,7 @@ from typing import Any
 from hpc_det.launch.elastic.channel import Line, connect
 from hpc_det.launch.elastic.switchboard import Event, Switchboard
 from hpc_det.store.key import derived
+from tests.wait import DEADLINE_S
 
 KEY = bytes(range(32))
 GENERATION = 2
@@ -38,12 +39,12 @@ class Board:
         return self.switchboard.host, self.switchboard.port
 
     def event(self) -> Event:
-        return self.switchboard.events.get(timeout=5)
+        return self.switchboard.events.get(timeout=DEADLINE_S)
 
     def client(self, rank: int = 0) -> Line:
         """A rank's end of a new line."""
         identity = {"role": "rank", "rank": rank, "generation": GENERATION}
-        line = connect(*self.address, derived(KEY, f"generation {GENERATION}"), identity, 5)
+        line = connect(*self.address, derived(KEY, f"generation {GENERATION}"), identity, DEADLINE_S)
         self._clients.append(line)
         return line
 

@@ -20,6 +20,7 @@ from hpc_det.launch.elastic.frames import Seals, Unsealed
 from hpc_det.launch.elastic.switchboard import Switchboard
 from hpc_det.store.key import derived
 from tests.launch.elastic.lines import GENERATION, KEY, Board, echoed, open_files
+from tests.wait import DEADLINE_S
 
 LONG = bytes(300 * 2**20)
 
@@ -174,7 +175,7 @@ def test_whoever_waits_in_receive_is_woken_by_close(board: Board) -> None:
     reading = threading.Thread(target=lambda: received.append(client.receive()))
     reading.start()
     client.close()
-    reading.join(5)
+    reading.join()
     assert received == [None]
 
 
@@ -212,17 +213,18 @@ def test_whom_no_key_is_for_is_refused_like_all_others() -> None:
 
 
 def test_where_nobody_listens_it_is_said() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        host, port = server.getsockname()
-    with pytest.raises(HpcDetError, match=r"no line to the driver within 0 s: Connection refused\."):
-        connect(host, port, KEY, {"role": "agent"}, 0)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # so that nobody else does
+        host, port = nobody.getsockname()
+        with pytest.raises(HpcDetError, match=r"no line to the driver within 0 s: Connection refused\."):
+            connect(host, port, KEY, {"role": "agent"}, 0)
 
 
 def test_a_driver_that_comes_a_little_later_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here, because the first of its callers are hung up on."""
     refusals = iter([False, False, True])
     switchboard = Switchboard("127.0.0.1", lambda identity: KEY, lambda address: next(refusals))
-    connect(switchboard.host, switchboard.port, KEY, {"role": "agent"}, 5).close()
+    connect(switchboard.host, switchboard.port, KEY, {"role": "agent"}, DEADLINE_S).close()
     switchboard.close()
 
 
@@ -247,7 +249,7 @@ def test_addresses_that_are_not_allowed_hear_nothing() -> None:
 
     switchboard = Switchboard("127.0.0.1", lambda identity: KEY, is_allowed)
     with socket.create_connection((switchboard.host, switchboard.port), source_address=("127.0.0.9", 0)) as stranger:
-        stranger.settimeout(5)
+        stranger.settimeout(DEADLINE_S)
         assert stranger.recv(1) == b""
     assert asked == ["127.0.0.9"]
     switchboard.close()
@@ -316,7 +318,7 @@ def test_close_ends_everything_also_with_peers_that_never_read() -> None:
     speaking.start()
     strangers = [socket.create_connection(board.address) for _ in range(3)]
     board.switchboard.close()
-    speaking.join(5)
+    speaking.join(DEADLINE_S)
     assert not speaking.is_alive()
     for stranger in strangers:
         stranger.close()
@@ -330,7 +332,7 @@ def test_a_client_that_never_reads_can_be_closed(board: Board) -> None:
     waiting = threading.Event()
 
     def wait(line: Line, message: Message) -> None:
-        waiting.wait(5)
+        waiting.wait(DEADLINE_S)
 
     board.switchboard.answers["wait"] = wait
     _, client = board.line()
@@ -338,6 +340,6 @@ def test_a_client_that_never_reads_can_be_closed(board: Board) -> None:
     speaking = threading.Thread(target=lambda: client.send({}, bytes(2**25)))
     speaking.start()
     client.close()
-    speaking.join(5)
+    speaking.join(DEADLINE_S)
     assert not speaking.is_alive()
     waiting.set()

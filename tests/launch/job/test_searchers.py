@@ -13,6 +13,7 @@ from hpc_det.store.files import read_json, write_json
 from hpc_det.store.journal import Journal
 from tests.launch.gang import EFFECTIVE, Gang
 from tests.search.methods import POPULATION, ROUNDS
+from tests.wait import DEADLINE_S
 
 REPORTS = """
 import os
@@ -49,7 +50,7 @@ def trained(gang: Gang) -> dict[int, tuple[int | None, float | None]]:
 @needs_optuna
 def test_optuna_chooses_what_two_workers_train(gang: Gang) -> None:
     prepare(gang, **OPTUNA)
-    assert gang.start_job(2).wait(timeout=90) == 0
+    assert gang.start_job(2).wait(timeout=DEADLINE_S) == 0
     specs = {number: read_json(gang.experiment.trial(number).trial) for number in range(1, 5)}
     values = {number: spec["hparams"]["lr"] for number, spec in specs.items() if spec}
     assert trained(gang) == {number: (100, value) for number, value in values.items()}
@@ -74,7 +75,7 @@ def test_a_sampler_that_there_is_not_fails_its_trials_once_and_names_the_nearest
 def test_a_method_of_the_users_trains_the_better_half_on(gang: Gang) -> None:
     (gang.code / "mine.py").write_text(ROUNDS)
     prepare(gang, **CUSTOM)
-    assert gang.start_job(2).wait(timeout=90) == 0
+    assert gang.start_job(2).wait(timeout=DEADLINE_S) == 0
     by_value = sorted(trained(gang).values(), key=lambda told: told[1] or 0)
     assert [length for length, _ in by_value] == [100, 100, 50, 50]
 

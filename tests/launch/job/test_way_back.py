@@ -16,7 +16,7 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.store.files import read_json, write_json
 from tests.launch.gang import Gang
 from tests.stub import Stub
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 PREEMPTED = "JobId=7 JobState=RUNNING Reason=None PreemptTime=2026-11-20T10:42:00 EndTime=2026-11-20T11:42:00"
 
@@ -55,7 +55,7 @@ def preempt(gang: Gang, number: int) -> int:
     gang.wait_for_ranks(0)
     gang.forget_ranks()
     os.kill(process.pid, signal.SIGTERM)
-    return process.wait(timeout=30)
+    return process.wait(timeout=DEADLINE_S)
 
 
 def test_a_successor_waits_for_the_end_of_the_job_from_its_begin_on(gang: Gang, slurm: Slurm) -> None:
@@ -94,7 +94,7 @@ def test_of_two_jobs_that_begin_as_one_worker_at_the_same_moment_the_first_goes_
     wait_for((gang.code / "asked").exists)
     SearchJournal(gang.experiment).claim(0, "9", after="7")
     (gang.code / "go").touch()
-    assert process.wait(timeout=30) == 1
+    assert process.wait(timeout=DEADLINE_S) == 1
     assert "job 9 is this worker already; nothing is started" in gang.printed.read_text()
     assert (gang.search().present, gang.journal.events()) == ({0: "9"}, [])
 
@@ -112,7 +112,7 @@ def test_a_job_that_was_believed_gone_leaves_the_trial_to_the_one_that_goes_on(
     SearchJournal(gang.experiment).claim(0, "8", after="7")
     gang.journal.started(2, "8")
     (gang.code / "go").touch()
-    assert process.wait(timeout=30) == 1
+    assert process.wait(timeout=DEADLINE_S) == 1
     assert (gang.journal.last_attempt(), gang.journal.open_attempt(), gang.ends()) == (2, 2, [])
     assert slurm.calls("scancel") == []
 
@@ -135,7 +135,7 @@ def test_a_stop_signal_before_the_job_listens_does_not_end_it(gang: Gang, slurm:
     wait_for((gang.code / "up").exists)
     os.killpg(process.pid, signal.SIGTERM)
     (gang.code / "go").touch()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=DEADLINE_S) == 0
     assert gang.ends() == [("finished", "done")]
 
 
@@ -159,7 +159,7 @@ def test_resubmit_queues_the_next_job_when_one_ends(gang: Gang, slurm: Slurm) ->
     gang.wait_for_ranks(0)
     assert slurm.calls("sbatch") == []
     os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=DEADLINE_S) == 0
     assert len(slurm.calls("sbatch")) == 1
     assert read_json(gang.experiment.next_jobs(1, 0)) == {"jobs": ["7", "8"]}
 

@@ -80,7 +80,7 @@ def test_two_workers_of_one_job_train_four_trials_two_at_a_time(gang: Gang) -> N
     both = "touch up-$n; while [ $n -le 2 ] && ! [ -e up-1 -a -e up-2 ]; do sleep 0.01; done"
     gang.plan(f"n={TRIAL}; {both}; echo trial $n was trained by worker $HPC_DET_WORKER")
     job = gang.start_job(2)
-    assert job.wait(timeout=60) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert ends(gang) == dict.fromkeys(range(1, 5), Exit.COMPLETED)
     state = gang.search()
     assert (state.finished, state.present, state.open) == (True, {}, {})
@@ -131,7 +131,7 @@ def test_a_trial_that_is_killed_alone_ends_and_its_worker_goes_on(gang: Gang) ->
     job = gang.start_job()
     wait_for((gang.code / "second").exists)
     request_stop(gang.experiment.trial(2).stop, attempt=None, reason="kill", source="ada")
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert ends(gang) == {2: Exit.CANCELLED, **dict.fromkeys((1, 3, 4), Exit.COMPLETED)}
     assert causes(gang, 2) == [("cancelled", "done")]
     assert gang.search().cancelled is None
@@ -152,7 +152,7 @@ def test_two_workers_leave_what_the_policy_keeps_over_all_trials(gang: Gang) -> 
     gang.search_for(**FOUR)
     (gang.code / "saves.py").write_text(SAVES)
     gang.plan(f"PYTHONPATH={Path(__file__).parents[3]} $PYTHON saves.py")
-    assert gang.start_job(2).wait(timeout=60) == 0
+    assert gang.start_job(2).wait(timeout=DEADLINE_S) == 0
     left = {trial.id: [item.steps for item in committed(trial.checkpoints)] for trial in gang.experiment.trials()}
     assert left == {1: [30], 2: [30], 3: [30], 4: [30]}
 
@@ -160,7 +160,7 @@ def test_two_workers_leave_what_the_policy_keeps_over_all_trials(gang: Gang) -> 
 def test_a_store_that_cannot_be_reached_is_said_and_fails_nobody(gang: Gang) -> None:
     write_json(gang.experiment.storage, {"url": "nowhere://bucket"})
     gang.plan("true")
-    assert gang.start_job().wait(timeout=60) == 0
+    assert gang.start_job().wait(timeout=DEADLINE_S) == 0
     said = gang.printed.read_text()
     assert (
         "checkpoints are left that checkpoint_storage does not keep: checkpoint_storage: nowhere://bucket/1: " in said
@@ -174,7 +174,7 @@ def test_a_signal_to_the_job_cancels_the_experiment_after_all_gangs_have_saved(g
     job = gang.start_job(2)
     pids = gang.wait_for_ranks(1, 2)
     job.terminate()
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert gang.saved() == {"1": "cancel", "2": "cancel"}
     assert not any(map(is_there, pids))
     assert ends(gang) == {1: Exit.CANCELLED, 2: Exit.CANCELLED}
@@ -228,7 +228,7 @@ def is_below(pid: int, ancestor: int) -> bool:
 def test_a_worker_that_cannot_go_on_gives_its_work_back(gang: Gang) -> None:
     gang.plan("true")
     gang.trial.job_log.mkdir()
-    assert gang.start_job().wait(timeout=30) == 1
+    assert gang.start_job().wait(timeout=DEADLINE_S) == 1
     assert "IsADirectoryError" in gang.printed.read_text()
     state = gang.search()
     assert (state.open, state.present, state.finished) == ({}, {}, False)
@@ -246,7 +246,7 @@ def test_what_a_job_writes_is_its_owners_alone(gang: Gang) -> None:
         job = gang.start_job(2)
         gang.wait_for_ranks(1, 2)
         job.terminate()
-        job.wait(timeout=30)
+        job.wait(timeout=DEADLINE_S)
     finally:
         os.umask(former)
     for folder in (gang.experiment.trial(2).path, gang.experiment.search):
@@ -271,7 +271,7 @@ def test_a_trial_whose_former_gang_still_saves_begins_when_that_is_gone(gang: Ga
     wait_for(lambda: gang.trial.job_log.exists() and "waits for worker 5" in gang.trial.job_log.read_text())
     assert not (gang.code / "started").exists()
     gang.journal.ended(1, AttemptEnd(cause=Cause.WAITING, steps=8), Decision(Action.WAIT, "waiting"), None)
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert gang.ends() == [("waiting", "wait"), ("finished", "done")]
 
 
@@ -282,7 +282,7 @@ def test_a_local_job_that_is_told_to_end_while_it_waits_cancels(gang: Gang, aliv
     wait_for(lambda: gang.trial.job_log.exists() and "waits for worker 5" in gang.trial.job_log.read_text())
     job.terminate()
     gang.journal.ended(1, AttemptEnd(cause=Cause.WAITING, steps=8), Decision(Action.WAIT, "waiting"), None)
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert not (gang.code / "started").exists()
     assert gang.ends() == [("waiting", "wait"), ("cancelled", "done")]
 
@@ -361,14 +361,14 @@ def test_a_preempted_job_with_several_workers_is_requeued_once_and_each_goes_on_
     gang.wait_for_ranks(1, 2)
     before = dict(gang.search().open)
     job.terminate()
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert gang.saved() == {"1": "signal", "2": "signal"}
     assert asked(tmp_path, "scontrol requeue") == ["scontrol requeue 4711"]
     state = gang.search()
     assert (state.open, state.present, state.cancelled) == (before, {0: "4711", 1: "4711"}, None)
 
     gang.plan("true", scheduler="slurm")
-    assert gang.start_job(2, **slurm).wait(timeout=30) == 0
+    assert gang.start_job(2, **slurm).wait(timeout=DEADLINE_S) == 0
     for trial in (1, 2):
         assert causes(gang, trial) == [("preempted", "requeue"), ("finished", "done")]
     assert ends(gang) == dict.fromkeys(range(1, 5), Exit.COMPLETED)
@@ -382,7 +382,7 @@ def test_workers_that_are_about_to_start_hear_of_a_preemption(
     job = gang.start_job(2, **slurm)
     wait_for(lambda: len(children(job.pid)) == 2)
     job.terminate()
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert asked(tmp_path, "scontrol requeue") == ["scontrol requeue 4711"]
     assert set(gang.search().open) == {0, 1}
 
@@ -398,7 +398,7 @@ def test_a_worker_that_starts_again_hears_of_an_earlier_preemption(
     os.kill(children(job.pid)[0], signal.SIGKILL)
     job.terminate()
     job.send_signal(signal.SIGCONT)
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert asked(tmp_path, "scontrol requeue") == ["scontrol requeue 4711"]
     assert set(gang.search().open) == {0, 1}
 
@@ -411,7 +411,7 @@ def test_a_job_that_its_owner_cancels_begins_no_other_trial(gang: Gang, slurm: d
     job = gang.start_job(**slurm)
     gang.wait_for_ranks(1)
     job.terminate()
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert not (gang.code / "began-2").exists()
     state = gang.search()
     assert (ends(gang), state.present, state.finished) == ({1: Exit.CANCELLED}, {}, False)
@@ -434,7 +434,7 @@ def test_a_preemption_that_comes_too_late_for_an_attempt_is_heard_before_the_nex
     job.terminate()
     wait_for(lambda: read_stop(first.stop, 1))
     (gang.code / "go").touch()
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert asked(tmp_path, "scontrol requeue") == ["scontrol requeue 4711"]
     assert not (gang.code / "began-2").exists()
     assert causes(gang, 1)[0][0] == {"finishes": "finished", "fails": "failed"}[how]
@@ -449,7 +449,7 @@ def test_control_c_that_comes_too_late_for_a_trial_cancels_the_others(gang: Gang
     job.send_signal(signal.SIGINT)
     wait_for(gang.experiment.trial(1).stop.exists)
     (gang.code / "go").touch()
-    assert job.wait(timeout=30) == 0
+    assert job.wait(timeout=DEADLINE_S) == 0
     assert not (gang.code / "began-2").exists()
     assert gang.search().cancelled == "a signal to the job"
 

@@ -22,7 +22,7 @@ from hpc_det.launch.launchers.remote_shell import host_name, node_of
 from hpc_det.store.files import write_json
 from hpc_det.store.modes import share
 from tests.launch.test_attempt import ATTEMPT
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_a_command_ends_when_the_asking_side_is_gone(attempt: Attempt, waiting: 
     with subprocess.Popen(sleeps, env=os.environ | attempt.to_env()) as asking:
         wait_for(lambda: waiting.host.children)
         asking.kill()
-    assert waiting.host.children[0].wait(timeout=10) == -signal.SIGKILL
+    assert waiting.host.children[0].wait(timeout=DEADLINE_S) == -signal.SIGKILL
 
 
 def test_the_secret_lies_in_no_file_that_tells_where_a_launcher_listens(attempt: Attempt, waiting: Waiting) -> None:

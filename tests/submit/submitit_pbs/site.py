@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.stub import Stub
-
-PATIENCE_S = 30
+from tests.wait import DEADLINE_S
 
 
 class StubSite:
@@ -74,4 +73,4 @@ class Running:
         os.killpg(self._process.pid, signal.SIGTERM)
 
     def end(self) -> int:
-        return self._process.wait(PATIENCE_S)
+        return self._process.wait(DEADLINE_S)

@@ -74,7 +74,7 @@ def test_a_plain_function_whose_time_is_over_says_so(executor: PbsExecutor, site
 def test_a_task_that_works_on_after_the_first_is_done_has_all_of_its_time(
     executor: PbsExecutor, site: StubSite, tmp_path: Path
 ) -> None:
-    executor.update_parameters(timeout_min=0.05, tasks_per_node=2)
+    executor.update_parameters(tasks_per_node=2)
     job = executor.submit(functions.second_waits_for, str(tmp_path / "enough"))
     running = site.start(job.paths.submission_file, "12.pbshead")
     wait_for(job.task(0).paths.result_pickle.exists)
