@@ -27,6 +27,11 @@ def ends_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def outlives_parent() -> None:
+    """From now on this process decides by itself what the end of its parent means."""
+    _prctl(_PR_SET_PDEATHSIG, 0)
+
+
 def _prctl(option: int, value: int) -> None:
     if _LIBC.prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), f"prctl({option})")

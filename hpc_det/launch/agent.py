@@ -35,7 +35,7 @@ from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe, shielded
 from hpc_det.launch.watch.vigil import Gang, IllNode, vigil
 from hpc_det.plan.container import Container
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.process import adopt_orphans, end_descendants
+from hpc_det.process import adopt_orphans, end_descendants, outlives_parent
 from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.store.files import write_atomic
 from hpc_det.store.folders import TrialFolder
@@ -67,6 +67,7 @@ class Agent:
         gang = Gang(trial, plan, number, own_scheduler.hosts(os.environ))
         self._vigil = vigil(gang, self._node_rank, self._selector, self._doorbell, end=self._end)
         self._parent = os.getppid()
+        outlives_parent()
         self._ended = False
         self._next_poll = 0.0
         self._log_began = size_of(trial.job_log)

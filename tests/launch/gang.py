@@ -135,8 +135,9 @@ class Gang:
         env = nodes | env
         return self._start([sys.executable, "-m", "hpc_det.launch.agent", str(self.trial.path), str(number), "0"], env)
 
-    def start_job(self, workers: int = 1, /, **env: str) -> subprocess.Popen[bytes]:
-        agent = [sys.executable, "-m", "hpc_det.launch.agent"]
+    def start_job(
+        self, workers: int = 1, /, agent: Sequence[str] = (sys.executable, "-m", "hpc_det.launch.agent"), **env: str
+    ) -> subprocess.Popen[bytes]:
         job = [sys.executable, "-m", "hpc_det.launch.job", str(self.experiment.path), "1"]
         write_json(self.experiment.array(), asdict(JobArray(first=0, count=1, workers_each=workers)))
         return self._start([*job, "--", *agent], env)

@@ -293,6 +293,16 @@ def test_an_agent_whose_starter_was_killed_ends_its_ranks(gang: Gang) -> None:
     wait_for(lambda: not is_there(pid))
 
 
+def test_an_agent_that_does_not_know_its_starter_yet_ends_with_it(gang: Gang) -> None:
+    gang.plan("true")
+    job = gang.start_job(agent=("sh", "-c", 'touch "$0/up"; exec sleep 60'))
+    wait_for((gang.trial.path / "up").exists)
+    (agent,) = children(job.pid)
+    job.kill()
+    job.wait()
+    wait_for(lambda: not is_there(agent))
+
+
 # --- two nodes
 
 

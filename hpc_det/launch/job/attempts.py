@@ -24,7 +24,7 @@ from hpc_det.launch.job.log_policies import matches
 from hpc_det.launch.last_words import size_of
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.process import end_other_sessions
+from hpc_det.process import end_other_sessions, ends_with_parent
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide
 from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.scheduler import JobState, scheduler
@@ -149,7 +149,9 @@ class Attempts:
         # In a session of their own: Ctrl-C at a terminal means the job, and an agent would take it for a preemption.
         # What a thread of the job runs in this one, such as sbatch, is no part of the gang, and lives on.
         command = [*self._start_agents, str(self._trial.path), str(number), str(self._worker)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        # Without a queue nobody else would end an agent that does not know its parent yet.
+        begins = None if self._scheduler.has_queue else ends_with_parent
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=begins)
         clock = JobClock(self._scheduler.ends_at(self._plan, os.environ, run_command), self._plan, self._trial.saves)
         while process.poll() is None:
             self._selector.select(timeout=clock.timeout_s())

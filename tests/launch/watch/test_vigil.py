@@ -90,10 +90,9 @@ def test_ranks_that_hang_show_their_stacks_on_all_nodes_and_the_last_one_is_name
     assert ["in waits_for_others" in log for log in logs] == [True, False]
 
 
-@pytest.mark.timeout(60)
 def test_a_rank_whose_interpreter_is_locked_shows_its_stack_all_the_same(two_nodes: Gang) -> None:
     start_agents(two_nodes, "exec $PYTHON rank.py $HPC_DET_NODE_RANK keeps_the_lock", hang_timeout_s=4)
-    wait_for(lambda: first_failure(two_nodes.trial, 1), deadline_s=50)
+    wait_for(lambda: first_failure(two_nodes.trial, 1), DEADLINE_S)
     assert "; rank 1: training, batch 7, no answer" in verdict(two_nodes).message
     assert "in keeps_the_lock" in two_nodes.trial.rank_log(1, 1).read_text()
 

@@ -92,7 +92,8 @@ def test_a_preempted_job_comes_back_with_its_work(
 
 def test_a_job_at_its_time_limit_comes_back_with_its_work(any_pbs: PbsLab, executor: object, tmp_path: Path) -> None:
     own = PbsExecutor(tmp_path / "jobs")
-    own.update_parameters(timeout_min=0.05)
+    almost_over = f"[ -e {tmp_path}/enough.saved ] || SECONDS=550"  # bash counts on from there
+    own.update_parameters(timeout_min=10, setup=[almost_over])
     job = own.submit(functions.Counts(str(tmp_path / "enough")))
     wait_for((tmp_path / "jobs" / f"{job.job_id}_next").exists)
     (tmp_path / "enough").touch()

@@ -13,12 +13,13 @@ from submitit.core import plugins
 from hpc_det.submit.submitit_pbs.job import PbsJob
 from tests.submit.submitit_pbs import functions
 from tests.submit.submitit_pbs.site import StubSite
+from tests.wait import DEADLINE_S
 
 
 def test_submitits_own_tests_of_plugins_pass(tmp_path: Path) -> None:
     pytest_alone = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--import-mode=importlib"]
     chosen = ["--rootdir", str(tmp_path), "--pyargs", "submitit.core.test_plugins", "-k", "test_env or test_executors"]
-    done = subprocess.run([*pytest_alone, *chosen], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*pytest_alone, *chosen], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout
     assert "test_executors[PbsExecutor] PASSED" in done.stdout
     assert "test_env[env3] PASSED" in done.stdout
