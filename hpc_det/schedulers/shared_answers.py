@@ -36,24 +36,30 @@ class SharedAnswers:
         self._mark = self._file.with_suffix(".asking")
 
     def status(self, job_ids: Sequence[str], run: Run, *, since: float | None = None) -> dict[str, JobStatus]:
-        """An answer that is no older than `ASK_S`, or than `since`, in seconds since the epoch. It may take `ASK_S`."""
+        """An answer that is no older than `ASK_S`, or one to a question that was asked after `since`, in seconds since
+        the epoch. It may take `ASK_S`.
+        """
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             max_age_s = ASK_S if since is None else time.time() - since
-            if (found := self.news(job_ids, run, max_age_s)) is not None:
+            if (found := self.news(job_ids, run, max_age_s, since or 0.0)) is not None:
                 return found
             time.sleep(WAIT_S)
         return self._scheduler.status(job_ids, run)
 
-    def news(self, job_ids: Sequence[str], run: Run, max_age_s: float) -> dict[str, JobStatus] | None:
-        """What is known of these jobs, asked for where that is older; None where the scheduler may not be asked yet."""
+    def news(
+        self, job_ids: Sequence[str], run: Run, max_age_s: float, since: float = 0.0
+    ) -> dict[str, JobStatus] | None:
+        """What is known of these jobs, asked for where that is older, or was asked before `since`; None where the
+        scheduler may not be asked yet.
+        """
         # Without a queue this machine alone is asked. Whoever looks at what others have shared leaves nothing behind.
         if not self._scheduler.has_queue or self._is_of_others():
             return self._scheduler.status(job_ids, run)
-        if (known := self._known(job_ids, max_age_s)) is not None:
+        if (known := self._known(job_ids, max_age_s, since)) is not None:
             return known
         with self._only_one() as may_ask:
-            if not may_ask or _age_s(self._read()) < ASK_S:
+            if not may_ask or _age_s(self._read()) < ASK_S:  # since the answer: a busy controller takes its time
                 return None
             return self._ask(job_ids, run)
 
@@ -64,12 +70,12 @@ class SharedAnswers:
         found = self._scheduler.status(list(wanted), run)
         told = {job: [status.state.value, status.reason, status.held] for job, status in found.items()}
         with suppress(OSError):
-            write_json(self._file, {"asked": time.time(), "wanted": wanted, "jobs": told})
+            write_json(self._file, {"asked": now, "answered": time.time(), "wanted": wanted, "jobs": told})
         return {job: found[job] for job in job_ids}
 
-    def _known(self, job_ids: Sequence[str], max_age_s: float) -> dict[str, JobStatus] | None:
+    def _known(self, job_ids: Sequence[str], max_age_s: float, since: float) -> dict[str, JobStatus] | None:
         data = self._read()
-        if _age_s(data) > max_age_s or not set(job_ids) <= data["jobs"].keys():
+        if _age_s(data) > max_age_s or data["asked"] < since or not set(job_ids) <= data["jobs"].keys():
             return None
         told = {job: data["jobs"][job] for job in job_ids}
         return {job: JobStatus(JobState(state), reason, tuple(held)) for job, (state, reason, held) in told.items()}
@@ -107,9 +113,9 @@ class SharedAnswers:
         os.close(os.open(self._mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
-_NOTHING: dict[str, Any] = {"asked": 0.0, "wanted": {}, "jobs": {}}
+_NOTHING: dict[str, Any] = {"asked": 0.0, "answered": 0.0, "wanted": {}, "jobs": {}}
 
 
 def _age_s(data: dict[str, Any]) -> float:
     """An answer from the future is an old one: a clock was set back, or another host's is wrong."""
-    return abs(time.time() - float(data["asked"]))
+    return abs(time.time() - float(data.get("answered", 0.0)))

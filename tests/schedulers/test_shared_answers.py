@@ -122,10 +122,27 @@ def test_what_was_heard_before_a_moment_can_be_refused(
     assert site.asked == [["7"], ["7"]]
 
 
+def test_an_answer_to_a_question_from_before_a_moment_can_be_refused(
+    answers: SharedAnswers, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments: list[float] = []
+
+    def status(job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
+        moments.append(time.time())
+        time.sleep(0.05)  # a busy controller
+        return Site.status(site, job_ids, run)
+
+    monkeypatch.setattr(site, "status", status)
+    monkeypatch.setattr(shared_answers, "ASK_S", 0)
+    answers.status(["7"], run_command)
+    answers.status(["7"], run_command, since=moments[0])
+    assert site.asked == [["7"], ["7"]]
+
+
 def test_an_answer_from_the_future_is_an_old_one(answers: SharedAnswers, site: Site, tmp_path: Path) -> None:
     answers.status(["7"], run_command)
     file = tmp_path / ".scheduler" / "site.json"
-    write_json(file, (read_json(file) or {}) | {"asked": time.time() + 3600})
+    write_json(file, (read_json(file) or {}) | {"answered": time.time() + 3600})
     answers.status(["7"], run_command)
     assert site.asked == [["7"], ["7"]]
 
