@@ -48,8 +48,8 @@ from hpc_det.store.key import derived
 from hpc_det.store.run_folder import RunFolder
 
 BEAT_S, END_S = 1.0, 1.0
-DEATH_S, POLL_S = 2.0, 0.05
-"""A driver that is killed has hung up before it has ended."""
+DEATH_LOOKS, POLL_S = 40, 0.05
+"""A driver that is killed has hung up before it has ended. Looks are counted, and no time in which all stand still."""
 MEET_S = 60.0
 """How long the driver is looked for: it announces itself before it starts agents."""
 
@@ -169,8 +169,9 @@ class Node:
 
     def _remove_abandoned(self) -> bool:
         """A temporary run whose driver was killed, which nobody can go on with; whether it was one."""
-        end = time.monotonic() + DEATH_S
-        while self._is_alone and self._run.temporary.exists() and time.monotonic() < end:
+        for _ in range(DEATH_LOOKS):
+            if not (self._is_alone and self._run.temporary.exists()):
+                break
             if is_abandoned(self._run):
                 shutil.rmtree(self._run.path, ignore_errors=True)
                 return True
