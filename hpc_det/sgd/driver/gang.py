@@ -32,8 +32,10 @@ from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.rank.store import StoreKeeper
 from hpc_det.sgd.shown import show
 
-LAST_WORDS_S = 0.2
-"""After a rank's line has ended: for its agent to say how it ended, or for the end of the agent's line, too."""
+LAST_WORDS_S = 2.0
+"""After a rank's line has ended: for its agent to say how it ended, or for the end of the agent's line, too. Both come
+within milliseconds, but on a busy node.
+"""
 JOIN_S, END_S, LEAVE_S = 60.0, 15.0, 5.0
 
 
@@ -207,8 +209,8 @@ class Gang:
         if not self._call.lost:
             return
         end = time.monotonic() + LAST_WORDS_S
-        while time.monotonic() < end and not all(rank.code is not None for rank in self._call.lost):
-            self.nodes.hear(end - time.monotonic())
+        while (left := end - time.monotonic()) > 0 and any(self._has_last_words(rank) for rank in self._call.lost):
+            self.nodes.hear(left)
         lost = self._call.lost
         gone = [rank for rank in lost if rank.node not in self.nodes]
         for rank in lost:
@@ -223,6 +225,10 @@ class Gang:
             log = self.nodes.run.node_log(first.node.host)
         how = "its line ended" if first.code is None else how_it_ended(first.code, log, 0)
         raise RankDied(f"{first}: {how}", first.node)
+
+    def _has_last_words(self, rank: Rank) -> bool:
+        """Which are still to come, from its agent."""
+        return rank.code is None and rank.node in self.nodes
 
     def _raise_errors(self) -> None:
         """An error that a peer's end may have caused waits for that news."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,7 +28,7 @@ from hpc_det.sgd.driver.gang import Gang
 from hpc_det.store.run_folder import RunFolder
 from tests.sgd.local_nodes import LocalNodes
 from tests.sgd.trained import Linear, weights
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 
 def size_of(its: TorchTrainer) -> int:
@@ -43,10 +44,11 @@ def test_a_gang_shrinks_when_a_node_is_lost_and_grows_when_it_is_back() -> None:
         assert (shrunk["epoch"], shrunk["batch_count"], size_of(its)) == (2, 8, 1)
         nodes.give_back()
         its.train()  # hears of the new agent
-        wait_for(lambda: its.train()["num_samples"] == 64 and size_of(its) == 2, 20)
+        wait_for(lambda: its.train()["num_samples"] == 64 and size_of(its) == 2, DEADLINE_S)
 
 
-def test_the_node_of_rank_0_may_be_the_one() -> None:
+def test_the_node_of_rank_0_may_be_the_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_det.sgd.driver.gang.LAST_WORDS_S", 3600.0)  # nobody is left there to say any
     nodes = LocalNodes(2)
     with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=nodes) as its:
         before = its.train()
@@ -73,17 +75,15 @@ def test_the_other_node_that_holds_the_newest_snapshot_makes_it_durable() -> Non
 
 def test_a_state_that_nobody_holds_any_more_is_an_error_at_once() -> None:
     nodes = LocalNodes(2)
-    with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=nodes) as its:
+    with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=nodes, startup_timeout_s=3600) as its:
         its.train()
         nodes.take(0)
         nodes.take(1)
-        began = time.monotonic()
-        for _ in range(2):  # nor does it begin anew when it is asked once more
+        for _ in range(2):  # no node is waited for; nor does it begin anew when it is asked once more
             with pytest.raises(
                 StateLost, match=r"lost, and nobody else held the state after train\(\) call 1; .*run=NAME"
             ):
                 its.train()
-        assert time.monotonic() - began < 20  # no node is waited for
         assert isinstance(StateLost("it"), RuntimeError)
 
 
@@ -125,12 +125,11 @@ def test_what_was_loaded_is_on_the_disk_when_load_returns() -> None:
         assert durable.number == its._open_gang._number
 
 
-def test_fewer_than_min_workers_wait_and_say_what_is_missing() -> None:
+def test_fewer_than_min_workers_wait_and_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = LocalNodes(2)
-    with TorchTrainer(
-        training_operator_cls=Linear, num_workers=2, min_workers=2, executor=nodes, startup_timeout_s=3
-    ) as its:
+    with TorchTrainer(training_operator_cls=Linear, num_workers=2, min_workers=2, executor=nodes) as its:
         nodes.take(1)
+        monkeypatch.setattr("hpc_det.sgd.driver.nodes.DEFAULT_START_S", 1.0)
         with pytest.raises(
             NotEnoughRanks, match=r"2 ranks are needed at least.* room for 1 .*1 of 2 agents run"
         ) as caught:
@@ -138,7 +137,9 @@ def test_fewer_than_min_workers_wait_and_say_what_is_missing() -> None:
         assert isinstance(caught.value, TimeoutError)
 
 
-def test_retries_are_counted_and_used_up() -> None:
+def test_retries_are_counted_and_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_det.sgd.driver.gang.LAST_WORDS_S", DEADLINE_S)
+
     class Fatal(Linear):
         def train_batch(self, batch: Any, batch_info: Any) -> dict[str, Any]:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -184,7 +185,7 @@ def test_ranks_that_cannot_be_forked_are_told_of_with_the_reason(
 def test_a_death_that_is_heard_before_the_call_is_made_is_not_forgotten(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hpc_det.sgd.driver.ranks.RANK_SILENT_S", 2.0)
+    monkeypatch.setattr("hpc_det.sgd.driver.ranks.RANK_SILENT_S", 30.0)
     place = ElasticGang._place
 
     def kill_first(elastic: ElasticGang) -> Any:
@@ -203,14 +204,17 @@ def test_a_death_that_is_heard_before_the_call_is_made_is_not_forgotten(
 
 def test_a_stopped_agent_is_missed_by_its_heartbeat() -> None:
     nodes = LocalNodes(2)
-    with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=nodes, heartbeat_timeout_s=2.5) as its:
+    with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=nodes) as its:
         its.train()
         stopped = [nodes.agents[1].pid, *descendants(nodes.agents[1].pid)]
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
-        began = time.monotonic()
+        agents: Any = its._open_gang._nodes
+        agents.attentive_since -= 1000
+        for line in [node.line for node in agents._nodes if node.line.identity["pid"] == stopped[0]]:
+            line.heard_at = time.monotonic() - 9  # of 10 s; the other one goes on to be heard
         assert its.train()["epoch"] == 2
-        assert time.monotonic() - began < 8
+        assert size_of(its) == 1
         for pid in reversed(stopped):
             os.kill(pid, signal.SIGKILL)
         nodes.agents[1].wait()
@@ -274,7 +278,7 @@ def test_a_node_where_no_gang_can_be_formed_is_left_out_until_it_comes_anew(
         assert "twice in a row no gang could be formed on it" in caplog.text
         nodes.take(0)
         nodes.give_back()
-        wait_for(lambda: its.train() and size_of(its) == 2, 60)
+        wait_for(lambda: its.train() and size_of(its) == 2, DEADLINE_S)
 
 
 def cut_all_but(port: int) -> None:
@@ -310,10 +314,17 @@ def hang_once(mark: Path) -> None:
 
 
 def stacks(run: Path) -> str:
-    return (run / "logs" / "generation-1" / "rank-1.log").read_text()
+    return "".join(log.read_text() for log in (run / "logs").glob("generation-*/rank-1.log"))
+
+
+@pytest.fixture
+def _waits_for_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For as long as they take."""
+    monkeypatch.setattr("hpc_det.sgd.driver.ranks.COLLATERAL_S", DEADLINE_S)
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("_waits_for_stacks")
 def test_a_setup_that_hangs_is_tried_again(tmp_path: Path) -> None:
     class Hangs(Linear):
         def setup(self, config: dict[str, Any]) -> None:
@@ -328,6 +339,7 @@ def test_a_setup_that_hangs_is_tried_again(tmp_path: Path) -> None:
         assert "in hang_once" in stacks(tmp_path / "run")
 
 
+@pytest.mark.usefixtures("_waits_for_stacks")
 def test_a_function_that_hangs_on_one_rank_is_called_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def at_rank_1(operator: TrainingOperator) -> int:
         if operator.world_rank == 1:
@@ -340,7 +352,7 @@ def test_a_function_that_hangs_on_one_rank_is_called_again(tmp_path: Path, caplo
         its.train(num_steps=3)
         assert its.apply_all_operators(at_rank_1) == [3, 3]
         assert "in hang_once" in stacks(tmp_path / "run")
-    assert "no step for 4 s; rank 1: function, hang_once (test_faults.py" in caplog.text
+    assert re.search(r"no step for \d+ s; rank 1: function, hang_once \(test_faults.py", caplog.text)
 
 
 DRIVER = """
@@ -365,7 +377,9 @@ def test_a_killed_driver_goes_on_after_its_last_call_bit_for_bit() -> None:
     with subprocess.Popen(driver, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as killed:
         assert killed.stdout
         found = [float(killed.stdout.readline().split()[1]) for _ in range(2)]
+        its = descendants(killed.pid)
         killed.kill()
+    wait_for(lambda: all(map(has_no_memory, its)), DEADLINE_S)  # and what its agent held is on the disk
     with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor="local", run="mine") as second:
         found += [second.train()["train_loss"] for _ in second.remaining(4)]
         found_weights = weights(second)
@@ -433,8 +447,8 @@ def test_ctrl_c_leaves_no_process_and_no_file(state_folder: Path) -> None:
         its = descendants(driver.pid)
         assert len(its) >= 4  # agent, nursery, two ranks
         os.killpg(driver.pid, signal.SIGINT)
-        assert "KeyboardInterrupt" in driver.communicate(timeout=20)[1]
-    wait_for(lambda: all(map(has_no_memory, its)))
+        assert "KeyboardInterrupt" in driver.communicate(timeout=DEADLINE_S)[1]
+    wait_for(lambda: all(map(has_no_memory, its)), DEADLINE_S)
     assert not list((state_folder / "sgd").iterdir())
 
 
@@ -451,8 +465,8 @@ def test_a_driver_that_is_ended_leaves_no_process_and_no_file(number: int, code:
         its = descendants(driver.pid)
         assert list((state_folder / "sgd").iterdir())
         driver.send_signal(number)
-        assert driver.wait(timeout=20) == code
-    wait_for(lambda: all(map(has_no_memory, its)))
+        assert driver.wait(timeout=DEADLINE_S) == code
+    wait_for(lambda: all(map(has_no_memory, its)), DEADLINE_S)
     assert not list((state_folder / "sgd").iterdir())
 
 
@@ -485,7 +499,7 @@ def test_nothing_is_left_after_a_shutdown(state_folder: Path, monkeypatch: pytes
         with pytest.raises(KeyboardInterrupt):
             its.shutdown()
     its.shutdown()
-    assert not [pid for pid in processes if os.path.exists(f"/proc/{pid}")]
+    assert all(map(has_no_memory, processes))
     assert not list((state_folder / "sgd").iterdir())
     with pytest.raises(RuntimeError, match="was shut down"):
         its.train()
