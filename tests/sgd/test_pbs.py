@@ -15,6 +15,7 @@ from hpc_det.submit.submitit_pbs.executor import _is_pbs
 from tests.lab.pbs_lab import PbsLab, can_have_hosts
 from tests.sgd.local_nodes import LocalNodes
 from tests.sgd.trained import Linear
+from tests.wait import DEADLINE_S
 
 REPOSITORY = Path(__file__).parents[2]
 DRIVER = """
@@ -38,7 +39,7 @@ def test_a_driver_in_a_job_finds_its_hosts_and_survives_a_rank(pbs_lab: PbsLab, 
     script = f"#!/bin/bash\ncd {REPOSITORY}\nexport PYTHONPATH={REPOSITORY}\n{run}\n"
     select = ["-l", "select=2:ncpus=1:mpiprocs=1,place=scatter", "-v", "CUDA_VISIBLE_DEVICES="]
     job = pbs_lab.submit(*select, script=script)
-    assert pbs_lab.wait_for(job, "F", deadline_s=60)["Exit_status"] == 0
+    assert pbs_lab.wait_for(job, "F", DEADLINE_S)["Exit_status"] == 0
     assert (tmp_path / "once").exists()
     hosts, losses = (tmp_path / "told").read_text().strip().split("] [")
     assert hosts == "['pbsn1', 'pbsn2'"
@@ -61,9 +62,10 @@ def test_a_job_that_is_preempted_is_followed_by_another_and_no_bit_is_lost(pbs_l
         found = [its.train()]
         first = [job.job_id for job in gang._jobs]
         pbs_lab.set_preempt_order("D")
-        pbs_lab.preempt(seconds=0)
+        other = pbs_lab.preempt(seconds=0)
         while [job.job_id for job in gang._jobs] == first:  # PBS takes it in a scheduling cycle of its own
             found.append(its.train())
     with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=LocalNodes(1, 2)) as undisturbed:
         assert [undisturbed.train() for _ in found] == found
+    pbs_lab.wait_for(other, "F", DEADLINE_S)
     assert pbs_lab.run("qstat") == ""

@@ -15,7 +15,7 @@ from hpc_det.sgd.capacity import GangJob, Pool
 from hpc_det.submit.submitit_pbs.executor import PbsExecutor, _is_pbs
 from tests.lab.pbs_lab import PbsLab, can_have_hosts
 from tests.sgd.capacity.driver import Run, renew_until
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -40,8 +40,8 @@ def test_agents_of_an_allocation_start_again_where_they_were_killed(pbs_lab: Pbs
     assert [note["host"] for note in run.wait_for_agents(4)] == ["pbsn1", "pbsn2", "pbsn2", "pbsn3"]
     run.hang_up()
     run.tell("stop")
-    wait_for((run.path / "stopped").exists)
-    assert pbs_lab.wait_for(job, "F")["Exit_status"] == 0
+    wait_for((run.path / "stopped").exists, DEADLINE_S)
+    assert pbs_lab.wait_for(job, "F", DEADLINE_S)["Exit_status"] == 0
     assert not list(run.path.glob(".nodes-*"))
 
 
@@ -53,11 +53,12 @@ def test_a_gang_hears_of_its_preemption_and_the_driver_submits_the_next_one(pbs_
     run.wait_for_agents(2)
     (job,) = gang._jobs
     pbs_lab.set_preempt_order("D")
-    pbs_lab.preempt(seconds=0)
-    wait_for(lambda: "SIGUSR2" in {name for _, name in run.warnings()})  # in_job passes it on to the first task
+    other = pbs_lab.preempt(seconds=0)
+    wait_for(lambda: "SIGUSR2" in {name for _, name in run.warnings()}, DEADLINE_S)  # in_job passes it on to the first
     renew_until(lambda: len(run.agents()) == 4, gang, run)
-    assert [other.job_id for other in gang._jobs] != [job.job_id]
+    assert [its.job_id for its in gang._jobs] != [job.job_id]
     assert not list(run.path.glob("jobs/*_next"))  # submitit has put nothing back
+    pbs_lab.wait_for(other, "F", DEADLINE_S)
     run.hang_up()
     gang.stop()
     assert pbs_lab.run("qstat") == ""
@@ -74,7 +75,7 @@ def test_a_pool_has_as_many_jobs_as_it_may_and_none_once_it_is_stopped(
     assert (pool.min_slots, pool.slots, pool.has_gpus) == (8, 16, True)
     pool.start(run.path, pool.slots)
     run.wait_for_agents(3)
-    wait_for(lambda: pool.state().startswith("3 of 4 jobs are running; 1 of 4 jobs are queued"), 10)
+    wait_for(lambda: pool.state().startswith("3 of 4 jobs are running; 1 of 4 jobs are queued"), DEADLINE_S, pool.state)
     pool.stop()  # the agents have not heard that the driver leaves
     assert pbs_lab.run("qstat") == ""
     assert not (run.path / "of-the-user").exists()

@@ -122,7 +122,7 @@ def test_agents_that_do_not_leave_are_ended_by_their_steps_end(
     run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpc_det.sgd.capacity.allocation.LEAVE_S", 0.1)
-    stub("srun", 'until [[ $1 == /bin/sh ]]; do shift; done; "$@" & trap "kill -KILL $!; exit 1" TERM; wait; wait')
+    stub("srun", 'until [[ $1 == /bin/sh ]]; do shift; done; trap "kill -KILL \\$!; exit 1" TERM; "$@" & wait; wait')
     stub("squeue", "echo node1")
     env = {**JOB, "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_CPUS_PER_NODE": "1"}
     allocation = Allocation(env={**os.environ, **env})

@@ -17,7 +17,7 @@ from torch import nn
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from tests.sgd.operators import batches
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +182,7 @@ def test_a_rank_waits_until_the_one_before_has_its_data(tmp_path: Path) -> None:
         rank.start()
         wait_for(lambda: _waits_for(held.fileno()))
         assert not created.is_set()
-    rank.join(10)
+    rank.join(DEADLINE_S)
     assert created.is_set()
 
 

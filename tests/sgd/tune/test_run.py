@@ -15,7 +15,7 @@ from hpc_det.sgd.tune import Analysis, asha, choice, grid_search, pbt, tune_run,
 from hpc_det.sgd.tune.files import TuneFolder
 from hpc_det.store.files import read_json, read_lines
 from tests.sgd.tune.trainables import Fragile, Line, Slow
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 THREE = {"training_iteration": 3}
 
@@ -126,7 +126,7 @@ tune_run(Slow, config={{"rate": grid_search([1.0, 2.0, 3.0])}}, stop={{"training
 """
     driver = subprocess.Popen([sys.executable, "-c", script])
     second = TuneFolder(run).trial(2)
-    wait_for(lambda: (second.path / "began-2").exists())
+    wait_for(lambda: (second.path / "began-2").exists(), DEADLINE_S)
     driver.kill()
     driver.wait()
     (run / "go").touch()
@@ -180,7 +180,7 @@ def test_trials_as_jobs(tmp_path: Path) -> None:
 
 
 class Refusing(submitit.LocalExecutor):
-    """Takes one job at a time, as a scheduler whose limit is reached does."""
+    """Takes one job at a time, as a scheduler whose limit is reached does, however quickly the first one ends."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -188,7 +188,7 @@ class Refusing(submitit.LocalExecutor):
         self.refused = 0
 
     def submit(self, *args: Any, **kwargs: Any) -> Any:
-        if any(not job.done() for job in self.submitted):
+        if self.submitted and not (self.refused and self.submitted[-1].done()):
             self.refused += 1
             raise submitit.core.utils.FailedJobError("sbatch: error: QOSMaxSubmitJobPerUserLimit")
         self.submitted.append(super().submit(*args, **kwargs))
@@ -255,9 +255,9 @@ from tests.sgd.tune.trainables import Slow
 tune_run(Slow, config={{"rate": 1.0}}, stop={{"training_iteration": 3}}, run={str(run)!r})
 """
     driver = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
-    wait_for(lambda: (TuneFolder(run).trial(1).path / "began-2").exists())
+    wait_for(lambda: (TuneFolder(run).trial(1).path / "began-2").exists(), DEADLINE_S)
     driver.send_signal(signal.SIGINT)
-    _, said = driver.communicate(timeout=20)
+    _, said = driver.communicate(timeout=DEADLINE_S)
     assert b"KeyboardInterrupt" in said
     assert read_json(TuneFolder(run).trial(1).turn) is None
     (run / "go").touch()

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpc_det.errors import InvalidHP
 from hpc_det.sgd.tune.trainable import Trainable
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 
 class Line(Trainable):
@@ -59,7 +59,7 @@ class Slow(Line):
         assert self.trial_folder
         (self.trial_folder / f"began-{self.training_iteration}").touch()
         go = self.trial_folder.parent.parent / "go"
-        wait_for(lambda: self.training_iteration < 2 or go.exists())
+        wait_for(lambda: self.training_iteration < 2 or go.exists(), DEADLINE_S)
         return super().step()
 
 
