@@ -9,10 +9,11 @@ import pytest
 
 from hpc_det.doctor.asked_once import AskedOnce
 from hpc_det.schedulers.command import CommandError
+from tests.wait import DEADLINE_S
 
 
 def test_all_are_asked_at_the_same_time() -> None:
-    together = threading.Barrier(2, timeout=10)
+    together = threading.Barrier(2, timeout=DEADLINE_S)
 
     def run(command: Sequence[str]) -> str:
         together.wait()

@@ -14,6 +14,7 @@ from hpc_det.doctor.this_machine import file_system, findings
 from hpc_det.launch.watch.health import Problem
 from tests.cli.life import Life
 from tests.doctor.sites import one
+from tests.wait import DEADLINE_S
 
 MOUNTS = """\
 /dev/vda / ext4 rw 0 0
@@ -21,6 +22,12 @@ tmpfs /dev/shm tmpfs rw 0 0
 server:/home /home nfs4 rw 0 0
 server:/two\\040words /home/two\\040words lustre rw 0 0
 """
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's own disk answers, if late."""
+    monkeypatch.setattr(this_machine, "ANSWER_S", DEADLINE_S)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from hpc_det.search.optuna_study import FILE, STUDY
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
 from tests.search.experiments import experiment
+from tests.wait import DEADLINE_S
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -139,7 +140,7 @@ def test_several_processes_share_one_study_and_no_trial_is_asked_for_twice(tmp_p
     for process in workers:
         process.start()
     for process in workers:
-        process.join(timeout=60)
+        process.join(timeout=DEADLINE_S)
         assert process.exitcode == 0
     state = SearchJournal(folder).state()
     assert state.finished
@@ -170,7 +171,7 @@ def test_who_is_killed_while_choosing_leaves_its_trial_to_the_next(tmp_path: Pat
     search.ask(0, "job 0")
     process = FORK.Process(target=killed_while_choosing, args=(folder, at))
     process.start()
-    process.join(timeout=60)
+    process.join(timeout=DEADLINE_S)
     assert process.exitcode == -signal.SIGKILL
     (asked,) = study_of(folder).trials
     assert "depth" in asked.params
