@@ -60,14 +60,15 @@ class SweepLauncher(Launcher):
         from hpc_det.sweep.files import point_to
 
         experiment = self._submit(overrides, first)
-        point_to(experiment, Path(self._config.hydra.sweep.dir).absolute())
-        log.info(f"Submitted {len(overrides)} job{'s' * (len(overrides) > 1)} as experiment {experiment.id}")
-        for number, point in enumerate(overrides, start=first):
-            log.info(f"\t#{number} : {' '.join(filter_overrides(point))}")
-        if not self._fields["wait"]:
-            log.info(f"Look at them with: hpc-det sweep status {experiment.id}")
-            return returns.submission_records(experiment, overrides)
-        waiting.wait(experiment, self._fields["poll_s"])
+        with waiting.left_by_ctrl_c(experiment):
+            point_to(experiment, Path(self._config.hydra.sweep.dir).absolute())
+            log.info(f"Submitted {len(overrides)} job{'s' * (len(overrides) > 1)} as experiment {experiment.id}")
+            for number, point in enumerate(overrides, start=first):
+                log.info(f"\t#{number} : {' '.join(filter_overrides(point))}")
+            if not self._fields["wait"]:
+                log.info(f"Look at them with: hpc-det sweep status {experiment.id}")
+                return returns.submission_records(experiment, overrides)
+            waiting.wait(experiment, self._fields["poll_s"])
         return returns.job_returns(experiment, overrides)
 
     def _submit(self, overrides: list[list[str]], first: int) -> ExperimentFolder:

@@ -12,9 +12,9 @@ import pytest
 
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
+from tests.wait import DEADLINE_S
 
 CHECKOUT = Path(__file__).parents[2]
-PATIENCE_S = 60
 
 
 def source(*statements: str, config: str | None = None) -> str:
@@ -79,7 +79,7 @@ class App:
 
     def _run(self, *overrides: str) -> tuple[int, str]:
         process = self.start(*overrides)
-        output, _ = process.communicate(timeout=PATIENCE_S)
+        output, _ = process.communicate(timeout=DEADLINE_S)
         return process.returncode, output
 
     def hpc_det(self, *arguments: str) -> tuple[int, str]:
@@ -91,7 +91,7 @@ class App:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=DEADLINE_S,
         )
         return done.returncode, done.stdout
 

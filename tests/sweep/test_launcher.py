@@ -13,7 +13,7 @@ import pytest
 
 from hpc_det.sweep.saved import checkpoint_of
 from tests.sweep.conftest import App, source
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 DOUBLES = source("return cfg.x * 2")
 WHEN_TOLD = 'while not os.path.exists("go"): time.sleep(0.05)'
@@ -125,9 +125,11 @@ def test_without_waiting_it_returns_at_once_and_the_points_go_on(app: App) -> No
 def test_ctrl_c_ends_the_waiting_and_not_the_sweep(app: App) -> None:
     app.write("app.py", source(WHEN_TOLD, "return cfg.x"))
     waiting = app.start("+x=1")
-    wait_for(app.experiment().trial().rank_log(1, 0).exists)
+    wait_for(app.experiment().trial().rank_log(1, 0).exists, DEADLINE_S)
+    assert waiting.stdout
+    assert any("Submitted" in line for line in waiting.stdout)  # the rank may be quicker
     waiting.send_signal(signal.SIGINT)
-    output, _ = waiting.communicate(timeout=30)
+    output, _ = waiting.communicate(timeout=DEADLINE_S)
     assert waiting.returncode == 130
     assert "hpc-det: wait for them again with: hpc-det sweep wait 1\n" in output
     assert "Traceback" not in output
@@ -144,11 +146,11 @@ def test_an_edit_of_a_file_while_points_are_queued_changes_nothing(app: App) -> 
     app.write("conf/config.yaml", "defaults: [{group: a}]\nx: 0\n")
     app.write("conf/group/a.yaml", "y: 1\n")
     waiting = app.start("x=1,2", "hydra.launcher.array_parallelism=1")
-    wait_for(app.experiment().trial().rank_log(1, 0).exists)
+    wait_for(app.experiment().trial().rank_log(1, 0).exists, DEADLINE_S)
     app.write("conf/config.yaml", "defaults: [{group: a}]\nx: 0\nhydra: {job: {name: edited}}\n")
     app.write("conf/group/a.yaml", "y: 2\n")
     app.write("go", "")
-    output, _ = waiting.communicate(timeout=60)
+    output, _ = waiting.communicate(timeout=DEADLINE_S)
     assert waiting.returncode == 0, output
     assert [point["returned"] for point in app.points()] == [1, 1]
     assert (app.folder / "out" / "1" / "app.log").exists()

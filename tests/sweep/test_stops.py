@@ -12,7 +12,7 @@ from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.sweep import may_stop
 from tests.sweep.conftest import App
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 COUNTS = """
 import os, time
@@ -50,7 +50,7 @@ def checkpoint():
 def preempt(trial: TrialFolder, attempt: int, ranks: int = 1) -> None:
     """As a scheduler tells the agent, once the app of every rank has something to save."""
     logs = [trial.rank_log(attempt, rank) for rank in range(ranks)]
-    wait_for(lambda: all(log.exists() and "has begun" in log.read_text() for log in logs))
+    wait_for(lambda: all(log.exists() and "has begun" in log.read_text() for log in logs), DEADLINE_S)
     os.kill(agent_of(trial), signal.SIGTERM)
 
 
@@ -71,10 +71,10 @@ def test_a_preempted_app_goes_on_where_its_checkpoint_was(app: App, ranks: int) 
     trial = app.experiment().trial()
     sweep = app.start("+x=1", f"hydra.launcher.slots={ranks}")
     preempt(trial, 1, ranks)
-    wait_for(trial.rank_log(2, 0).exists)
+    wait_for(trial.rank_log(2, 0).exists, DEADLINE_S)
     assert all((app.folder / "out" / "0" / f"step-{rank}").exists() for rank in range(ranks))
     app.write("go", "")
-    output, _ = sweep.communicate(timeout=60)
+    output, _ = sweep.communicate(timeout=DEADLINE_S)
     assert sweep.returncode == 0, output
     assert app.points()[0]["returned"] > 0
     assert [event["cause"] for event in Journal(trial.journal).events() if event["event"] == "ended"] == [
@@ -124,7 +124,7 @@ def test_an_app_that_says_where_is_stopped_nowhere_else(app: App) -> None:
     app.write("app.py", IN_STEP.replace("{group}", "pass").replace("{collective}", "pass"))
     sweep = app.start("+at_once=false")
     preempt(app.experiment().trial(), 1)
-    output, _ = sweep.communicate(timeout=60)
+    output, _ = sweep.communicate(timeout=DEADLINE_S)
     assert sweep.returncode == 0, output
     assert app.points()[0]["returned"] > 0
 
@@ -134,7 +134,7 @@ def test_all_ranks_of_a_gang_stop_at_the_same_step_and_may_speak_with_each_other
     app.write("app.py", text.replace("{collective}", "import torch; torch.distributed.all_reduce(torch.ones(1))"))
     sweep = app.start("+at_once=false", "hydra.launcher.slots=2")
     preempt(app.experiment().trial(), 1, ranks=2)
-    output, _ = sweep.communicate(timeout=90)
+    output, _ = sweep.communicate(timeout=DEADLINE_S)
     assert sweep.returncode == 0, output
     first, second = ((app.folder / "out" / "0" / f"step-{rank}").read_text() for rank in range(2))
     assert first == second == str(app.points()[0]["returned"])
@@ -157,10 +157,10 @@ def test_five_preemptions_in_a_row_end_an_app_that_saves_nothing(app: App, hook:
     sweep = app.start("+x=1")
     for attempt in range(1, 6):
         preempt(trial, attempt)
-    wait_for(lambda: len(Journal(trial.journal).history()) == 5)
+    wait_for(lambda: len(Journal(trial.journal).history()) == 5, DEADLINE_S)
     assert Journal(trial.journal).events()[9]["action"] == decision
     app.write("go", "")
-    output, _ = sweep.communicate(timeout=60)
+    output, _ = sweep.communicate(timeout=DEADLINE_S)
     assert sweep.returncode == (0 if hook else 1), output
 
 
@@ -169,9 +169,9 @@ def test_a_checkpoint_that_fails_is_told_and_the_app_starts_again(app: App) -> N
     trial = app.experiment().trial()
     sweep = app.start("+x=1")
     preempt(trial, 1)
-    wait_for(trial.rank_log(2, 0).exists)
+    wait_for(trial.rank_log(2, 0).exists, DEADLINE_S)
     app.write("go", "")
-    assert sweep.wait(timeout=60) == 0
+    assert sweep.wait(timeout=DEADLINE_S) == 0
     assert sweep.stdout is not None
     sweep.stdout.close()
     assert "the disk is full" in trial.rank_log(1, 0).read_text()
