@@ -27,10 +27,12 @@ def random_kills(every_s: float, seed: int) -> Iterator[list[int]]:
     """KILLs a process of a trial now and then: the trial's own, an agent's or a rank's."""
     killed: list[int] = []
     draws, is_over = random.Random(seed), threading.Event()
+    others = children(os.getpid())  # of this process of tests
 
     def kill() -> None:
         while not is_over.wait(every_s):
-            trials = [pid for child in children(os.getpid()) for pid in (child, *descendants(child))]
+            own = [child for child in children(os.getpid()) if child not in others]
+            trials = [pid for child in own for pid in (child, *descendants(child))]
             if trials:
                 killed.append(draws.choice(trials))
                 try:
