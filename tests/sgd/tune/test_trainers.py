@@ -17,20 +17,28 @@ import pytest
 from hpc_det.process import children, descendants
 from hpc_det.sgd import TorchTrainer
 from hpc_det.sgd.tune import grid_search, loguniform, pbt, tune_run
+from hpc_det.store.files import read_lines
 from tests.sgd.trained import Linear
 
 pytestmark = pytest.mark.long
 
 
 @contextmanager
-def random_kills(every_s: float, seed: int) -> Iterator[list[int]]:
-    """KILLs a process of a trial now and then: the trial's own, an agent's or a rank's."""
+def random_kills(run: Path, seed: int) -> Iterator[list[int]]:
+    """KILLs a process of a trial after every other iteration of any: the trial's own, an agent's or a rank's."""
     killed: list[int] = []
     draws, is_over = random.Random(seed), threading.Event()
     others = children(os.getpid())  # of this process of tests
 
+    def iterations() -> int:
+        return sum(len(read_lines(path)) for path in run.glob("trials/*/metrics.jsonl"))
+
     def kill() -> None:
-        while not is_over.wait(every_s):
+        begin = 0
+        while not is_over.wait(draws.uniform(0, 0.4)):
+            if iterations() < begin + 2:
+                continue
+            begin = iterations()
             own = [child for child in children(os.getpid()) if child not in others]
             trials = [pid for child in own for pid in (child, *descendants(child))]
             if trials:
@@ -77,7 +85,7 @@ def test_a_population_of_trainers_outlives_random_kills(tmp_path: Path) -> None:
     trainable = TorchTrainer.as_trainable(
         training_operator_cls=Linear, num_workers=2, executor="local", override_tune_step=train_for_a_while
     )
-    with random_kills(every_s=3, seed=3) as killed:
+    with random_kills(tmp_path / "run", seed=3) as killed:
         analysis = tune_run(
             trainable,
             config={"lr": loguniform(1e-4, 1e-1)},
