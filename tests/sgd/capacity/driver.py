@@ -21,7 +21,7 @@ from hpc_det.launch.elastic import agents
 from hpc_det.sgd.capacity import Allocation, Capacity, allocation
 from hpc_det.store.files import read_lines
 from hpc_det.store.run_folder import RunFolder
-from tests.wait import DEADLINE_S, wait_for
+from tests.wait import wait_for
 
 STAND_IN = "tests.sgd.capacity.stand_in"
 
@@ -34,7 +34,6 @@ class Run:
     def make(cls, path: Path) -> Run:
         RunFolder(path).make()
         (path / "agents").mkdir()
-        (path / "state").touch()
         return cls(path)
 
     def agents(self) -> list[dict[str, Any]]:
@@ -49,9 +48,9 @@ class Run:
         files = self.path.glob("agents/*.jsonl")
         return {(file.stem.partition("-")[0], line["leaving"]) for file in files for line in read_lines(file)[1:]}
 
-    def wait_for_agents(self, count: int) -> list[dict[str, Any]]:
+    def wait_for_agents(self, count: int, deadline_s: float = 20) -> list[dict[str, Any]]:
         with suppress(AssertionError):
-            wait_for(lambda: len(self.agents()) >= count, DEADLINE_S)
+            wait_for(lambda: len(self.agents()) >= count, deadline_s)
         assert len(self.agents()) == count, (self.agents(), self.logs())
         return self.agents()
 
@@ -71,8 +70,8 @@ class Run:
             file.write(f"{order}\n")
 
 
-def renew_until(condition: Callable[[], bool], capacity: Capacity, run: Run) -> None:
-    end = time.monotonic() + DEADLINE_S
+def renew_until(condition: Callable[[], bool], capacity: Capacity, run: Run, deadline_s: float = 20) -> None:
+    end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end, (capacity.state(), run.agents(), run.logs())
         capacity.renew([])

@@ -12,7 +12,7 @@ import pytest
 
 from tests.lab.slurm import SlurmLab
 from tests.sgd.capacity.driver import Run
-from tests.wait import DEADLINE_S, wait_for
+from tests.wait import wait_for
 
 pytestmark = pytest.mark.slurm
 REPOSITORY = Path(__file__).parents[3]
@@ -35,8 +35,8 @@ def stop(lab: SlurmLab, run: Run, job: str) -> None:
     """With nothing left of it but the files of its run folder."""
     run.hang_up()
     run.tell("stop")
-    wait_for((run.path / "stopped").exists, DEADLINE_S)
-    lab.wait_for_state(job, "COMPLETED", DEADLINE_S)
+    wait_for((run.path / "stopped").exists)
+    lab.wait_for_state(job, "COMPLETED", deadline_s=15)
 
 
 def test_agents_start_on_all_nodes_and_go_on_without_one_that_is_taken_away(slurm_lab: SlurmLab, run: Run) -> None:
@@ -48,7 +48,7 @@ def test_agents_start_on_all_nodes_and_go_on_without_one_that_is_taken_away(slur
     slurm_lab.run("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=taken away")
     run.tell("renew node2")
     wait_for(lambda: (run.path / "state").read_text() == f"job {job} has node1, node3; it has lost node2")
-    wait_for(lambda: [is_there(note) for note in agents] == [True, False, True])
+    assert [is_there(note) for note in agents] == [True, False, True]
     stop(slurm_lab, run, job)
     assert len(run.agents()) == 3
 

@@ -7,7 +7,7 @@ import pytest
 from hpc_det.sgd.capacity import GangJob, Pool
 from tests.lab.slurm import SlurmLab
 from tests.sgd.capacity.driver import Run, renew_until
-from tests.wait import DEADLINE_S, wait_for
+from tests.wait import wait_for
 
 pytestmark = pytest.mark.slurm
 BRIDGE = "hpcdet0"
@@ -38,7 +38,7 @@ def test_a_gang_hears_of_its_preemption_and_the_driver_submits_the_next_one(slur
     for name in ("USR1", "USR2", "TERM"):
         slurm_lab.run("scancel", f"--signal={name}", job.job_id)
     everybody = {(note["host"], f"SIG{name}") for note in agents for name in ("USR1", "USR2", "TERM")}
-    wait_for(lambda: run.warnings() == everybody, DEADLINE_S, run.warnings)
+    wait_for(lambda: run.warnings() == everybody)
     assert slurm_lab.job(job.job_id)["Restarts"] == "0"
     slurm_lab.run("scancel", "--signal=KILL", f"{job.job_id}.0")
     renew_until(lambda: len(run.agents()) == 4, gang, run)
@@ -55,7 +55,7 @@ def test_a_pool_keeps_its_size_with_other_nodes(slurm_lab: SlurmLab, run: Run) -
     assert run.wait_for_agents(3) != []
     assert run.hosts() == ["node1", "node2", "node3"]
     full = "3 of 4 jobs are running; 1 of 4 jobs are queued (Resources)"
-    wait_for(lambda: pool.state() == full, DEADLINE_S, pool.state)
+    wait_for(lambda: pool.state() == full, deadline_s=10)
     slurm_lab.run("scontrol", "update", "NodeName=node3", "State=DOWN", "Reason=taken away")
     renew_until(lambda: pool.state() != full, pool, run)
     renew_until(lambda: pool.state() == full and len(run.agents()) == 4, pool, run)  # the node is there again
