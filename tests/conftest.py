@@ -28,8 +28,10 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 MEMORY, ROOM = Path("/dev/shm"), 2**31
-LEAVES_NODES_S = 30
-"""A job has ended before the last of its processes."""
+ENDS_S = 30
+"""What a test has told to end may take so long: the machine may stand still, and a job of PBS has ended before the last
+of its processes.
+"""
 
 
 # A shell that starts these tests with `&` has them ignore Ctrl-C, and with them every command that a test sends one.
@@ -88,7 +90,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if lab:
         lab.cancel_all()  # jobs inherit the environment of the test that submitted them
-    if leaks := check.leaks(LEAVES_NODES_S if pbs_real.ASKED_FOR else 2):
+    if leaks := check.leaks(ENDS_S):
         pytest.fail("this test left behind:\n" + "\n".join(leaks), pytrace=False)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import subprocess
 import threading
 import time
 import uuid
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 MARK = "HPC_DET_TEST_ID"
@@ -34,7 +38,7 @@ class LeakCheck:
         self._pids = _pids()
         os.environ[MARK] = self._test_id
 
-    def leaks(self, deadline_s: float = 2) -> list[str]:
+    def leaks(self, deadline_s: float) -> list[str]:
         """One line for each leak; what is just about to end is given until the deadline."""
         problems = [f"changed environment variable {name}" for name in self._restore_environ()]
         if (umask := _umask()) != self._umask:
@@ -43,9 +47,9 @@ class LeakCheck:
         end = time.monotonic() + deadline_s
         while (self._new_processes() or self._new_threads()) and time.monotonic() < end:
             time.sleep(0.02)
-        for pid, command in self._new_processes().items():
-            problems.append(f"process {pid} still runs: {command}")
-            os.kill(pid, signal.SIGKILL)
+        left = self._new_processes()
+        problems += [f"process {pid} still runs: {command}" for pid, command in left.items()]
+        _end(left)
         return problems + [f"thread still runs: {thread.name}" for thread in self._new_threads()]
 
     def _restore_environ(self) -> list[str]:
@@ -75,6 +79,17 @@ class LeakCheck:
 
     def _is_marked(self, pid: int) -> bool:
         return f"{MARK}={self._test_id}" in _read(pid, "environ").split("\0")
+
+
+def _end(pids: Collection[int]) -> None:
+    """With what this process has of them: it would complain in the test in which it becomes garbage."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for found in gc.get_objects() if pids else ():
+        if type(found) is subprocess.Popen and found.pid in pids:
+            with suppress(BrokenPipeError), found:
+                pass
 
 
 def _is_known(command: str) -> bool:
