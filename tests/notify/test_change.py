@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from hpc_det.store.files import read_json, write_json
 from hpc_det.store.modes import SHARED_FOLDER
 from tests.cli.life import Life, random_search
 from tests.notify.receiver import Receiver
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 ALL = ["RUNNING", "PAUSED", "COMPLETED", "ERROR", "CANCELED"]
 
@@ -146,24 +146,33 @@ def test_a_pause_is_told_each_time(life: Life, receiver: Receiver) -> None:
 # --- what goes wrong with hooks
 
 
-def test_a_hook_that_fails_is_noted_and_the_others_are_told(
+def test_a_hook_that_fails_is_noted_and_the_others_are_told(life: Life, receiver: Receiver) -> None:
+    hooked(life, {"command": ["sh", "-c", "echo no such channel; exit 1"]}, {"webhook": receiver.url()})
+    life.begins()
+    life.finishes()
+    assert tell_rest(life.folder) == ["command sh was not told of COMPLETED: ended with 1: no such channel"]
+    assert receiver.news() == [(life.id, "COMPLETED")]
+    assert [hook["problem"] is None for hook in outcome(life, "COMPLETED-1.json")] == [False, True]
+
+
+def test_a_hook_that_hangs_is_ended_and_the_others_are_told(
     life: Life, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "TIME_LIMIT_S", 0.3)
-    hooked(
-        life,
-        {"command": ["sh", "-c", "echo no such channel; exit 1"]},
-        {"command": ["sleep", "60"]},
-        {"webhook": receiver.url()},
-    )
+    """Its time is over once the other one has been told, however long that takes this machine."""
+    wait = subprocess.Popen.wait
+
+    def waits(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        wait_for(receiver.news)
+        return wait(process, timeout and 0)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", waits)
+    hooked(life, {"command": ["sleep", "60"]}, {"webhook": receiver.url()})
     life.begins()
     life.finishes()
     assert tell_rest(life.folder) == [
-        "command sh was not told of COMPLETED: ended with 1: no such channel",
-        "command sleep was not told of COMPLETED: did not end within 0.3 s, and was killed",
+        "command sleep was not told of COMPLETED: did not end within 20 s, and was killed",
     ]
-    assert receiver.news() == [(life.id, "COMPLETED")]
-    assert [hook["problem"] is None for hook in outcome(life, "COMPLETED-1.json")] == [False, False, True]
+    assert [hook["problem"] is None for hook in outcome(life, "COMPLETED-1.json")] == [False, True]
 
 
 def test_a_hook_that_cannot_even_be_ended_is_left(life: Life, hooks_that_hang: None) -> None:
@@ -171,10 +180,7 @@ def test_a_hook_that_cannot_even_be_ended_is_left(life: Life, hooks_that_hang: N
     hooked(life, {"mail": "ada"})
     life.begins()
     life.finishes()
-    began = time.monotonic()
-    (told,) = tell_rest(life.folder)
-    assert told == "mail to ada was not told of COMPLETED: no answer within 0.1 s"
-    assert time.monotonic() - began < 5
+    assert tell_rest(life.folder) == ["mail to ada was not told of COMPLETED: no answer within 0.1 s"]
 
 
 @pytest.fixture
@@ -210,17 +216,18 @@ def test_a_worker_tells_its_beginning_and_the_end(life: Life, receiver: Receiver
 
 
 def test_a_worker_waits_for_no_hook_before_it_trains_or_goes_back_into_the_queue(
-    life: Life, receiver: Receiver
+    life: Life, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It has gone before there is an answer, for which the hook has much time."""
+    monkeypatch.setattr(ways, "TIME_LIMIT_S", DEADLINE_S)
     receiver.answers.clear()
     hooked(life, {"webhook": receiver.url()})
-    began = time.monotonic()
     with hooks_told(life.folder, print):
         life.begins()
-    assert time.monotonic() - began < 10
     wait_for(lambda: receiver.news() == [(life.id, "RUNNING")])
     receiver.answers.set()
     wait_for(lambda: outcome(life, "RUNNING-1.json"))
+    assert outcome(life, "RUNNING-1.json") == [{"hook": "webhook of 127.0.0.1", "problem": None}]
 
 
 def test_the_end_is_told_after_the_beginning(life: Life, receiver: Receiver) -> None:

@@ -6,7 +6,8 @@ import email
 import email.policy
 import json
 import os
-import time
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,17 @@ def test_a_command_that_is_none_is_named(news: News) -> None:
 def test_a_command_that_hangs_is_killed_with_what_it_has_started(
     news: News, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pid, end = tmp_path / "12" / "pid", ways._end
+
+    def end_once_it_hangs(process: subprocess.Popen[bytes]) -> None:
+        wait_for(pid.exists)
+        end(process)
+
     monkeypatch.setattr(ways, "TIME_LIMIT_S", 0.3)
-    hangs = ["sh", "-c", "sleep 60 & echo $! >../pid; wait"]
+    monkeypatch.setattr(ways, "_end", end_once_it_hangs)
+    hangs = ["sh", "-c", "sleep 60 & echo $! >../.pid; mv ../.pid ../pid; wait"]
     assert problem({"command": hangs}, news) == "did not end within 0.3 s, and was killed"
-    wait_for(lambda: not is_there(int((tmp_path / "12" / "pid").read_text())))
+    wait_for(lambda: not is_there(int(pid.read_text())))
 
 
 # --- web addresses
@@ -101,18 +109,17 @@ def test_no_redirect_is_followed(news: News, receiver: Receiver, status: int, ta
 def test_a_server_that_does_not_answer_is_not_waited_for(
     news: News, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It answers once the test is over."""
     monkeypatch.setattr(ways, "TIME_LIMIT_S", 0.2)
     receiver.answers.clear()
-    began = time.monotonic()
     assert problem({"webhook": receiver.url()}, news) == "cannot be reached: timed out"
-    assert time.monotonic() - began < 5
 
 
-def test_a_server_that_is_not_there_cannot_be_reached(news: News, receiver: Receiver) -> None:
-    url = receiver.url("/secret")
-    receiver.shutdown()
-    receiver.server_close()
-    told = problem({"webhook": url}, news)
+def test_a_server_that_is_not_there_cannot_be_reached(news: News, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with socket.socket() as taken:  # by nobody who listens
+        taken.bind(("127.0.0.1", 0))
+        told = problem({"webhook": f"http://127.0.0.1:{taken.getsockname()[1]}/secret"}, news)
     assert told.startswith("cannot be reached: ")
     assert "secret" not in told
 
