@@ -6,20 +6,19 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from hpc_det.process import descendants, is_running, start_ticks
+from tests.wait import DEADLINE_S
+
+REPOSITORY = Path(__file__).parents[1]
 
 TREE = """
-import os, subprocess, sys, time
+import os, subprocess
 from hpc_det.process import adopt_orphans, descendants, end_descendants, end_other_sessions
-
-def wait_for(condition):
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
+from tests.wait import wait_for
 
 def below():
     return descendants(os.getpid())
@@ -30,7 +29,8 @@ adopt_orphans()
 
 def in_a_process(code: str) -> list[str]:
     command = [sys.executable, "-c", TREE + textwrap.dedent(code)]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=30).stdout.split()
+    done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True, timeout=DEADLINE_S)
+    return done.stdout.split()
 
 
 def test_grandchildren_in_sessions_of_their_own_with_dead_parents_are_found_and_ended() -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.wait import DEADLINE_S
+
 HOOKED = ("-m", "hpc_det.compat")
 
 # A Python that has imported torch and nothing of ours. Each program gets a copy of it.
@@ -32,7 +34,7 @@ while line := sys.stdin.readline():
 
 
 def python(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, env=env)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=DEADLINE_S, env=env)
 
 
 def printed(code: str, *, before: tuple[str, ...] = HOOKED) -> str:
@@ -70,4 +72,4 @@ class Copies:
         return int(self._process.stdout.readline()), self._output.read_text()
 
     def close(self) -> None:
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=DEADLINE_S)

@@ -16,6 +16,7 @@ from hpc_det.store.about import write_about
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.all import summaries, under_way
+from hpc_det.view.index import SETTLES_S
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.cli.life import FakeScheduler, Life
 
@@ -179,9 +180,11 @@ def test_an_index_that_cannot_be_written_costs_time_alone(store: ExperimentStore
     assert [states(store), states(store)] == [{1: "COMPLETED"}] * 2
 
 
-def test_what_changed_a_moment_ago_is_read_once_more(store: ExperimentStore, ended: Life, reads: list[int]) -> None:
+def test_what_changed_a_moment_ago_is_read_once_more(
+    store: ExperimentStore, ended: Life, reads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A change in the same tick of the file system's clock would leave no trace."""
-    os.utime(ended.folder.search)
+    monkeypatch.setattr("hpc_det.view.index.time.time", lambda: LONG_AGO + SETTLES_S / 2)
     summaries(store)
     summaries(store)
     assert reads == [1, 1]
