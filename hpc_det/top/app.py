@@ -117,28 +117,28 @@ class Top(App[None]):
     # --- what is seen
 
     def _look(self) -> None:
-        self._in_thread("look", self._look_at_files)
+        self._in_thread("look", lambda: Looked(self._experiments.look()))
         self._in_thread("ask", partial(self._answers.ask, self._seen.job_ids))
 
-    def _look_at_files(self) -> None:
-        self.post_message(Looked(self._experiments.look()))
-
-    def _in_thread(self, name: str, act: Callable[[], object]) -> None:
-        """One of a name at a time. What goes wrong is told."""
+    def _in_thread(self, name: str, act: Callable[[], Message | None]) -> None:
+        """One of a name at a time. When it tells what came of it, or what went wrong, the next one may begin."""
         if name in self._busy:
             return
         self._busy.add(name)
         self.run_worker(partial(self._run, name, act), thread=True)
 
-    def _run(self, name: str, act: Callable[[], object]) -> None:
+    def _run(self, name: str, act: Callable[[], Message | None]) -> None:
+        told: Message | None = None
         try:
-            act()
+            told = act()
         except HpcDetError as error:
-            self.post_message(Said("; ".join(error.problems)))
+            told = Said("; ".join(error.problems))
         except OSError as error:
-            self.post_message(Said(f"{error.filename}: {error.strerror}"))
+            told = Said(f"{error.filename}: {error.strerror}")
         finally:
             self._busy.discard(name)
+        if told:
+            self.post_message(told)
 
     def on_looked(self, event: Looked) -> None:
         self._seen = event.seen
@@ -250,7 +250,7 @@ class Top(App[None]):
 
     def _do(self, act: Callable[[ExperimentFolder], str], folder: ExperimentFolder) -> None:
         self._say(f"experiment {folder.id}: ...")
-        self._in_thread(f"experiment {folder.id}", lambda: self.post_message(Said(act(folder))))
+        self._in_thread(f"experiment {folder.id}", lambda: Said(act(folder)))
 
     def _describe(self, number: int) -> str:
         view = ExperimentView(self._store.existing(number))

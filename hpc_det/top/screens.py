@@ -79,6 +79,8 @@ class Details(ModalScreen[None]):
             told = self._tell()
         except HpcDetError as error:
             told = "\n".join(error.problems)
+        except OSError as error:  # it is being deleted
+            told = f"{error.filename}: {error.strerror}"
         self.post_message(Told(told))
 
     def on_told(self, event: Told) -> None:
