@@ -29,9 +29,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         make(folder)
         _enter(folder, environment(folder), patch)
         umask = os.umask(0o077)
-        populate(folder)
-        shutil.copytree(folder, folder.with_name("before"), symlinks=True)
-        os.umask(umask)
+        try:
+            populate(folder)
+        finally:
+            os.umask(umask)
+    shutil.copytree(folder, folder.with_name("before"), symlinks=True)
     return folder
 
 

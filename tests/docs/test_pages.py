@@ -22,6 +22,7 @@ from tests.docs.page import Command, File, Page
 from tests.lab.pbs_fixture import pbs_lab as pbs_lab
 from tests.lab.pbs_lab import PbsLab
 from tests.lab.slurm import SlurmLab
+from tests.wait import DEADLINE_S
 
 CHECKOUT = Path(__file__).parents[2]
 PAGES = [
@@ -55,8 +56,6 @@ PAGES = [
         ),
     )
 ]
-UNTIL_S = 90
-COMMAND_S = 200
 ELSEWHERE = {"setup", "slurm", "pbs"}
 MARKS = {*ELSEWHERE, "fails", "until", "long"}
 
@@ -90,7 +89,7 @@ class Reader:
         path.write_text(file.text)
 
     def _execute(self, command: Command) -> None:
-        end = time.monotonic() + UNTIL_S
+        end = time.monotonic() + DEADLINE_S
         code, output = self._run(command)
         while "until" in command.marks and not command.agrees(output) and time.monotonic() < end:
             time.sleep(0.2)
@@ -107,26 +106,23 @@ class Reader:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=COMMAND_S,
+            timeout=DEADLINE_S,
         )
         return done.returncode, done.stdout
 
 
-@pytest.mark.timeout(600)  # where others want the cores, too
 @every_page
 def test_a_page_does_what_it_says_on_this_machine(path: Path, tmp_path: Path) -> None:
     Reader(tmp_path).follow(Page.read(path), lambda command: not command.marks & {*ELSEWHERE, "long"})
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", [path for path in PAGES if takes_long(path)], ids=lambda path: path.name)
 def test_a_page_does_all_that_it_says_on_this_machine(path: Path, tmp_path: Path) -> None:
     Reader(tmp_path).follow(Page.read(path), lambda command: not command.marks & ELSEWHERE)
 
 
 @pytest.mark.slurm
-@pytest.mark.timeout(400)
 def test_the_quickstart_does_what_it_says_on_a_slurm(slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in slurm_lab.env.items():
         monkeypatch.setenv(name, value)
