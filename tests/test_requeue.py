@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_det.requeue import NO_PROGRESS_LIMIT, Action, AttemptEnd, Cause, Decision, decide
@@ -70,7 +70,6 @@ ends = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(ends, min_size=1, max_size=40), st.integers(0, 6))
 def test_no_trial_restarts_more_often_than_allowed(story: list[AttemptEnd], max_restarts: int) -> None:
     actions = []
@@ -81,7 +80,6 @@ def test_no_trial_restarts_more_often_than_allowed(story: list[AttemptEnd], max_
     assert actions.count(Action.RESTART) <= max_restarts
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(TRANSIENT), st.integers(1, 100)), min_size=1, max_size=60), st.integers(0, 3))
 def test_a_trial_that_gets_on_is_never_given_up(story: list[tuple[Cause, int]], max_restarts: int) -> None:
     history: list[AttemptEnd] = []

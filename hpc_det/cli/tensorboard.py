@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -59,7 +60,7 @@ def tensorboard(trials: list[TrialFolder], port: int | None, host: str) -> None:
         url = _started(folder, host, port)
         click.echo(f"{_in_words(runs)}: {url} (Ctrl-C ends it)")
         while True:
-            signal.pause()
+            time.sleep(1)  # not for ever, as pause(2) does after a signal that came just before it
 
 
 def _named(trials: Sequence[TrialFolder]) -> dict[str, Path]:

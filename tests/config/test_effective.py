@@ -276,7 +276,7 @@ TREES = st.dictionaries(KEYS, VALUES, max_size=6)
 
 
 @given(template=TREES, config=TREES)
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_tree_is_valid_or_told(template: dict[str, Any], config: dict[str, Any], build: Build) -> None:
     told = ["nothing to tell"]
     try:

@@ -59,7 +59,7 @@ VALUES_OF_DATA = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=6,
 )
-SETTINGS = settings(max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def tagged(tree: dict[str, Any]) -> str:

@@ -152,7 +152,7 @@ axes = st.dictionaries(keys, st.lists(values, min_size=1, max_size=2), min_size=
 
 
 @pytest.mark.long
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(axes)
 def test_any_sweep_is_what_hydra_composes_point_by_point(env: dict[str, str], axes: dict[str, list[str]]) -> None:
     combinations = itertools.product(*([f"{key}={value}" for value in found] for key, found in axes.items()))

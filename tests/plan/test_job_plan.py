@@ -5,7 +5,7 @@ import typing
 from dataclasses import FrozenInstanceError
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_det.plan.job_plan import JobPlan
@@ -14,7 +14,6 @@ from tests.plan.plans import job_plan
 any_plan = st.builds(JobPlan, **{name: st.from_type(kind) for name, kind in typing.get_type_hints(JobPlan).items()})
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(any_plan)
 def test_a_plan_reads_back_from_json_as_it_was(plan: JobPlan) -> None:
     assert JobPlan.from_json(plan.to_json()) == plan
