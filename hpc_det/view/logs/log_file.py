@@ -36,7 +36,7 @@ class LogFile:
             if self._position >= now.size:
                 return
             file.seek(self._position)
-            is_timed = times_of(self.path).exists()
+            is_timed = not final or times_of(self.path).exists()  # what goes on may be noted in a moment
             for moment in chain(moments_after(self.path, self._position), [now]):
                 while self._position < moment.size:
                     if not (text := self._read(file, moment.size - self._position, final)):

@@ -53,8 +53,14 @@ def test_what_nobody_has_looked_at_was_written_when_the_log_was_written_last(pat
 
 def test_a_log_without_times_is_one_passage_without_a_place_in_time(path: Path, log: LogFile) -> None:
     write(path, "one\ntwo\n", 10, noted=False)
-    (passage,) = log.passages()
+    (passage,) = log.passages(final=True)
     assert (passage.lines, passage.is_timed) == (["one", "two"], False)
+
+
+def test_while_more_may_come_a_log_has_its_place_before_anybody_has_looked_at_it(path: Path, log: LogFile) -> None:
+    write(path, "one\n", 10, noted=False)
+    (passage,) = log.passages()
+    assert (passage.time, passage.is_timed) == (10, True)
 
 
 def test_a_line_without_an_end_waits_for_it_or_for_the_end_of_all(path: Path, log: LogFile) -> None:

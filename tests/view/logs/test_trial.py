@@ -76,6 +76,12 @@ def test_logs_without_times_come_first_one_after_the_other(trial: TrialFolder) -
     assert read(trial) == ["1/0: zero", "1/2: two", "1/1: one"]
 
 
+def test_a_rank_whose_first_line_is_not_noted_yet_comes_after_what_was_said_before(trial: TrialFolder) -> None:
+    write(trial.rank_log(1, 0), "zero\n", 10)
+    write(trial.rank_log(1, 1), "one\n", 11, noted=False)
+    assert told(TrialLogs(trial, Wanted())) == ["1/0: zero", "1/1: one"]
+
+
 def test_each_call_gives_what_is_new_and_logs_may_come_late(trial: TrialFolder) -> None:
     logs = TrialLogs(trial, Wanted())
     assert told(logs) == []
