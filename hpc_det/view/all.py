@@ -5,6 +5,7 @@ Only those that somebody works on are read, and those that the index does not kn
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hpc_det.errors import HpcDetError
@@ -61,7 +62,8 @@ def _read(experiment: ExperimentFolder, index: Index, found: Found) -> None:
     try:
         view = ExperimentView(experiment)
     except HpcDetError:
-        found.damaged.append(_damaged(experiment))
+        with suppress(FileNotFoundError):  # it was deleted meanwhile
+            found.damaged.append(_damaged(experiment))
         return
     if settled := view.settled():
         found.resting.append(summary(view, settled))

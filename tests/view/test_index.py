@@ -137,6 +137,17 @@ def test_a_deleted_experiment_is_gone_and_another_may_take_its_id(
     assert [(each.id, each.name, each.state.value) for each in summaries(store)] == [(1, "another", "RUNNING")]
 
 
+def test_what_is_deleted_while_it_is_read_is_gone(
+    store: ExperimentStore, ended: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(folder: ExperimentFolder) -> ExperimentView:
+        folder.remove()
+        return ExperimentView(folder)
+
+    monkeypatch.setattr("hpc_det.view.all.ExperimentView", read)
+    assert summaries(store) == []
+
+
 def test_what_is_deleted_leaves_the_index_with_the_next_news(store: ExperimentStore, root: Path, ended: Life) -> None:
     summaries(store)
     later = Life.submitted(root)
