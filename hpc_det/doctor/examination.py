@@ -15,8 +15,8 @@ from hpc_det.schedulers.detect.ask import Which, ask, scheduler_here
 from hpc_det.schedulers.detect.site import Site
 from hpc_det.schedulers.pbs_answers import check_is_pbs
 
-TIMEOUT_S = 5.0
-"""Of each command. A healthy controller takes tenths of a second."""
+TIMEOUT_S = 20.0
+"""Of each command. A healthy controller takes tenths of a second, and a login node that is busy more."""
 NO_SCHEDULER = Finding("scheduler", "note", "neither Slurm nor PBS is on PATH", "run this on a login node")
 _SUBJECTS = {"slurm": slurm, "pbs": pbs}
 _STRANGE = (HpcDetError, OSError, ValueError, LookupError, TypeError, AttributeError)
