@@ -28,10 +28,8 @@ settings.register_profile("steady", deadline=None, suppress_health_check=[Health
 settings.load_profile("steady")
 
 MEMORY, ROOM = Path("/dev/shm"), 2**31
-ENDS_S = 30
-"""What a test has told to end may take so long: the machine may stand still, and a job of PBS has ended before the last
-of its processes.
-"""
+ENDS_S = 30 if pbs_real.ASKED_FOR else 2
+"""What a test has told to end may take so long. A job of a real PBS has ended before the last of its processes."""
 
 
 # A shell that starts these tests with `&` has them ignore Ctrl-C, and with them every command that a test sends one.

@@ -13,6 +13,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from tests.machine import slowness
+
 MARK = "HPC_DET_TEST_ID"
 """Set for the time of one test and inherited by all that it starts, so that a re-parented process is found, too."""
 
@@ -26,6 +28,8 @@ LASTS_AS_LONG_AS_PYTHON = "multiprocessing.resource_tracker"
 WAITS_FOR_THE_NEXT = "qsub "
 """A real PBS' qsub stays for a minute, in case that more is submitted."""
 
+LOOK_S = 0.02
+
 
 class LeakCheck:
     """Made before a test; after it, `leaks` says what the test left behind and removes what it can."""
@@ -38,19 +42,28 @@ class LeakCheck:
         self._pids = _pids()
         os.environ[MARK] = self._test_id
 
-    def leaks(self, deadline_s: float) -> list[str]:
-        """One line for each leak; what is just about to end is given until the deadline."""
+    def leaks(self, ends_s: float) -> list[str]:
+        """One line for each leak. What is about to end has `ends_s` seconds, on a machine that is slow longer."""
         problems = [f"changed environment variable {name}" for name in self._restore_environ()]
         if (umask := _umask()) != self._umask:
             problems.append(f"umask {umask:03o}, not {self._umask:03o} as before")
             os.umask(self._umask)
-        end = time.monotonic() + deadline_s
-        while (self._new_processes() or self._new_threads()) and time.monotonic() < end:
-            time.sleep(0.02)
+        if self._is_something_left():
+            self._await_ends(ends_s * slowness())
         left = self._new_processes()
         problems += [f"process {pid} still runs: {command}" for pid, command in left.items()]
         _end(left)
         return problems + [f"thread still runs: {thread.name}" for thread in self._new_threads()]
+
+    def _is_something_left(self) -> bool:
+        return bool(self._new_processes() or self._new_threads())
+
+    def _await_ends(self, ends_s: float) -> None:
+        """Looks are counted, and no time in which the whole machine stands still."""
+        for _ in range(int(ends_s / LOOK_S)):
+            if not self._is_something_left():
+                break
+            time.sleep(LOOK_S)
 
     def _restore_environ(self) -> list[str]:
         os.environ.pop(MARK, None)

@@ -28,7 +28,7 @@ def test_variable_unset(): del os.environ["PATH"]
 def test_umask(): os.umask(0o077)
 def test_thread(): threading.Thread(target=over.wait, name="lingerer").start()
 def test_clean(monkeypatch):
-    conftest.ENDS_S = 30
+    conftest.ENDS_S = 2
     held.clear()  # a Popen that nobody has waited for would complain here
     monkeypatch.setenv("TIDY", "1")
     subprocess.run(["true"])
