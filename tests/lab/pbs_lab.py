@@ -18,10 +18,13 @@ from tests.lab.pbs import client
 from tests.lab.pbs.commands import MANAGER
 from tests.lab.pbs.qstat import typed_job
 from tests.lab.pbs.site import REPOSITORY, Settings, Site
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 Job = dict[str, Any]
 Done = subprocess.CompletedProcess[str]
+
+ENDS_WITHIN_S = 10
+"""What is killed, or has lost its job, on a busy machine."""
 
 
 class PbsLab:
@@ -39,15 +42,15 @@ class PbsLab:
         command = [sys.executable, "-S", "-m", "tests.lab.pbs.server", str(site.home)]
         server = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL)
         lab = cls(site, made, server)
-        wait_for(lambda: site.server_socket.exists() or server.poll() is not None, 10)
+        wait_for(lambda: site.server_socket.exists() or server.poll() is not None)
         return lab
 
     def stop(self) -> list[str]:
         """Ends every process of the site; says which of them had left the session of their job."""
         died = self._server.poll()
-        strays = self.strays() if died is None else [f"its server died with exit code {died}"]
+        strays = self._left_strays() if died is None else [f"its server died with exit code {died}"]
         self._server.terminate()
-        self._server.wait(10)
+        self._server.wait(DEADLINE_S)
         shutil.rmtree(self.site.home)
         return strays
 
@@ -55,6 +58,13 @@ class PbsLab:
         """Processes which a PBS without cgroups would leave behind on its nodes, as `pid command`."""
         found = client.ask(self.site.mom_socket, do="strays")["strays"]
         return [f"{pid} {command}" for pid, command in found.items()]
+
+    def _left_strays(self) -> list[str]:
+        """Without those that just end."""
+        end = time.monotonic() + ENDS_WITHIN_S
+        while (strays := self.strays()) and time.monotonic() < end:
+            time.sleep(0.05)
+        return strays
 
     @property
     def nodes(self) -> list[str]:
@@ -105,7 +115,7 @@ class PbsLab:
             raise LookupError(answer["errors"][0][1])
         return typed_job(answer["jobs"][job_id])
 
-    def wait_for(self, job_id: str, states: str | Collection[str], deadline_s: float = 30) -> Job:
+    def wait_for(self, job_id: str, states: str | Collection[str], deadline_s: float = DEADLINE_S) -> Job:
         """Its attributes as soon as it is in one of these states, such as "R" or "F"."""
         end = time.monotonic() + deadline_s
         while (job := self.job(job_id))["job_state"] not in states:
@@ -153,12 +163,12 @@ class PbsLab:
         if answer := client.ask(self.site.mom_socket, **request).get("text"):
             raise RuntimeError(answer)
 
-    def end_all(self, deadline_s: float = 10) -> None:
+    def end_all(self) -> None:
         """Ends every job, at once, and waits until it is gone."""
         self.start_server()
         for job_id in self._current():
             client.ask(self.site.server_socket, do="delete", id=job_id, force=True, history=False, by="the lab")
-        wait_for(lambda: not self._current(), deadline_s)
+        wait_for(lambda: not self._current())
 
     def _current(self) -> list[str]:
         return list(client.ask(self.site.server_socket, do="status", ids=[], history=False, subjobs=False)["jobs"])

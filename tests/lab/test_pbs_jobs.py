@@ -101,20 +101,19 @@ def test_processes_on_the_job_s_nodes(pbs_lab: PbsLab) -> None:
 
 
 def test_processes_of_other_nodes_die_with_the_job(pbs_lab: PbsLab) -> None:
-    script = "pbsdsh -- /bin/sh -c 'echo up >up.$PBS_NODENUM; exec sleep 60' & while [ ! -e go ]; do sleep 0.05; done\n"
+    script = "pbsdsh -- /bin/sh -c 'echo up >up.$PBS_NODENUM; exec sleep 99' & while [ ! -e go ]; do sleep 0.05; done\n"
     job = pbs_lab.submit("-l", "select=3:ncpus=1,place=scatter", script=script)
     wait_for(lambda: len(list(pbs_lab.home.glob("up.*"))) == 3)
     (pbs_lab.home / "go").touch()
     assert pbs_lab.wait_for(job, "F")["Exit_status"] == 0
-    assert pbs_lab.strays() == []
+    wait_for(lambda: pbs_lab.strays() == [])
 
 
 def test_a_process_that_leaves_its_session_is_left_behind(pbs_lab: PbsLab) -> None:
     """As PBS without cgroups does; the fixture would fail a test for it."""
-    job = pbs_lab.submit(script="setsid sleep 60 &\nsleep 0.1\n")
-    pbs_lab.wait_for(job, "F")
+    script = "setsid sh -c 'touch left; exec sleep 600' &\nuntil [ -e left ]; do sleep 0.05; done\n"
+    pbs_lab.wait_for(pbs_lab.submit(script=script), "F")
+    wait_for(lambda: [stray.split(" ", 1)[1] for stray in pbs_lab.strays()] == ["sleep 600"])
     (stray,) = pbs_lab.strays()
-    pid, command = stray.split(" ", 1)
-    assert command == "sleep 60"
-    pbs_lab.run("kill", pid)
+    pbs_lab.run("kill", stray.split()[0])
     wait_for(lambda: not pbs_lab.strays())

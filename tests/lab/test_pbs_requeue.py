@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +17,9 @@ from tests.wait import wait_for
 LOW = ["-q", "low", "-l", "select=3:ncpus=4:ngpus=4,place=scatter"]
 OUT = ["-j", "oe", "-o", "out"]
 CATCHES_TERM = """
-trap 'echo TERM; sleep 0.2; echo saved; exit 3' TERM
+trap 'echo TERM; while [ -e stay ]; do sleep 0.05; done; echo saved; exit 3' TERM
 echo start in $TMPDIR, left there: $(ls $TMPDIR | wc -l); touch $TMPDIR/marker
-for i in $(seq 600); do sleep 0.05; done
+while :; do sleep 0.05; done
 """
 
 
@@ -36,11 +37,13 @@ def said(lab: PbsLab) -> str:
 
 def test_requeue(pbs_lab: PbsLab) -> None:
     victim = start(pbs_lab)
-    high = pbs_lab.preempt(seconds=1)
+    (pbs_lab.home / "stay").touch()
+    high = pbs_lab.preempt(seconds=600)
     assert_as_recorded("preempt-requeue-1-after2s", when(pbs_lab, victim, "R", 60))
+    (pbs_lab.home / "stay").unlink()
     pbs_lab.wait_for(high, "R")
     assert_as_recorded("preempt-requeue-2-high-running", when(pbs_lab, victim, "Q", 10))
-    pbs_lab.wait_for(high, "F")
+    pbs_lab.run("qdel", high)
     assert_as_recorded("preempt-requeue-3-low-again", when(pbs_lab, victim, "R", 42))
     wait_for(lambda: said(pbs_lab).count("start") == 2)
     lines = re.sub(r"in \S+,", "in TMPDIR,", said(pbs_lab)).splitlines()
@@ -67,13 +70,13 @@ def test_suspension(pbs_lab: PbsLab) -> None:
     """No signal that could be caught but CONT; the same run goes on."""
     pbs_lab.set_preempt_order("SCR")
     victim = start(pbs_lab)
-    high = pbs_lab.preempt(seconds=0.5)
+    high = pbs_lab.preempt(seconds=600)
     pbs_lab.wait_for(high, "R")
     seen = pbs_lab.job(victim)
     assert_as_recorded("preempt-suspend-2-high-running", seen)
-    state = (pbs_lab.site.user_home / f"/proc/{seen['session_id']}/stat").read_text().rpartition(")")[2].split()[0]
-    assert state == "T"
-    pbs_lab.wait_for(high, "F")
+    process = Path("/proc", str(seen["session_id"]), "stat")
+    wait_for(lambda: process.read_text().rpartition(")")[2].split()[0] == "T")
+    pbs_lab.run("qdel", high)
     assert_as_recorded("preempt-suspend-3-low-again", when(pbs_lab, victim, "R", 42))
     assert said(pbs_lab).count("start") == 1
     assert "TERM" not in said(pbs_lab)
@@ -100,7 +103,7 @@ def test_where_nothing_can_be_done_the_high_job_waits(pbs_lab: PbsLab, order: st
 
 
 def test_qrerun_is_for_managers_and_for_rerunnable_jobs(pbs_lab: PbsLab) -> None:
-    job = pbs_lab.submit(*LOW, "-r", "n", "--", "/bin/sleep", "60")
+    job = pbs_lab.submit(*LOW, "-r", "n", "--", "/bin/sleep", "600")
     pbs_lab.wait_for(job, "R")
     owner, manager = pbs_lab.ended("qrerun", job), pbs_lab.ended("qrerun", job, manager=True)
     assert (owner.returncode, owner.stderr) == (159, f"qrerun: Unauthorized Request  {job}\n")
@@ -118,7 +121,7 @@ def test_a_rerun_is_the_same_job_whatever_it_ended_with(pbs_lab: PbsLab) -> None
 
 
 def test_output_is_invisible_until_the_end_of_the_last_run(pbs_lab: PbsLab) -> None:
-    job = pbs_lab.submit(*LOW, *OUT, script='touch run$(ls run* | wc -l); echo "a run"; sleep 60\n')
+    job = pbs_lab.submit(*LOW, *OUT, script='echo "a run"; touch run$(ls run* | wc -l); sleep 600\n')
     for run in (0, 1):
         wait_for((pbs_lab.home / f"run{run}").exists)
         assert not said(pbs_lab)
@@ -130,7 +133,7 @@ def test_output_is_invisible_until_the_end_of_the_last_run(pbs_lab: PbsLab) -> N
 
 
 def test_a_hold_counts_once_the_job_waits_again(pbs_lab: PbsLab) -> None:
-    job = pbs_lab.submit(*LOW, "--", "/bin/sleep", "60")
+    job = pbs_lab.submit(*LOW, "--", "/bin/sleep", "600")
     pbs_lab.wait_for(job, "R")
     pbs_lab.run("qhold", job)
     assert (pbs_lab.job(job)["job_state"], pbs_lab.job(job)["Hold_Types"]) == ("R", "u")
@@ -148,7 +151,7 @@ def test_a_launcher_that_leaves_on_term_cuts_the_grace_of_the_other_ranks(pbs_la
     tracer = [sys.executable, str(pbs_lab.home / "w" / "tracer.py"), str(pbs_lab.home / "log"), "rank", "never"]
     victim = pbs_lab.submit(*LOW, "--", f"{pbs_lab.site.bin}/pbsdsh", "--", *tracer)
     wait_for(lambda: (pbs_lab.home / "log").exists() and (pbs_lab.home / "log").read_text().count("start") == 3)
-    high = pbs_lab.preempt(seconds=30)
+    high = pbs_lab.preempt(seconds=600)
     pbs_lab.wait_for(high, "R", deadline_s=30)
     assert pbs_lab.job(victim)["job_state"] == "Q"
     pbs_lab.run("qdel", victim)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.lab.pbs_lab import PbsLab
 from tests.lab.pbs_recorded import Step, transcript
 from tests.wait import wait_for
@@ -27,6 +29,7 @@ def start(lab: PbsLab) -> str:
     return job
 
 
+@pytest.mark.parametrize("pbs_lab", [{"node_fail_requeue": 310}], indirect=True)
 def test_a_lost_first_node_means_a_requeue_elsewhere(pbs_lab: PbsLab) -> None:
     job = start(pbs_lab)
     first, second, third = pbs_lab.nodes
@@ -35,6 +38,7 @@ def test_a_lost_first_node_means_a_requeue_elsewhere(pbs_lab: PbsLab) -> None:
     assert nodes[first]["state"] == "down,job-busy"
     assert nodes[first]["comment"] == "node down: communication closed"
     assert state(pbs_lab, job) == ("R", None)
+    pbs_lab.run("qmgr", "-c", "set server node_fail_requeue = 1", manager=True)
     wait_for(lambda: pbs_lab.job(job).get("run_count") == 2)
     assert pbs_lab.wait_for(job, "R")["exec_host"] == f"{second}/0*4+{third}/0*4"
     assert not (pbs_lab.home / "caught").exists()

@@ -86,9 +86,11 @@ class Server:
             path.unlink()
 
     def _listen(self, path: Path, handlers: Handlers) -> socket.socket:
+        """Whoever sees the socket is answered: it has its name once somebody listens."""
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(path))
+        listener.bind(f"{path}.new")
         listener.listen(64)
+        os.rename(f"{path}.new", path)
         self.selector.register(listener, selectors.EVENT_READ, lambda _: self._accept(listener, handlers))
         return listener
 

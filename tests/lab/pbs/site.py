@@ -47,8 +47,8 @@ class Settings:
     queues: dict[str, QueueSettings] = field(
         default_factory=lambda: {
             "workq": QueueSettings(),
-            "low": QueueSettings(priority=50, kill_delay=2),
-            "high": QueueSettings(priority=200, kill_delay=2),
+            "low": QueueSettings(priority=50, kill_delay=20),
+            "high": QueueSettings(priority=200, kill_delay=20),
         }
     )
     preempt_order: str = "R"
