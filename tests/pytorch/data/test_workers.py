@@ -20,6 +20,7 @@ from hpc_det.launch.signals import STOP_SIGNALS
 from hpc_det.pytorch.data import Position, workers
 from hpc_det.pytorch.data.foreign import ForeignTraining
 from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerInit, end_workers, shield
+from tests.wait import DEADLINE_S
 
 Capture = pytest.CaptureFixture[str]
 
@@ -41,30 +42,38 @@ class Numbers(Dataset[Any]):
 # --- starts
 
 
-@pytest.fixture
-def hangs(monkeypatch: pytest.MonkeyPatch) -> multiprocessing.sharedctypes.Synchronized[int]:
-    """How many workers, one after the other, are to hang before they come to any line of theirs."""
-    count = multiprocessing.Value("i", 0)
-    begin = worker._worker_loop
+class Hangs:
+    tries = 0
+    """So many times the first worker hangs before it comes to any line of its own."""
 
-    def hang_or_begin(*arguments: Any) -> None:
-        with count:
-            count.value -= 1
-            hangs = count.value >= 0
-        if hangs:
+
+@pytest.fixture
+def hangs(monkeypatch: pytest.MonkeyPatch) -> Hangs:
+    """Workers that do begin have all the time that they want for it."""
+    hangs = Hangs()
+    begin, listened = worker._worker_loop, workers._listened
+
+    def hang(*arguments: Any) -> None:
+        worker_id = arguments[10]
+        if not worker_id:
             signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
             signal.pause()
         begin(*arguments)
 
-    monkeypatch.setattr(worker, "_worker_loop", hang_or_begin)
-    monkeypatch.setattr(workers, "FIRST_WORD_S", 0.5)
+    def listen(*arguments: Any) -> Any:
+        monkeypatch.setattr(worker, "_worker_loop", hang if hangs.tries > 0 else begin)
+        monkeypatch.setattr(workers, "FIRST_WORD_S", 0.5 if hangs.tries > 0 else DEADLINE_S)
+        hangs.tries -= 1
+        return listened(*arguments)
+
+    monkeypatch.setattr(workers, "_listened", listen)
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
-    return count
+    return hangs
 
 
 @pytest.mark.parametrize("persistent", [True, False])
-def test_a_worker_that_hangs_in_its_fork_is_replaced(hangs: Any, persistent: bool, capsys: Capture) -> None:
-    hangs.value = 1
+def test_a_worker_that_hangs_in_its_fork_is_replaced(hangs: Hangs, persistent: bool, capsys: Capture) -> None:
+    hangs.tries = 1
     loading = loader(TensorDataset(torch.arange(8)), num_workers=2, persistent_workers=persistent)
     for _ in range(2):
         assert [int(number) for (number,) in loading] == [*range(8)]
@@ -72,15 +81,15 @@ def test_a_worker_that_hangs_in_its_fork_is_replaced(hangs: Any, persistent: boo
     assert capsys.readouterr().err.count("a loader process hangs in its fork; all of them are started anew") == 1
 
 
-def test_so_is_one_of_a_loader_that_is_not_ours(hangs: Any) -> None:
-    hangs.value = 1
+def test_so_is_one_of_a_loader_that_is_not_ours(hangs: Hangs) -> None:
+    hangs.tries = 1
     data = ForeignTraining(torch.utils.data.DataLoader(TensorDataset(torch.arange(4)), num_workers=1), None)
     assert [int(number) for (number,) in islice(data.batches(Position()), 4)] == [*range(4)]
     data.close()
 
 
-def test_workers_that_hang_again_and_again_are_an_error(hangs: Any) -> None:
-    hangs.value = 3
+def test_workers_that_hang_again_and_again_are_an_error(hangs: Hangs) -> None:
+    hangs.tries = 3
     with pytest.raises(HpcDetError, match=r"num_workers: 1 loader processes did not begin within 0\.5 s, 3 times"):
         iter(loader(Numbers()))
 
@@ -260,7 +269,7 @@ def test_a_worker_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -
     stuck = Stuck()
     numbers = loader(stuck)
     iteration = iter(numbers)
-    assert stuck.reached.wait(timeout=60)
+    assert stuck.reached.wait(timeout=DEADLINE_S)
     numbers.close()
     (worker,) = iteration._workers
     assert worker.exitcode == -signal.SIGKILL

@@ -231,7 +231,7 @@ def events(folder: TrialFolder) -> EventAccumulator:
 
 
 def test_its_trials_learn_and_show_what_they_should(on_ranks: OnRanks, tmp_path: Path) -> None:
-    folders, _ = on_ranks(2, all_trained, tmp_path, deadline_s=200)
+    folders, _ = on_ranks(2, all_trained, tmp_path)
     losses = {name: series(folder, "training", "loss") for name, folder in folders.items()}
     for name in ("DataParallel", "Pipelined", "OwnMpu"):
         assert losses[name][-1] < losses[name][0] / 2
