@@ -11,13 +11,12 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 
-from tests.e2e.story import Story, hpc_det
+from tests.e2e.story import WAITS_AT, Story, hpc_det
 from tests.launch import mpiruns
 
 TWO_SLOTS = "resources.slots_per_trial=2"
-PACED = "hyperparameters.batch_s=0.06"
 BUSY_AT = 10
-"""The batch at which trouble comes: past the first checkpoint, far from the last."""
+"""The batch at which trouble comes: past the first checkpoint."""
 
 Lab = TypeVar("Lab", contravariant=True)
 
@@ -66,12 +65,12 @@ def _nothing_from_outside(lab: object, story: Story) -> None:
 
 
 ANYWHERE: dict[str, Trouble[object]] = {
-    "pause": Trouble(_paused_for_a_while, ("paused", "finished"), ("hyperparameters.batch_s=0.3",)),
+    "pause": Trouble(_paused_for_a_while, ("paused", "finished")),
     "crash": Trouble(_a_rank_killed, ("failed", "finished"), ("max_restarts=1",)),
     "hang": Trouble(
         _nothing_from_outside,
         ("hung", "finished"),
-        ("hang_timeout_s=3", "hyperparameters.hang_at=20", "max_restarts=0"),
+        ("hang_timeout_s=10", "max_restarts=0"),
     ),
 }
 """What needs no scheduler."""
@@ -86,7 +85,9 @@ def cells(launchers: Iterable[str], troubles: Collection[str], in_a_hurry: Colle
 
 def told(lab: Lab, launcher: Launcher, trouble: Trouble[Lab], *overrides: str) -> Story:
     """The story on the cluster `lab` with this trouble, at its end."""
-    story = Story.begin(launcher.entrypoint, TWO_SLOTS, PACED, *trouble.overrides, *overrides, cluster="lab")
+    story = Story.begin(
+        launcher.entrypoint, TWO_SLOTS, WAITS_AT.format(BUSY_AT), *trouble.overrides, *overrides, cluster="lab"
+    )
     story.until_batch(BUSY_AT)
     trouble.comes(lab, story)
     story.wait()

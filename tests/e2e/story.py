@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +22,14 @@ from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import read_reports
 from hpc_det.view.state import ExperimentView
-from tests.wait import DEADLINE_S
+from tests.wait import DEADLINE_S, wait_for
 
 HERE = Path(__file__).parent
 COMMAND = Path(sys.executable).with_name("hpc-det")
 DIRECT = "entrypoint=python3 -m hpc_det.launch.direct --trial model_def:StoryTrial"
 """For what is not about launchers: torchrun loads torch, too."""
+WAITS_AT = "hyperparameters.waits_at={}"
+"""After so many batches, until a test does something to it, however long that takes."""
 
 
 def hpc_det(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -102,12 +103,9 @@ class Story:
     def logged(self) -> str:
         return self.trial.job_log.read_text()
 
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Poll for `condition`; the log is shown when it does not come true."""
-        end = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert time.monotonic() < end, f"waited {DEADLINE_S:.0f} s in vain\n{self.logged}"
-            time.sleep(0.02)
+    def until(self, condition: Callable[[], object]) -> None:
+        """The log is shown when it does not come true."""
+        wait_for(condition, DEADLINE_S, lambda: self.logged)
 
     def until_batch(self, batch: int) -> None:
         self.until(lambda: self.batches_reported >= batch)
@@ -129,7 +127,7 @@ class Story:
     def job_pids(self) -> list[int]:
         """The processes of its jobs on a lab."""
         folder = str(self.trial.experiment().path)
-        return [n for n in _pids() if "hpc_det.launch.job" in _modules(n)[:1] and folder in _words(n, "cmdline")]
+        return [n for n in _pids() if "hpc_det.launch.job" in _modules(n)[:1] and folder in words(n, "cmdline")]
 
     def same_as(self, other: Story) -> bool:
         """Bit for bit: every reported metric and the final weights."""
@@ -157,11 +155,11 @@ def _prints_to(pid: int) -> str:
 
 def _modules(pid: int) -> list[str]:
     """What follows each -m on the command line of `pid`."""
-    return [following for word, following in itertools.pairwise(_words(pid, "cmdline")) if word == "-m"]
+    return [following for word, following in itertools.pairwise(words(pid, "cmdline")) if word == "-m"]
 
 
-def _words(pid: int, file: str) -> list[str]:
+def words(pid: int, file: str) -> list[str]:
     try:
-        return Path(f"/proc/{pid}/{file}").read_text().split("\0")
+        return Path(f"/proc/{pid}/{file}").read_text(errors="replace").split("\0")
     except (FileNotFoundError, ProcessLookupError):
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.story import Story, hpc_det
+from tests.e2e.story import WAITS_AT, Story, hpc_det
 
 SHORT = ("searcher.max_length.batches=20", "resources.slots_per_trial=1")
 
@@ -70,7 +70,7 @@ def test_a_finished_trial_goes_on_to_a_greater_length_as_if_it_had_been_that_fro
 
 @pytest.mark.long
 def test_a_killed_experiment_goes_on_from_its_newest_checkpoint(finished: Story) -> None:
-    killed = Story.begin(*SHORT, "hyperparameters.batch_s=0.3")
+    killed = Story.begin(*SHORT, WAITS_AT.format(9))
     killed.until_batch(9)
     hpc_det("experiment", "kill", killed.number)
     again(killed, "continue")
@@ -80,7 +80,7 @@ def test_a_killed_experiment_goes_on_from_its_newest_checkpoint(finished: Story)
 
 
 def test_a_paused_experiment_goes_on_as_if_nothing_had_happened(finished: Story) -> None:
-    paused = Story.begin(*SHORT, "hyperparameters.batch_s=0.3")
+    paused = Story.begin(*SHORT, WAITS_AT.format(4))
     paused.until_batch(4)
     hpc_det("experiment", "pause", paused.number)
     paused.until(lambda: paused.causes == ["paused"])
@@ -91,7 +91,7 @@ def test_a_paused_experiment_goes_on_as_if_nothing_had_happened(finished: Story)
 
 
 def test_a_cancelled_trial_saves_before_it_ends() -> None:
-    story = Story.begin(*SHORT, "hyperparameters.batch_s=0.3")
+    story = Story.begin(*SHORT, WAITS_AT.format(4))
     story.until_batch(4)
     hpc_det("experiment", "cancel", story.number)
     assert story.wait(check=False).returncode == 1
@@ -113,7 +113,7 @@ def test_a_failed_trial_gets_another_chance() -> None:
 
 @pytest.mark.long
 def test_an_experiment_that_runs_is_not_continued() -> None:
-    story = Story.begin(*SHORT, "hyperparameters.batch_s=0.3")
+    story = Story.begin(*SHORT, WAITS_AT.format(1))
     story.until_batch(1)
     refused = hpc_det("experiment", "continue", story.number, check=False)
     assert refused.returncode == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.e2e.story import DIRECT, Story, hpc_det
+from tests.e2e.story import DIRECT, WAITS_AT, Story, hpc_det
 from tests.launch.runtimes import IMAGE, Runtime
 
 TWO_SLOTS = "resources.slots_per_trial=2"
@@ -42,7 +42,7 @@ def test_a_preempted_run_in_a_container_goes_on_bit_for_bit(
     data = tmp_path / "data"
     data.mkdir()
     mount = f"bind_mounts=[{{host_path: {data}, container_path: /digits, read_only: true}}]"
-    story = Story.begin(TWO_SLOTS, DIRECT, "hyperparameters.batch_s=0.03", mount, cluster="site")
+    story = Story.begin(TWO_SLOTS, DIRECT, WAITS_AT.format(13), mount, cluster="site")
     story.until_batch(13)
     (agent,) = story.pids("hpc_det.launch.agent")
     os.kill(agent, signal.SIGTERM)
@@ -54,7 +54,7 @@ def test_a_preempted_run_in_a_container_goes_on_bit_for_bit(
 
 @pytest.mark.parametrize("runtime", [pytest.param("apptainer", marks=pytest.mark.long), "podman"], indirect=True)
 def test_a_kill_leaves_no_container_running(runtime: Runtime) -> None:
-    story = Story.begin("hyperparameters.batch_s=0.5", cluster="site")
+    story = Story.begin(WAITS_AT.format(1), cluster="site")
     story.until_batch(1)
     hpc_det("experiment", "kill", story.number)
     assert story.describe()["state"] == "CANCELED"

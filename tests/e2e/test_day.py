@@ -125,7 +125,7 @@ def test_twenty_experiments_from_morning_to_evening(
     hpc_det("experiment", "archive", "6-7")
     hpc_det("report", EXPERIMENTS, "-o", root / "report.html")
 
-    assert slurm_lab.run("squeue", "--noheader", "--states=PENDING,RUNNING") == ""
+    day.until(lambda: slurm_lab.run("squeue", "--noheader", "--states=PENDING,RUNNING") == "")
     there = {experiment.id for experiment in ExperimentStore(root).all()}
     assert there == {*range(1, EXPERIMENTS + 1)} - {4, 5}
     listed = {record["id"]: record["state"] for record in day.listed()}

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from hpc_det.checkpoint.committed import Committed, committed
-from hpc_det.process import descendants
 from hpc_det.store.folders import TrialFolder
 from tests.e2e import test_trainer
 from tests.e2e.engine_story import EngineStory, UndisturbedEngines, four_slots
 from tests.e2e.forked import WithTorch, _fork_server, hpc_det_with_torch
 from tests.e2e.story import HERE, hpc_det
 from tests.stub import Stub, stub
+from tests.wait import DEADLINE_S
 
 __all__ = ["_fork_server", "hpc_det_with_torch", "stub"]
 
@@ -71,7 +71,7 @@ def test_a_rank_that_hangs_while_its_peers_wait_in_an_engine_is_named_and_the_ga
     undisturbed_engines: UndisturbedEngines, engine: str
 ) -> None:
     story = EngineStory.with_engine(
-        engine, 4, "hyperparameters.waits_at=[20]", "hang_timeout_s=5", "max_restarts=0", launcher="deepspeed"
+        engine, 4, "hyperparameters.waits_at=[20]", "hang_timeout_s=15", "max_restarts=0", launcher="deepspeed"
     )
     story.wait()
     assert story.causes == ["hung", "finished"]
@@ -205,10 +205,8 @@ def test_a_script_by_hand_is_stopped_and_goes_on_alone(tmp_path: Path, under: li
     process = by_hand(tmp_path, sys.executable, *under, "train.py", "100000")
     try:
         test_trainer.until_batch(tmp_path, 5, process)
-        started = [process.pid, *descendants(process.pid)]
-        ranks = [pid for pid in started if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        os.kill(max(ranks), signal.SIGTERM)
-        said, _ = process.communicate(timeout=90)
+        os.kill(max(test_trainer.ranks(process.pid)), signal.SIGTERM)
+        said, _ = process.communicate(timeout=DEADLINE_S)
     finally:
         process.kill()
         process.wait()
@@ -217,7 +215,7 @@ def test_a_script_by_hand_is_stopped_and_goes_on_alone(tmp_path: Path, under: li
     stopped = committed(folder.checkpoints)[0]
     assert f"micro batch of {stopped.steps - 1}" in said
     alone = by_hand(tmp_path, sys.executable, "train.py", str(stopped.steps + 2), str(stopped.path))
-    said, _ = alone.communicate(timeout=90)
+    said, _ = alone.communicate(timeout=DEADLINE_S)
     assert alone.returncode == 0, said
     assert f"hpc-det: goes on from {stopped.path}" in said
     numbers = [line.partition(":")[0] for line in said.splitlines() if line.startswith("micro batch of ")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -80,16 +81,39 @@ def assert_inference_reads_all(checkpoint: str, folder: Path) -> None:
 # --- gan
 
 
-def gan(slots: int) -> Story:
-    length = "searcher.max_length={batches: 400}"
-    return begin("gan", length, f"resources.slots_per_trial={slots}", "scheduling_unit=1", SEED)
+WAITS = """
+import os
+import time
+from pathlib import Path
+
+from hpc_det.store.stop import read_stop
+from model_def import GanTrial
+
+
+class Waits(GanTrial):
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        metrics = super().train_batch(batch, epoch_idx, batch_idx)
+        if batch_idx >= 5 and os.environ["HPC_DET_NUMBER"] == "1":
+            while not read_stop(Path(os.environ["HPC_DET_FOLDER"], "stop.json"), 1):
+                time.sleep(0.05)
+            time.sleep(0.5)
+        return metrics
+"""
+"""The example's trial, which goes on after five batches once it is asked to stop: slowly, as ranks have to agree."""
+
+
+def gan(slots: int, *overrides: str, context: Path = EXAMPLES / "gan") -> Story:
+    options = ("searcher.max_length={batches: 400}", f"resources.slots_per_trial={slots}", "scheduling_unit=1", SEED)
+    return Story.begin(*options, *overrides, config=EXAMPLES / "gan" / "gan.yaml", context=context)
 
 
 @pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_a_gan_with_two_optimizers_goes_on_bit_for_bit_after_a_preemption(slots: int) -> None:
+def test_a_gan_with_two_optimizers_goes_on_bit_for_bit_after_a_preemption(slots: int, tmp_path: Path) -> None:
     undisturbed = gan(slots)
     undisturbed.wait()
-    story = gan(slots)
+    context = shutil.copytree(EXAMPLES / "gan", tmp_path / "gan")
+    (context / "waits.py").write_text(WAITS)
+    story = gan(slots, "entrypoint=python3 -m hpc_det.launch.torch_distributed --trial waits:Waits", context=context)
     story.until_batch(5)
     (agent,) = story.pids("hpc_det.launch.agent")
     os.kill(agent, signal.SIGTERM)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.story import Story
+from tests.e2e.story import WAITS_AT, Story
 from tests.launch import mpiruns
 
 TWO_SLOTS = "resources.slots_per_trial=2"
@@ -31,7 +31,7 @@ def begin(launcher: str, *overrides: str) -> Story:
 @pytest.mark.long
 @pytest.mark.parametrize("launcher", ALL)
 def test_a_trial_is_stopped_saves_and_goes_on_as_if_nothing_had_happened(launcher: str, undisturbed: Story) -> None:
-    story = begin(launcher, "hyperparameters.batch_s=0.05")
+    story = begin(launcher, WAITS_AT.format(5))
     story.until_batch(5)
     (agent,) = story.pids("hpc_det.launch.agent")
     os.kill(agent, signal.SIGTERM)

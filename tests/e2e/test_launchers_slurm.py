@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e import test_slurm
-from tests.e2e.story import Story
+from tests.e2e.story import WAITS_AT, Story
 from tests.lab.slurm import SlurmLab
 from tests.launch import mpiruns
 
@@ -42,7 +42,7 @@ def test_a_preempted_gang_comes_back_and_goes_on_bit_for_bit(
     story = Story.begin(
         f"entrypoint=python3 -m hpc_det.launch.{module} --trial model_def:StoryTrial",
         test_slurm.SIX_SLOTS,
-        "hyperparameters.batch_s=0.1",
+        WAITS_AT.format(13),
         cluster="lab",
     )
     story.until_batch(13)

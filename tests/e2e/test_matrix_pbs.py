@@ -9,7 +9,7 @@ import pytest
 
 import hpc_det as package
 from tests.e2e.matrix import ANYWHERE, LAUNCHERS, Trouble, cells, told
-from tests.e2e.story import Story
+from tests.e2e.story import WAITS_AT, Story
 from tests.lab.pbs_lab import PbsLab
 
 PROFILE = """
@@ -62,7 +62,7 @@ def node_lost(number: int) -> Callable[[PbsLab, Story], None]:
 TROUBLES: dict[str, Trouble[PbsLab]] = {
     "requeued": Trouble(preempted_in_order("R"), ("preempted", "finished")),
     "deleted": Trouble(preempted_in_order("D"), ("preempted", "finished")),
-    "suspended": Trouble(preempted_in_order("S"), ("finished",)),
+    "suspended": Trouble(preempted_in_order("S"), ("finished",), (WAITS_AT.format(-1), "hyperparameters.batch_s=0.3")),
     "walltime": Trouble(out_of_time, ("time limit", "finished")),
     "first_node_lost": Trouble(node_lost(0), ("node lost", "finished")),
     "other_node_lost": Trouble(node_lost(1), ("node lost", "finished")),

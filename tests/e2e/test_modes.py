@@ -18,6 +18,7 @@ from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
 from tests.e2e.forked import WithTorch, _fork_server, hpc_det_with_torch
 from tests.e2e.story import COMMAND, Story, hpc_det
+from tests.wait import DEADLINE_S, wait_for
 
 __all__ = ["_fork_server", "hpc_det_with_torch"]
 
@@ -115,7 +116,7 @@ def endless(tiny: list[str]) -> Iterator[subprocess.Popen[str]]:
         try:
             assert process.stdout is not None
             assert any(line.startswith("hpc-det: training at batch 2 ") for line in process.stdout)
-            assert descendants(process.pid)
+            wait_for(lambda: descendants(process.pid))  # one of an epoch ends before that of the next one begins
             yield process
         finally:
             process.kill()
@@ -246,13 +247,13 @@ def test_without_an_error_the_debugger_stays_away(hpc_det_with_torch: WithTorch,
 def test_control_c_ends_a_local_run_at_once(tiny: list[str]) -> None:
     with endless(tiny) as process:
         os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole group
-        assert process.wait(timeout=60) == 130
+        assert process.wait(timeout=DEADLINE_S) == 130
 
 
 def test_a_term_saves_at_the_next_batch(tiny: list[str], state_folder: Path) -> None:
     with endless(tiny) as process:
         process.terminate()
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0
     (folder,) = map(TrialFolder, local_folders(state_folder))
     outcome = json.loads(folder.outcome.read_text())

@@ -11,13 +11,11 @@ import pytest
 
 import hpc_det as package
 from hpc_det.checkpoint.committed import newest_steps
-from tests.e2e.story import Story, hpc_det
+from tests.e2e.story import WAITS_AT, Story, hpc_det
 from tests.lab import pbs_real
 from tests.lab.pbs_lab import PbsLab
 
 TWO_SLOTS = "resources.slots_per_trial=2"
-PACED = f"hyperparameters.batch_s={1 if pbs_real.ASKED_FOR else 0.1}"
-"""A real PBS looks at the time that a job has used every ten seconds or so."""
 PROFILE = """
 name: lab
 scheduler: pbs
@@ -64,7 +62,7 @@ def test_a_gang_on_two_nodes_trains_to_its_end(
 
 @pytest.mark.long
 def test_a_gang_that_pbs_requeues_goes_on_bit_for_bit(undisturbed: Story, any_pbs: PbsLab) -> None:
-    story = Story.begin(TWO_SLOTS, PACED, cluster="lab")
+    story = Story.begin(TWO_SLOTS, WAITS_AT.format(13), cluster="lab")
     story.until_batch(13)
     any_pbs.preempt(3)
     story.wait()
@@ -87,7 +85,7 @@ def out_of_time(lab: PbsLab, job_id: str) -> None:
 def test_a_job_that_pbs_ends_for_good_has_a_successor_that_goes_on_bit_for_bit(
     undisturbed: Story, any_pbs: PbsLab, end: Callable[[PbsLab, str], None], cause: str
 ) -> None:
-    story = Story.begin(TWO_SLOTS, PACED, cluster="lab")
+    story = Story.begin(TWO_SLOTS, WAITS_AT.format(3), cluster="lab")
     story.until_batch(3)
     end(any_pbs, story.job_id)
     story.wait()
@@ -98,7 +96,7 @@ def test_a_job_that_pbs_ends_for_good_has_a_successor_that_goes_on_bit_for_bit(
 
 @pytest.mark.long
 def test_a_job_that_its_user_deletes_has_saved_and_does_not_come_back(any_pbs: PbsLab) -> None:
-    story = Story.begin(TWO_SLOTS, PACED, cluster="lab")
+    story = Story.begin(TWO_SLOTS, WAITS_AT.format(3), cluster="lab")
     story.until_batch(3)
     any_pbs.run("qdel", story.job_id)
     story.wait(check=False)
@@ -111,7 +109,7 @@ def test_a_job_that_its_user_deletes_has_saved_and_does_not_come_back(any_pbs: P
 
 @pytest.mark.long
 def test_a_rank_killed_on_the_other_node_restarts_the_gang_in_the_same_job(undisturbed: Story, pbs_lab: PbsLab) -> None:
-    story = Story.begin(TWO_SLOTS, PACED, "max_restarts=1", cluster="lab")
+    story = Story.begin(TWO_SLOTS, WAITS_AT.format(10), "max_restarts=1", cluster="lab")
     story.until_batch(10)
     os.kill(story.rank_pid(1), signal.SIGKILL)
     story.wait()

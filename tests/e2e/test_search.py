@@ -112,8 +112,8 @@ def pids(experiment: ExperimentFolder, module: str) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            words = (entry / "cmdline").read_text().split("\0") if entry.name.isdecimal() else []
-            environ = (entry / "environ").read_text() if module in words else ""
+            words = (entry / "cmdline").read_text(errors="replace").split("\0") if entry.name.isdecimal() else []
+            environ = (entry / "environ").read_text(errors="replace") if module in words else ""
         except (FileNotFoundError, ProcessLookupError):
             continue
         if any(f"{experiment.path}/" in f"{text}/" for text in (*words, environ)):

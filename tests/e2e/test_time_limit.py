@@ -10,8 +10,9 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.saves import read_each_save
 from hpc_det.store.files import read_json
 from hpc_det.store.stop import read_stop
-from tests.e2e.story import Story
+from tests.e2e.story import WAITS_AT, Story
 from tests.stub import Stub, stub
+from tests.wait import DEADLINE_S
 
 __all__ = ["stub"]
 
@@ -31,7 +32,7 @@ def test_a_job_saves_before_its_time_limit_and_the_run_goes_on_bit_for_bit(
     (profiles / "here.yaml").write_text(PROFILE)
     stub("sbatch", "echo 7")
     stub("srun", SRUN)
-    story = Story.begin("hyperparameters.batch_s=0.15", cluster="here")
+    story = Story.begin(WAITS_AT.format(5), cluster="here")
     # The job learns of its end when it trains already, and that there is just time for a save.
     stub("scontrol", SHOWS_THE_END.format(story.trial.metrics, 40))
     run(story)
@@ -56,4 +57,4 @@ def test_a_job_saves_before_its_time_limit_and_the_run_goes_on_bit_for_bit(
 def run(story: Story) -> None:
     """What Slurm does with the script."""
     env = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "here"}
-    subprocess.run(["bash", story.trial.experiment().script()], check=True, timeout=120, env=env)
+    subprocess.run(["bash", story.trial.experiment().script()], check=True, timeout=DEADLINE_S, env=env)

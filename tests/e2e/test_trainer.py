@@ -6,23 +6,24 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from hpc_det.checkpoint.committed import committed
 from hpc_det.process import descendants
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
-from tests.e2e.story import HERE, Story
+from tests.e2e.story import HERE, WAITS_AT, Story, words
+from tests.wait import DEADLINE_S, wait_for
 
 TWO_SLOTS = "resources.slots_per_trial=2"
 SCRIPT = "entrypoint=python3 -m hpc_det.launch.direct train.py"
 
 
 def test_a_script_in_a_job_is_preempted_and_ends_with_the_bits_of_the_trial_itself(undisturbed: Story) -> None:
-    script = Story.begin(TWO_SLOTS, SCRIPT, "hyperparameters.batch_s=0.03")
+    script = Story.begin(TWO_SLOTS, SCRIPT, WAITS_AT.format(13))
     script.until_batch(13)
     (agent,) = script.pids("hpc_det.launch.agent")
     os.kill(agent, signal.SIGTERM)
@@ -53,13 +54,19 @@ def the_run(root: Path) -> TrialFolder | None:
 
 
 def until_batch(root: Path, batch: int, process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 90
-    while not any(
-        record["steps"] >= batch for folder in [the_run(root)] if folder for record in read_reports(folder.metrics)
-    ):
-        assert time.monotonic() < end
+    """Of a script that does not end by itself."""
+
+    def is_there() -> bool:
         assert process.poll() is None
-        time.sleep(0.05)
+        folder = the_run(root)
+        return folder is not None and any(record["steps"] >= batch for record in read_reports(folder.metrics))
+
+    wait_for(is_there, DEADLINE_S)
+
+
+def ranks(launcher: int) -> list[int]:
+    """Of `train.py`, among this process and those below it."""
+    return [pid for pid in (launcher, *descendants(launcher)) if "train.py" in words(pid, "cmdline")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR2, marks=pytest.mark.long)])
@@ -69,9 +76,8 @@ def test_under_torchrun_alone_a_signal_to_one_rank_makes_both_save_and_leave(
     process = torchrun(tmp_path)
     try:
         until_batch(tmp_path, 5, process)
-        ranks = [pid for pid in descendants(process.pid) if b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        os.kill(max(ranks), number)
-        output, _ = process.communicate(timeout=90)
+        os.kill(max(ranks(process.pid)), number)
+        output, _ = process.communicate(timeout=DEADLINE_S)
     finally:
         process.kill()
         process.wait()
@@ -82,5 +88,4 @@ def test_under_torchrun_alone_a_signal_to_one_rank_makes_both_save_and_leave(
     outcome = read_json(folder.outcome)
     assert outcome is not None
     assert outcome["kind"] == "stopped"
-    (checkpoint,) = folder.checkpoints.glob("*/manifest.json")
-    assert read_json(checkpoint)["steps_completed"] == outcome["steps"]  # type: ignore[index]
+    assert committed(folder.checkpoints)[0].steps == outcome["steps"]

@@ -44,15 +44,18 @@ class Told(nn.Module):
     def _have_trouble(self, number: int) -> None:
         if self.context.get_hparam("raise_at") == number and self.attempt == 1:
             raise RuntimeError("the sky has fallen")
-        if self.context.get_hparam("waits_at")[self.attempt - 1 : self.attempt] == [number]:
+        (waits_at,) = self.context.get_hparam("waits_at")[self.attempt - 1 : self.attempt] or [-1]
+        if 0 <= waits_at <= number:
             self._wait(number)
 
     def _wait(self, number: int) -> None:
+        """It goes on slowly: ranks still have to agree on the stop."""
         stop = Path(os.environ["HPC_DET_FOLDER"], "stop.json")
         if not read_stop(stop, self.attempt):
             say(f"waiting in {number}")
         while not read_stop(stop, self.attempt):
-            time.sleep(0.01)
+            time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def say(line: str) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchTrial, PyTorchTrialContext
+from hpc_det.store.stop import read_stop
 
 RECORDS = 250
 
@@ -49,7 +51,7 @@ class StoryTrial(PyTorchTrial):
         loss = nn.functional.cross_entropy(self.model(records + noise), labels)
         self.context.backward(loss)
         self.context.step_optimizer(self.optimizer)
-        time.sleep(self.context.get_hparam("batch_s"))  # so that a test can act in the middle of a run
+        time.sleep(self.context.get_hparam("batch_s"))
         self._misbehave(batch_idx)
         return {"loss": loss}
 
@@ -65,10 +67,13 @@ class StoryTrial(PyTorchTrial):
             raise RuntimeError("the sky has fallen")
         if self.context.get_hparam("die_at") == batch_idx:
             os.abort()
-        if self.context.get_hparam("hang_at") == batch_idx:
-            self._hang()
+        if 0 <= self.context.get_hparam("waits_at") <= batch_idx and os.environ["HPC_DET_NUMBER"] == "1":
+            self._wait()
 
-    def _hang(self) -> None:
-        """Once, so that the next attempt goes on."""
-        if os.environ["HPC_DET_NUMBER"] == "1":
-            time.sleep(3600)
+    def _wait(self) -> None:
+        """Until it is asked to stop, or a test does something else to it. It goes on slowly: ranks still have to agree
+        on the stop.
+        """
+        while not read_stop(Path(os.environ["HPC_DET_FOLDER"], "stop.json"), 1):
+            time.sleep(0.05)
+        time.sleep(0.5)

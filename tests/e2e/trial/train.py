@@ -8,9 +8,9 @@ from model_def import StoryTrial
 from hpc_det.pytorch import Batch, Trainer, init
 
 # In a job the experiment's come instead.
-HPARAMS = {"global_batch_size": 48, "batch_s": 0.03, "raise_at": -1, "die_at": -1, "hang_at": -1}
+HPARAMS = {"global_batch_size": 48, "batch_s": 0.03, "raise_at": -1, "die_at": -1, "waits_at": -1}
 CONFIG = {
-    "searcher": {"metric": "accuracy", "smaller_is_better": False, "max_length": {"batches": 40}},
+    "searcher": {"metric": "accuracy", "smaller_is_better": False, "max_length": {"batches": 100000}},
     "reproducibility": {"experiment_seed": 5},
 }
 
