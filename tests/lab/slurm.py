@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.leaks import MARK
+from tests.wait import DEADLINE_S
 
 SCRIPTS = Path(__file__).parent
 ACCOUNTING_COMMANDS = {"sacct", "sacctmgr", "sreport"}
@@ -75,7 +76,9 @@ class SlurmLab:
         """The fields of `scontrol show job`."""
         return parse_fields(self.run("scontrol", "show", "job", "--oneliner", str(job_id)))
 
-    def wait_for_state(self, job_id: int | str, states: str | Collection[str], deadline_s: float) -> dict[str, str]:
+    def wait_for_state(
+        self, job_id: int | str, states: str | Collection[str], deadline_s: float = DEADLINE_S
+    ) -> dict[str, str]:
         """The job's fields as soon as it is in one of the states; until its last process is gone it is COMPLETING."""
         wanted = {states} if isinstance(states, str) else set(states)
         end = time.monotonic() + deadline_s
@@ -99,7 +102,7 @@ class SlurmLab:
     def repair_node(self, number: int) -> None:
         self.run("env", f"--unset={MARK}", SCRIPTS / "slurm-up", "--node", str(number))  # it outlives a test
 
-    def cancel_all(self, deadline_s: float = 30) -> None:
+    def cancel_all(self, deadline_s: float = 120) -> None:
         """Ends every job of the lab and waits until the last of their processes is gone."""
         end, said = time.monotonic() + deadline_s, ""
         while jobs := self.run("squeue", "--noheader", "--format=%i %T"):

@@ -20,6 +20,7 @@ from tests.lab.slurm import SlurmLab
 from tests.plan.plans import job_plan
 from tests.schedulers.one_job import submission
 from tests.stub import Stub
+from tests.wait import wait_for
 
 # Slurm 22.05.8, `scontrol show job --oneliner`, with the times and the name left open
 SHOW_JOB = (
@@ -377,14 +378,11 @@ def test_a_job_on_the_real_slurm_is_held_until_released_and_ends_when_cancelled(
     monkeypatch.setenv("SLURM_CONF", str(slurm_lab.conf))
     chosen, folder = Slurm(), slurm_lab.folder()
     script = folder / "job.sh"
-    script.write_text("#!/bin/bash\n#SBATCH --begin=now+1hour --output=/dev/null\nexec sleep 60\n")
+    script.write_text("#!/bin/bash\n#SBATCH --begin=now+1hour --output=/dev/null\nexec sleep 900\n")
     job_id = chosen.parse_submit(run_command(chosen.submit_command(submission(script))))
 
     def wait_until(state: JobState) -> None:
-        end = time.monotonic() + 20
-        while (now := chosen.status([job_id], run_command)[job_id]).state is not state:
-            assert time.monotonic() < end, f"{now}, not {state}"
-            time.sleep(0.05)
+        wait_for(lambda: chosen.status([job_id], run_command)[job_id].state is state)
 
     wait_until(JobState.HELD)
     chosen.release(job_id, run_command)

@@ -12,7 +12,7 @@ import pytest
 
 from hpc_det.schedulers.slurm import Slurm
 from tests.lab.slurm import SlurmLab
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 pytestmark = pytest.mark.slurm
 REPOSITORY = Path(__file__).parents[2]
@@ -96,20 +96,20 @@ def is_up(lab: SlurmLab, name: str) -> bool:
 def test_a_node_that_loses_its_power_is_done_without_until_it_is_back(slurm_lab: SlurmLab) -> None:
     told = prepared(slurm_lab, waits_with=2)
     job = submitted(slurm_lab, told, 2, 100000, "--no-kill")
-    wait_for(lambda: told.sizes() == [2], 30, told.logs)
+    wait_for(lambda: told.sizes() == [2], otherwise=told.logs)
     driver_host = slurm_lab.job(job)["BatchHost"]
     hosts = slurm_lab.run("scontrol", "show", "hostnames", slurm_lab.job(job)["NodeList"]).split()
     (other,) = [int(host.removeprefix("node")) for host in hosts if host != driver_host]
     slurm_lab.fail_node(other)
     (told.folder / "wait-2").unlink()
-    wait_for(lambda: told.sizes()[-1] == 1, 40, told.logs)
+    wait_for(lambda: told.sizes()[-1] == 1, otherwise=told.logs)
     slurm_lab.repair_node(other)
-    wait_for(lambda: told.sizes()[-1] == 2, 40, told.logs)
+    wait_for(lambda: told.sizes()[-1] == 2, otherwise=told.logs)
     losses = [float(line[2].removeprefix("np.float64(").removesuffix(")")) for line in told.lines()]
     assert losses[-1] < losses[0] / 2
     assert [int(line[0]) for line in told.lines()] == list(range(len(losses)))  # no epoch lost, none made twice
     (told.folder / "stop").touch()
-    slurm_lab.wait_for_state(job, "COMPLETED", 30)
+    slurm_lab.wait_for_state(job, "COMPLETED")
 
 
 def test_a_pool_shrinks_with_nodes_that_are_down_and_grows_with_those_that_are_up(slurm_lab: SlurmLab) -> None:
@@ -124,33 +124,33 @@ def test_a_pool_shrinks_with_nodes_that_are_down_and_grows_with_those_that_are_u
             stdin=subprocess.DEVNULL,
         )
     try:
-        wait_for(lambda: 3 in told.sizes(), 40, told.logs)
+        wait_for(lambda: 3 in told.sizes(), otherwise=told.logs)
         for name in ("node2", "node3"):
             slurm_lab.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=taken away")
         (told.folder / "wait-3").unlink()
-        wait_for(lambda: told.sizes()[-1] == 1, 40, told.logs)
+        wait_for(lambda: told.sizes()[-1] == 1, otherwise=told.logs)
         wait_for(lambda: all(is_up(slurm_lab, name) for name in ("node2", "node3")))
-        wait_for(lambda: told.sizes()[-1] == 3, 60, told.logs)
+        wait_for(lambda: told.sizes()[-1] == 3, otherwise=told.logs)
         (told.folder / "stop").touch()
-        assert driver.wait(60) == 0, told.logs()
+        assert driver.wait(DEADLINE_S) == 0, told.logs()
     finally:
         driver.kill()
         driver.wait()
-    wait_for(lambda: not slurm_lab.run("squeue", "--noheader").split(), 40, told.logs)
+    wait_for(lambda: not slurm_lab.run("squeue", "--noheader").split(), otherwise=told.logs)
 
 
 def test_a_preempted_driver_and_its_ranks_come_back_and_lose_nothing(slurm_lab: SlurmLab) -> None:
     undisturbed = prepared(slurm_lab, waits_with=0)
     first = submitted(slurm_lab, undisturbed, 2, 4)
-    slurm_lab.wait_for_state(first, "COMPLETED", 60)
+    slurm_lab.wait_for_state(first, "COMPLETED")
     told = prepared(slurm_lab, waits_with=2)
     job = submitted(slurm_lab, told, 2, 4, "--requeue")
-    wait_for(lambda: told.sizes() == [2], 30, told.logs)
+    wait_for(lambda: told.sizes() == [2], otherwise=told.logs)
     slurm_lab.preempt(nodes=3, seconds=2)
-    wait_for(lambda: told.logs().count("SIGTERM: the driver is told") == 2, 40, told.logs)
+    wait_for(lambda: told.logs().count("SIGTERM: the driver is told") == 2, otherwise=told.logs)
     (told.folder / "wait-2").unlink()
-    wait_for(lambda: slurm_lab.job(job)["Restarts"] == "1", 60)
-    slurm_lab.wait_for_state(job, "PENDING", 30)
+    wait_for(lambda: slurm_lab.job(job)["Restarts"] == "1")
+    slurm_lab.wait_for_state(job, "PENDING")
     Slurm().release(job, lambda command, **_: slurm_lab.run(*command))
-    slurm_lab.wait_for_state(job, "COMPLETED", 60)
+    slurm_lab.wait_for_state(job, "COMPLETED")
     assert told.lines() == undisturbed.lines()

@@ -98,7 +98,7 @@ def test_slurm_takes_every_value_byte_for_byte_and_runs_nothing_else(slurm_lab: 
     ]
 
     slurm_lab.run("scontrol", "release", job_id)
-    slurm_lab.wait_for_state(job_id, "COMPLETED", deadline_s=20)
+    slurm_lab.wait_for_state(job_id, "COMPLETED")
     words = arguments(told)
     assert words[: words.index("srun")] == ["-m", "hpc_det.launch.job", str(experiment.path), "1", "--"]
     assert words[-4:] == [ALL, str(python), "-m", "hpc_det.launch.agent"]
@@ -115,5 +115,5 @@ def test_slurm_writes_the_log_where_the_path_says(name: str, slurm_lab: SlurmLab
     plan = job_plan(folder=str(experiment.path), python="/bin/echo", **shape)
     experiment.script().write_text(render(plan, ONE_JOB, experiment.script()))
     job_id = slurm_lab.run("sbatch", "--parsable", experiment.script(), cwd=experiment.path).strip()
-    slurm_lab.wait_for_state(job_id, "COMPLETED", deadline_s=20)
+    slurm_lab.wait_for_state(job_id, "COMPLETED")
     assert (experiment.jobs / "1.log").read_text().startswith("-m hpc_det.launch.job ")

@@ -14,9 +14,9 @@ from hpc_det.store.journal import Journal
 from tests.e2e.test_slurm import use
 from tests.lab.slurm import SlurmLab
 from tests.sweep.test_stops import COUNTS, HOOK
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm]
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_points_are_elements_of_one_array_and_a_preempted_gang_goes_on_where_it_
         slurm_lab.preempt(3, seconds=2)
         wait_for(lambda: all(experiment.trial(number).rank_log(2, 0).exists() for number in (1, 2)))
         (folder / "go").touch()
-        said, _ = sweep.communicate(timeout=120)
+        said, _ = sweep.communicate(timeout=DEADLINE_S)
     assert sweep.returncode == 0, said
     for number in (1, 2):
         assert [end.cause.value for end in Journal(experiment.trial(number).journal).history()] == [

@@ -435,7 +435,7 @@ def test_the_slurm_script_starts_an_agent_on_every_node(slurm_lab: SlurmLab) -> 
     gang = Gang(slurm_lab.folder(), Path("/tmp"))
     gang.plan("echo rank group $HPC_DET_NODE_RANK trained on $(hostname)", scheduler="slurm", nodes=3)
     job_id = slurm_lab.run("sbatch", "--parsable", gang.write_script()).strip()
-    slurm_lab.wait_for_state(job_id, "COMPLETED", deadline_s=60)
+    slurm_lab.wait_for_state(job_id, "COMPLETED")
     assert gang.ends() == [("finished", "done")]
     told = [line for line in gang.trial.job_log.read_text().splitlines() if line.startswith("rank group")]
     assert sorted(told) == [f"rank group {node} trained on node{node + 1}" for node in range(3)]

@@ -21,7 +21,7 @@ from hpc_det.launch.elastic import agents
 from hpc_det.sgd.capacity import Allocation, Capacity, allocation
 from hpc_det.store.files import read_lines
 from hpc_det.store.run_folder import RunFolder
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 STAND_IN = "tests.sgd.capacity.stand_in"
 
@@ -48,11 +48,16 @@ class Run:
         files = self.path.glob("agents/*.jsonl")
         return {(file.stem.partition("-")[0], line["leaving"]) for file in files for line in read_lines(file)[1:]}
 
-    def wait_for_agents(self, count: int, deadline_s: float = 20) -> list[dict[str, Any]]:
+    def wait_for_agents(self, count: int, deadline_s: float = DEADLINE_S) -> list[dict[str, Any]]:
         with suppress(AssertionError):
             wait_for(lambda: len(self.agents()) >= count, deadline_s)
         assert len(self.agents()) == count, (self.agents(), self.logs())
         return self.agents()
+
+    def state(self) -> str:
+        """What a driver in a job said last."""
+        path = self.path / "state"
+        return path.read_text() if path.exists() else ""
 
     def logs(self) -> dict[str, str]:
         files = [path for folder in ("logs", "jobs") for path in self.path.glob(f"{folder}/*") if path.suffix != ".pkl"]
@@ -70,7 +75,7 @@ class Run:
             file.write(f"{order}\n")
 
 
-def renew_until(condition: Callable[[], bool], capacity: Capacity, run: Run, deadline_s: float = 20) -> None:
+def renew_until(condition: Callable[[], bool], capacity: Capacity, run: Run, deadline_s: float = DEADLINE_S) -> None:
     end = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < end, (capacity.state(), run.agents(), run.logs())

@@ -20,8 +20,8 @@ from hpc_det.store.files import append_line
 def main(run: Path, slots: str) -> None:
     warnings = SignalPipe(STOP_SIGNALS)
     note = {"host": socket.gethostname(), "slots": int(slots), "pid": os.getpid(), "cpus": len(os.sched_getaffinity(0))}
-    append_line(run / "agents" / f"{socket.gethostname()}-{os.getpid()}.jsonl", note, durable=False)
     print("here", flush=True)
+    append_line(run / "agents" / f"{socket.gethostname()}-{os.getpid()}.jsonl", note, durable=False)
     while not (run / "hung-up").exists():
         for number in warnings.received():
             append_line(run / "agents" / f"{socket.gethostname()}-{os.getpid()}.jsonl", {"leaving": number.name})

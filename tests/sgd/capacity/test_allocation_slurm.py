@@ -36,7 +36,7 @@ def stop(lab: SlurmLab, run: Run, job: str) -> None:
     run.hang_up()
     run.tell("stop")
     wait_for((run.path / "stopped").exists)
-    lab.wait_for_state(job, "COMPLETED", deadline_s=15)
+    lab.wait_for_state(job, "COMPLETED")
 
 
 def test_agents_start_on_all_nodes_and_go_on_without_one_that_is_taken_away(slurm_lab: SlurmLab, run: Run) -> None:
@@ -47,7 +47,8 @@ def test_agents_start_on_all_nodes_and_go_on_without_one_that_is_taken_away(slur
     assert run.logs()["node-node2.log"] == "here\n"
     slurm_lab.run("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=taken away")
     run.tell("renew node2")
-    wait_for(lambda: (run.path / "state").read_text() == f"job {job} has node1, node3; it has lost node2")
+    wait_for(lambda: run.state() == f"job {job} has node1, node3; it has lost node2", otherwise=run.state)
+    wait_for(lambda: not is_there(agents[1]))
     assert [is_there(note) for note in agents] == [True, False, True]
     stop(slurm_lab, run, job)
     assert len(run.agents()) == 3

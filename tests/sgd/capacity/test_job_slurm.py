@@ -55,7 +55,7 @@ def test_a_pool_keeps_its_size_with_other_nodes(slurm_lab: SlurmLab, run: Run) -
     assert run.wait_for_agents(3) != []
     assert run.hosts() == ["node1", "node2", "node3"]
     full = "3 of 4 jobs are running; 1 of 4 jobs are queued (Resources)"
-    wait_for(lambda: pool.state() == full, deadline_s=10)
+    wait_for(lambda: pool.state() == full)
     slurm_lab.run("scontrol", "update", "NodeName=node3", "State=DOWN", "Reason=taken away")
     renew_until(lambda: pool.state() != full, pool, run)
     renew_until(lambda: pool.state() == full and len(run.agents()) == 4, pool, run)  # the node is there again

@@ -15,7 +15,7 @@ import pytest
 from hpc_det.sgd.tune.analysis import Analysis
 from hpc_det.sgd.tune.files import TuneFolder
 from tests.lab.slurm import SlurmLab
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 pytestmark = pytest.mark.slurm
 REPOSITORY = Path(__file__).parents[3]
@@ -62,19 +62,19 @@ def test_a_search_outlives_ctrl_c_and_the_preemption_of_a_job(slurm_lab: SlurmLa
         return not slurm_lab.run("squeue", "--noheader").split()
 
     with driver(slurm_lab, folder) as process:
-        wait_for(lambda: all(mark.exists() for mark in begun), 60, logs)
+        wait_for(lambda: all(mark.exists() for mark in begun), otherwise=logs)
         process.send_signal(signal.SIGINT)
-        process.wait(30)
-        wait_for(nothing_is_queued, 30, logs)
+        process.wait(DEADLINE_S)
+        wait_for(nothing_is_queued, otherwise=logs)
     warned = logs().count(WARNED)
     for mark in begun:
         mark.unlink()
     with driver(slurm_lab, folder) as process:
-        wait_for(lambda: all(mark.exists() for mark in begun), 60, logs)
+        wait_for(lambda: all(mark.exists() for mark in begun), otherwise=logs)
         slurm_lab.preempt(nodes=1, seconds=1)
-        wait_for(lambda: logs().count(WARNED) > warned, 30, logs)
+        wait_for(lambda: logs().count(WARNED) > warned, otherwise=logs)
         (run.path / "go").touch()
-        assert process.wait(60) == 0, logs()
+        assert process.wait(DEADLINE_S) == 0, logs()
     analysis = Analysis(run.path, "loss", "min")
     assert analysis.best_config == {"rate": 3.0}
     assert [trial.error for trial in analysis.trials] == [None] * 3
@@ -82,4 +82,4 @@ def test_a_search_outlives_ctrl_c_and_the_preemption_of_a_job(slurm_lab: SlurmLa
         assert [result["training_iteration"] for result in trial.results] == [1, 2, 3, 4, 5]
     after = [{result["pid"] for result in trial.results[2:]} for trial in analysis.trials]
     assert sorted(map(len, after)) == [1, 1, 2]
-    wait_for(nothing_is_queued, 20, logs)
+    wait_for(nothing_is_queued, otherwise=logs)
