@@ -12,7 +12,7 @@ to come soon has a shorter one of its own.
 
 
 def wait_for(
-    condition: Callable[[], object], deadline_s: float = DEADLINE_S, otherwise: Callable[[], object] = lambda: ""
+    condition: Callable[[], object], deadline_s: float = 120, otherwise: Callable[[], object] = lambda: ""
 ) -> None:
     """`otherwise`: what is known where it does not come true."""
     end = time.monotonic() + deadline_s

@@ -363,7 +363,7 @@ def test_a_running_job_is_not_held(hpc_det: Command, queue: SlurmOnPaper) -> Non
 def test_on_pbs(hpc_det: Command, pbs_lab: PbsLab, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     """Its priorities and places are its users' to change."""
     monkeypatch.setattr("hpc_det.cli.job.here.schedulers_here", lambda which: ["pbs"])
-    pbs_lab.submit("-q", "low", "-l", "select=3:ncpus=4", "--", "/bin/sleep", "900")
+    pbs_lab.submit("-q", "low", "-l", "select=3:ncpus=4", "--", "/bin/sleep", "600")
     folder = Life.submitted(root).folder
     waits = ("-q", "low", "-l", "select=3:ncpus=4", "-o", folder.jobs / "1.log", "--", "/bin/true")
     first, second, third = (pbs_lab.submit(*map(str, waits)) for _ in range(3))
@@ -389,7 +389,7 @@ def test_on_the_real_slurm(
 ) -> None:
     """As a user who is no operator, and as one who is."""
     monkeypatch.setenv("SLURM_CONF", str(slurm_lab.conf))
-    slurm_lab.preempt(seconds=900)
+    slurm_lab.preempt(seconds=600)
     folder = Life.submitted(root).folder.path
     monkeypatch.setattr("hpc_det.cli.job.here.this_user", lambda: "nobody")
     monkeypatch.setattr("hpc_det.cli.job.listing.this_user", lambda: "nobody")

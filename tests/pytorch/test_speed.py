@@ -24,7 +24,7 @@ from tests.core.ranks import OnRanks
 
 MOST_ADDED = 0.4
 """Of a bare batch, in a good round: 25 of 61 microseconds. It is 0.05 to 0.2; the rest is for busy machines."""
-ROUNDS, PERIODS = 10, 12
+ROUNDS, PERIODS = 5, 12
 OWN_FILES = tracemalloc.Filter(True, str(Path(hpc_det.__file__).parent / "*"))
 
 
