@@ -96,15 +96,15 @@ def is_up(lab: SlurmLab, name: str) -> bool:
 def test_a_node_that_loses_its_power_is_done_without_until_it_is_back(slurm_lab: SlurmLab) -> None:
     told = prepared(slurm_lab, waits_with=2)
     job = submitted(slurm_lab, told, 2, 100000, "--no-kill")
-    wait_for(lambda: told.sizes() == [2], otherwise=told.logs)
+    wait_for(lambda: told.sizes() == [2], DEADLINE_S, told.logs)
     driver_host = slurm_lab.job(job)["BatchHost"]
     hosts = slurm_lab.run("scontrol", "show", "hostnames", slurm_lab.job(job)["NodeList"]).split()
     (other,) = [int(host.removeprefix("node")) for host in hosts if host != driver_host]
     slurm_lab.fail_node(other)
     (told.folder / "wait-2").unlink()
-    wait_for(lambda: told.sizes()[-1] == 1, otherwise=told.logs)
+    wait_for(lambda: told.sizes()[-1] == 1, DEADLINE_S, told.logs)
     slurm_lab.repair_node(other)
-    wait_for(lambda: told.sizes()[-1] == 2, otherwise=told.logs)
+    wait_for(lambda: told.sizes()[-1] == 2, DEADLINE_S, told.logs)
     losses = [float(line[2].removeprefix("np.float64(").removesuffix(")")) for line in told.lines()]
     assert losses[-1] < losses[0] / 2
     assert [int(line[0]) for line in told.lines()] == list(range(len(losses)))  # no epoch lost, none made twice
@@ -124,19 +124,19 @@ def test_a_pool_shrinks_with_nodes_that_are_down_and_grows_with_those_that_are_u
             stdin=subprocess.DEVNULL,
         )
     try:
-        wait_for(lambda: 3 in told.sizes(), otherwise=told.logs)
+        wait_for(lambda: 3 in told.sizes(), DEADLINE_S, told.logs)
         for name in ("node2", "node3"):
             slurm_lab.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=taken away")
         (told.folder / "wait-3").unlink()
-        wait_for(lambda: told.sizes()[-1] == 1, otherwise=told.logs)
+        wait_for(lambda: told.sizes()[-1] == 1, DEADLINE_S, told.logs)
         wait_for(lambda: all(is_up(slurm_lab, name) for name in ("node2", "node3")))
-        wait_for(lambda: told.sizes()[-1] == 3, otherwise=told.logs)
+        wait_for(lambda: told.sizes()[-1] == 3, DEADLINE_S, told.logs)
         (told.folder / "stop").touch()
         assert driver.wait(DEADLINE_S) == 0, told.logs()
     finally:
         driver.kill()
         driver.wait()
-    wait_for(lambda: not slurm_lab.run("squeue", "--noheader").split(), otherwise=told.logs)
+    wait_for(lambda: not slurm_lab.run("squeue", "--noheader").split(), DEADLINE_S, told.logs)
 
 
 def test_a_preempted_driver_and_its_ranks_come_back_and_lose_nothing(slurm_lab: SlurmLab) -> None:
@@ -145,11 +145,11 @@ def test_a_preempted_driver_and_its_ranks_come_back_and_lose_nothing(slurm_lab: 
     slurm_lab.wait_for_state(first, "COMPLETED")
     told = prepared(slurm_lab, waits_with=2)
     job = submitted(slurm_lab, told, 2, 4, "--requeue")
-    wait_for(lambda: told.sizes() == [2], otherwise=told.logs)
+    wait_for(lambda: told.sizes() == [2], DEADLINE_S, told.logs)
     slurm_lab.preempt(nodes=3, seconds=2)
-    wait_for(lambda: told.logs().count("SIGTERM: the driver is told") == 2, otherwise=told.logs)
+    wait_for(lambda: told.logs().count("SIGTERM: the driver is told") == 2, DEADLINE_S, told.logs)
     (told.folder / "wait-2").unlink()
-    wait_for(lambda: slurm_lab.job(job)["Restarts"] == "1")
+    wait_for(lambda: slurm_lab.job(job)["Restarts"] == "1", DEADLINE_S)
     slurm_lab.wait_for_state(job, "PENDING")
     Slurm().release(job, lambda command, **_: slurm_lab.run(*command))
     slurm_lab.wait_for_state(job, "COMPLETED")

@@ -41,9 +41,9 @@ def test_points_are_elements_of_one_array_and_a_preempted_gang_goes_on_where_it_
     experiment = ExperimentStore(Path(os.environ["HPC_DET_ROOT"])).folder(1)
     with start(folder, "+x=1,2", "hydra.launcher.slots=2") as sweep:
         logs = [experiment.trial(number).rank_log(1, rank) for number in (1, 2) for rank in (0, 1)]
-        wait_for(lambda: all(log.exists() and "has begun" in log.read_text() for log in logs))
+        wait_for(lambda: all(log.exists() and "has begun" in log.read_text() for log in logs), DEADLINE_S)
         slurm_lab.preempt(3, seconds=2)
-        wait_for(lambda: all(experiment.trial(number).rank_log(2, 0).exists() for number in (1, 2)))
+        wait_for(lambda: all(experiment.trial(number).rank_log(2, 0).exists() for number in (1, 2)), DEADLINE_S)
         (folder / "go").touch()
         said, _ = sweep.communicate(timeout=DEADLINE_S)
     assert sweep.returncode == 0, said

@@ -47,6 +47,7 @@ def test_agents_of_an_allocation_start_again_where_they_were_killed(pbs_lab: Pbs
 
 @pytest.mark.usefixtures("_submits")
 def test_a_gang_hears_of_its_preemption_and_the_driver_submits_the_next_one(pbs_lab: PbsLab, run: Run) -> None:
+    pbs_lab.set_kill_delay("low", 5)  # these agents do not leave by themselves
     gang = GangJob("pbs", nodes=2, cpus_per_task=3, timeout_min=10, pbs_queue="low")
     assert (gang.slots, gang.has_gpus) == (6, False)
     gang.start(run.path, gang.slots)
@@ -55,7 +56,6 @@ def test_a_gang_hears_of_its_preemption_and_the_driver_submits_the_next_one(pbs_
     pbs_lab.set_preempt_order("D")
     other = pbs_lab.preempt(seconds=0)
     wait_for(lambda: "SIGUSR2" in {name for _, name in run.warnings()}, DEADLINE_S)  # in_job passes it on to the first
-    pbs_lab.run("qdel", "-W", "force", job.job_id)  # its grace time is over
     renew_until(lambda: len(run.agents()) == 4, gang, run)
     assert [its.job_id for its in gang._jobs] != [job.job_id]
     assert not list(run.path.glob("jobs/*_next"))  # submitit has put nothing back

@@ -62,17 +62,17 @@ def test_a_search_outlives_ctrl_c_and_the_preemption_of_a_job(slurm_lab: SlurmLa
         return not slurm_lab.run("squeue", "--noheader").split()
 
     with driver(slurm_lab, folder) as process:
-        wait_for(lambda: all(mark.exists() for mark in begun), otherwise=logs)
+        wait_for(lambda: all(mark.exists() for mark in begun), DEADLINE_S, logs)
         process.send_signal(signal.SIGINT)
         process.wait(DEADLINE_S)
-        wait_for(nothing_is_queued, otherwise=logs)
+        wait_for(nothing_is_queued, DEADLINE_S, logs)
     warned = logs().count(WARNED)
     for mark in begun:
         mark.unlink()
     with driver(slurm_lab, folder) as process:
-        wait_for(lambda: all(mark.exists() for mark in begun), otherwise=logs)
+        wait_for(lambda: all(mark.exists() for mark in begun), DEADLINE_S, logs)
         slurm_lab.preempt(nodes=1, seconds=1)
-        wait_for(lambda: logs().count(WARNED) > warned, otherwise=logs)
+        wait_for(lambda: logs().count(WARNED) > warned, DEADLINE_S, logs)
         (run.path / "go").touch()
         assert process.wait(DEADLINE_S) == 0, logs()
     analysis = Analysis(run.path, "loss", "min")
@@ -82,4 +82,4 @@ def test_a_search_outlives_ctrl_c_and_the_preemption_of_a_job(slurm_lab: SlurmLa
         assert [result["training_iteration"] for result in trial.results] == [1, 2, 3, 4, 5]
     after = [{result["pid"] for result in trial.results[2:]} for trial in analysis.trials]
     assert sorted(map(len, after)) == [1, 1, 2]
-    wait_for(nothing_is_queued, otherwise=logs)
+    wait_for(nothing_is_queued, DEADLINE_S, logs)
