@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.sgd.capacity import local
 from tests.lab.pbs_lab import PbsLab, can_have_hosts
-from tests.sgd.conftest import _torch_ready
+from tests.sgd.conftest import _fork_server, _torch_ready
+from tests.sgd.forked_agents import Forked, start_agent
 from tests.wait import wait_for
 
-__all__ = ["_torch_ready"]
+__all__ = ["_fork_server", "_torch_ready"]
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "docs" / "examples" / "sgd"
@@ -23,6 +25,16 @@ Said = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def _beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
+@pytest.fixture(autouse=True)
+def _agents_are_forked(_fork_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """README.md and docs/sgd.md have drivers start them."""
+
+    def start(command: list[str], log: Path) -> Forked:
+        return start_agent(command[3:], log)  # behind `python -m hpc_det.launch.elastic.node`
+
+    monkeypatch.setattr(local, "start", start)
 
 
 def run(name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
