@@ -1,11 +1,23 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 import pytest
 
+from tests.core.ranks import _fork_server
 from tests.e2e.engine_story import EngineStory, UndisturbedEngines, four_slots
-from tests.e2e.story import DIRECT, Story
+from tests.e2e.story import DIRECT, WARM, Story
+from tests.e2e.warm.server import warm_ranks
+
+__all__ = ["_fork_server"]
+
+
+@pytest.fixture(scope="session")
+def warm(_fork_server: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Ranks of `WARM` start at once."""
+    with warm_ranks(tmp_path_factory.mktemp("warm")):
+        yield
 
 
 @pytest.fixture(scope="package")
@@ -15,9 +27,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Story:
 
 
 @pytest.fixture(scope="package")
-def undisturbed_alone(tmp_path_factory: pytest.TempPathFactory) -> Story:
+def undisturbed_alone(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Story:
     """The same on one slot."""
-    return told(tmp_path_factory)
+    return told(tmp_path_factory, WARM)
 
 
 def told(tmp_path_factory: pytest.TempPathFactory, *overrides: str) -> Story:

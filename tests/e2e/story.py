@@ -30,6 +30,8 @@ DIRECT = "entrypoint=python3 -m hpc_det.launch.direct --trial model_def:StoryTri
 """For what is not about launchers: torchrun loads torch, too."""
 WAITS_AT = "hyperparameters.waits_at={}"
 """After so many batches, until a test does something to it, however long that takes."""
+WARM = f"entrypoint=python3 {HERE / 'warm' / 'launcher.py'} --trial model_def:StoryTrial"
+"""Nor about how a rank starts; needs the fixture `warm`."""
 
 
 def hpc_det(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -121,7 +123,7 @@ class Story:
     def rank_pid(self, rank: int) -> int:
         """The process that writes the log of a rank, also on a node of a lab: all share this machine's /proc."""
         log = self.trial.rank_log(Journal(self.trial.journal).last_attempt(), rank)
-        (pid,) = [n for n in _pids() if "hpc_det.launch.rank" in _modules(n) and _prints_to(n) == str(log)]
+        (pid,) = [n for n in _pids() if _prints_to(n) == str(log)]
         return pid
 
     def job_pids(self) -> list[int]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.story import WAITS_AT, Story, hpc_det
+from tests.e2e.story import WAITS_AT, WARM, Story, hpc_det
 
-SHORT = ("searcher.max_length.batches=20", "resources.slots_per_trial=1")
+pytestmark = pytest.mark.usefixtures("warm")
+
+SHORT = (WARM, "searcher.max_length.batches=20", "resources.slots_per_trial=1")
 
 
 def again(story: Story, command: str, *options: str) -> Story:
@@ -15,7 +17,7 @@ def again(story: Story, command: str, *options: str) -> Story:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Story:
+def finished(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Story:
     """For tests that leave it as it is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HPC_DET_ROOT", str(tmp_path_factory.mktemp("finished")))
@@ -101,7 +103,7 @@ def test_a_cancelled_trial_saves_before_it_ends() -> None:
 
 
 def test_a_failed_trial_gets_another_chance() -> None:
-    story = Story.begin("hyperparameters.raise_at=12", "max_restarts=0")
+    story = Story.begin(WARM, "hyperparameters.raise_at=12", "max_restarts=0")
     assert story.wait(check=False).returncode == 1
     refused = hpc_det("experiment", "continue", story.number, "--config", "hyperparameters.raise_at=-1", check=False)
     assert refused.returncode == 2

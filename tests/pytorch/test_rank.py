@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import selectors
 import subprocess
@@ -22,8 +23,12 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.metrics import read_reports
+from tests.forked_python import become
 from tests.pytorch.trials import CONFIG
+from tests.sgd.forked_agents import Forked
 from tests.wait import DEADLINE_S
+
+pytestmark = pytest.mark.usefixtures("_fork_server")
 
 CODE = """
 import gc, os, signal, time
@@ -67,12 +72,18 @@ class Agent:
         self._doorbell.on_failed = lambda: self.events.append(("failed", None))
         self._doorbell.on_heard = self._on_heard
 
-    def run(self, trial_name: str, **config: Any) -> int:
+    def run(self, trial_name: str, *, fresh: bool = False, **config: Any) -> int:
         """Train a trial on rank 0 of 1; its exit code."""
-        return self.serve(["-m", "hpc_det.launch.rank", trial_name], {"RANK": "0", "WORLD_SIZE": "1"}, **config)
+        program, variables = ["-m", "hpc_det.launch.rank", trial_name], {"RANK": "0", "WORLD_SIZE": "1"}
+        return self.serve(program, variables, fresh=fresh, **config)
 
-    def serve(self, program: list[str], variables: Mapping[str, str], *, ranks: int = 1, **config: Any) -> int:
-        """Start Python with this program and serve it until it is gone; its exit code. `ranks`: of the node."""
+    def serve(
+        self, program: list[str], variables: Mapping[str, str], *, ranks: int = 1, fresh: bool = False, **config: Any
+    ) -> int:
+        """Start Python with this program and serve it until it is gone; its exit code. `ranks`: of the node.
+
+        `fresh`: not forked from a process that has loaded torch.
+        """
         spec = {"experiment_id": 1, "trial_id": 1, "trial_seed": 5, "hparams": {"global_batch_size": 4, "workers": 0}}
         write_json(self.trial.trial, {**spec, "config": {**CONFIG, **config}})
         write_json(self.experiment.effective, {**CONFIG, **config})
@@ -93,7 +104,7 @@ class Agent:
         )
         path = os.pathsep.join([str(self.code), str(Path(__file__).parents[2])])
         environment = {**os.environ, **attempt.to_env(), **variables, "PYTHONPATH": path}
-        rank = subprocess.Popen([sys.executable, *program], env=environment, cwd=self.code)
+        rank = (_fresh if fresh else _forked)(program, environment, self.code)
         end = time.monotonic() + DEADLINE_S
         try:
             while rank.poll() is None:
@@ -101,11 +112,11 @@ class Agent:
                 self._serve(0.05)
         finally:
             rank.kill()
-            rank.wait()
+            code = rank.wait()
         while self._serve(0):  # its last words, and the end of the line
             pass
         assert self._doorbell.ranks == ({0: rank.pid} if ranks == 1 else {})
-        return rank.returncode
+        return code
 
     def close(self) -> None:
         self._doorbell.close()
@@ -133,6 +144,15 @@ class Agent:
         return bool(ready)
 
 
+def _fresh(program: list[str], environment: dict[str, str], folder: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, *program], env=environment, cwd=folder)
+
+
+def _forked(program: list[str], environment: dict[str, str], folder: Path) -> Forked:
+    its = (program, environment, folder)
+    return Forked(multiprocessing.get_context("forkserver").Process(target=become, args=its))
+
+
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
     with tempfile.TemporaryDirectory() as private:  # a socket's path must be short
@@ -155,7 +175,7 @@ def test_a_rank_that_succeeds_says_so(agent: Agent) -> None:
 def test_a_rank_that_hears_a_signal_stops_when_its_agent_rings(agent: Agent) -> None:
     endless = {"searcher": {**CONFIG["searcher"], "max_length": {"batches": 100_000}}}
     seldom = {"min_validation_period": {"batches": 0}, "min_checkpoint_period": {"batches": 0}}
-    assert agent.run("model_def:Slow", **endless, **seldom) == 0, agent.log
+    assert agent.run("model_def:Slow", fresh=True, **endless, **seldom) == 0, agent.log
     assert agent.events == [("heard", "SIGTERM")]
     outcome = read_json(agent.trial.outcome)
     assert outcome is not None

@@ -12,6 +12,8 @@ from tests.pytorch.trials import CONFIG
 
 __all__ = ["agent"]
 
+pytestmark = pytest.mark.usefixtures("_fork_server")
+
 SCRIPT = """
 import sys
 
@@ -42,13 +44,15 @@ def run(
     variables: dict[str, str] = UNDER_A_LAUNCHER,
     ranks: int = 1,
 ) -> int:
-    """The exit code of a script with these arguments of `fit`, and statements before and after it."""
+    """The exit code of a script with these arguments of `fit`, and statements before and after it. One that has no
+    launcher is a fresh process.
+    """
     parts = {"BEFORE": before, "FIT": fit, "AFTER": after, "AGGREGATION": str(aggregation)}
     script = SCRIPT
     for name, text in parts.items():
         script = script.replace(name, text)
     (agent.code / "script.py").write_text(script)
-    return agent.serve(["script.py"], variables, ranks=ranks)
+    return agent.serve(["script.py"], variables, ranks=ranks, fresh="RANK" not in variables)
 
 
 def steps(agent: Agent, kind: str) -> list[int]:

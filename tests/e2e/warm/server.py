@@ -1,0 +1,67 @@
+"""Forks a rank for each connection of a stand-in."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from hpc_det.launch.signals import shielded
+from hpc_det.process import ends_with_parent
+from tests.e2e.warm.stand_in import SERVER
+from tests.forked_python import become
+
+
+@contextmanager
+def warm_ranks(folder: Path) -> Iterator[None]:
+    """Within, the jobs that this process submits have them. Needs the fork server."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket"))
+        listener.listen()
+        process = multiprocessing.get_context("forkserver").Process(target=_serve, args=(listener,))
+        process.start()
+    os.environ[SERVER] = str(folder / "socket")
+    try:
+        yield
+    finally:
+        del os.environ[SERVER]
+        process.kill()
+        process.join()
+
+
+def _serve(listener: socket.socket) -> NoReturn:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who guard
+    while True:
+        stand_in, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            _guard(stand_in)
+        stand_in.close()
+
+
+def _guard(stand_in: socket.socket) -> NoReturn:
+    """Of one rank: it ends with whoever has asked for it, and that one learns how it has ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    ends_with_parent()
+    wanted = json.loads(stand_in.makefile().readline())
+    rank = os.fork()
+    if rank == 0:
+        stand_in.close()
+        os.setsid()
+        ends_with_parent()
+        shielded()()
+        become(wanted["program"], wanted["environment"], Path(wanted["folder"]))
+    ready, _, _ = select.select([stand_in, os.pidfd_open(rank)], [], [])
+    if stand_in in ready:
+        os.kill(rank, signal.SIGKILL)
+    _, status = os.waitpid(rank, 0)
+    if stand_in not in ready:
+        stand_in.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+    os._exit(0)

@@ -1,0 +1,40 @@
+"""What `python3` would run, in a process that is forked from one that has loaded torch: it starts at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from hpc_det.launch import rank
+from hpc_det.launch.launchers.arguments import is_trial
+
+
+def become(program: Sequence[str], environment: Mapping[str, str], folder: Path) -> NoReturn:
+    """This process goes on as `python3 PROGRAM` in this folder: a trial's rank or a script."""
+    # Otherwise a child of the fork server has it start its workers, too.
+    multiprocessing.set_start_method("fork", force=True)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+    rank.leave(_exit_code(program))
+
+
+def _exit_code(program: Sequence[str]) -> int:
+    try:
+        if is_trial(program):
+            return rank.main(program[2])
+        sys.argv[:] = program
+        runpy.run_path(program[0], run_name="__main__")
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
