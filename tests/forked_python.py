@@ -27,10 +27,12 @@ def become(program: Sequence[str], environment: Mapping[str, str], folder: Path)
 
 
 def _exit_code(program: Sequence[str]) -> int:
+    return rank.main(program[2]) if is_trial(program) else _exit_code_of_script(program)
+
+
+def _exit_code_of_script(program: Sequence[str]) -> int:
+    sys.argv[:] = program
     try:
-        if is_trial(program):
-            return rank.main(program[2])
-        sys.argv[:] = program
         runpy.run_path(program[0], run_name="__main__")
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(error.code is not None)

@@ -10,14 +10,16 @@ import pytest
 
 from hpc_det.checkpoint.committed import committed
 from tests.compat.programs import printed
+from tests.e2e.conftest import warm
 from tests.e2e.forked import WithTorch, _fork_server, hpc_det_with_torch
-from tests.e2e.story import Story, hpc_det
+from tests.e2e.story import Story, hpc_det, warm_ranks_of
 
-__all__ = ["_fork_server", "hpc_det_with_torch"]
+__all__ = ["_fork_server", "hpc_det_with_torch", "warm"]
 
 TRIAL = Path(__file__).with_name("trial")
 EXPERIMENT = TRIAL / "distributed.yaml"
 ONE_SLOT = "resources.slots_per_trial=1"
+WARM = (warm_ranks_of("DigitsTrial"), "environment.environment_variables=[HPC_DET_COMPAT=determined]")
 
 
 def best(story: Story, metric: str) -> float:
@@ -50,19 +52,21 @@ def test_an_unmodified_trial_runs_in_one_process_without_a_job(hpc_det_with_torc
     assert said.splitlines()[-1] == "One batch was trained, validated and saved."
 
 
-def short(entrypoint: str | None = None) -> Story:
+def short(*entrypoint: str) -> Story:
     overrides = ["searcher.max_length={batches: 3}", "reproducibility.experiment_seed=5", ONE_SLOT]
-    if entrypoint:
-        overrides.append(f"entrypoint={entrypoint}")
-    story = Story.begin(*overrides, config=EXPERIMENT, context=TRIAL)
+    story = Story.begin(*overrides, *entrypoint, config=EXPERIMENT, context=TRIAL)
     story.wait()
     return story
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     "entrypoint",
     [
         "bash -c 'python3 -m determined.launch.torch_distributed --trial model_def:DigitsTrial'",
+        pytest.param(
+            "python3 -m determined.launch.torch_distributed --trial model_def:DigitsTrial", marks=pytest.mark.long
+        ),
         pytest.param("model_def:DigitsTrial", marks=pytest.mark.long),
         pytest.param(
             "python3 -m hpc_det.launch.torch_distributed --trial model_def:DigitsTrial", marks=pytest.mark.long
@@ -70,11 +74,12 @@ def short(entrypoint: str | None = None) -> Story:
     ],
 )
 def test_every_entrypoint_of_a_ported_trial_leads_to_the_same_weights(entrypoint: str) -> None:
-    assert short(entrypoint).same_as(short())
+    assert short(f"entrypoint={entrypoint}").same_as(short(*WARM))
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_search_point_that_a_trial_calls_invalid_is_no_reason_to_start_again() -> None:
-    story = Story.begin(ONE_SLOT, "hyperparameters.n_filters1=32", config=EXPERIMENT, context=TRIAL)
+    story = Story.begin(*WARM, ONE_SLOT, "hyperparameters.n_filters1=32", config=EXPERIMENT, context=TRIAL)
     story.wait(check=False)
     assert len(story.causes) == 1
     assert "a later layer must not be narrower" in story.logged

@@ -7,7 +7,7 @@ import pytest
 
 from tests.core.ranks import _fork_server
 from tests.e2e.engine_story import EngineStory, UndisturbedEngines, four_slots
-from tests.e2e.story import DIRECT, WARM, Story
+from tests.e2e.story import WARM, Story
 from tests.e2e.warm.server import warm_ranks
 
 __all__ = ["_fork_server"]
@@ -21,9 +21,9 @@ def warm(_fork_server: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(scope="package")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Story:
+def undisturbed(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Story:
     """The story on two slots of this machine, without any trouble."""
-    return told(tmp_path_factory, "resources.slots_per_trial=2", DIRECT)
+    return told(tmp_path_factory, "resources.slots_per_trial=2", WARM)
 
 
 @pytest.fixture(scope="package")
@@ -41,7 +41,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, *overrides: str) -> Story:
 
 
 @pytest.fixture(scope="session")
-def undisturbed_engines(tmp_path_factory: pytest.TempPathFactory) -> UndisturbedEngines:
+def undisturbed_engines(warm: None, tmp_path_factory: pytest.TempPathFactory) -> UndisturbedEngines:
     """The story of an engine, with so many micro batches to a batch, on slots of this machine, four by default."""
 
     @functools.cache
@@ -51,7 +51,7 @@ def undisturbed_engines(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed
             patch.setenv("HPC_DET_ROOT", str(root))
             four_slots(root)
             on_slots = f"resources.slots_per_trial={slots}"
-            story = EngineStory.with_engine(engine, accumulation, on_slots, launcher="direct")
+            story = EngineStory.with_engine(engine, accumulation, on_slots, launcher="warm")
             story.wait()
         return story
 

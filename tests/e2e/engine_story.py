@@ -13,7 +13,7 @@ import torch
 
 from hpc_det.checkpoint.committed import newest_good
 from hpc_det.store.files import read_json
-from tests.e2e.story import HERE, Story
+from tests.e2e.story import HERE, Story, warm_ranks_of
 
 ENGINES = ("zero0", "zero1", "zero2", "zero3", "pipeline")
 
@@ -34,10 +34,11 @@ class EngineStory(Story):
     def with_engine(
         cls, engine: str, accumulation: int, *overrides: str, cluster: str = "here", launcher: str = "deepspeed"
     ) -> EngineStory:
-        """Begin one of four ranks with an engine of `ENGINES`."""
+        """Begin one of four ranks with an engine of `ENGINES`. `launcher`: of hpc_det.launch, or `warm`."""
         name, stage = ("Piped", 1) if engine == "pipeline" else ("Zero", int(engine.removeprefix("zero")))
+        fresh = f"entrypoint=python3 -m hpc_det.launch.{launcher} --trial model_def:{name}"
         begun = cls.begin(
-            f"entrypoint=python3 -m hpc_det.launch.{launcher} --trial model_def:{name}",
+            warm_ranks_of(name) if launcher == "warm" else fresh,
             f"hyperparameters.stage={stage}",
             f"hyperparameters.accumulation={accumulation}",
             *overrides,

@@ -30,8 +30,14 @@ DIRECT = "entrypoint=python3 -m hpc_det.launch.direct --trial model_def:StoryTri
 """For what is not about launchers: torchrun loads torch, too."""
 WAITS_AT = "hyperparameters.waits_at={}"
 """After so many batches, until a test does something to it, however long that takes."""
-WARM = f"entrypoint=python3 {HERE / 'warm' / 'launcher.py'} --trial model_def:StoryTrial"
-"""Nor about how a rank starts; needs the fixture `warm`."""
+
+
+def warm_ranks_of(trial: str) -> str:
+    """For what is not about how a rank starts either; needs the fixture `warm`."""
+    return f"entrypoint=python3 {HERE / 'warm' / 'launcher.py'} --trial model_def:{trial}"
+
+
+WARM = warm_ranks_of("StoryTrial")
 
 
 def hpc_det(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:

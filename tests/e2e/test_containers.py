@@ -12,8 +12,6 @@ import yaml
 from tests.e2e.story import DIRECT, WAITS_AT, Story, hpc_det
 from tests.launch.runtimes import IMAGE, Runtime
 
-TWO_SLOTS = "resources.slots_per_trial=2"
-
 
 @pytest.fixture
 def runtime(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runtime:
@@ -37,24 +35,24 @@ def runtime(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("runtime", ["apptainer", pytest.param("podman", marks=pytest.mark.long)], indirect=True)
 def test_a_preempted_run_in_a_container_goes_on_bit_for_bit(
-    undisturbed: Story, runtime: Runtime, tmp_path: Path
+    undisturbed_alone: Story, runtime: Runtime, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
     data.mkdir()
     mount = f"bind_mounts=[{{host_path: {data}, container_path: /digits, read_only: true}}]"
-    story = Story.begin(TWO_SLOTS, DIRECT, WAITS_AT.format(13), mount, cluster="site")
+    story = Story.begin(DIRECT, WAITS_AT.format(13), mount, cluster="site")
     story.until_batch(13)
     (agent,) = story.pids("hpc_det.launch.agent")
     os.kill(agent, signal.SIGTERM)
     story.wait()
     assert story.causes == ["preempted", "finished"]
     assert any(word.partition("=")[2].startswith(f"{data}:/digits:ro") for word in runtime.argv)
-    assert story.same_as(undisturbed)
+    assert story.same_as(undisturbed_alone)
 
 
 @pytest.mark.parametrize("runtime", [pytest.param("apptainer", marks=pytest.mark.long), "podman"], indirect=True)
 def test_a_kill_leaves_no_container_running(runtime: Runtime) -> None:
-    story = Story.begin(WAITS_AT.format(1), cluster="site")
+    story = Story.begin(DIRECT, WAITS_AT.format(1), cluster="site")
     story.until_batch(1)
     hpc_det("experiment", "kill", story.number)
     assert story.describe()["state"] == "CANCELED"

@@ -1,4 +1,4 @@
-"""The shipped examples of DeepSpeedTrial, on real ranks that DeepSpeed's launcher has started."""
+"""The shipped examples of DeepSpeedTrial, on real ranks, most of which DeepSpeed's launcher has started."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
-from tests.e2e.story import Story
+from tests.e2e.story import Story, warm_ranks_of
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
@@ -75,8 +75,9 @@ def test_a_search_changes_what_stands_in_the_deepspeed_config() -> None:
 SHORT = "searcher.max_length={epochs: 4}"
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_pipeline_of_two_stages_learns_the_digits() -> None:
-    story = finished("deepspeed_pipeline", SHORT)
+    story = finished("deepspeed_pipeline", warm_ranks_of("PipelineTrial"), SHORT)
     losses = reported(story, "training", "loss")
     assert losses[-1] < losses[0] / 4
     assert reported(story, "validation", "validation_loss")[-1] < 0.25

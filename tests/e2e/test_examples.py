@@ -18,10 +18,12 @@ from sklearn.metrics import roc_auc_score
 from hpc_det.checkpoint.committed import committed
 from hpc_det.core.checkpoint import load
 from hpc_det.pytorch import load_trial_from_checkpoint_path
-from tests.e2e.story import Story, hpc_det
+from tests.e2e.story import Story, hpc_det, warm_ranks_of
 from tests.pytorch.conftest import _torch_ready
 
 __all__ = ["_torch_ready"]  # a trial is loaded here, too
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 PROJECT = Path(__file__).parents[2]
 EXAMPLES = PROJECT / "docs" / "examples"
@@ -67,7 +69,8 @@ def test_the_demo_learns_the_digits_and_inference_reads_them_all_with_its_checkp
 
 def assert_inference_reads_all(checkpoint: str, folder: Path) -> None:
     """Each record once, by one of two ranks, and hardly ever wrong."""
-    story = begin("inference", f"hyperparameters.checkpoint={checkpoint}", f"data.predictions={folder}")
+    options = (f"hyperparameters.checkpoint={checkpoint}", f"data.predictions={folder}")
+    story = begin("inference", warm_ranks_of("DigitsInference"), *options)
     story.wait()
     digits = load_digits().target.tolist()
     lines = [row for path in folder.iterdir() for row in csv.DictReader(path.read_text().splitlines())]
@@ -87,7 +90,6 @@ import time
 from pathlib import Path
 
 from hpc_det.store.stop import read_stop
-from model_def import GanTrial
 
 
 class Waits(GanTrial):
@@ -102,9 +104,9 @@ class Waits(GanTrial):
 """The example's trial, which goes on after five batches once it is asked to stop: slowly, as ranks have to agree."""
 
 
-def gan(slots: int, *overrides: str, context: Path = EXAMPLES / "gan") -> Story:
+def gan(slots: int, trial: str = "GanTrial", context: Path = EXAMPLES / "gan") -> Story:
     options = ("searcher.max_length={batches: 400}", f"resources.slots_per_trial={slots}", "scheduling_unit=1", SEED)
-    return Story.begin(*options, *overrides, config=EXAMPLES / "gan" / "gan.yaml", context=context)
+    return Story.begin(warm_ranks_of(trial), *options, config=EXAMPLES / "gan" / "gan.yaml", context=context)
 
 
 @pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.long)])
@@ -112,8 +114,8 @@ def test_a_gan_with_two_optimizers_goes_on_bit_for_bit_after_a_preemption(slots:
     undisturbed = gan(slots)
     undisturbed.wait()
     context = shutil.copytree(EXAMPLES / "gan", tmp_path / "gan")
-    (context / "waits.py").write_text(WAITS)
-    story = gan(slots, "entrypoint=python3 -m hpc_det.launch.torch_distributed --trial waits:Waits", context=context)
+    (context / "model_def.py").write_text((context / "model_def.py").read_text() + WAITS)
+    story = gan(slots, "Waits", context)
     story.until_batch(5)
     (agent,) = story.pids("hpc_det.launch.agent")
     os.kill(agent, signal.SIGTERM)
@@ -130,7 +132,7 @@ def test_a_gan_with_two_optimizers_goes_on_bit_for_bit_after_a_preemption(slots:
 
 
 def test_the_area_under_the_curve_is_that_of_all_records_together() -> None:
-    story = begin("roc_auc", "searcher.max_length={epochs: 4}", SEED)
+    story = begin("roc_auc", warm_ranks_of("TumourTrial"), "searcher.max_length={epochs: 4}", SEED)
     story.wait()
     reported = last_validation(story)
     trial: Any = load_trial_from_checkpoint_path(newest_checkpoint(story))
@@ -147,6 +149,7 @@ def test_the_area_under_the_curve_is_that_of_all_records_together() -> None:
 
 
 def test_the_language_model_learns_more_than_how_frequent_characters_are() -> None:
-    story = begin("language_model", "searcher.max_length={batches: 120}", SEED, "resources.slots_per_trial=1")
+    short = ("searcher.max_length={batches: 120}", "resources.slots_per_trial=1")
+    story = begin("language_model", warm_ranks_of("SonnetTrial"), *short, SEED)
     story.wait()
     assert last_validation(story)["perplexity"] < 10

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from hpc_det.checkpoint.committed import committed
-from tests.e2e.story import DIRECT, HERE, WAITS_AT, Story, hpc_det
+from tests.e2e.story import DIRECT, HERE, WAITS_AT, WARM, Story, hpc_det
 from tests.wait import DEADLINE_S
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 TWO_SLOTS = "resources.slots_per_trial=2"
 
@@ -46,7 +48,7 @@ def test_a_signal_to_a_single_rank_stops_all_of_them_together(undisturbed: Story
 
 
 def test_a_killed_rank_restarts_the_gang_from_the_last_checkpoint_and_is_charged(undisturbed: Story) -> None:
-    story = Story.begin(TWO_SLOTS, DIRECT, WAITS_AT.format(20), "max_restarts=1")
+    story = Story.begin(TWO_SLOTS, WARM, WAITS_AT.format(20), "max_restarts=1")
     story.until_batch(20)
     os.kill(story.rank_pid(0), signal.SIGKILL)
     story.wait()
@@ -78,7 +80,7 @@ def test_a_crash_of_a_rank_is_named_and_counted_until_max_restarts_is_spent() ->
 
 
 def test_the_failed_ranks_traceback_comes_first_in_the_log() -> None:
-    story = Story.begin(TWO_SLOTS, DIRECT, "max_restarts=0", "hyperparameters.raise_at=3")
+    story = Story.begin(TWO_SLOTS, WARM, "max_restarts=0", "hyperparameters.raise_at=3")
     ended = story.wait(check=False)
     assert ended.returncode == 1
     assert "RuntimeError: the sky has fallen" in ended.stderr
@@ -89,7 +91,7 @@ def test_the_failed_ranks_traceback_comes_first_in_the_log() -> None:
 
 
 def test_kill_ends_an_experiment_at_once() -> None:
-    story = Story.begin(WAITS_AT.format(1))
+    story = Story.begin(DIRECT, WAITS_AT.format(1))
     story.until_batch(1)
     hpc_det("experiment", "kill", story.number)
     assert story.describe()["state"] == "CANCELED"
@@ -97,7 +99,7 @@ def test_kill_ends_an_experiment_at_once() -> None:
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(undisturbed_alone: Story) -> None:
-    story = Story.begin(WAITS_AT.format(26))
+    story = Story.begin(WARM, WAITS_AT.format(26))
     story.until_batch(26)
     newest = committed(story.trial.checkpoints)[0]
     weights = newest.path / "state_dict.pth"
@@ -112,7 +114,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(undisturbe
 
 
 def test_the_script_by_hand_does_the_same_job_and_once_done_ends_at_once(undisturbed_alone: Story) -> None:
-    story = Story.begin("hyperparameters.batch_s=5")
+    story = Story.begin(WARM, "hyperparameters.batch_s=5")
     story.until(story.trial.journal.exists)
     hpc_det("experiment", "kill", story.number)
     experiment = story.trial.experiment()
@@ -131,7 +133,7 @@ def test_a_trial_that_cannot_be_imported_is_one_clear_sentence_and_no_restart(tm
     (tmp_path / "model_def.py").write_text(
         working.replace("import numpy as np", "import numpy as np\nimport no_such_package")
     )
-    story = Story.begin(TWO_SLOTS, DIRECT, context=tmp_path)
+    story = Story.begin(TWO_SLOTS, WARM, context=tmp_path)
     ended = story.wait(check=False)
     assert ended.returncode == 1
     assert "cannot import model_def: ModuleNotFoundError: No module named 'no_such_package'" in ended.stderr
@@ -141,7 +143,7 @@ def test_a_trial_that_cannot_be_imported_is_one_clear_sentence_and_no_restart(tm
 
 
 def test_a_rank_that_hangs_is_named_with_its_stack_and_the_gang_goes_on_uncharged(undisturbed: Story) -> None:
-    story = Story.begin(TWO_SLOTS, DIRECT, "max_restarts=0", "hang_timeout_s=5", WAITS_AT.format(20))
+    story = Story.begin(TWO_SLOTS, WARM, "max_restarts=0", "hang_timeout_s=5", WAITS_AT.format(20))
     story.wait()
     assert story.causes == ["hung", "finished"]
     assert "first failure: rank 1 on " in story.logged

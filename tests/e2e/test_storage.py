@@ -14,7 +14,9 @@ import pytest
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.store.metrics import read_reports
-from tests.e2e.story import WAITS_AT, Story, hpc_det
+from tests.e2e.story import WAITS_AT, WARM, Story, hpc_det
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 SECRET = "hush-5f1e"
 
@@ -67,7 +69,7 @@ def other_file_system(state_folder: Path) -> Iterator[Path]:
 
 def test_a_trial_goes_on_from_a_folder_elsewhere(undisturbed_alone: Story, other_file_system: Path) -> None:
     elsewhere = f"checkpoint_storage={{type: shared_fs, host_path: {other_file_system}, storage_path: team}}"
-    story = Story.begin(WAITS_AT.format(20), elsewhere, "max_restarts=1")
+    story = Story.begin(WARM, WAITS_AT.format(20), elsewhere, "max_restarts=1")
     story.until_batch(20)
     os.kill(story.rank_pid(0), signal.SIGKILL)
     story.wait()
@@ -85,7 +87,7 @@ def test_a_trial_goes_on_from_a_folder_elsewhere(undisturbed_alone: Story, other
 
 
 def test_a_trial_that_lost_its_folder_goes_on_from_the_store(undisturbed_alone: Story, buckets: Path) -> None:
-    story = Story.begin(WAITS_AT.format(20), IN_S3, "max_restarts=0")
+    story = Story.begin(WARM, WAITS_AT.format(20), IN_S3, "max_restarts=0")
     story.until_batch(20)
     os.kill(story.rank_pid(0), signal.SIGKILL)
     assert story.wait(check=False).returncode == 1
@@ -102,7 +104,7 @@ def test_a_trial_that_lost_its_folder_goes_on_from_the_store(undisturbed_alone: 
 
 
 def test_the_key_of_a_store_is_where_the_ranks_read_it_only(buckets: Path) -> None:
-    story = Story.begin(IN_S3, "searcher.max_length.batches=2")
+    story = Story.begin(WARM, IN_S3, "searcher.max_length.batches=2")
     story.wait()
     files = [path for path in story.trial.experiment().path.rglob("*") if path.is_file()]
     knowing = {path.name: path for path in files if SECRET.encode() in path.read_bytes()}
@@ -113,7 +115,7 @@ def test_the_key_of_a_store_is_where_the_ranks_read_it_only(buckets: Path) -> No
 
 def test_a_store_that_takes_nothing_does_not_end_the_training(undisturbed_alone: Story, buckets: Path) -> None:
     (buckets / "mine").write_text("a file, where a folder is needed")
-    story = Story.begin(IN_S3)
+    story = Story.begin(WARM, IN_S3)
     story.wait()
     assert story.causes == ["finished"]
     log = story.trial.rank_log(1, 0).read_text()

@@ -6,11 +6,13 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.saves import read_each_save
 from hpc_det.store.files import read_json
 from hpc_det.store.stop import read_stop
-from tests.e2e.story import WAITS_AT, Story
+from tests.e2e.story import WAITS_AT, WARM, Story
 from tests.stub import Stub, stub
 from tests.wait import DEADLINE_S
 
@@ -24,6 +26,7 @@ echo JobState=RUNNING EndTime=$(date -d '+{} seconds' +%Y-%m-%dT%H:%M:%S)
 """
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_job_saves_before_its_time_limit_and_the_run_goes_on_bit_for_bit(
     undisturbed_alone: Story, stub: Stub, state_folder: Path
 ) -> None:
@@ -32,7 +35,7 @@ def test_a_job_saves_before_its_time_limit_and_the_run_goes_on_bit_for_bit(
     (profiles / "here.yaml").write_text(PROFILE)
     stub("sbatch", "echo 7")
     stub("srun", SRUN)
-    story = Story.begin(WAITS_AT.format(5), cluster="here")
+    story = Story.begin(WARM, WAITS_AT.format(5), cluster="here")
     # The job learns of its end when it trains already, and that there is just time for a save.
     stub("scontrol", SHOWS_THE_END.format(story.trial.metrics, 40))
     run(story)

@@ -58,10 +58,11 @@ def _guard(stand_in: socket.socket) -> NoReturn:
         ends_with_parent()
         shielded()()
         become(wanted["program"], wanted["environment"], Path(wanted["folder"]))
-    ready, _, _ = select.select([stand_in, os.pidfd_open(rank)], [], [])
-    if stand_in in ready:
+    gone, _, _ = select.select([stand_in.fileno(), os.pidfd_open(rank)], [], [])
+    is_orphan = stand_in.fileno() in gone
+    if is_orphan:
         os.kill(rank, signal.SIGKILL)
     _, status = os.waitpid(rank, 0)
-    if stand_in not in ready:
+    if not is_orphan:
         stand_in.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
     os._exit(0)
