@@ -9,14 +9,13 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from hpc_det.launch import rank
 from hpc_det.launch.launchers.arguments import is_trial
 
 
-def become(program: Sequence[str], environment: Mapping[str, str], folder: Path) -> NoReturn:
-    """This process goes on as `python3 PROGRAM` in this folder: a trial's rank or a script."""
+def become(program: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+    """This process goes on, and ends, as `python3 PROGRAM` in this folder: a trial's rank or a script."""
     # Otherwise a child of the fork server has it start its workers, too.
     multiprocessing.set_start_method("fork", force=True)
     os.chdir(folder)

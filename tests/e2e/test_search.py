@@ -24,7 +24,7 @@ from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.metrics import read_reports, validations
 from hpc_det.store.shared_log import SharedLog
-from tests.e2e.story import COMMAND, Story, hpc_det
+from tests.e2e.story import COMMAND, Story, hpc_det, warm_ranks_of
 from tests.e2e.test_slurm import use
 from tests.lab.slurm import SlurmLab
 
@@ -86,9 +86,10 @@ def check(experiment: ExperimentFolder, trials: int) -> None:
         assert validated[trial.length] == trial.value
 
 
+@pytest.mark.usefixtures("warm")
 def test_two_workers_on_this_machine_find_the_best_trial_and_keep_what_the_policy_says() -> None:
     storage = "checkpoint_storage={save_experiment_best: 2, save_trial_best: 0, save_trial_latest: 0}"
-    experiment = begin("searcher.max_trials=5", storage)
+    experiment = begin(warm_ranks_of("Known"), "searcher.max_trials=5", storage)
     hpc_det("experiment", "wait", experiment.id)
     check(experiment, 5)
     kept = [(item.path, item.steps) for trial in experiment.trials() for item in committed(trial.checkpoints)]

@@ -33,6 +33,7 @@ def test_a_script_in_a_job_is_preempted_and_ends_with_the_bits_of_the_trial_itse
     assert script.trial.rank_log(2, 0).read_text().splitlines()[-1] == "left the block, in a group: False"
 
 
+@pytest.mark.long
 def test_a_script_that_fails_is_named_with_its_error() -> None:
     story = Story.begin(SCRIPT, "hyperparameters.raise_at=3", "max_restarts=0")
     ended = story.wait(check=False)

@@ -30,6 +30,7 @@ def test_the_loop_adds_little_to_a_batch_and_changes_no_bit(on_ranks: OnRanks, t
     assert min(rounds) < MOST_ADDED, rounds
 
 
+@pytest.mark.long
 def test_the_gate_sees_what_slows_the_loop(on_ranks: OnRanks, tmp_path: Path) -> None:
     assert on_ranks(1, added_by_a_slow_one, tmp_path)[0] > MOST_ADDED
 

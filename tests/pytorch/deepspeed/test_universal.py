@@ -89,8 +89,9 @@ def load(distributed: Distributed, folder: Path, told: dict[str, Any]) -> dict[s
 @pytest.mark.parametrize(
     ("before", "after", "kinds"),
     [
-        pytest.param(2, 1, ["fp32-0", "fp32-3"], id="fewer"),
-        pytest.param(1, 2, ["bf16-2", "groups-3"], id="more"),
+        # Whatever has a ZeRO stage is converted in a process of its own, for seconds.
+        pytest.param(2, 1, ["fp32-0", "bf16-2"], id="fewer"),
+        pytest.param(1, 2, ["groups-3"], id="more"),
         pytest.param(4, 2, ["pipeline-0", "pipeline-1"], id="pipelines"),
         pytest.param(4, 2, [*EVERY, "groups-2"], id="every kind, fewer", marks=pytest.mark.long),
         pytest.param(1, 2, [*EVERY, "groups-2"], id="every kind, more", marks=pytest.mark.long),
@@ -145,10 +146,20 @@ def load_weights(distributed: Distributed, folder: Path, told: dict[str, tuple[F
     return found
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1)])
-def test_weights_alone_are_the_same_to_the_bit(on_ranks: OnRanks, tmp_path: Path, before: int, after: int) -> None:
-    kinds = ["fp32-0", "fp32-1", "fp32-2", "fp32-3", "bf16-2", "bf16-3"]
-    told = on_ranks(before, save_trained, tmp_path, kinds)[0]
+NOT_CONVERTED = ["fp32-0", "fp32-1", "fp32-2", "bf16-2"]
+"""For their weights alone."""
+
+
+@pytest.mark.parametrize(
+    ("after", "kinds"),
+    [
+        (2, [*NOT_CONVERTED, "fp32-3", "bf16-3"]),
+        (1, [*NOT_CONVERTED, "fp32-3"]),
+        pytest.param(1, ["bf16-3"], marks=pytest.mark.long),
+    ],
+)
+def test_weights_alone_are_the_same_to_the_bit(on_ranks: OnRanks, tmp_path: Path, after: int, kinds: list[str]) -> None:
+    told = on_ranks(2, save_trained, tmp_path, kinds)[0]
     for found in on_ranks(after, load_weights, tmp_path, told):
         assert found == {kind: (value, 0, True) for kind, (_, value) in told.items()}
 
