@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import NoReturn
 
@@ -37,6 +38,7 @@ def warm_ranks(folder: Path) -> Iterator[None]:
 
 
 def _serve(listener: socket.socket) -> NoReturn:
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]  # or that one would not end
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who guard
     while True:
         stand_in, _ = listener.accept()
