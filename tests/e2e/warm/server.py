@@ -14,6 +14,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import NoReturn
 
+import pytest
+
 from hpc_det.launch.signals import shielded
 from hpc_det.process import ends_with_parent
 from tests.e2e.warm.stand_in import SERVER
@@ -28,11 +30,11 @@ def warm_ranks(folder: Path) -> Iterator[None]:
         listener.listen()
         process = multiprocessing.get_context("forkserver").Process(target=_serve, args=(listener,))
         process.start()
-    os.environ[SERVER] = str(folder / "socket")
     try:
-        yield
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(SERVER, str(folder / "socket"))
+            yield
     finally:
-        del os.environ[SERVER]
         process.kill()
         process.join()
 
