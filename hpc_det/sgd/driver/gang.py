@@ -209,7 +209,7 @@ class Gang:
         if not self._call.lost:
             return
         end = time.monotonic() + LAST_WORDS_S
-        while (left := end - time.monotonic()) > 0 and any(self._has_last_words(rank) for rank in self._call.lost):
+        while (left := end - time.monotonic()) > 0 and any(self._owes_last_words(rank) for rank in self._call.lost):
             self.nodes.hear(left)
         lost = self._call.lost
         gone = [rank for rank in lost if rank.node not in self.nodes]
@@ -226,8 +226,8 @@ class Gang:
         how = "its line ended" if first.code is None else how_it_ended(first.code, log, 0)
         raise RankDied(f"{first}: {how}", first.node)
 
-    def _has_last_words(self, rank: Rank) -> bool:
-        """Which are still to come, from its agent."""
+    def _owes_last_words(self, rank: Rank) -> bool:
+        """Its agent has not said yet how it ended."""
         return rank.code is None and rank.node in self.nodes
 
     def _raise_errors(self) -> None:
