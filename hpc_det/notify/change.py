@@ -36,30 +36,27 @@ def tell_running(experiment: ExperimentFolder) -> list[str]:
     return _guarded(experiment, (ExperimentState.RUNNING,), lambda view: ExperimentState.RUNNING)
 
 
-def tell_rest(experiment: ExperimentFolder, after: threading.Thread | None = None) -> list[str]:
-    """The same, where it has come to rest: it is paused, or has ended. `after`: who still tells of its beginning."""
-
-    def state(view: ExperimentView) -> ExperimentState | None:
-        found = view.settled()
-        if found and after:
-            after.join(ways.TIME_LIMIT_S + LEEWAY_S)
-        return found
-
-    return _guarded(experiment, _REST, state)
+def tell_rest(experiment: ExperimentFolder) -> list[str]:
+    """The same, where it has come to rest: it is paused, or has ended."""
+    return _guarded(experiment, _REST, lambda view: view.settled())
 
 
 @contextmanager
-def hooks_told(experiment: ExperimentFolder, say: Callable[[str], None]) -> Iterator[None]:
-    """Around the work of a worker, which waits for no hook before it begins, nor before it goes back into the queue."""
+def hooks_told(experiment: ExperimentFolder, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Around the work of a worker, which waits for no hook before it begins, nor before it goes back into the queue.
+
+    Before it leaves for good it calls what is yielded, which waits until they are told that it has begun: whoever
+    leaves last tells the end, and nobody shall hear of that first.
+    """
 
     def tell() -> None:
         for problem in tell_running(experiment):
             say(problem)
 
-    running = threading.Thread(target=tell, daemon=True)
-    running.start()
-    yield
-    for problem in tell_rest(experiment, after=running):
+    beginning = threading.Thread(target=tell, daemon=True)
+    beginning.start()
+    yield lambda: beginning.join(ways.TIME_LIMIT_S + LEEWAY_S)
+    for problem in tell_rest(experiment):
         say(problem)
 
 

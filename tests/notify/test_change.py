@@ -13,7 +13,6 @@ import pytest
 from hpc_det.notify import ways
 from hpc_det.notify.change import hooks_told, tell_rest, tell_running
 from hpc_det.requeue import Action, Cause
-from hpc_det.search.journal import SearchJournal
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.modes import SHARED_FOLDER
 from tests.cli.life import Life, random_search
@@ -208,9 +207,9 @@ def test_damaged_files_are_no_reason_to_fail(life: Life) -> None:
 
 def test_a_worker_tells_its_beginning_and_the_end(life: Life, receiver: Receiver) -> None:
     hooked(life, {"webhook": receiver.url()})
-    with hooks_told(life.folder, print):
-        wait_for(lambda: receiver.received)
+    with hooks_told(life.folder, print) as beginning_told:
         life.begins()
+        beginning_told()
         life.finishes()
     assert receiver.news() == [(life.id, "RUNNING"), (life.id, "COMPLETED")]
 
@@ -230,19 +229,22 @@ def test_a_worker_waits_for_no_hook_before_it_trains_or_goes_back_into_the_queue
     assert outcome(life, "RUNNING-1.json") == [{"hook": "webhook of 127.0.0.1", "problem": None}]
 
 
-def test_the_end_is_told_after_the_beginning(life: Life, receiver: Receiver) -> None:
+def test_nobody_leaves_before_those_are_told_to_whom_it_tells_the_beginning(life: Life, receiver: Receiver) -> None:
     receiver.answers.clear()
     hooked(life, {"webhook": receiver.url()})
+    left = threading.Event()
 
     def trained() -> None:
-        with hooks_told(life.folder, print):
+        with hooks_told(life.folder, print) as beginning_told:
             life.begins()
+            beginning_told()
+            left.set()
             life.finishes()
 
     worker = threading.Thread(target=trained)
     worker.start()
     wait_for(lambda: receiver.news() == [(life.id, "RUNNING")])
-    wait_for(lambda: SearchJournal(life.folder).state().finished)
+    assert not left.wait(0.1)
     receiver.answers.set()
     worker.join()
     assert receiver.news() == [(life.id, "RUNNING"), (life.id, "COMPLETED")]

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,8 +64,8 @@ class Worker:
             return GAVE_UP
         close_interrupted(self._experiment, self._search, self._number, self._signals)
         try:
-            with hooks_told(self._experiment, self._say):
-                return self._work()
+            with hooks_told(self._experiment, self._say) as beginning_told:
+                return self._work(beginning_told)
         except Overtaken as error:
             self._say(str(error))
             return OVERTAKEN
@@ -76,7 +77,7 @@ class Worker:
                 self._search.lose(self._number, self._job_id)
             raise
 
-    def _work(self) -> int:
+    def _work(self, beginning_told: Callable[[], None]) -> int:
         work = self._search.state().open.get(self._number) or self._left_by_others()
         while work is not None:
             action = self._train(work)
@@ -86,6 +87,7 @@ class Worker:
                 self._search.lose(self._number, self._job_id)
             work = self._after(work.trial, action) or self._left_by_others()
         self._collect_checkpoints()
+        beginning_told()
         self._search.leave(self._number)
         self._say("nothing is left to do here")
         return self._code
