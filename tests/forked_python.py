@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import runpy
@@ -22,6 +23,8 @@ def become(program: Sequence[str], environment: Mapping[str, str], folder: Path)
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering="PYTHONUNBUFFERED" in environment)
     rank.leave(_exit_code(program))
 
 
@@ -36,6 +39,7 @@ def _exit_code_of_script(program: Sequence[str]) -> int:
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
+        sys.stdout.flush()  # as the interpreter does, so that the error comes last
         traceback.print_exc()
         return 1
     return 0
