@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# Tests of what a machine has one of run one after the other. The rest is shared by as many processes as there are cores.
+# Tests of what a machine has one of run one after the other. The rest is shared by one process more than there are cores,
+# since tests of processes wait, too.
 ONE_BY_ONE := slurm or gpu
-JOBS = $(shell nproc)
+JOBS = $(shell expr $$(nproc) + 1)
 # The processes of tests start faster from what the ones before them have compiled, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
