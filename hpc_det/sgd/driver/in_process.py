@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch.distributed as dist
+
 from hpc_det.launch.elastic.frames import Message
 from hpc_det.launch.elastic.held import Held, keep, memory
 from hpc_det.sgd.rank.worker import Worker
@@ -26,6 +28,10 @@ class InProcess:
         self._address = address
         self._answer = answer
         self._buffers = memory()
+        self._former: dist.ProcessGroup | None = None
+        """Of the gang that has ended. What destroys a group has the GIL and waits for gloo's threads, and one of those
+        may wait for the GIL, to drop what a lost peer has broken off. Until there is another gang, they have done that.
+        """
 
     @property
     def heard_at(self) -> float:
@@ -46,11 +52,13 @@ class InProcess:
 
     def _fork(self, head: dict[str, Any], body: bytes) -> None:
         key = derived(self._run.key(), f"generation {head['generation']}")
+        self._former = None
         place = {"rank": 0, "local_rank": 0, "size": head["size"], "generation": head["generation"]}
         self.worker = Worker({**place, "driver": self._address, "key": key.hex(), "buffers": self._buffers})
 
     def _end(self, head: dict[str, Any], body: bytes) -> None:
         if self.worker:
+            self._former = dist.group.WORLD
             self.worker.close()
             self.worker = None
         self._answer({"ended": head["generation"]})
