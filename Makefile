@@ -3,10 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# Tests of what a machine has one of run one after the other. The rest is shared by one process more than there are cores,
-# since tests of processes wait, too.
+# Tests of what a machine has one of run one after the other. The rest is shared by as many processes as there are cores.
 ONE_BY_ONE := slurm or gpu
-JOBS = $(shell expr $$(nproc) + 1)
+JOBS = $(shell nproc)
 # The processes of tests start faster from what the ones before them have compiled, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
