@@ -41,6 +41,7 @@ from hpc_det.launch.elastic.switchboard import STRANGERS
 from hpc_det.store.key import derived
 from tests.launch.elastic.lines import GENERATION, KEY, Board, echoed, open_files
 from tests.launch.elastic.relay import Tamper, listen_only, relay
+from tests.machine import slowness
 from tests.wait import DEADLINE_S
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def undisturbed(board: Board, longest_s: float = 1.0) -> Iterator[None]:
         over.set()
         talking.join()
     assert len(times) > 10
-    assert sorted(times)[-4] < longest_s, "three may have waited for a machine that stood still"
+    assert max(times) < longest_s * slowness()
     assert board.switchboard.events.empty(), "of nobody else"
     echoed(board.line()[1], {"new": True})
 
