@@ -77,9 +77,9 @@ def tries(within_s: float) -> Iterator[None]:
 
 def pauses() -> Iterator[float]:
     """Between the looks of one node; those of all nodes do not come at the same moment."""
-    longest = FIRST_PAUSE_S
+    dice, longest = _own_dice(), FIRST_PAUSE_S
     while True:
-        yield random.uniform(longest / 2, longest)
+        yield dice.uniform(longest / 2, longest)
         longest = min(1.5 * longest, LONGEST_PAUSE_S)
 
 
@@ -98,5 +98,12 @@ def free_port() -> int:
 def _candidates() -> Iterable[int]:
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ports = [port for port in range(_LOWEST_PORT, 65536) if not first <= port <= last]
-    random.shuffle(ports)
+    _own_dice().shuffle(ports)
     return ports
+
+
+def _own_dice() -> random.Random:
+    """Programs that were given the same seed would look at the same moments and take the same ports; and what is drawn
+    here would change what a program that has a seed draws afterwards.
+    """
+    return random.Random()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import socket
 import stat
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 from hpc_det.launch.rendezvous import await_rendezvous
 
 print("waiting", flush=True)
-print(await_rendezvous(Path(sys.argv[1]), 10))
+print(await_rendezvous(Path(sys.argv[1])))
 """
 
 
@@ -77,6 +78,16 @@ def test_a_port_lies_outside_the_ephemeral_range_and_can_be_bound() -> None:
     with socket.socket() as server:
         server.bind(("", ports.pop()))
         server.listen()
+
+
+def test_programs_with_the_same_seed_do_not_race_for_the_same_port_and_draw_the_same_afterwards() -> None:
+    chosen, drawn = set(), set()
+    for _ in range(20):
+        random.seed(0)
+        chosen.add(free_port())
+        drawn.add(random.random())
+    assert len(chosen) > 1
+    assert len(drawn) == 1
 
 
 def test_a_port_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
