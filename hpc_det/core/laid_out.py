@@ -1,0 +1,105 @@
+"""A file as torch.save writes it, laid out before its tensors are copied: each goes once, straight to its place.
+
+torch.save copies each tensor by itself into whatever it writes to, and from a GPU through memory of its own. Here it
+writes everything but the storages (torch.serialization.skip_data), and the gaps that it leaves say where they belong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from hpc_det.errors import HpcDetError
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """One file of `size` bytes."""
+
+    size: int
+    parts: list[tuple[int, bytes]]
+    """All that is no storage, by offset."""
+    storages: list[tuple[int, torch.UntypedStorage]]
+    """By offset; they are the content's own, and may still change."""
+
+    def put(self, memory: torch.Tensor) -> None:
+        """All of it into `memory`: uint8, on the CPU, at least `size`. Pinned memory makes copies from a GPU fast."""
+        view = memory.numpy().data
+        for offset, part in self.parts:
+            view[offset : offset + len(part)] = part
+        for offset, storage in self.storages:
+            copy_bytes(storage, memory[offset : offset + storage.nbytes()])
+        if any(storage.device.type == "cuda" for _, storage in self.storages):
+            torch.cuda.synchronize()
+
+
+def copy_bytes(storage: torch.UntypedStorage, to: torch.Tensor) -> None:
+    """Into a uint8 tensor on the CPU; from a GPU the copy may still go on."""
+    if storage.device.type == "cpu":  # torch's own copy waits for a thread on every core, which others keep busy
+        ctypes.memmove(to.data_ptr(), storage.data_ptr(), storage.nbytes())
+    else:
+        to.copy_(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), non_blocking=True)
+
+
+def lay_out(content: Any) -> LaidOut:
+    """What torch.save(content) would write; nothing of a tensor is read. Raises what torch.save raises."""
+    file, storages = _File(), dict[str, torch.UntypedStorage]()
+    with torch.serialization.skip_data():
+        torch.save(content, file, pickle_module=_noting(storages))  # type: ignore[arg-type]
+    filled = [storage for storage in storages.values() if storage.nbytes()]
+    if [storage.nbytes() for storage in filled] != [size for _, size in file.gaps]:
+        raise HpcDetError(
+            f"torch {torch.__version__} lays out a file in another way than this version of hpc_det knows; install "
+            f"an older torch"
+        )
+    places = (offset for offset, _ in file.gaps)
+    return LaidOut(file.offset, file.parts, list(zip(places, filled, strict=True)))
+
+
+class _File:
+    """What torch.save writes to: it writes what it has, and seeks over the data that it skips."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self.parts: list[tuple[int, bytes]] = []
+        self.gaps: list[tuple[int, int]] = []
+        """Offset and size of each storage that is not empty, in the order in which they were pickled."""
+
+    def write(self, data: memoryview) -> int:
+        self.parts.append((self.offset, bytes(data)))
+        self.offset += data.nbytes
+        return data.nbytes
+
+    def seek(self, size: int, whence: int) -> int:
+        assert whence == 1, f"torch.save seeks with whence {whence}"
+        self.gaps.append((self.offset, size))
+        self.offset += size
+        return self.offset
+
+    def flush(self) -> None:
+        pass
+
+
+def _noting(storages: dict[str, torch.UntypedStorage]) -> Any:
+    """A pickle module for torch.save, which notes each storage by the key that it gets in the file.
+
+    torch.save derives a pickler of its own from it, whose `persistent_id` gives out the keys.
+    """
+
+    class Pickler(pickle.Pickler):
+        def __init_subclass__(cls) -> None:
+            key_of = cls.persistent_id
+
+            def persistent_id(self: Any, each: Any) -> Any:
+                if said := key_of(self, each):
+                    storages[said[2]] = each if isinstance(each, torch.UntypedStorage) else each._untyped_storage
+                return said
+
+            cls.persistent_id = persistent_id  # type: ignore[method-assign]
+
+    return SimpleNamespace(__name__=pickle.__name__, Pickler=Pickler)
