@@ -10,47 +10,15 @@ import os
 import shutil
 import time
 import uuid
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
+from hpc_det.checkpoint.checksummed import ChecksummedFile, checksummed
 from hpc_det.checkpoint.committed import MANIFEST, Committed, FileEntry, checksum, manifest_of
 from hpc_det.store.files import flush_folder
-from hpc_det.store.modes import make_folder
-
-
-class ChecksummedFile:
-    """A file object, good enough for torch.save, that knows the checksum of what went through it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._crc = 0
-        self._size = 0
-
-    def write(self, data: bytes) -> int:
-        self._crc = zlib.crc32(data, self._crc)
-        self._size += len(data)
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    @property
-    def entry(self) -> FileEntry:
-        return FileEntry(size=self._size, crc32=self._crc)
-
-
-@contextmanager
-def checksummed(path: Path) -> Iterator[ChecksummedFile]:
-    """Write `path`; flushed to disk when the block ends."""
-    with open(path, "wb") as raw:
-        file = ChecksummedFile(raw)
-        yield file
-        raw.flush()
-        os.fsync(raw.fileno())
+from hpc_det.store.modes import make_folder, make_folders
 
 
 @dataclass(frozen=True)
@@ -60,14 +28,27 @@ class Staging:
     checkpoints: Path
     uuid: str
 
+    @classmethod
+    def made(cls, checkpoints: Path) -> Staging:
+        """A new one, on rank 0."""
+        staging = cls(checkpoints, str(uuid.uuid4()))
+        make_folder(staging.partial)
+        return staging
+
     @property
     def partial(self) -> Path:
         return self.checkpoints / f".partial-{self.uuid}"
 
     @contextmanager
-    def file(self, name: str, entries: dict[str, FileEntry]) -> Iterator[ChecksummedFile]:
-        """Write `name`; flushed to disk, and its entry put into `entries`, when the block ends."""
-        with checksummed(self.partial / name) as file:
+    def file(
+        self, name: str, entries: dict[str, FileEntry], go_on: Callable[[], object] = lambda: None
+    ) -> Iterator[ChecksummedFile]:
+        """Write `name`, which may be below folders; flushed to disk, and its entry put into `entries`, when the block
+        ends. `go_on` is asked before each block, and raises to end it.
+        """
+        path = self.partial / name
+        make_folders(path.parent)
+        with checksummed(path, go_on) as file:
             yield file
         entries[name] = file.entry
 
@@ -100,9 +81,12 @@ def _flush_file(path: Path) -> None:
 
 
 def new_staging(checkpoints: Path) -> Staging:
-    """Rank 0 only: begin, and clear away what a killed attempt left half-done."""
+    """Rank 0 only: begin one, where no other is being written."""
+    clear_leftovers(checkpoints)
+    return Staging.made(checkpoints)
+
+
+def clear_leftovers(checkpoints: Path) -> None:
+    """What a killed attempt, or a save that was given up, left half-done."""
     for leftover in checkpoints.glob(".partial-*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    staging = Staging(checkpoints, str(uuid.uuid4()))
-    make_folder(staging.partial)
-    return staging

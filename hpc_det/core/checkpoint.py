@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,13 +16,18 @@ import torch
 from hpc_det.checkpoint.committed import Committed, FileEntry, committed, committed_at, delete, newest_good
 from hpc_det.checkpoint.mirror import Mirror
 from hpc_det.checkpoint.prune import superfluous
-from hpc_det.checkpoint.staging import Staging, new_staging
+from hpc_det.checkpoint.staging import Staging, clear_leftovers
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.numpy_values import is_plain, stand_ins, with_arrays
+from hpc_det.core.save import Behind, Save
+from hpc_det.core.warm_copies import WarmCopies
 from hpc_det.errors import HpcDetError
 
 Write = Callable[[Path], Mapping[str, FileEntry] | None]
 """Adds files to the partial folder of a checkpoint; the entries of those that are on disk and need no reading."""
+
+PART_S = 60.0
+"""A rank that has failed ends without its checkpoint after so long."""
 
 
 def _nothing(partial: Path) -> None:
@@ -39,39 +43,115 @@ class CheckpointContext:
         distributed: Distributed,
         mirror: Mirror | None = None,
         may_commit: Callable[[], None] = lambda: None,
+        copies: WarmCopies | None = None,
     ) -> None:
-        """`mirror`, on rank 0, where they are in an object store, too. `may_commit` raises where it is others'."""
+        """`mirror`, on rank 0, where they are in an object store, too. `may_commit` raises where it is others'.
+
+        `copies`: for `begin`.
+        """
         self._checkpoints = checkpoints
         self._may_commit = may_commit
         self._distributed = distributed
         self._mirror = mirror
+        self._copies = copies or WarmCopies()
+        self._save: Save | None = None
+        self._behind: Behind | None = None
         self.saved: Committed | None = None
         """On rank 0: the last one that was saved here."""
 
-    def save(self, steps: int, files: Mapping[str, Any], finish: Write = _nothing, *, write: Write = _nothing) -> str:
+    def save(
+        self,
+        steps: int,
+        files: Mapping[str, Any],
+        finish: Write = _nothing,
+        *,
+        write: Write = _nothing,
+        then: Callable[[], object] = lambda: None,
+    ) -> str:
         """Write this rank's `files` (name -> what torch.save takes), and commit those of all ranks; the uuid.
 
-        `write` follows on every rank, and when all have written `finish` on rank 0. Files without an entry are flushed
-        by rank 0 and read for their checksums.
+        `write` follows on every rank, and when all have written `finish` on rank 0, and `then` after the commit. Files
+        without an entry are flushed by rank 0 and read for their checksums.
         """
-        check_loadable(files)
-        chief = self._distributed.is_chief
-        uuid = self._distributed.broadcast_json(new_staging(self._checkpoints).uuid if chief else None)
-        staging = Staging(self._checkpoints, uuid)
-        entries: dict[str, FileEntry] = {}
-        for name, content in files.items():
-            with staging.file(name, entries) as file:
-                torch.save(content, file)  # type: ignore[arg-type]  # anything that writes will do
-        entries.update(write(staging.partial) or {})
-        written = self._distributed.gather_json({name: asdict(entry) for name, entry in entries.items()})
-        if chief:
-            everyone = {name: FileEntry(**entry) for part in written for name, entry in part.items()}
-            everyone.update(finish(staging.partial) or {})
-            staging.add_others(everyone)
-            self._may_commit()
-            self.saved = staging.commit(steps, everyone)
+        save = self._new_save(files)
+        save.write(files)
+        save.add(write(save.staging.partial) or {})
+        self._commit(save, steps, finish, then)
         self._distributed.barrier()
-        return str(uuid)
+        return save.staging.uuid
+
+    def begin(
+        self,
+        steps: int,
+        files: Mapping[str, Any],
+        finish: Write = _nothing,
+        *,
+        write: Write = _nothing,
+        then: Callable[[], object] = lambda: None,
+    ) -> str:
+        """The same, but all that lasts goes on behind the training: when it returns, `files` are copied.
+
+        `write` has been called then; `finish` and `then` run in a thread. Only when the one before is settled.
+        """
+        assert not self.in_flight
+        save = self._new_save(files)
+        copied = self._copies.of(files)
+        save.add(write(save.staging.partial) or {})
+
+        def work() -> None:
+            save.write(copied)
+            self._commit(save, steps, finish, then)
+
+        self._save, self._behind = save, Behind(work)
+        return save.staging.uuid
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether one was begun and is not settled: the same on all ranks."""
+        return self._behind is not None
+
+    def settled(self, *, wait: bool) -> bool:
+        """Whether the one that was begun is committed, and all that comes after it is done. Raises what went wrong."""
+        if self._behind is None:
+            return True
+        if wait:
+            self._behind.join()
+        self._behind.check()
+        if not self._distributed.broadcast_json(self._behind.is_done):
+            return False
+        self._behind.join()
+        self._save = self._behind = None
+        return True
+
+    def abandon(self) -> None:
+        """The one that was begun is not wanted any more; it may be committed nevertheless."""
+        if self._save and self._behind:
+            self._save.abandon()
+            self._behind.join()
+            self._behind.check()
+        self._save = self._behind = None
+        self._distributed.barrier()
+
+    def part(self) -> None:
+        """Not collective: this rank leaves after a failure, but for what the one that was begun takes to its end."""
+        if self._behind:
+            self._behind.join(PART_S)
+
+    def _new_save(self, files: Mapping[str, Any]) -> Save:
+        check_loadable(files)
+        uuid = Staging.made(self._checkpoints).uuid if self._distributed.is_chief else None
+        return Save(Staging(self._checkpoints, self._distributed.broadcast_json(uuid)), self._distributed)
+
+    def _commit(self, save: Save, steps: int, finish: Write, then: Callable[[], object]) -> None:
+        everyones, staging = save.everyones(), save.staging
+        if not self._distributed.is_chief:
+            return
+        everyones.update(finish(staging.partial) or {})
+        staging.add_others(everyones)
+        self._may_commit()
+        self.saved = staging.commit(steps, everyones)
+        clear_leftovers(self._checkpoints)
+        then()
 
     def newest(self) -> tuple[Path, int] | None:
         """The folder and batches of the newest checkpoint that is whole. Each rank reads a part of the files; rank 0
@@ -84,6 +164,7 @@ class CheckpointContext:
         return (self._checkpoints / found[0], found[1]) if found else None
 
     def _choose(self) -> tuple[str, int] | None:
+        clear_leftovers(self._checkpoints)
         newest = self._mirror.newest_good if self._mirror else partial(newest_good, self._checkpoints)
         checkpoint, skipped = newest(self._damage)
         for problem in skipped:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from enum import Enum
 
 from hpc_det.checkpoint.committed import Committed
 from hpc_det.checkpoint.interval import (
@@ -23,6 +24,16 @@ from hpc_det.checkpoint.saves import Save, after_save, read_saves, write_save
 from hpc_det.core.distributed import Distributed
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
+
+
+class LastSave(Enum):
+    """What a stop leaves time for."""
+
+    AFTER_THE_ONE_IN_FLIGHT = "after the one in flight"
+    """Or at once, where none is."""
+    INSTEAD = "instead"
+    NONE = "none"
+    """But the one in flight."""
 
 
 class SavePace:
@@ -55,7 +66,7 @@ class SavePace:
         self._newest: int | None = None
         """Batches in the newest checkpoint."""
         self._since = self._began = self._committed = clock()
-        """When the work began that the newest checkpoint lacks; when the save at hand did, and was committed."""
+        """When the work began that the last save lacks; when that save did, and was committed."""
         self._said_s = 0.0
 
     def begin(self, steps: int) -> None:
@@ -75,31 +86,38 @@ class SavePace:
         self._plan_look(steps)
         return due
 
-    def has_time(self, deadline: float | None) -> bool:
-        """Whether to begin a save, `deadline` being when all ranks will be gone.
+    def last_save(self, deadline: float | None, *, in_flight: bool) -> LastSave:
+        """What a stop leaves time for, `deadline` being when all ranks will be gone.
 
-        Not where it would be torn, and the newest checkpoint is as new as a periodic one; anything else is worth a try.
+        `in_flight`: whether a save is under way. It is finished first, since it may be one that is to be kept, unless
+        that would take the time of a newer one. No save is begun where it would be torn, and the newest checkpoint is
+        as new as a periodic one, or under way; anything else is worth a try.
         """
-        return bool(self._distributed.broadcast_json(self._distributed.is_chief and self._is_worth_it(deadline)))
+        answer = self._last_save(deadline, in_flight).value if self._distributed.is_chief else None
+        return LastSave(self._distributed.broadcast_json(answer))
 
     # --- around a save
 
     def save_begins(self) -> None:
         self._began = self._clock()
 
+    def training_goes_on(self) -> None:
+        self._since = self._clock()
+
     def save_committed(self) -> None:
+        """May be called by the thread that commits."""
         self._committed = self._clock()
 
     def save_ends(self, steps: int, checkpoint: Committed | None) -> None:
-        """Training goes on. `checkpoint`: what rank 0 has committed."""
-        self._since, self._newest = self._clock(), steps
+        """`steps` batches are trained by now. `checkpoint`: what rank 0 has committed."""
         if checkpoint:
+            self._newest = checkpoint.steps
             save = Save(
-                batches=steps,
+                batches=checkpoint.steps,
                 began=self._began,
                 committed_s=self._committed - self._began,
                 stall_s=self._since - self._began,
-                size_bytes=sum(entry.size for entry in checkpoint.files.values()),
+                size_bytes=checkpoint.size_bytes,
                 batch_s=self._batches_s / self._batches if self._batches else None,
             )
             self._times = after_save(self._times, save)
@@ -123,7 +141,9 @@ class SavePace:
         return steps + max(1, min(left, self._batches))
 
     def _interval_s(self) -> float:
-        return best_interval_s(self._stall_s(), mean_time_s(self._events, self._clock()))
+        """No save before the one before it is committed."""
+        best_s = best_interval_s(self._stall_s(), mean_time_s(self._events, self._clock()))
+        return max(best_s, self._times.mean_s if self._times else 0)
 
     def _stall_s(self) -> float:
         return self._times.stall_s if self._times else UNMEASURED_STALL_S
@@ -132,18 +152,24 @@ class SavePace:
         """Until a save is due; the end of the last batch is on time, too, so that there is always an end."""
         return self._since + self._interval_s() - self._clock()
 
-    def _is_worth_it(self, deadline: float | None) -> bool:
-        if deadline is None or self._times is None or self._newest is None:
-            return True
-        left_s, lost_s = deadline - self._clock(), self._clock() - self._since
-        if self._times.mean_s <= left_s or lost_s > self._interval_s():
-            return True
+    def _last_save(self, deadline: float | None, in_flight: bool) -> LastSave:
+        if deadline is None or self._times is None:
+            return LastSave.AFTER_THE_ONE_IN_FLIGHT
+        now, takes_s = self._clock(), self._times.mean_s
+        left_s, lost_s = deadline - now, now - self._since
+        if takes_s + (max(self._began + takes_s - now, 0) if in_flight else 0) <= left_s:
+            return LastSave.AFTER_THE_ONE_IN_FLIGHT
+        if takes_s <= left_s:
+            return LastSave.INSTEAD
+        if not in_flight and (self._newest is None or lost_s > self._interval_s()):
+            return LastSave.AFTER_THE_ONE_IN_FLIGHT
+        newest = "the one under way" if in_flight else f"the checkpoint at {self._newest} batches"
         print(
-            f"hpc-det: leaves without a save: it takes {self._times.mean_s:.3g} s, and the job ends in {left_s:.3g} s; "
-            f"the checkpoint at {self._newest} batches is {lost_s:.3g} s old",
+            f"hpc-det: leaves without a save: it takes {takes_s:.3g} s, and the job ends in {left_s:.3g} s; {newest} "
+            f"is {lost_s:.3g} s old",
             flush=True,
         )
-        return False
+        return LastSave.NONE
 
     def _say(self) -> None:
         """When the interval is news: for the first time, or half as long again as was said, or less."""

@@ -14,27 +14,27 @@ does after its resume exactly what it would have done without the stop.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from hpc_det.checkpoint.committed import FileEntry
-from hpc_det.checkpoint.prune import RESUME_DEPTH, Policy
+from hpc_det.checkpoint.prune import Policy
 from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricsLog
 from hpc_det.core.preempt import StopAgreement
-from hpc_det.core.rng import restore_rng, seed_everything, unchanged_generators
+from hpc_det.core.rng import restore_rng, seed_everything
 from hpc_det.core.save_pace import SavePace
 from hpc_det.core.searcher import SearcherContext
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.model_parallel import reporting_ranks
 from hpc_det.pytorch.portable import Portable
 from hpc_det.pytorch.progress import Progress
+from hpc_det.pytorch.saving import Saving
 from hpc_det.pytorch.schedule import Schedule
 from hpc_det.pytorch.search import Search
-from hpc_det.pytorch.state import PROGRESS, progress_state, restored_progress
+from hpc_det.pytorch.state import restored_progress
 from hpc_det.pytorch.strategy import Strategy
 from hpc_det.pytorch.training_report import TrainingReport
 from hpc_det.pytorch.trial import Trial
@@ -60,11 +60,13 @@ class Loop:
         warm_start: Path | None = None,
         weights: Path | None = None,
         policy: Callable[[], Policy] | None = None,
+        saves_behind: bool = True,
     ) -> None:
         """`warm_start`: a checkpoint that a trial without one of its own begins with, at batch 0. It is resumed where
         it is of this very trial. `weights`: one of which such a trial takes the weights of the models alone, since its
         optimizers have hyperparameters of their own; `warm_start` goes before it. `policy`: how many checkpoints the
-        experiment keeps, as of now; the schedule's where there is no experiment.
+        experiment keeps, as of now; the schedule's where there is no experiment. `saves_behind`: training goes on
+        while a checkpoint is written, but where a callback wants to see its files before the commit.
         """
         self._trial = trial
         self._context = context
@@ -78,11 +80,10 @@ class Loop:
         self._portable = portable
         self._search = Search(searcher, schedule)
         self._policy = policy
+        self._saves_behind = saves_behind
         self._warm_start = warm_start
         self._weights = weights
         self._progress = Progress()
-        self._saved: tuple[int, int] | None = None
-        """Batches, and batches at the last validation, in the newest checkpoint."""
 
     def run(self) -> Progress:
         """Train until the end or the agreed stop, and leave everything saved."""
@@ -90,12 +91,17 @@ class Loop:
         with ExitStack() as stack:
             stack.callback(self._callbacks.call, "on_trial_shutdown")
             batches = self._begin(stack)
-            self._train_to_the_end(batches)
-            if not self.is_saved and self._has_time():
-                self._save()
-        if self.end == "finished" and self._distributed.is_chief:
-            self._prune()
+            with self._saving.finishing():
+                self._train_to_the_end(batches)
+                self._saving.save_the_rest(self._stop)
+        if self.end == "finished":
+            self._saving.prune_all()
         return self._progress
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the newest checkpoint has all that was trained."""
+        return self._saving.is_saved
 
     @property
     def end(self) -> str:
@@ -118,8 +124,9 @@ class Loop:
         """Whether the search wants more of this trial, which is trained as long as was asked."""
         if not self._search.hears_reports:
             return False
-        if not self.is_saved:  # a report that stands, of a batch that is gone, would not be made again
-            self._save()
+        if not self.is_saved:
+            self._saving.save()
+        self._saving.settle()  # a report that stands, of a batch that is gone, would not be made again
         until = self._search.next_length(self._progress)
         if until is None:
             return False
@@ -199,12 +206,27 @@ class Loop:
             limit=self._schedule.validation_batches,
         )
         self._open_report = TrainingReport(self._context, strategy.mpu, reporting, self._callbacks)
+        self._saving = Saving(
+            strategy,
+            self._distributed,
+            self._checkpoints,
+            progress=self._progress,
+            search=self._search,
+            callbacks=self._callbacks,
+            window=self._open_report.window,
+            pace=self._pace,
+            log=self._log,
+            portable=self._portable,
+            policy=self._policy or (lambda: self._schedule.kept),
+            smaller_is_better=self._schedule.smaller_is_better,
+            behind=self._saves_behind,
+        )
         return strategy.begin(self._data, data.training_batches(self._progress.position), self._progress)
 
     def _resume(self, folder: Path, ranks: int) -> dict[str, Any] | None:
         """Everything as it was, but for the generators, whose state is returned, if this rank was there."""
         self._strategy.restore(folder, self._callbacks)
-        self._saved = self._reached()
+        self._saving.resumed()
         return self._strategy.restore_rank(folder, ranks, self._open_report.window)
 
     def _load_weights(self, folder: Path) -> None:
@@ -280,13 +302,14 @@ class Loop:
 
     def _settle_boundary(self) -> bool:
         """Validate and save if that is due here; False when a stop is on its way and the validation was abandoned."""
+        self._saving.settle(wait=False)
         if self._schedule.validation_is_due(self._progress) and not self._validate():
             return False
         is_due = self._pace.is_due(self._progress.steps)
         if (
             is_due or self._schedule.checkpoint_is_due(self._progress, improved=self._search.improved)
         ) and not self.is_saved:
-            self._save()
+            self._saving.save()
         return True
 
     def _validate(self) -> bool:
@@ -307,57 +330,6 @@ class Loop:
         self._search.take(self._progress, metrics)
         self._progress.validated = self._progress.steps
         self._report("validation", metrics, seconds=seconds)
-
-    # --- saving
-
-    @property
-    def is_saved(self) -> bool:
-        """Whether the newest checkpoint has all that was trained."""
-        return self._saved == self._reached() or self._progress.steps == 0
-
-    def _reached(self) -> tuple[int, int]:
-        """A validation changes what is saved: callbacks, and schedulers that they step."""
-        return self._progress.steps, self._progress.validated
-
-    def _has_time(self) -> bool:
-        """Whether a stop leaves time for a save."""
-        return not self._stop.stopped or self._pace.has_time(self._stop.deadline)
-
-    def _save(self) -> None:
-        self._pace.save_begins()
-        with unchanged_generators():
-            files = self._strategy.files(self._callbacks, self._open_report.window)
-            if self._distributed.is_chief:
-                files[PROGRESS] = progress_state(self._progress, self._distributed.size)
-                self._log.flush()
-            uuid = self._checkpoints.save(self._progress.steps, files, self._finish_checkpoint, write=self._write)
-            self._pace.save_committed()
-            self._saved = self._reached()
-            if self._distributed.is_chief:
-                self._prune(to_resume_from=RESUME_DEPTH)
-            self._callbacks.call("on_checkpoint_upload_end", uuid)
-        self._pace.save_ends(self._progress.steps, self._checkpoints.saved)
-
-    def _write(self, folder: Path) -> Mapping[str, FileEntry]:
-        entries = self._strategy.write(folder)
-        if self._strategy.saves_on_every_rank:
-            self._callbacks.call("on_checkpoint_write_end", str(folder))
-        return entries
-
-    def _finish_checkpoint(self, folder: Path) -> Mapping[str, FileEntry]:
-        entries = self._portable.write(folder, self._progress.steps)
-        if not self._strategy.saves_on_every_rank:
-            self._callbacks.call("on_checkpoint_write_end", str(folder))
-        return entries
-
-    def _prune(self, to_resume_from: int = 0) -> None:
-        kept = self._policy() if self._policy else self._schedule.kept
-        self._checkpoints.prune(
-            self._search.validations,
-            smaller_is_better=self._schedule.smaller_is_better,
-            best=kept.best_while_it_runs,
-            latest=max(to_resume_from, kept.trial_latest),
-        )
 
     # --- helpers
 

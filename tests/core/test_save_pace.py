@@ -14,7 +14,7 @@ from hpc_det.checkpoint.committed import Committed, FileEntry
 from hpc_det.checkpoint.interval import UNKNOWN_MEAN_TIME_S, UNMEASURED_STALL_S, best_interval_s
 from hpc_det.checkpoint.saves import read_each_save, write_save
 from hpc_det.core.distributed import Distributed
-from hpc_det.core.save_pace import SavePace
+from hpc_det.core.save_pace import LastSave, SavePace
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
@@ -51,9 +51,17 @@ class Training:
         self.pace.save_begins()
         self.now += save_s
         self.pace.save_committed()
-        files = {"state_dict.pth": FileEntry(size=70, crc32=0), "progress.pth": FileEntry(size=7, crc32=0)}
-        self.pace.save_ends(self.steps, Committed(path=Path("uuid"), steps=self.steps, time=self.now, files=files))
+        self.pace.training_goes_on()
+        self.pace.save_ends(self.steps, committed(self.steps, self.now))
         self.saves.append(self.steps)
+
+    def last_save(self, left_s: float | None, *, in_flight: bool = False) -> LastSave:
+        return self.pace.last_save(None if left_s is None else self.now + left_s, in_flight=in_flight)
+
+
+def committed(steps: int, now: float) -> Committed:
+    files = {"state_dict.pth": FileEntry(size=70, crc32=0), "progress.pth": FileEntry(size=7, crc32=0)}
+    return Committed(path=Path("uuid"), steps=steps, time=now, files=files)
 
 
 def test_each_save_is_measured_for_whoever_comes_later(tmp_path: Path) -> None:
@@ -135,8 +143,8 @@ def test_a_save_that_would_be_torn_is_left_out_where_a_checkpoint_is_near(
     training = Training(tmp_path)
     training.save(20)
     training.now += 60
-    assert training.pace.has_time(training.now + 20)
-    assert not training.pace.has_time(training.now + 19)
+    assert training.last_save(20) is LastSave.AFTER_THE_ONE_IN_FLIGHT
+    assert training.last_save(19) is LastSave.NONE
     said = "leaves without a save: it takes 20 s, and the job ends in 19 s; the checkpoint at 0 batches is 60 s old"
     assert said in capsys.readouterr().out
 
@@ -144,12 +152,49 @@ def test_a_save_that_would_be_torn_is_left_out_where_a_checkpoint_is_near(
 def test_a_save_is_tried_where_much_would_be_lost_or_nothing_is_known(tmp_path: Path) -> None:
     training = Training(tmp_path)
     training.save(20)
-    assert training.pace.has_time(None)
+    assert training.last_save(None) is LastSave.AFTER_THE_ONE_IN_FLIGHT
     training.now += 2 * best_interval_s(20, UNKNOWN_MEAN_TIME_S)
-    assert training.pace.has_time(training.now + 1)
+    assert training.last_save(1) is LastSave.AFTER_THE_ONE_IN_FLIGHT
 
 
 def test_a_first_save_is_always_tried(tmp_path: Path) -> None:
     write_save(TrialFolder(tmp_path).saves, save(20, 20))
-    assert Training(tmp_path).pace.has_time(0)
-    assert not Training(tmp_path, steps=3).pace.has_time(1e9)
+    assert Training(tmp_path).last_save(-1e9) is LastSave.AFTER_THE_ONE_IN_FLIGHT
+    assert Training(tmp_path, steps=3).last_save(0) is LastSave.NONE
+
+
+@pytest.mark.parametrize(
+    ("left_s", "expected"),
+    [
+        (35, LastSave.AFTER_THE_ONE_IN_FLIGHT),  # 15 s for the rest of it, and 20 s
+        (34, LastSave.INSTEAD),
+        (20, LastSave.INSTEAD),
+        (19, LastSave.NONE),
+    ],
+)
+def test_a_save_in_flight_is_finished_first_if_that_leaves_time_for_the_last_one(
+    tmp_path: Path, left_s: float, expected: LastSave
+) -> None:
+    training = Training(tmp_path)
+    training.save(20)
+    training.pace.save_begins()
+    training.now += 5
+    assert training.last_save(left_s, in_flight=True) is expected
+
+
+def test_a_save_behind_training_stalls_it_less_than_it_takes(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    training.pace.save_begins()
+    training.now += 1
+    training.pace.training_goes_on()
+    training.now += 9
+    training.pace.save_committed()
+    training.pace.save_ends(1, committed(1, training.now))
+    assert read_each_save(training.folder.saves) == [save(10, 1, began=1e9, batches=1, size_bytes=77, batch_s=None)]
+
+
+def test_however_little_a_save_stalls_training_the_next_one_waits_until_it_is_committed(tmp_path: Path) -> None:
+    write_save(TrialFolder(tmp_path).saves, save(1000, 1e-6))
+    training = Training(tmp_path, auto=True)
+    training.train(1500, batch_s=1)
+    assert training.saves == [pytest.approx(1000, abs=2)]

@@ -18,8 +18,8 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
+from hpc_det.checkpoint.checksummed import checksummed
 from hpc_det.checkpoint.committed import FileEntry
-from hpc_det.checkpoint.staging import checksummed
 from hpc_det.core.checkpoint import not_loadable, read
 from hpc_det.core.numpy_values import stand_ins
 from hpc_det.errors import HpcDetError

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.utils.data import DataLoader
 
+from hpc_det.checkpoint.checksummed import checksummed
 from hpc_det.checkpoint.committed import FileEntry
-from hpc_det.checkpoint.staging import Staging, checksummed
+from hpc_det.checkpoint.staging import Staging
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.device import ToDevice
 from hpc_det.sgd.json_values import in_json

@@ -1,0 +1,124 @@
+"""Writing a large file at the speed of the disk: past the page cache, while the next block is filled and summed.
+
+A write through the page cache copies everything once more, and pushes out what training reads from it. O_DIRECT
+(open(2)) takes whole pages instead. File systems that refuse it, such as some NFS, get plain writes.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from hpc_det.checkpoint.committed import FileEntry
+
+BLOCK = 4 << 20
+_BLOCKS = 4
+"""One is filled while the others wait for the disk."""
+
+
+class ChecksummedFile:
+    """A file object, good enough for torch.save, that knows the checksum of what went through it."""
+
+    def __init__(self, descriptor: int, disk: ThreadPoolExecutor, go_on: Callable[[], object]) -> None:
+        self._descriptor = descriptor
+        self._go_on = go_on
+        self._disk = disk
+        self._writes: deque[tuple[mmap.mmap, Future[None]]] = deque()
+        self._block = mmap.mmap(-1, BLOCK)  # begins at a page
+        self._filled = 0
+        self._crc = 0
+        self._size = 0
+        """Of what was given to the disk."""
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Raises OSError for a block before it that could not be written."""
+        rest = memoryview(data).cast("B")
+        length = rest.nbytes
+        while rest:
+            part = rest[: BLOCK - self._filled]
+            self._block[self._filled : self._filled + part.nbytes] = part
+            self._filled += part.nbytes
+            rest = rest[part.nbytes :]
+            if self._filled == BLOCK:
+                self._hand_over()
+                self._block = self._free_block()
+        return length
+
+    def flush(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        """All of it is on disk."""
+        self._hand_over()
+        for _, write in self._writes:
+            write.result()
+        os.ftruncate(self._descriptor, self._size)  # the last page was written whole
+        os.fsync(self._descriptor)
+
+    @property
+    def entry(self) -> FileEntry:
+        return FileEntry(size=self._size, crc32=self._crc)
+
+    def _hand_over(self) -> None:
+        self._go_on()
+        block, filled = self._block, self._filled
+        write = self._disk.submit(_write_pages, self._descriptor, block, filled, self._size)
+        self._writes.append((block, write))
+        self._crc = zlib.crc32(memoryview(block)[:filled], self._crc)
+        self._size += filled
+        self._filled = 0
+
+    def _free_block(self) -> mmap.mmap:
+        if len(self._writes) < _BLOCKS:
+            return mmap.mmap(-1, BLOCK)
+        block, write = self._writes.popleft()
+        write.result()
+        return block
+
+
+@contextmanager
+def checksummed(path: Path, go_on: Callable[[], object] = lambda: None) -> Iterator[ChecksummedFile]:
+    """Write `path`; flushed to disk when the block ends. `go_on` is asked before each block, and raises to end it."""
+    with ExitStack() as stack:
+        descriptor = _opened(path)
+        stack.callback(os.close, descriptor)
+        disk = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="disk"))
+        file = ChecksummedFile(descriptor, disk, go_on)
+        yield file
+        file.finish()
+
+
+def _opened(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o666)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags, 0o666)
+
+
+def _write_pages(descriptor: int, block: mmap.mmap, filled: int, offset: int) -> None:
+    """What is `filled` of it, up to the end of the last page."""
+    rest = memoryview(block)[: -(-filled // mmap.PAGESIZE) * mmap.PAGESIZE]
+    while rest:
+        try:
+            written = os.pwrite(descriptor, rest, offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not _is_direct(descriptor):
+                raise
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
+            continue
+        rest, offset = rest[written:], offset + written
+
+
+def _is_direct(descriptor: int) -> bool:
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)

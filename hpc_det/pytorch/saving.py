@@ -1,0 +1,171 @@
+"""The saves of one attempt: what goes into a checkpoint, and what follows when it is committed.
+
+Training waits for the copy of what is saved. The rest goes on behind it, and is settled at a later batch, the same on
+all ranks; at most one save is in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from hpc_det.checkpoint.committed import FileEntry
+from hpc_det.checkpoint.prune import RESUME_DEPTH, Policy
+from hpc_det.core.checkpoint import CheckpointContext
+from hpc_det.core.distributed import Distributed
+from hpc_det.core.metrics import MetricsLog, MetricWindow
+from hpc_det.core.preempt import StopAgreement
+from hpc_det.core.rng import unchanged_generators
+from hpc_det.core.save_pace import LastSave, SavePace
+from hpc_det.pytorch.callback import Callbacks
+from hpc_det.pytorch.portable import Portable
+from hpc_det.pytorch.progress import Progress
+from hpc_det.pytorch.search import Search
+from hpc_det.pytorch.state import PROGRESS, progress_state
+from hpc_det.pytorch.strategy import Strategy
+
+
+class Saving:
+    """All methods are called by all ranks at the same batch."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        distributed: Distributed,
+        checkpoints: CheckpointContext,
+        *,
+        progress: Progress,
+        search: Search,
+        callbacks: Callbacks,
+        window: MetricWindow,
+        pace: SavePace,
+        log: MetricsLog,
+        portable: Portable,
+        policy: Callable[[], Policy],
+        smaller_is_better: bool,
+        behind: bool,
+    ) -> None:
+        """`progress` and `window`: the loop's own, which go on. `policy`: how many checkpoints are kept, as of now.
+
+        `behind`: training goes on while a checkpoint is written, but where a callback wants to see its files before the
+        commit.
+        """
+        self._strategy = strategy
+        self._distributed = distributed
+        self._checkpoints = checkpoints
+        self._progress = progress
+        self._search = search
+        self._callbacks = callbacks
+        self._window = window
+        self._pace = pace
+        self._log = log
+        self._portable = portable
+        self._policy = policy
+        self._smaller_is_better = smaller_is_better
+        self._behind = behind and not callbacks.overrides("on_checkpoint_write_end")
+        self._saved: tuple[int, int] | None = None
+        """Batches, and batches at the last validation, in the last checkpoint; it may be on its way to the disk."""
+        self._uuid = ""
+        """Of the last one that this attempt has begun."""
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the last checkpoint has all that was trained."""
+        return self._saved == self._reached() or self._progress.steps == 0
+
+    def resumed(self) -> None:
+        """All is as in a checkpoint."""
+        self._saved = self._reached()
+
+    def save(self) -> None:
+        """Training may go on when it returns; the checkpoint is committed when it is settled."""
+        self.settle()
+        self._pace.save_begins()
+        save = self._checkpoints.begin if self._behind else self._checkpoints.save
+        with unchanged_generators():
+            files = self._strategy.files(self._callbacks, self._window)
+            if self._distributed.is_chief:
+                files[PROGRESS] = progress_state(self._progress, self._distributed.size)
+                self._log.flush()
+            steps = self._progress.steps
+            finish, then = partial(self._finish, steps=steps), self._after_commit()
+            self._uuid = save(steps, files, finish, write=self._write, then=then)
+        self._saved = self._reached()
+        self._pace.training_goes_on()
+        if not self._behind:
+            self._ends()
+
+    def settle(self, *, wait: bool = True) -> None:
+        """The save in flight, if any: what follows it is done where it is committed, for which this may `wait`."""
+        if self._checkpoints.in_flight and self._checkpoints.settled(wait=wait):
+            self._ends()
+
+    def save_the_rest(self, stop: StopAgreement) -> None:
+        """Before all ranks leave."""
+        last = LastSave.AFTER_THE_ONE_IN_FLIGHT
+        if stop.stopped and not self.is_saved:
+            last = self._pace.last_save(stop.deadline, in_flight=self._checkpoints.in_flight)
+        if last is LastSave.INSTEAD:
+            self._checkpoints.abandon()
+        self.settle()
+        if not self.is_saved and last is not LastSave.NONE:
+            self.save()
+            self.settle()
+
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """Where the block fails, a save in flight is not lost with it."""
+        try:
+            yield
+        except BaseException:
+            self._checkpoints.part()
+            raise
+
+    def prune_all(self) -> None:
+        """At the end: nobody resumes from here."""
+        if self._distributed.is_chief:
+            self._prune(self._search.validations)
+
+    # --- helpers
+
+    def _reached(self) -> tuple[int, int]:
+        """A validation changes what is saved: callbacks, and schedulers that they step."""
+        return self._progress.steps, self._progress.validated
+
+    def _write(self, folder: Path) -> Mapping[str, FileEntry]:
+        entries = self._strategy.write(folder)
+        if self._strategy.saves_on_every_rank:
+            self._callbacks.call("on_checkpoint_write_end", str(folder))
+        return entries
+
+    def _finish(self, folder: Path, steps: int) -> Mapping[str, FileEntry]:
+        entries = self._portable.write(folder, steps)
+        if not self._strategy.saves_on_every_rank:
+            self._callbacks.call("on_checkpoint_write_end", str(folder))
+        return entries
+
+    def _after_commit(self) -> Callable[[], None]:
+        """For rank 0, which may train on meanwhile."""
+        validations = dict(self._search.validations)
+
+        def work() -> None:
+            self._pace.save_committed()
+            self._prune(validations, to_resume_from=RESUME_DEPTH)
+
+        return work
+
+    def _ends(self) -> None:
+        with unchanged_generators():
+            self._callbacks.call("on_checkpoint_upload_end", self._uuid)
+        self._pace.save_ends(self._progress.steps, self._checkpoints.saved)
+
+    def _prune(self, validations: Mapping[int, float], to_resume_from: int = 0) -> None:
+        kept = self._policy()
+        self._checkpoints.prune(
+            validations,
+            smaller_is_better=self._smaller_is_better,
+            best=kept.best_while_it_runs,
+            latest=max(to_resume_from, kept.trial_latest),
+        )
