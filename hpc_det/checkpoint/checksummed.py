@@ -37,26 +37,24 @@ class ChecksummedFile:
         self._crc = 0
         self._size = 0
         """Of what was given to the disk."""
+        self._error: BaseException | None = None
 
     def write(self, data: bytes | memoryview) -> int:
-        """Raises OSError for a block before it that could not be written."""
-        rest = memoryview(data).cast("B")
-        length = rest.nbytes
-        while rest:
-            part = rest[: BLOCK - self._filled]
-            self._block[self._filled : self._filled + part.nbytes] = part
-            self._filled += part.nbytes
-            rest = rest[part.nbytes :]
-            if self._filled == BLOCK:
-                self._hand_over()
-                self._block = self._free_block()
-        return length
+        """What goes wrong is raised by `finish`: torch.save would hide it behind an error of its own."""
+        if self._error is None:
+            try:
+                self._take(memoryview(data).cast("B"))
+            except BaseException as error:
+                self._error = error
+        return memoryview(data).nbytes
 
     def flush(self) -> None:
         pass
 
     def finish(self) -> None:
-        """All of it is on disk."""
+        """All of it is on disk. Raises OSError where it is not."""
+        if self._error:
+            raise self._error
         self._hand_over()
         for _, write in self._writes:
             write.result()
@@ -66,6 +64,16 @@ class ChecksummedFile:
     @property
     def entry(self) -> FileEntry:
         return FileEntry(size=self._size, crc32=self._crc)
+
+    def _take(self, rest: memoryview) -> None:
+        while rest:
+            part = rest[: BLOCK - self._filled]
+            self._block[self._filled : self._filled + part.nbytes] = part
+            self._filled += part.nbytes
+            rest = rest[part.nbytes :]
+            if self._filled == BLOCK:
+                self._hand_over()
+                self._block = self._free_block()
 
     def _hand_over(self) -> None:
         self._go_on()

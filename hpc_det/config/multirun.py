@@ -33,6 +33,8 @@ OF_A_TRIAL = (
     "max_restarts",
     "min_checkpoint_period",
     "checkpoint_interval",
+    "asynchronous_checkpoints",
+    "checkpoint_staging",
     "min_validation_period",
     "optimizations",
     "perform_initial_validation",

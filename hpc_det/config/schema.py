@@ -134,6 +134,16 @@ class Experiment(Section):
         description="auto: besides min_checkpoint_period a checkpoint is saved as often as costs least, by how "
         "long saves take and how often jobs end early (Young, Daly). On by itself where a grace time is too short.",
     )
+    asynchronous_checkpoints: Flag = Field(
+        default=True,
+        description="Training goes on while a checkpoint is written from a copy in memory. false: it waits for the "
+        "disk, and no memory is needed.",
+    )
+    checkpoint_staging: Annotated[Text, Expected("a folder of the node, such as $TMPDIR")] | None = Field(
+        default=None,
+        description="The copies that are being written lie in this folder, which must be on a disk of the node's own, "
+        "instead of in memory. Variables are those of the job.",
+    )
     hang_timeout_s: NotNegative | None = Field(
         default=None,
         description="A rank without a step for so many seconds hangs, and the attempt is ended; null: learned from its "

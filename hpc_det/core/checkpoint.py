@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -105,6 +105,10 @@ class CheckpointContext:
         self._save, self._behind = save, Behind(work)
         return save.staging.uuid
 
+    def expect(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Not collective: what `begin` will be given, so that the first one takes no longer than the others."""
+        self._copies.expect(tensors)
+
     @property
     def in_flight(self) -> bool:
         """Whether one was begun and is not settled: the same on all ranks."""
@@ -128,7 +132,6 @@ class CheckpointContext:
         if self._save and self._behind:
             self._save.abandon()
             self._behind.join()
-            self._behind.check()
         self._save = self._behind = None
         self._distributed.barrier()
 

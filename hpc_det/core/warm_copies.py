@@ -10,7 +10,7 @@ import ctypes
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -37,8 +37,9 @@ class WarmCopies:
         self._is_pinned = False
         self._warming: Thread | None = None
 
-    def warm(self, size: int) -> None:
-        """Have memory for so many bytes, by and by."""
+    def expect(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Have memory for copies of these, by and by."""
+        size = sum(_aligned(tensor.nbytes) for tensor in tensors)
         if size > self._size:
             self._make(size)
             self._warming = Thread(target=self._touch, name="warm", daemon=True)

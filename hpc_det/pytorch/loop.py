@@ -119,6 +119,7 @@ class Loop:
                 return
             if not self._stop.should_stop() and settled:
                 self._train_to_boundary(batches)
+                self._saving.expect()
 
     def _goes_on(self) -> bool:
         """Whether the search wants more of this trial, which is trained as long as was asked."""

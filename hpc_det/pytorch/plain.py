@@ -165,6 +165,19 @@ class PlainStrategy:
         if self._context.distributed.is_chief:
             check_loadable({STATE_DICT: model_state(self._context, callbacks)})
 
+    def saved_tensors(self) -> Iterator[torch.Tensor]:
+        models, gathers = self._context.models, self._context.aggregation_frequency > 1
+        parameters = [parameter for model in models for parameter in model.parameters()]
+        if gathers:  # on every rank, the size of its gradients
+            yield from parameters
+        if self._context.distributed.is_chief:
+            yield from parameters
+            for model in models:
+                yield from model.buffers()
+            for optimizer in self._context.optimizers:
+                for state in optimizer.state.values():
+                    yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
     def files(self, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
         files = {rank_file(self._context.distributed.rank): rank_state(self._context, window)}
         if self._context.distributed.is_chief:

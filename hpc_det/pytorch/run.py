@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import os
+import socket
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ from hpc_det.core.metrics import MetricsLog
 from hpc_det.core.preempt import StopAgreement, give_notice
 from hpc_det.core.save_pace import SavePace
 from hpc_det.core.searcher import SearcherContext
+from hpc_det.core.warm_copies import WarmCopies
 from hpc_det.errors import UsageError
 from hpc_det.launch.doorbell import Line
 from hpc_det.launch.rank import RankProcess
@@ -143,6 +146,7 @@ class Run:
                 self.distributed,
                 self.mirror,
                 may_commit=lambda: Journal(self.folder.journal).insist_on_last(self.attempt),
+                copies=WarmCopies(_staging(self.spec["config"])),
             ),
             pace=self.pace,
             log=self.log,
@@ -151,6 +155,7 @@ class Run:
             warm_start=warm_start,
             weights=Path(weights) if (weights := self.spec.get("warm_start")) else None,
             policy=self.policy,
+            saves_behind=self.spec["config"].get("asynchronous_checkpoints", True),
         )
         steps = loop.run().steps
         outcome = {"attempt": self.attempt, "kind": loop.end, "steps": steps, "saved": loop.is_saved}
@@ -200,6 +205,20 @@ def _pace(trial: TrialFolder, config: dict[str, Any], distributed: Distributed) 
     plan = read_json(trial.experiment().plan) if distributed.is_chief else None
     auto = config.get("checkpoint_interval") == "auto"
     return SavePace(trial, distributed, auto=auto, grace_s=plan and plan.get("grace_time_s"))
+
+
+def _staging(config: dict[str, Any]) -> Path | None:
+    """Raises UsageError where the node has no such folder."""
+    said = config.get("checkpoint_staging")
+    if said is None:
+        return None
+    folder = Path(os.path.expandvars(said))
+    if not (folder.is_absolute() and os.access(folder, os.W_OK | os.X_OK)):
+        raise UsageError(
+            f"checkpoint_staging: {said!r} is {str(folder)!r} on {socket.gethostname()}, where this job cannot write; "
+            f"name a folder of the node's own disk that every node of the pool has, or leave it out"
+        )
+    return folder
 
 
 def _mirror(trial: TrialFolder, config: dict[str, Any]) -> Mirror | None:

@@ -67,6 +67,7 @@ class Saving:
         self._behind = behind and not callbacks.overrides("on_checkpoint_write_end")
         self._saved: tuple[int, int] | None = None
         """Batches, and batches at the last validation, in the last checkpoint; it may be on its way to the disk."""
+        self._is_expected = False
         self._uuid = ""
         """Of the last one that this attempt has begun."""
 
@@ -78,6 +79,12 @@ class Saving:
     def resumed(self) -> None:
         """All is as in a checkpoint."""
         self._saved = self._reached()
+
+    def expect(self) -> None:
+        """When optimizers have their state: the first save will be no slower than the others."""
+        if self._behind and not self._is_expected:
+            self._is_expected = True
+            self._checkpoints.expect(self._strategy.saved_tensors())
 
     def save(self) -> None:
         """Training may go on when it returns; the checkpoint is committed when it is settled."""

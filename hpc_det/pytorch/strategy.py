@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import torch
+
 from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.core.metrics import MetricWindow
 from hpc_det.pytorch.callback import Callbacks
@@ -95,6 +97,10 @@ class Strategy(Protocol):
 
     def check_savable(self, callbacks: Callbacks) -> None:
         """Raises HpcDetError naming what no checkpoint could hold."""
+        ...
+
+    def saved_tensors(self) -> Iterator[torch.Tensor]:
+        """The large ones in the files of this rank, as far as they are there."""
         ...
 
     def files(self, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:

@@ -553,14 +553,13 @@ class Steady(Tiny):
 def test_the_four_keys_of_the_state_dict(tmp_path: Path) -> None:
     life = Life.begin(tmp_path)
     life.attempt()
-    assert set(life.newest) == {"state_dict.pth", "progress.pth", "rank-0.pth", "seen.txt"}
+    assert set(life.newest) == {"state_dict.pth", "progress.pth", "rank-0.pth"}
     state = life.newest["state_dict.pth"]
     assert state.keys() == {"models_state_dict", "optimizers_state_dict", "lr_schedulers_state_dict", "callbacks"}
     model = nn.Sequential(nn.Linear(5, 8), nn.Identity(), nn.Identity(), nn.Identity(), nn.Linear(8, 1))
     model.load_state_dict(state["models_state_dict"][0])
     assert len(state["lr_schedulers_state_dict"]) == 2
     assert state["callbacks"] == {"watching": {"epochs": 3, "validations": 4}}
-    assert life.newest["seen.txt"] == "{'epochs': 3, 'validations': 4}"
 
 
 class Edited(Tiny):

@@ -109,9 +109,6 @@ class Watching(Counting):
         super().on_validation_end(metrics)
         self._plateau.step(metrics["loss"])
 
-    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        Path(checkpoint_dir, "seen.txt").write_text(str(self.seen))
-
 
 class Tiny(PyTorchTrial):
     """22 records in batches of 4: six batches an epoch, the last a short one. It has all that a resume must bring back:

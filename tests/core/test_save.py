@@ -1,0 +1,124 @@
+"""Checkpoints that are written behind the training."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpc_det.checkpoint import checksummed
+from hpc_det.checkpoint.committed import committed
+from hpc_det.core.checkpoint import CheckpointContext, load
+from hpc_det.core.distributed import Distributed
+from tests.core.ranks import OnRanks
+from tests.wait import DEADLINE_S, wait_for
+
+
+class SlowDisk:
+    """No write ends before `go` is set."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        self.error: OSError | None = None
+        self._write = os.pwrite
+        patch.setattr(os, "pwrite", self._pwrite)
+
+    def _pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
+        assert self.go.wait(DEADLINE_S)
+        if self.error:
+            raise self.error
+        return self._write(descriptor, data, offset)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
+    disk = SlowDisk(monkeypatch)
+    yield disk
+    disk.go.set()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    return folder
+
+
+def test_training_goes_on_before_the_disk_has_it(folder: Path, disk: SlowDisk) -> None:
+    context, weights, heard = CheckpointContext(folder, Distributed()), torch.zeros(1000), []
+    uuid = context.begin(40, {"state.pth": weights}, then=lambda: heard.append(len(committed(folder))))
+    weights.fill_(7)
+    assert context.in_flight
+    assert not context.settled(wait=False)
+    assert committed(folder) == []
+    disk.go.set()
+    assert context.settled(wait=True)
+    assert not context.in_flight
+    (checkpoint,) = committed(folder)
+    assert (checkpoint.uuid, checkpoint.steps, heard) == (uuid, 40, [1])
+    assert torch.equal(load(checkpoint.path / "state.pth"), torch.zeros(1000)), "as it was at the save"
+    assert checkpoint.damage() == []
+    assert [path.name for path in folder.iterdir()] == [uuid]
+
+
+def test_one_that_is_given_up_leaves_nothing_that_could_be_taken_for_a_checkpoint(folder: Path, disk: SlowDisk) -> None:
+    context = CheckpointContext(folder, Distributed())
+    context.begin(40, {"state.pth": torch.zeros(9 * checksummed.BLOCK, dtype=torch.uint8)})
+    giving_up = threading.Thread(target=context.abandon)
+    giving_up.start()
+    assert context._save is not None
+    wait_for(context._save._abandoned.is_set)
+    disk.go.set()
+    giving_up.join()
+    assert not context.in_flight
+    assert committed(folder) == []
+    uuid = context.save(50, {"state.pth": 1})
+    assert [path.name for path in folder.iterdir()] == [uuid], "what it had written is gone"
+
+
+def test_a_disk_that_is_full_is_an_error_of_the_training(folder: Path, disk: SlowDisk) -> None:
+    context = CheckpointContext(folder, Distributed())
+    disk.error = OSError(28, "No space left on device")
+    context.begin(40, {"state.pth": torch.zeros(10)})
+    disk.go.set()
+    with pytest.raises(OSError, match="No space left"):
+        context.settled(wait=True)
+    assert committed(folder) == []
+
+
+def test_a_rank_that_fails_leaves_when_its_checkpoint_is_whole(folder: Path, disk: SlowDisk) -> None:
+    context = CheckpointContext(folder, Distributed())
+    context.begin(40, {"state.pth": torch.zeros(10)})
+    threading.Timer(0.01, disk.go.set).start()
+    context.part()
+    assert [checkpoint.steps for checkpoint in committed(folder)] == [40]
+
+
+def save_behind(distributed: Distributed, folder: Path) -> tuple[bool, list[int], dict[str, Any]]:
+    context = CheckpointContext(folder, distributed)
+    with pytest.MonkeyPatch.context() as patch:
+        disk = SlowDisk(patch)
+        if not distributed.is_chief:
+            disk.go.set()
+        for steps in (10, 20):
+            context.settled(wait=True)
+            context.begin(steps, {f"rank-{distributed.rank}.pth": torch.full((1000,), distributed.rank + steps)})
+            early = context.settled(wait=False)
+            distributed.barrier()  # training goes on, and has collectives of its own
+            disk.go.set()
+        context.settled(wait=True)
+    newest = context.newest()
+    assert newest is not None
+    return early, [each.steps for each in committed(folder)], {p.name: load(p) for p in newest[0].glob("*.pth")}
+
+
+def test_ranks_write_apart_and_rank_0_commits_when_all_have(on_ranks: OnRanks, folder: Path) -> None:
+    for _, steps, files in on_ranks(2, save_behind, folder):
+        assert steps == [20, 10]
+        assert sorted(files) == ["rank-0.pth", "rank-1.pth"]
+        assert [int(files[name][0]) for name in sorted(files)] == [20, 21]

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hpc_det.core.warm_copies import WarmCopies
+from tests.wait import wait_for
+
+
+def saved(content: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+def everything() -> dict[str, Any]:
+    """What a checkpoint may hold."""
+    tied = torch.randn(10)
+    shared = [1, 2]
+    model = torch.nn.Linear(3, 4)
+    return {
+        "model": model.state_dict(),
+        "optimizer": {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.randn(3, 4)}}, "param_groups": [{}]},
+        "tied": [tied, tied[2:5], tied.view(2, 5).t()],
+        "parameters": (torch.nn.Parameter(torch.randn(3)), torch.nn.Parameter(torch.randn(3), requires_grad=False)),
+        "leaf": torch.randn(2).requires_grad_(),
+        "types": {name: torch.ones(3, dtype=getattr(torch, name)) for name in ("bfloat16", "bool", "int64", "cfloat")},
+        "scalar": torch.tensor(1.5),
+        "empty": torch.empty(0, 3),
+        "sparse": torch.eye(3).to_sparse(),
+        "conjugate": torch.randn(3, dtype=torch.cfloat).conj(),
+        "array": np.arange(4.0),
+        "plain": {1: shared, "again": shared, "size": torch.Size([2, 3]), "type": torch.float16, "none": None},
+    }
+
+
+def test_a_copy_is_saved_as_the_original_byte_for_byte() -> None:
+    content = everything()
+    conjugate = content.pop("conjugate")
+    copied = WarmCopies().of(content)
+    assert saved(copied) == saved(content)
+    assert torch.equal(WarmCopies().of(conjugate), conjugate)
+
+
+def test_what_training_changes_does_not_change_the_copy() -> None:
+    content = everything()
+    copied = WarmCopies().of(content)
+    before = saved(copied)
+    with torch.no_grad():
+        content["tied"][0].zero_()
+        content["model"]["weight"].zero_()
+    content["array"][:] = 7
+    content["plain"][1].append(3)
+    assert saved(copied) == before
+
+
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_the_next_copy_is_in_the_same_memory(tmp_path: Path, in_folder: bool) -> None:
+    copies = WarmCopies(tmp_path if in_folder else None)
+    places = [copies.of({"a": torch.full((1000,), number)})["a"].data_ptr() for number in range(3)]
+    assert len(set(places)) == 1
+    larger = copies.of([torch.ones(5000), torch.ones(2000)])
+    assert all(torch.equal(tensor, torch.ones_like(tensor)) for tensor in larger)
+    assert [*tmp_path.iterdir()] == [], "the file has no name"
+
+
+def test_memory_is_ready_for_what_is_expected() -> None:
+    copies, content = WarmCopies(), [torch.randn(300_000), torch.randn(7)]
+    copies.expect(content)
+    copies.expect(content[1:])
+    wait_for(lambda: resident_bytes(copies) >= 1_200_000, otherwise=lambda: resident_bytes(copies))
+    assert torch.equal(copies.of(content)[0], content[0])
+
+
+def resident_bytes(copies: WarmCopies) -> int:
+    """Of its memory, by /proc/self/smaps (proc(5))."""
+    assert copies._memory is not None
+    address = torch.frombuffer(copies._memory, dtype=torch.uint8).data_ptr()
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    for number, line in enumerate(lines):
+        place = line.split()[0]
+        if "-" in place and ":" not in place:
+            first, end = (int(each, 16) for each in place.split("-"))
+            if first <= address < end:
+                resident = next(each for each in lines[number:] if each.startswith("Rss:"))
+                return int(resident.split()[1]) * 1024
+    return 0
+
+
+def test_a_full_disk_shows_before_anything_is_copied(tmp_path: Path) -> None:
+    more_than_any_disk_has = torch.empty(1 << 55, dtype=torch.uint8, device="meta")
+    with pytest.raises(OSError, match=r"No space left|File too large"):
+        WarmCopies(tmp_path).expect([more_than_any_disk_has])
