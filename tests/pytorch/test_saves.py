@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
+from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.prune import Policy
 from hpc_det.checkpoint.saves import read_saves, write_save
 from hpc_det.core.distributed import Distributed
 from tests.checkpoint.saved import save
 from tests.core.ranks import OnRanks
-from tests.pytorch.trials import Life, StopAt, assert_same, differences
+from tests.pytorch.trials import Life, StopAt, Tiny, assert_same, differences
+from tests.wait import DEADLINE_S
 
 SLOW = save(1e4, 1e4)
 
@@ -85,3 +92,89 @@ def test_a_stop_that_leaves_no_time_leaves_the_checkpoint_that_there_is_and_is_t
     assert 15 not in life.checkpoints
     life.attempt()
     assert differences(life.newest, undisturbed.newest) == []
+
+
+# --- behind the training
+
+
+EVERY_7: dict[str, Any] = {
+    "min_checkpoint_period": {"batches": 7},
+    "checkpoint_policy": "none",
+    "checkpoint_storage": {"save_trial_latest": 9},
+}
+
+
+class Disk:
+    """Nothing is written to it before so many batches are trained."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        self._write = os.pwrite
+        patch.setattr(os, "pwrite", self._pwrite)
+
+    def _pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
+        assert self.go.wait(DEADLINE_S)
+        return self._write(descriptor, data, offset)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    disk = Disk(monkeypatch)
+    yield disk
+    disk.go.set()
+
+
+class OnSlowDisk(Tiny):
+    """Saved after 7 and 14 of its 18 batches; the disk begins to write in batch 10."""
+
+    disk: Disk
+    fails = False
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        if batch_idx == 10 and not self.disk.go.is_set():
+            assert not any(self.context.folder.checkpoints.glob("[!.]*")), "training did not wait for the disk"
+            self.disk.go.set()
+            if self.fails:
+                raise ZeroDivisionError
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+def on_slow_disk(path: Path, disk: Disk) -> Life:
+    OnSlowDisk.disk, OnSlowDisk.fails = disk, False
+    return Life.begin(path, OnSlowDisk, **EVERY_7)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_what_is_written_is_of_its_batch(
+    tmp_path: Path, disk: Disk
+) -> None:
+    undisturbed, life = Life.begin(tmp_path / "undisturbed", **EVERY_7), on_slow_disk(tmp_path / "life", disk)
+    life.attempt()
+    assert life.checkpoints == [7, 14, 18]
+    for later in committed(life.folder.checkpoints)[:2]:
+        shutil.rmtree(later.path)
+    life.attempt()
+    undisturbed.attempt()
+    assert_same(life, undisturbed)
+
+
+def test_what_a_trial_has_saved_is_not_lost_with_its_failure(tmp_path: Path, disk: Disk) -> None:
+    life = on_slow_disk(tmp_path, disk)
+    OnSlowDisk.fails = True
+    with pytest.raises(ZeroDivisionError):
+        life.attempt()
+    assert life.checkpoints == [7]
+
+
+def test_switched_off_training_waits_for_each_checkpoint(tmp_path: Path) -> None:
+    life = Life.begin(tmp_path, Seeing, **EVERY_7)
+    life.saves_behind = False
+    life.attempt()
+    assert Seeing.seen[7] == [7]
+
+
+class Seeing(Tiny):
+    seen: ClassVar[dict[int, list[int]]] = {}
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        self.seen[batch_idx] = [each.steps for each in committed(self.context.folder.checkpoints)]
+        return super().train_batch(batch, epoch_idx, batch_idx)

@@ -181,6 +181,7 @@ class Life:
     """The checkpoint whose weights it begins with."""
     policy: Callable[[], Policy] | None = None
     """How many checkpoints the experiment keeps, as of now."""
+    saves_behind: bool = True
 
     @classmethod
     def begin(cls, path: Path, trial_class: type[Trial] = Tiny, hparams: Any = None, **config: Any) -> Life:
@@ -216,6 +217,7 @@ class Life:
             weights=self.weights,
             policy=self.policy,
             searcher=SearcherContext(self.folder, worker, context.distributed) if worker is not None else None,
+            saves_behind=self.saves_behind,
         )
         loop.run()
         return loop
