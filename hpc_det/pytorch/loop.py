@@ -31,6 +31,8 @@ from hpc_det.core.searcher import SearcherContext
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.model_parallel import reporting_ranks
 from hpc_det.pytorch.portable import Portable
+from hpc_det.pytorch.profiling.measurements import Measurements
+from hpc_det.pytorch.profiling.timer import untimed
 from hpc_det.pytorch.progress import Progress
 from hpc_det.pytorch.schedule import Schedule
 from hpc_det.pytorch.search import Search
@@ -60,6 +62,7 @@ class Loop:
         warm_start: Path | None = None,
         weights: Path | None = None,
         policy: Callable[[], Policy] | None = None,
+        measurements: Measurements | None = None,
     ) -> None:
         """`warm_start`: a checkpoint that a trial without one of its own begins with, at batch 0. It is resumed where
         it is of this very trial. `weights`: one of which such a trial takes the weights of the models alone, since its
@@ -78,6 +81,7 @@ class Loop:
         self._portable = portable
         self._search = Search(searcher, schedule)
         self._policy = policy
+        self._measurements = measurements
         self._warm_start = warm_start
         self._weights = weights
         self._progress = Progress()
@@ -86,7 +90,8 @@ class Loop:
 
     def run(self) -> Progress:
         """Train until the end or the agreed stop, and leave everything saved."""
-        self._callbacks = Callbacks(self._trial.build_callbacks())
+        timed = self._measurements.timed if self._measurements else untimed
+        self._callbacks = Callbacks(self._trial.build_callbacks(), timed)
         with ExitStack() as stack:
             stack.callback(self._callbacks.call, "on_trial_shutdown")
             batches = self._begin(stack)
@@ -199,7 +204,15 @@ class Loop:
             limit=self._schedule.validation_batches,
         )
         self._open_report = TrainingReport(self._context, strategy.mpu, reporting, self._callbacks)
+        if self._measurements:
+            self._measure(self._measurements, data, stack)
         return strategy.begin(self._data, data.training_batches(self._progress.position), self._progress)
+
+    def _measure(self, measurements: Measurements, data: TrialData, stack: ExitStack) -> None:
+        measurements.measure(self._strategy, self._context, data, self._open_report, self._validation)
+        for method, name in (("_report_training", "reduce_metrics"), ("_save", "checkpoint")):
+            setattr(self, method, measurements.timed(name, getattr(self, method)))
+        stack.callback(measurements.end, self._progress)
 
     def _resume(self, folder: Path, ranks: int) -> dict[str, Any] | None:
         """Everything as it was, but for the generators, whose state is returned, if this rank was there."""
@@ -234,6 +247,8 @@ class Loop:
         """
         progress, first, start = self._progress, self._progress.steps, self._progress.position
         until = min(self._schedule.next_boundary(first), self._pace.next_look)
+        if self._measurements:
+            until = min(until, self._measurements.at(progress))
         count = int(min(until - first, max(self._data.whole_batches(start), 1)))
         ends_epoch = self._data.after(start, count).epoch > start.epoch
         self._context.batch = first
