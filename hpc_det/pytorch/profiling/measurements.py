@@ -55,7 +55,6 @@ class Measurements:
         timer, load = self._timer, data.training.batches
         _replace(data.training, "batches", lambda position: timer.timed_batches("dataloader_next", load(position)))
         context.move = timer.timed("to_device", context.move)
-        _replace(strategy, "train_batch", timer.timed("train_batch", strategy.train_batch))
         _replace(report.window, "sums", timer.timed("from_device", report.window.sums))
         _replace(validation, "run", timer.timed_as_a_whole("validation", validation.run))
         self._report, self._shares = report, strategy.mpu.data_parallel_world_size

@@ -49,9 +49,25 @@ class SystemMetrics:
         self._lines = lines
         self._facts = facts
         self._end = threading.Event()
+        self._before = self._counters()
         self._gpus = Gpus()
         self._thread = threading.Thread(target=self._run, name="hpc-det system metrics", daemon=True)
         self._thread.start()
+
+    def look(self) -> None:
+        """A line about what was since the last look."""
+        now = self._counters()
+        self._lines.add(
+            {
+                "time": time.time(),
+                **self._facts,
+                "cpu_util": self._psutil.cpu_percent(),
+                "memory_free": self._psutil.virtual_memory().available,
+                **{name: round(rate, 3) for name, rate in now.rates(self._before).items()},
+                "gpus": self._gpus.look(),
+            }
+        )
+        self._before = now
 
     def close(self) -> None:
         """After a last look."""
@@ -62,28 +78,13 @@ class SystemMetrics:
     def _run(self) -> None:
         """Where the file cannot be written, training goes on without."""
         try:
-            self._look_on()
+            self._psutil.cpu_percent()  # the next answer is the mean from here on
+            while not self._end.wait(EVERY_S):
+                self.look()
+            self.look()
+            self._lines.write()
         except OSError as error:
             print(f"hpc-det: no more system metrics: {error}", flush=True)
-
-    def _look_on(self) -> None:
-        self._psutil.cpu_percent()  # the beginning of what its next call is the mean of
-        before, ended = self._counters(), False
-        while not ended:
-            ended = self._end.wait(EVERY_S)
-            now = self._counters()
-            self._lines.add(
-                {
-                    "time": time.time(),
-                    **self._facts,
-                    "cpu_util": self._psutil.cpu_percent(),
-                    "memory_free": self._psutil.virtual_memory().available,
-                    **{name: round(rate, 3) for name, rate in now.rates(before).items()},
-                    "gpus": self._gpus.look(),
-                }
-            )
-            before = now
-        self._lines.write()
 
     def _counters(self) -> Counters:
         """A node without disks has no operations."""
