@@ -59,7 +59,7 @@ class Nvml(SimpleNamespace):
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     library = Nvml()
-    monkeypatch.setitem(sys.modules, "pynvml", library)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pynvml", library)
     return library
 
 
