@@ -67,7 +67,8 @@ class Loop:
         """`warm_start`: a checkpoint that a trial without one of its own begins with, at batch 0. It is resumed where
         it is of this very trial. `weights`: one of which such a trial takes the weights of the models alone, since its
         optimizers have hyperparameters of their own; `warm_start` goes before it. `policy`: how many checkpoints the
-        experiment keeps, as of now; the schedule's where there is no experiment.
+        experiment keeps, as of now; the schedule's where there is no experiment. `measurements`: where its config asks
+        for them.
         """
         self._trial = trial
         self._context = context
@@ -211,9 +212,9 @@ class Loop:
     def _measure(self, measurements: Measurements, data: TrialData, stack: ExitStack) -> None:
         measurements.measure(self._strategy, self._context, data, self._open_report, self._validation)
         # Many calls of train_batch count at once, with the loop's own microseconds: each alone would cost as much.
-        own = {"_train": "train_batch", "_report_training": "reduce_metrics", "_save": "checkpoint"}
-        for method, name in own.items():
-            setattr(self, method, measurements.timed(name, getattr(self, method)))
+        measurements.time(self, "_train", "train_batch")
+        measurements.time(self, "_report_training", "reduce_metrics")
+        measurements.time(self, "_save", "checkpoint")
         stack.callback(measurements.end, self._progress)
 
     def _resume(self, folder: Path, ranks: int) -> dict[str, Any] | None:

@@ -46,21 +46,21 @@ class Measurements:
         self._timings: Timings | None = None
         """Of the batches that are measured now."""
         self._system: SystemMetrics | None = None
-        self.timed = self._timer.timed
+        self.time, self.timed = self._timer.time, self._timer.timed
 
     def measure(
         self, strategy: Strategy, context: TrialContext, data: TrialData, report: TrainingReport, validation: Validation
     ) -> None:
-        """Timed functions take the place of those of these objects. Before anybody asks for batches."""
+        """These objects have timed functions from now on. Before anybody asks for batches."""
         timer, load = self._timer, data.training.batches
         _replace(data.training, "batches", lambda position: timer.timed_batches("dataloader_next", load(position)))
         context.move = timer.timed("to_device", context.move)
-        _replace(report.window, "sums", timer.timed("from_device", report.window.sums))
+        timer.time(report.window, "sums", "from_device")
         _replace(validation, "run", timer.timed_as_a_whole("validation", validation.run))
         self._report, self._shares = report, strategy.mpu.data_parallel_world_size
         if isinstance(context, PyTorchTrialContext):
             if context.scheduled_steps:
-                _replace(strategy, "end_batch", timer.timed("step_lr_schedulers", strategy.end_batch))
+                timer.time(strategy, "end_batch", "step_lr_schedulers")
             self._measure_exchange(strategy, context)
 
     def _measure_exchange(self, strategy: Strategy, context: PyTorchTrialContext) -> None:
