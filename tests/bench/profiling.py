@@ -17,8 +17,10 @@ from torch import nn
 from hpc_det.config.merge import merge
 from hpc_det.core.distributed import Distributed
 from hpc_det.pytorch import PyTorchTrial
+from hpc_det.pytorch.device import ToDevice
 from hpc_det.pytorch.profiling.lines import Lines
 from hpc_det.pytorch.profiling.system import SystemMetrics
+from hpc_det.pytorch.profiling.timer import Timer
 from tests.bench.loop_overhead import row, silence
 from tests.bench.loops import Linear, new_life, train_life, with_data
 from tests.bench.table import show
@@ -26,7 +28,7 @@ from tests.bench.turns import CLASSES, PERIOD, Batch, Cost, Turns, ready_made_ba
 
 ROUNDS, PERIODS, PERIODS_OF_LARGER = 7, 60, 12
 LOOKS = 100
-HEADER = ("loop", "without", "with it", "added", "added, with reports", "ratio, with reports (quartiles of rounds)")
+HEADER = ("measured", "without", "with it", "added", "added, with reports", "ratio, with reports (quartiles of rounds)")
 LARGER_RECORDS, LARGER_FEATURES = 64, 512
 
 
@@ -48,10 +50,13 @@ larger_batches = partial(ready_made_batches, records=LARGER_RECORDS, features=LA
 
 def main() -> None:
     torch.set_num_threads(1)
+    small = partial(cost_of, Linear, ready_made_batches, PERIODS)
+    larger = partial(cost_of, Larger, larger_batches, PERIODS_OF_LARGER)
     kinds: dict[str, Callable[[Path], Cost]] = {
-        "nothing is measured in either: the noise": partial(cost_of, Linear, ready_made_batches, PERIODS, False),
-        "a small model is measured": partial(cost_of, Linear, ready_made_batches, PERIODS, True),
-        "a larger model is measured": partial(cost_of, Larger, larger_batches, PERIODS_OF_LARGER, True),
+        "a small model, measured in neither: the noise": partial(small, False),
+        "a small model": partial(small, True),
+        "a larger model, measured in neither: the noise": partial(larger, False),
+        "a larger model": partial(larger, True),
     }
     costs: dict[str, list[Cost]] = {name: [] for name in kinds}
     with tempfile.TemporaryDirectory() as root:
@@ -64,7 +69,8 @@ def main() -> None:
         HEADER,
         [row(name, rounds) for name, rounds in costs.items()],
     )
-    print(f"\nA look at the node, once a second in a thread of its own: {look_ms:.2f} ms of a core.")
+    print(f"\nThe timers of a batch alone, at best: {timers_us():.2f} us.")
+    print(f"A look at the node, once a second in a thread of its own: {look_ms:.2f} ms of a core.")
 
 
 def cost_of(
@@ -135,6 +141,25 @@ class Other:
                 self._times = [perf_counter_ns()]
             self._left -= 1
             yield batch
+
+
+def timers_us() -> float:
+    """Batches that cost nothing, loaded and moved with timers and without, each in the best of 100 turns."""
+    timer = Timer()
+    timer.start()
+    move = ToDevice(torch.device("cpu"))
+    batches = cycle(ready_made_batches(1))
+    timed = map(timer.timed("to_device", move), timer.timed_batches("dataloader_next", batches))
+    plain = map(move, batches)
+    turns = [(_turn_us(timed), _turn_us(plain)) for _ in range(100)]
+    return min(with_it for with_it, _ in turns) - min(without for _, without in turns)
+
+
+def _turn_us(batches: Iterator[Batch], count: int = 1000) -> float:
+    began = perf_counter_ns()
+    for _ in islice(batches, count):
+        pass
+    return (perf_counter_ns() - began) / count / 1000
 
 
 def look_s(folder: Path) -> float:
