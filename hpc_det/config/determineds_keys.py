@@ -52,7 +52,6 @@ NO_EFFECT = {
     "optimizations.tensor_fusion_threshold": _HOROVOD,
     "optimizations.tensor_fusion_cycle_time": _HOROVOD,
     "optimizations.auto_tune_tensor_fusion": _HOROVOD,
-    "profiling": "has no effect yet: call context.set_profiler(...) in the trial",
     "preemption_timeout": "has no effect: the scheduler's grace time counts",
     "integrations": _MASTER,
     "security": _MASTER,

@@ -57,10 +57,19 @@ class Optimizations(Section):
 
 
 class Profiling(Section):
-    enabled: Flag = Field(default=False, description="Determined's measuring of the node.")
+    enabled: Flag = Field(
+        default=False,
+        description="Where the time of training goes is measured on each rank, and what each node does meanwhile.",
+    )
     begin_on_batch: NotNegative = Field(default=0, description="The first batch that is measured.")
-    end_after_batch: NotNegative | None = Field(default=None, description="The last batch that is measured.")
-    sync_timings: Flag = Field(default=True, description="The device finishes its work before a time is taken.")
+    end_after_batch: NotNegative | None = Field(
+        default=None, description="The last batch that is measured; null: all that follow."
+    )
+    sync_timings: Flag = Field(
+        default=True,
+        description="A GPU finishes its work before a time is taken, so that it counts where it was asked for, and "
+        "training waits for that. false: what the GPU still has to do counts where training waits for it anyway.",
+    )
 
 
 _Action: TypeAlias = Literal["cancel_retries", "exclude_node"]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpc_det.errors import UsageError
+from hpc_det.pytorch.profiling.timer import CALLBACKS, Timed, untimed
 
 
 class PyTorchCallback:
@@ -79,7 +80,7 @@ FORMER_NAMES = {
 class Callbacks:
     """All callbacks of a trial. Hooks that nobody overrides cost nothing."""
 
-    def __init__(self, callbacks: Mapping[str, PyTorchCallback]) -> None:
+    def __init__(self, callbacks: Mapping[str, PyTorchCallback], timed: Timed = untimed) -> None:
         """Raises UsageError for what is no callback."""
         problems = [
             f"build_callbacks: '{name}' is {type(callback).__name__}, no PyTorchCallback; derive it from that class"
@@ -90,7 +91,12 @@ class Callbacks:
             raise UsageError(problems)
         self._callbacks = callbacks
         self._methods = {
-            hook: [method for callback in callbacks.values() for method in _methods(callback, hook)] for hook in HOOKS
+            hook: [
+                timed(f"{CALLBACKS}{type(callback).__name__}.{hook}", method)
+                for callback in callbacks.values()
+                for method in _methods(callback, hook)
+            ]
+            for hook in HOOKS
         }
 
     def call(self, hook: str, *arguments: Any) -> None:

@@ -30,6 +30,8 @@ from hpc_det.core.searcher import SearcherContext
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.model_parallel import reporting_ranks
 from hpc_det.pytorch.portable import Portable
+from hpc_det.pytorch.profiling.measurements import Measurements
+from hpc_det.pytorch.profiling.timer import untimed
 from hpc_det.pytorch.progress import Progress
 from hpc_det.pytorch.saving import Saving
 from hpc_det.pytorch.schedule import Schedule
@@ -61,12 +63,14 @@ class Loop:
         weights: Path | None = None,
         policy: Callable[[], Policy] | None = None,
         saves_behind: bool = True,
+        measurements: Measurements | None = None,
     ) -> None:
         """`warm_start`: a checkpoint that a trial without one of its own begins with, at batch 0. It is resumed where
         it is of this very trial. `weights`: one of which such a trial takes the weights of the models alone, since its
         optimizers have hyperparameters of their own; `warm_start` goes before it. `policy`: how many checkpoints the
         experiment keeps, as of now; the schedule's where there is no experiment. `saves_behind`: training goes on
-        while a checkpoint is written, but where a callback wants to see its files before the commit.
+        while a checkpoint is written, but where a callback wants to see its files before the commit. `measurements`:
+        where its config asks for them.
         """
         self._trial = trial
         self._context = context
@@ -81,13 +85,15 @@ class Loop:
         self._search = Search(searcher, schedule)
         self._policy = policy
         self._saves_behind = saves_behind
+        self._measurements = measurements
         self._warm_start = warm_start
         self._weights = weights
         self._progress = Progress()
 
     def run(self) -> Progress:
         """Train until the end or the agreed stop, and leave everything saved."""
-        self._callbacks = Callbacks(self._trial.build_callbacks())
+        timed = self._measurements.timed if self._measurements else untimed
+        self._callbacks = Callbacks(self._trial.build_callbacks(), timed)
         with ExitStack() as stack:
             stack.callback(self._callbacks.call, "on_trial_shutdown")
             batches = self._begin(stack)
@@ -222,7 +228,18 @@ class Loop:
             smaller_is_better=self._schedule.smaller_is_better,
             behind=self._saves_behind,
         )
+        if self._measurements:
+            self._measure(self._measurements, data, stack)
         return strategy.begin(self._data, data.training_batches(self._progress.position), self._progress)
+
+    def _measure(self, measurements: Measurements, data: TrialData, stack: ExitStack) -> None:
+        measurements.measure(self._strategy, self._context, data, self._open_report, self._validation)
+        # Many calls of train_batch count at once, with the loop's own microseconds: each alone would cost as much.
+        measurements.time(self, "_train", "train_batch")
+        measurements.time(self, "_report_training", "reduce_metrics")
+        measurements.time(self._saving, "save", "checkpoint")
+        measurements.time(self._saving, "settle", "checkpoint")
+        stack.callback(measurements.end, self._progress)
 
     def _resume(self, folder: Path, ranks: int) -> dict[str, Any] | None:
         """Everything as it was, but for the generators, whose state is returned, if this rank was there."""
@@ -257,6 +274,8 @@ class Loop:
         """
         progress, first, start = self._progress, self._progress.steps, self._progress.position
         until = min(self._schedule.next_boundary(first), self._pace.next_look)
+        if self._measurements:
+            until = min(until, self._measurements.at(progress))
         count = int(min(until - first, max(self._data.whole_batches(start), 1)))
         ends_epoch = self._data.after(start, count).epoch > start.epoch
         self._context.batch = first

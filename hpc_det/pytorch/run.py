@@ -36,6 +36,7 @@ from hpc_det.launch.signals import SignalPipe
 from hpc_det.launch.watch.heartbeat import Progress
 from hpc_det.pytorch.loop import Loop
 from hpc_det.pytorch.portable import Portable, keep_code
+from hpc_det.pytorch.profiling.measurements import Measurements
 from hpc_det.pytorch.schedule import Schedule
 from hpc_det.pytorch.shown_log import ShownLog
 from hpc_det.pytorch.trial import Trial
@@ -128,8 +129,9 @@ class Run:
         *,
         is_trainer: bool,
         warm_start: Path | None = None,
+        profiling_enabled: bool = False,
     ) -> Outcome:
-        """To its end or to an agreed stop; rank 0 writes the outcome.
+        """To its end or to an agreed stop; rank 0 writes the outcome. `profiling_enabled`: whatever the config says.
 
         Raises UsageError for a trial that wraps nothing; whatever the trial raises goes through.
         """
@@ -156,12 +158,19 @@ class Run:
             weights=Path(weights) if (weights := self.spec.get("warm_start")) else None,
             policy=self.policy,
             saves_behind=self.spec["config"].get("asynchronous_checkpoints", True),
+            measurements=self._measurements(profiling_enabled),
         )
         steps = loop.run().steps
         outcome = {"attempt": self.attempt, "kind": loop.end, "steps": steps, "saved": loop.is_saved}
         if self.distributed.is_chief:
             write_json(self.folder.outcome, outcome)
         return outcome
+
+    def _measurements(self, enabled: bool) -> Measurements | None:
+        profiling = self.spec["config"].get("profiling", {})
+        if not enabled and not profiling.get("enabled"):
+            return None
+        return Measurements(profiling, self.folder, self.attempt, self.distributed)
 
 
 def is_test(env: Mapping[str, str]) -> bool:

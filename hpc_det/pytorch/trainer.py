@@ -123,12 +123,10 @@ class Trainer:
         batches by default. A trial that has checkpoints of its own goes on from the newest. Without one, it goes on
         from the folder `latest_checkpoint` if that is of this trial (outside any job: of such a run with the same
         seed); otherwise its models, optimizers and schedulers begin with those there, and batches count from 0.
-        `test_mode`: one batch of everything.
+        `test_mode`: one batch of everything. `profiling_enabled`: as the configuration's `profiling.enabled`.
 
         Raises UsageError without a length, and for a test inside a job; TypeError for a length that is a schedule.
         """
-        if profiling_enabled:
-            warnings.warn("fit: profiling_enabled has no effect here; see context.set_profiler", stacklevel=2)
         if test_mode and _is_in_job():
             raise UsageError("fit: test_mode is for runs without a job; create the experiment with --test instead")
         run, config = self._run, self._context.get_experiment_config()
@@ -158,6 +156,7 @@ class Trainer:
             schedule.for_test() if test_mode else schedule,
             is_trainer=True,
             warm_start=Path(latest_checkpoint) if latest_checkpoint else None,
+            profiling_enabled=profiling_enabled,
         )
 
     def _length_of(self, searcher: Mapping[str, Any], test: bool) -> TrainUnit:

@@ -28,14 +28,15 @@ class TrainingReport:
         self._reporting = reporting if _averages(context) else reporting[:1]
         context.reducers.reset(training=True)
         self.window = MetricWindow(keep_batches=self._keeps_batches)
-        self._records = 0
-        self._began = time.monotonic()
+        self.records = 0
+        """Of this rank, since the start of the process."""
+        self._reported, self._began = 0, time.monotonic()
 
     def add(self, metrics: Any, records: int) -> None:
         """What `train_batch` returned of so many records: metrics by name, or the loss; anything, where none count."""
         if self._reports:
             self.window.add(named(metrics))
-        self._records += records
+        self.records += records
 
     def close(self) -> tuple[dict[str, Any], dict[str, float], bool]:
         """Collective: metrics, facts beside them, and whether any rank asks for a stop. The next report begins.
@@ -52,13 +53,14 @@ class TrainingReport:
             self._callbacks.call("on_training_workload_end", metrics, batches)
         self.window.reset()
         self._context.reducers.reset(training=True)
-        return metrics, {"records_per_s": self._records_per_s()}, any(rank["stop"] for rank in by_rank)
+        return metrics, {"samples_per_second": self._samples_per_second()}, any(rank["stop"] for rank in by_rank)
 
-    def _records_per_s(self) -> float:
+    def _samples_per_second(self) -> float:
         """Of all ranks, by this one's count."""
         now = time.monotonic()
-        rate = self._records * self._mpu.data_parallel_world_size / max(now - self._began, 1e-9)
-        self._records, self._began = 0, now
+        records = (self.records - self._reported) * self._mpu.data_parallel_world_size
+        rate = records / max(now - self._began, 1e-9)
+        self._reported, self._began = self.records, now
         return rate
 
 

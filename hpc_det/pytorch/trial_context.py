@@ -44,7 +44,7 @@ class TrialContext:
         self.profiler = Profiler(own_folder)
         self.to_device_automatically = True
         self.checks_dataset_reproducibility = True
-        self._to_device = ToDevice(self.device)
+        self.move: Callable[[Any], Any] = ToDevice(self.device)
         self._stop_requested = False
         self._initial_batch: int | None = None
         self.batch: int | None = None
@@ -179,7 +179,7 @@ class TrialContext:
 
     def to_device(self, data: Any) -> Any:
         """Tensors and numeric arrays, nested in dicts, lists and tuples, on this rank's device; the rest as it is."""
-        return self._to_device(data)
+        return self.move(data)
 
     # --- the loop's words
 
@@ -188,8 +188,8 @@ class TrialContext:
         if not self.to_device_automatically:
             return iter(batches)
         if self.device.type == "cuda" and loaded_in_workers:
-            return prefetched(batches, self._to_device, self.device)
-        return map(self._to_device, batches)
+            return prefetched(batches, self.move, self.device)
+        return map(self.move, batches)
 
     def begin_training(self, batch: int) -> None:
         """After `batch` batches, in this process or an earlier one."""

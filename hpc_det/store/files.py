@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -86,18 +87,23 @@ def read_json(path: Path) -> Any | None:
 
 
 def append_line(path: Path, record: dict[str, Any], *, durable: bool = True) -> None:
-    """Append one JSON line to `path`, which has one writer. A line torn by a crash is ended first.
+    """Append one JSON line to `path`: see `append_lines`."""
+    append_lines(path, [record], durable=durable)
+
+
+def append_lines(path: Path, records: Iterable[dict[str, Any]], *, durable: bool = True) -> None:
+    """Append JSON lines to `path`, which has one writer, at once. A line torn by a crash is ended first.
 
     Not `durable`: on disk at the next `flush_file`, and in sight of other processes at once.
     """
-    line = json.dumps(record, allow_nan=False).encode() + b"\n"
+    lines = b"".join(json.dumps(record, allow_nan=False).encode() + b"\n" for record in records)
     descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            line = b"\n" + line
-        if os.write(descriptor, line) < len(line):
-            raise OSError(errno.ENOSPC, "no space left for a whole line", str(path))
+            lines = b"\n" + lines
+        if os.write(descriptor, lines) < len(lines):
+            raise OSError(errno.ENOSPC, "no space left for whole lines", str(path))
         if durable:
             os.fsync(descriptor)
     finally:

@@ -84,6 +84,19 @@ class TrialFolder:
         return self.path / "tensorboard"
 
     @property
+    def profile(self) -> Path:
+        """What was measured of its training: see hpc_det.pytorch.profiling."""
+        return self.path / "profile"
+
+    def timings(self, rank: int) -> Path:
+        """Where the time of a rank went; the rank."""
+        return self.profile / f"timings-{rank}.jsonl"
+
+    def system_metrics(self, node: int) -> Path:
+        """What a node did meanwhile; its first rank."""
+        return self.profile / f"system-{node}.jsonl"
+
+    @property
     def id(self) -> int:
         return int(self.path.name)
 

@@ -1,7 +1,7 @@
 """What metrics.jsonl of a trial says: append-only lines, written by rank 0.
 
 {"kind": "begins", "attempt": 3, "trained": 120, "validated": 100, "time": ...}
-{"kind": "training", "steps": 130, "total": 400, "metrics": {"loss": 0.5}, "records_per_s": 7.5, "attempt": 3, ...}
+{"kind": "training", "steps": 130, "total": 400, "metrics": {"loss": 0.5}, "samples_per_second": 7.5, "attempt": 3, ...}
 {"kind": "validation", "steps": 200, "total": 400, "metrics": {"accuracy": 0.9}, "seconds": 1.5, "attempt": 3, ...}
 
 The training of an attempt begins with a checkpoint. What earlier attempts reported beyond it is lost work, and is done

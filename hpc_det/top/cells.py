@@ -83,6 +83,8 @@ def detail(row: Row, width: int) -> list[str]:
     for kind, metrics in (("training", row.training), ("validation", row.validation)):
         if metrics:
             lines.append(f"{kind}: {values_in_words(metrics)}")
+    if row.gpu_use is not None:
+        lines.append(f"GPUs in use {row.gpu_use:.0f}% of the time")
     if row.losses:
         lines.append(f"loss: {sparkline(row.losses, max(width - 6, 1))}")
     if found.best:

@@ -11,6 +11,7 @@ from hpc_det.cli.follow_one import MetricsReader
 from hpc_det.errors import HpcDetError
 from hpc_det.schedulers.scheduler import JobStatus
 from hpc_det.store.experiments import ExperimentStore
+from hpc_det.top.gpus import gpu_use
 from hpc_det.top.jobs import Answers, Job, in_queue
 from hpc_det.view import all as view_all
 from hpc_det.view import story
@@ -39,6 +40,8 @@ class Row:
     validation: dict[str, Any] = field(default_factory=dict)
     losses: tuple[float, ...] = ()
     """Of all training reports."""
+    gpu_use: float | None = None
+    """Percent, of the GPUs of its nodes, where that is measured."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,7 @@ class UnderWay:
             training=reader.metrics.training,
             validation=reader.metrics.validation,
             losses=tuple(self._losses.values()),
+            gpu_use=gpu_use(self.view.folder.trial(self._trial)) if has_nodes else None,
         )
 
     def _read_metrics(self) -> MetricsReader:

@@ -66,7 +66,6 @@ VALUES: dict[str, Any] = {
     "optimizations.tensor_fusion_threshold": 100,
     "optimizations.tensor_fusion_cycle_time": 5,
     "optimizations.auto_tune_tensor_fusion": True,
-    "profiling": {"enabled": True},
     "preemption_timeout": 3600,
     "integrations": {"pachyderm": {}},
     "security": {"tls": {}},

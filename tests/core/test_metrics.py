@@ -403,7 +403,7 @@ def reported(trial: TrialFolder) -> list[tuple[str, int]]:
 
 def test_a_report_is_one_json_line(trial: TrialFolder) -> None:
     metrics = {"loss": 0.5, "bad": math.nan, "odd": None, "confusion": torch.ones(1, 2)}
-    MetricsLog(trial, attempt=2).report("training", 10, 100, metrics, records_per_s=7.5)
+    MetricsLog(trial, attempt=2).report("training", 10, 100, metrics, samples_per_second=7.5)
     (line,) = trial.metrics.read_text().splitlines()
     record = json.loads(line, parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
     del record["time"]
@@ -412,7 +412,7 @@ def test_a_report_is_one_json_line(trial: TrialFolder) -> None:
         "steps": 10,
         "total": 100,
         "metrics": {"loss": 0.5, "bad": "NaN", "odd": None, "confusion": [[1.0, 1.0]]},
-        "records_per_s": 7.5,
+        "samples_per_second": 7.5,
         "attempt": 2,
     }
 

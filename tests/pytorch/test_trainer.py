@@ -18,7 +18,7 @@ from hpc_det.core.rng import restore_rng, rng_state
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import Batch, Epoch, PyTorchTrial, PyTorchTrialContext, Trainer, init
 from hpc_det.pytorch.stored import stored_state
-from hpc_det.store.files import read_json
+from hpc_det.store.files import read_json, read_lines
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
 from tests.pytorch.trials import Life, Tiny, differences
@@ -74,6 +74,19 @@ def test_a_trial_is_trained_validated_and_saved_at_the_end(root: Path, capfd: py
     assert f"hpc-det: checkpoints and metrics are in {folder.path}\n" in shown
     assert re.search(r"hpc-det: training at batch 12 of 12: loss [\d.]+, noise [\d.]+, rate [\d.]+\n", shown)
     assert "hpc-det: validation at batch 12 of 12: loss " in shown
+
+
+def test_a_script_and_its_configuration_may_ask_for_measurements(root: Path) -> None:
+    for options in (
+        {"profiling_enabled": True},
+        {"exp_conf": {**SEARCHER, "profiling": {"enabled": True, "begin_on_batch": 6}}},
+    ):
+        folder = trained(root, max_length=Epoch(2), **options)
+        lines = read_lines(folder.timings(0))
+        assert lines[-1]["batches"] == 12
+        assert len(read_lines(folder.system_metrics(0))) >= 1
+    assert sum(line["count"] for line in lines) == 6, "the last ones"
+    assert not trained(root, max_length=Epoch(2)).profile.exists()
 
 
 def test_units_may_be_mixed_and_may_be_schedules(root: Path) -> None:

@@ -29,6 +29,7 @@ from hpc_det.launch.watch.heartbeat import Phase
 from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
 from hpc_det.pytorch.loop import Loop
 from hpc_det.pytorch.portable import LOAD_DATA, METADATA, Portable
+from hpc_det.pytorch.profiling.measurements import Measurements
 from hpc_det.pytorch.schedule import Schedule
 from hpc_det.pytorch.strategy import Strategy
 from hpc_det.pytorch.trial import Trial
@@ -218,9 +219,14 @@ class Life:
             policy=self.policy,
             searcher=SearcherContext(self.folder, worker, context.distributed) if worker is not None else None,
             saves_behind=self.saves_behind,
+            measurements=self._measurements(context.distributed),
         )
         loop.run()
         return loop
+
+    def _measurements(self, distributed: Distributed) -> Measurements | None:
+        profiling = self.config.get("profiling")
+        return Measurements(profiling, self.folder, self.attempts, distributed) if profiling else None
 
     @property
     def series(self) -> list[tuple[str, int, dict[str, Any]]]:

@@ -113,7 +113,7 @@ import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 append_line(Path({str(tmp_path / "journal")!r}), {{"text": "x" * 200}})
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "no space left for a whole line" in done.stderr
+    assert "no space left for whole lines" in done.stderr
 
 
 def test_lines_that_are_written_again_make_the_former_ones_void(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hpc_det.schedulers.scheduler import JobState
@@ -71,3 +73,8 @@ def test_the_queue_says_how_many_do_not_fit() -> None:
     ]
     assert cells.queue(jobs[:1], 3, 20) == ["0  experiment 0  qu…"]
     assert cells.queue([], 3, 80) == ["no jobs"]
+
+
+def test_the_detail_tells_the_use_of_gpus_where_it_is_measured() -> None:
+    assert "GPUs in use 87% of the time" in cells.detail(replace(row(), gpu_use=86.7), 80)
+    assert not any("GPU" in line for line in cells.detail(row(), 80))

@@ -1,0 +1,96 @@
+"""Seconds by name, of functions that are timed: what runs within another one counts once, under its own name."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from threading import get_ident
+from typing import Any
+
+import torch
+
+Timed = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+"""The function, which counts as that name from now on."""
+
+CALLBACKS = "callbacks."
+"""Before the class and the hook of a callback."""
+
+
+def untimed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+class Timer:
+    """Of one thread; what others call is not timed, nor anything before `start` and after `stop`."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock`: seconds; see `synchronized`."""
+        self._clock = clock
+        self._thread: int | None = None
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._inner = 0.0
+        """Of what was timed within the call under way."""
+
+    def start(self) -> None:
+        self._thread = get_ident()
+
+    def stop(self) -> None:
+        self._thread = None
+
+    def take(self) -> dict[str, float]:
+        """Seconds since the last `take`."""
+        taken = dict(self._seconds)
+        self._seconds.clear()
+        return taken
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        clock = self._clock
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if get_ident() != self._thread:
+                return function(*arguments, **options)
+            outer, self._inner = self._inner, 0.0
+            began = clock()
+            try:
+                return function(*arguments, **options)
+            finally:
+                took = clock() - began
+                self._seconds[name] += took - self._inner
+                self._inner = outer + took
+
+        return call
+
+    def time(self, thing: object, method: str, name: str) -> None:
+        """From now on this method of this one object counts as `name`."""
+        setattr(thing, method, self.timed(name, getattr(thing, method)))
+
+    def timed_as_a_whole(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What is timed within counts as `name`, too, but for callbacks."""
+        timed = self.timed(name, function)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            before, self._seconds = self._seconds, defaultdict(float)
+            try:
+                return timed(*arguments, **options)
+            finally:
+                within, self._seconds = self._seconds, before
+                for each, seconds in within.items():
+                    before[each if each.startswith(CALLBACKS) else name] += seconds
+
+        return call
+
+    def timed_batches(self, name: str, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same ones; only their loading counts."""
+        return map(self.timed(name, next), repeat(batches))
+
+
+def synchronized(device: torch.device) -> Callable[[], float]:
+    """A clock that waits for the work that a GPU was given: what it does counts where it was asked for."""
+
+    def clock() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return clock if device.type == "cuda" else time.perf_counter

@@ -1,0 +1,187 @@
+"""Timings and system metrics of trainings in this process."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from hpc_det.config.merge import merge
+from hpc_det.core.distributed import Distributed
+from hpc_det.pytorch import DataLoader, PyTorchCallback
+from hpc_det.pytorch.profiling import timings
+from hpc_det.store.files import read_lines
+from hpc_det.store.folders import TrialFolder
+from tests.core.ranks import OnRanks
+from tests.pytorch.trials import CONFIG as LIFES
+from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
+
+SLOW_S = 0.005
+ON = {"enabled": True}
+HPARAMS = {"global_batch_size": 4, "workers": 0}
+
+
+class Records(Dataset[Any]):
+    """24 of them, and each takes a while."""
+
+    def __init__(self, takes_s: float) -> None:
+        self._takes_s = takes_s
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self._takes_s)
+        return torch.full((5,), 0.01 * index), torch.full((1,), 0.05 * index)
+
+
+class SlowCallback(PyTorchCallback):
+    def on_training_epoch_end(self, epoch_idx: int) -> None:
+        time.sleep(6 * SLOW_S)
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        time.sleep(6 * SLOW_S)
+
+    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+        time.sleep(6 * SLOW_S)
+
+
+class Slow(Tiny):
+    """Six batches of four records an epoch, and each of its parts takes long."""
+
+    def build_training_data_loader(self) -> DataLoader:
+        return DataLoader(Records(SLOW_S / 4), batch_size=4)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        time.sleep(2 * SLOW_S)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        time.sleep(4 * SLOW_S)
+        return super().evaluate_batch(self.context.to_device(batch))
+
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return {"slow": SlowCallback()}
+
+
+CONFIG = {
+    "searcher": {"max_length": {"epochs": 3}},
+    "scheduling_unit": 6,
+    "min_validation_period": {"epochs": 1},
+    "min_checkpoint_period": {"epochs": 1},
+    "checkpoint_policy": "none",
+}
+
+
+@pytest.fixture(autouse=True)
+def _short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timings, "SHORTEST_S", 0.0)
+
+
+def of_rank(life: Life, rank: int = 0) -> list[dict[str, Any]]:
+    return read_lines(life.folder.timings(rank))
+
+
+def test_the_timings_of_an_epoch_add_up_to_its_wall_time_and_each_slow_part_is_found(tmp_path: Path) -> None:
+    life = Life.begin(tmp_path, Slow, profiling=ON, **CONFIG)
+    life.attempt()
+    epochs = of_rank(life)
+    assert [(line["epoch"], line["count"], line["records"]) for line in epochs] == [(0, 6, 24), (1, 6, 24), (2, 6, 24)]
+    shares = [sum(line["seconds"].values()) / line["wall_s"] for line in epochs]
+    assert max(shares) > 0.95, "the machine may have stood still between two of them"
+    assert all(share < 1.0001 for share in shares), "nothing counts twice"
+    for line in epochs:
+        seconds = line["seconds"]
+        assert seconds["dataloader_next"] >= 24 * SLOW_S / 4
+        assert seconds["train_batch"] >= 12 * SLOW_S
+        assert seconds["validation"] >= 12 * SLOW_S
+        for hook in ("on_training_epoch_end", "on_validation_end", "on_checkpoint_write_end"):
+            assert seconds[f"callbacks.SlowCallback.{hook}"] >= 6 * SLOW_S
+        assert seconds.keys() >= {"to_device", "from_device", "reduce_metrics", "step_lr_schedulers", "checkpoint"}
+        assert line["samples_per_second"] == pytest.approx(24 / line["wall_s"], rel=0.01)
+        assert line["exposed_communication_s"] is None
+
+
+def test_what_is_not_measured_is_as_it_was(tmp_path: Path) -> None:
+    life = Life.begin(tmp_path)
+    loop = life.attempt()
+    assert not life.folder.profile.exists()
+    parts = (loop, loop._strategy, loop._data, loop._validation, loop._open_report.window, loop._context)
+    assert not any(callable(value) for part in parts for name, value in vars(part).items() if hasattr(type(part), name))
+    assert "timed" not in str(loop._callbacks._methods)
+
+
+def test_measuring_changes_no_bit(tmp_path: Path) -> None:
+    plain, measured = Life.begin(tmp_path / "plain"), Life.begin(tmp_path / "measured", profiling=ON)
+    plain.attempt()
+    measured.attempt()
+    assert of_rank(measured)[-1]["batches"] == 18
+    assert_same(measured, plain)
+
+
+def test_only_the_batches_that_are_asked_for_are_measured(tmp_path: Path) -> None:
+    life = Life.begin(tmp_path, profiling={**ON, "begin_on_batch": 5, "end_after_batch": 13})
+    life.attempt()
+    lines = of_rank(life)
+    assert (lines[0]["batches"] - lines[0]["count"], lines[-1]["batches"]) == (5, 14)
+    assert sum(line["count"] for line in lines) == 9
+    assert sum(line["records"] for line in lines) == 2 + (5 * 4 + 2) + 2 * 4, "batches 5, 6 to 11, and 12 to 13"
+
+
+def test_a_resume_continues_the_files_and_trains_lost_batches_again(tmp_path: Path) -> None:
+    life = Life.begin(tmp_path, profiling=ON, scheduling_unit=3)
+    with pytest.raises(RuntimeError, match="a dead node"):
+        life.attempt(Dying(13))
+    life.attempt()
+    first, second = ([line for line in of_rank(life) if line["attempt"] == attempt] for attempt in (1, 2))
+    resumed_at = second[0]["batches"] - second[0]["count"]
+    assert 0 < resumed_at < first[-1]["batches"], "lost batches are trained, and measured, again"
+    assert sum(line["count"] for line in second) == 18 - resumed_at
+    assert {line["attempt"] for line in read_lines(life.folder.system_metrics(0))} == {1, 2}
+
+
+class Dying(StopAt):
+    """Instead of an agreed stop."""
+
+    def should_stop(self) -> bool:
+        if super().should_stop():
+            raise RuntimeError("a dead node")
+        return False
+
+
+# --- gangs
+
+
+class Uneven(Tiny):
+    """The loader of rank 1 is slow."""
+
+    def build_training_data_loader(self) -> DataLoader:
+        return DataLoader(Records(SLOW_S * self.context.distributed.rank), batch_size=2)
+
+
+def measured_gang(distributed: Distributed, folder: Path) -> list[dict[str, Any]]:
+    config = {**CONFIG, "searcher": {"max_length": {"epochs": 6}}, "min_validation_period": {"batches": 0}}
+    timings.SHORTEST_S = 0.0
+    life = Life(TrialFolder(folder), Uneven, merge(LIFES, {**config, "profiling": ON}), HPARAMS)
+    if distributed.is_chief:
+        life.folder.checkpoints.mkdir(parents=True)
+    distributed.barrier()
+    life.attempt(distributed=distributed)
+    return of_rank(life, distributed.rank)
+
+
+def test_the_slow_loader_of_another_rank_shows_as_waiting_for_gradients(on_ranks: OnRanks, tmp_path: Path) -> None:
+    waiting, slow = on_ranks(2, measured_gang, tmp_path / "trial")
+    assert [line["count"] for line in waiting] == [line["count"] for line in slow] == 6 * [6]
+    loading_s = sum(line["seconds"]["dataloader_next"] for line in slow)
+    assert loading_s >= 6 * 12 * SLOW_S
+    assert sum(line["seconds"]["dataloader_next"] for line in waiting) < loading_s / 2
+    assert sum(line["seconds"]["train_batch"] for line in waiting) > loading_s / 2
+    exposed = [line["exposed_communication_s"] for line in waiting if line["exposed_communication_s"] is not None]
+    assert sum(exposed) / (len(exposed) * 6) > SLOW_S / 2, "each batch waits for two records"
+    for line in (*waiting, *slow):
+        assert line["samples_per_second"] == pytest.approx(2 * line["records"] / line["wall_s"], rel=0.01)
