@@ -79,6 +79,11 @@ class TrialFolder:
         return self.path / "saves.jsonl"
 
     @property
+    def profile(self) -> Path:
+        """system-NODE.jsonl and timings-RANK.jsonl, while `profiling.enabled`; each node and rank writes its own."""
+        return self.path / "profile"
+
+    @property
     def tensorboard(self) -> Path:
         """Event files and profiler traces; those of rank R above 0 in rank-R."""
         return self.path / "tensorboard"
