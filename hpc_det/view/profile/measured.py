@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 from hpc_det.checkpoint.saves import Save, read_each_save
@@ -37,7 +38,7 @@ class Measured:
     unprofiled: Spent | None = None
     """Rank 0's time as validations and saves alone tell it: what is left of it went into nobody knows what."""
 
-    @property
+    @cached_property
     def ranks(self) -> list[Spent]:
         return [total(stretches) for stretches in self.timings.values()]
 
