@@ -41,14 +41,6 @@ def recorded(found: Measured, under: Conditions) -> Record:
     }
 
 
-def verdict_of(view: ExperimentView, trial: TrialFolder) -> str | None:
-    """In a line; None of a trial without a profile."""
-    if not trial.profile.exists():
-        return None
-    found = profile(view, trial)
-    return f"{found['verdict']}: {found['why']}"
-
-
 def _verdict(verdict: Verdict, found: Measured, under: Conditions) -> Record:
     rank = verdict.rank
     return {
