@@ -79,14 +79,22 @@ class TrialFolder:
         return self.path / "saves.jsonl"
 
     @property
-    def profile(self) -> Path:
-        """system-NODE.jsonl and timings-RANK.jsonl, while `profiling.enabled`; each node and rank writes its own."""
-        return self.path / "profile"
-
-    @property
     def tensorboard(self) -> Path:
         """Event files and profiler traces; those of rank R above 0 in rank-R."""
         return self.path / "tensorboard"
+
+    @property
+    def profile(self) -> Path:
+        """What was measured of its training: see hpc_det.pytorch.profiling."""
+        return self.path / "profile"
+
+    def timings(self, rank: int) -> Path:
+        """Where the time of a rank went; the rank."""
+        return self.profile / f"timings-{rank}.jsonl"
+
+    def system_metrics(self, node: int) -> Path:
+        """What a node did meanwhile; its first rank."""
+        return self.profile / f"system-{node}.jsonl"
 
     @property
     def id(self) -> int:

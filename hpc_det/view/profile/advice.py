@@ -127,7 +127,8 @@ def _slow_rank(verdict: Verdict, measured: Measured, conditions: Conditions) -> 
         "doctor` there finds what is broken"
     )
     if conditions.scheduler == "slurm":
-        yield Advice(text="keep away from that node", setting=f"slurm.sbatch_args: [--exclude={host}]")
+        name = host.partition(".")[0]
+        yield Advice(text="keep away from that node", setting=f"slurm.sbatch_args: [--exclude={name}]")
     yield Advice(text="see whether its batches are larger, or of longer records, than those of the others")
 
 

@@ -54,14 +54,14 @@ def stretch(
         "seconds": {**SECONDS, **seconds},
         "exposed_communication_s": exposed_s,
     }
-    append_line(folder.profile / f"timings-{rank}.jsonl", line, durable=False)
+    append_line(folder.timings(rank), line, durable=False)
 
 
 def sample(folder: TrialFolder, node: int = 0, *, at: float, attempt: int = 1, host: str = "n1", **values: Any) -> None:
     """A line of a node, `at` seconds after BEGAN. `values` change those of SAMPLE."""
     make_folder(folder.profile)
     line = {"time": BEGAN + at, "attempt": attempt, "host": host, **SAMPLE, **values}
-    append_line(folder.profile / f"system-{node}.jsonl", line, durable=False)
+    append_line(folder.system_metrics(node), line, durable=False)
 
 
 def gpus(**utils: float) -> dict[str, dict[str, float]]:

@@ -35,7 +35,7 @@ def test_nodes_are_told_apart_by_their_hosts_whichever_numbers_they_had(trial: T
 
 def test_torn_lines_and_what_a_machine_does_not_count_are_left_out(trial: TrialFolder) -> None:
     sample(trial, at=0, disk_read=None)
-    with (trial.profile / "system-0.jsonl").open("a") as file:
+    with trial.system_metrics(0).open("a") as file:
         file.write('{"time": 1')
     (node,) = read_system(trial.profile)
     assert node.samples == 1

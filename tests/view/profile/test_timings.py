@@ -53,7 +53,7 @@ def test_a_trial_that_began_anew_is_measured_by_its_last_attempt_alone(trial: Tr
 
 def test_a_torn_line_is_left_out(trial: TrialFolder) -> None:
     stretch(trial, batches=100)
-    with (trial.profile / "timings-0.jsonl").open("a") as file:
+    with trial.timings(0).open("a") as file:
         file.write('{"time": 17950000')
     stretch(trial, batches=300)
     (stretches,) = read_timings(trial.profile).values()
