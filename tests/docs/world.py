@@ -23,12 +23,11 @@ from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.queue import this_user
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.files import write_json
-from hpc_det.store.folders import TrialFolder
 from hpc_det.sweep.files import SweepFiles, point_to
 from tests.cli.life import Life
 from tests.cli.slurm_on_paper import SlurmOnPaper
 from tests.schedulers.detect.recorded import HERE
-from tests.view.profile.profiles import gpus, sample, stretch
+from tests.view.profile.profiles import profiled
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits"
 SEARCH = """
@@ -81,7 +80,7 @@ def populate(folder: Path) -> None:
     assert main(["template", "set", "a100", "a100.yaml"]) == 0
     assert main(["cluster", "detect", "--name", "atlas", "--write"]) == 0
     _train(Life(ExperimentStore(root).folder(12), "4711", 8))
-    _profile(ExperimentStore(root).folder(12).trial(7))
+    profiled(ExperimentStore(root).folder(12).trial(7))
     _begin(Life(ExperimentStore(root).folder(13), "4712", 1))
 
 
@@ -103,16 +102,6 @@ def _train(life: Life) -> None:
         life.saves(400, trial=trial, uuid=UUID if trial == 7 else None)
         life.rank_prints(0, "epoch 1\n", trial=trial)
         life.reaches(0.9 + 0.01 * trial, worker=worker)
-
-
-def _profile(trial: TrialFolder) -> None:
-    """Of a trial that waits for its data."""
-    for batches in (100, 200, 300, 400):
-        for rank in (0, 1):
-            seconds = {"dataloader_next": 6.2 + rank / 10, "train_batch": 3.4 - rank / 10}
-            stretch(trial, rank, batches=batches, exposed_s=0.2 - rank / 10, seconds=seconds)
-    for at in range(40):
-        sample(trial, at=at, gpus=gpus(d9a1=30.0 + at % 5, f07c=28.0 + at % 3))
 
 
 def _begin(life: Life) -> None:

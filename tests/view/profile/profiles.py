@@ -67,3 +67,14 @@ def sample(folder: TrialFolder, node: int = 0, *, at: float, attempt: int = 1, h
 def gpus(**utils: float) -> dict[str, dict[str, float]]:
     """By UUID: how busy each is; 20 GiB of each are free."""
     return {f"GPU-{name}": {"util": util, "memory_free": 20 * 2**30} for name, util in utils.items()}
+
+
+def profiled(folder: TrialFolder, *, stretches: int = 4, hosts: tuple[str, ...] = ("n1",)) -> None:
+    """Two ranks on each host that wait for their data, and a sample of each node every second."""
+    for batches in range(BATCHES, (stretches + 1) * BATCHES, BATCHES):
+        for rank in range(2 * len(hosts)):
+            seconds = {"dataloader_next": 6.2 + rank / 10, "train_batch": 3.4 - rank / 10}
+            stretch(folder, rank, batches=batches, host=hosts[rank // 2], exposed_s=0.6 - rank / 5, seconds=seconds)
+    for at in range(round(stretches * WALL_S)):
+        for node, host in enumerate(hosts):
+            sample(folder, node, at=at, host=host, gpus=gpus(d9a1=30.0 + at % 5, f07c=28.0 + at % 3))
