@@ -21,6 +21,8 @@ from hpc_det.view.trials import TrialState, trial_state
 from hpc_det.view.watch import state as state_of
 
 Record = dict[str, Any]
+MOST_OF_PROFILE = 32 * 2**20
+"""Bytes: two seconds. `trial profile` reads any number of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +55,9 @@ class TrialFacts:
         return committed(self.folder.checkpoints)
 
     def verdict(self) -> str | None:
-        """Of its profile; None where it has none."""
-        if not self.folder.profile.exists():
+        """Of its profile; None where it has none, or one that takes more than a moment to read."""
+        size = sum(file.stat().st_size for file in self.folder.profile.glob("*.jsonl"))
+        if not 0 < size <= MOST_OF_PROFILE:
             return None
         found = profile(self.view, self.folder)
         return f"{found['verdict']}: {found['why']}"

@@ -39,8 +39,8 @@ def describe(trial: TrialFolder, with_metrics: bool, output: Output) -> None:
        "training": {"loss": 0.1}, "validation": {"accuracy": 0.96},
        "best": {...}, "profile": "well used: ...",
        "checkpoints": [...], "attempts": [...]}
-    `worker` is who trains it now, `profile` the verdict of `hpc-det trial profile`,
-    or null. What the last keys hold stands in `hpc-det experiment describe --help`.
+    `worker` is who trains it now. `profile` is the verdict of `hpc-det trial profile`,
+    unless there is none, or too much to read for it. What the last keys hold stands in `hpc-det experiment describe --help`.
     """
     from hpc_det.cli.describe_trial import in_words, of
     from hpc_det.cli.trial_metrics import COLUMNS, KEYS, reported

@@ -102,10 +102,10 @@ def _table(records: Sequence[Record], shown: Sequence[Column]) -> list[str]:
 
 
 def _seconds(amount: float) -> str:
-    """`94 ms`, `37.6 s`."""
+    """`85 us`, `94 ms`, `37.6 s`."""
     if amount >= 1:
         return f"{amount:.1f} s"
-    return f"{amount * 1000:.3g} ms"
+    return f"{amount * 1e3:.3g} ms" if amount >= 1e-3 or not amount else f"{amount * 1e6:.3g} us"
 
 
 _UNITS: dict[str, Callable[[float], str]] = {

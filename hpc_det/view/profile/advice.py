@@ -46,7 +46,8 @@ def _data_loader(verdict: Verdict, measured: Measured, conditions: Conditions) -
         setting="hpc-det experiment tune-throughput CONFIG",
     )
     if verdict.rank:
-        yield Advice(text=f"look at what is different on {verdict.rank.host}: its disk, its network, its share of data")
+        whose = f"rank {verdict.rank.rank} on {verdict.rank.host}"
+        yield Advice(text=f"look at what is different for {whose}: its share of the data, its disk, its network")
 
 
 def _copy(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:

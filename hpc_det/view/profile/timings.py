@@ -106,17 +106,13 @@ class Stretch(Spent):
 
 def read_timings(folder: Path) -> dict[int, list[Stretch]]:
     """Of each rank that has a file, oldest first, without what was trained again."""
-    files = sorted(folder.glob("timings-*.jsonl"), key=_number)
-    found = {_number(file): [_stretch(_number(file), line) for line in read_lines(file)] for file in files}
+    files = {int(file.stem.rpartition("-")[2]): file for file in folder.glob("timings-*.jsonl")}
+    found = {rank: [_stretch(rank, line) for line in read_lines(files[rank])] for rank in sorted(files)}
     begins: dict[int, int] = {}
     for stretch in (stretch for stretches in found.values() for stretch in stretches):
         begins[stretch.attempt] = min(stretch.first, begins.get(stretch.attempt, stretch.first))
     standing = {rank: [its for its in stretches if _stands(its, begins)] for rank, stretches in found.items()}
     return {rank: stretches for rank, stretches in standing.items() if stretches}
-
-
-def _number(file: Path) -> int:
-    return int(file.stem.rpartition("-")[2])
 
 
 def _stretch(rank: int, line: dict[str, Any]) -> Stretch:
@@ -142,7 +138,6 @@ def _stands(stretch: Stretch, begins: dict[int, int]) -> bool:
 
 def total(stretches: Sequence[Stretch]) -> Spent:
     """Of a rank, at least one; on the host where it was last."""
-    known = [stretch.exposed_s for stretch in stretches if stretch.exposed_s is not None]
     return Spent(
         rank=stretches[-1].rank,
         host=stretches[-1].host,
@@ -150,8 +145,16 @@ def total(stretches: Sequence[Stretch]) -> Spent:
         records=sum(stretch.records for stretch in stretches),
         wall_s=sum(stretch.wall_s for stretch in stretches),
         seconds=_added(stretch.seconds for stretch in stretches),
-        exposed_s=sum(known) if known else None,
+        exposed_s=_exposed_s(stretches),
     )
+
+
+def _exposed_s(stretches: Sequence[Stretch]) -> float | None:
+    """Where some do not know it, as much a batch as in those that do: a short one has no exchange that was timed."""
+    known = [(stretch.exposed_s, stretch.count) for stretch in stretches if stretch.exposed_s is not None]
+    if not known:
+        return None
+    return sum(seconds for seconds, _ in known) * sum(its.count for its in stretches) / sum(count for _, count in known)
 
 
 def _added(seconds: Iterable[dict[str, float]]) -> dict[str, float]:
