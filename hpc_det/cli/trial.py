@@ -40,7 +40,8 @@ def describe(trial: TrialFolder, with_metrics: bool, output: Output) -> None:
        "best": {...}, "profile": "well used: ...",
        "checkpoints": [...], "attempts": [...]}
     `worker` is who trains it now. `profile` is the verdict of `hpc-det trial profile`,
-    unless there is none, or too much to read for it. What the last keys hold stands in `hpc-det experiment describe --help`.
+    unless there is none, or too much to read for it. What the last keys hold stands in
+    `hpc-det experiment describe --help`.
     """
     from hpc_det.cli.describe_trial import in_words, of
     from hpc_det.cli.trial_metrics import COLUMNS, KEYS, reported
@@ -62,10 +63,10 @@ def profile(trial: TrialFolder, output: Output) -> None:
     """Say where the time of a trial goes, and what to do about it.
 
     A verdict (data loader bound, copy bound, communication bound, checkpoint bound, validation bound, callback bound,
-    slow rank, idle GPUs, well used), the share of the time that it stands on, and settings to try. Then what was
-    measured: timings as the mean over ranks with the longest of them, and system metrics, which are of whole nodes with
-    whoever works there. A trial is measured while `profiling.enabled` is true; of another one only saves and
-    validations are known.
+    loop bound, slow rank, idle GPUs, well used), the share of the time that it stands on, and settings to try. Then
+    what was measured: timings as the mean over ranks with the longest of them, and system metrics, which are of whole
+    nodes with whoever works there. A trial is measured while `profiling.enabled` is true; of another one only saves
+    and validations are known.
 
     \b
     Example:

@@ -120,6 +120,10 @@ def _callbacks(verdict: Verdict, measured: Measured, conditions: Conditions) -> 
     yield _longer_unit(conditions)
 
 
+def _loop(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
+    yield _larger_batch(conditions, "the loop takes the same time around a large one and a small one")
+
+
 def _slow_rank(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
     assert verdict.rank
     host = verdict.rank.host
@@ -162,6 +166,7 @@ _ADVICE: dict[Kind, Callable[[Verdict, Measured, Conditions], Iterator[Advice]]]
     Kind.VALIDATION: _validation,
     Kind.CHECKPOINT: _checkpoint,
     Kind.CALLBACKS: _callbacks,
+    Kind.LOOP: _loop,
     Kind.SLOW_RANK: _slow_rank,
     Kind.IDLE_GPUS: _idle_gpus,
     Kind.WELL_USED: _well_used,

@@ -36,7 +36,7 @@ class Measured:
     validations: Pauses = field(default=Pauses())
     saves: Pauses = field(default=Pauses())
     unprofiled: Spent | None = None
-    """Rank 0's time as validations and saves alone tell it: what is left of it went into nobody knows what."""
+    """Rank 0's time as validations and saves alone tell it: all that is left of it counts as train_batch."""
 
     @cached_property
     def ranks(self) -> list[Spent]:
@@ -79,7 +79,8 @@ def _unprofiled(lines: Sequence[Record], saves: Sequence[Save], validated: Pause
     wall_s = sum(_attempts_s(lines, saves))
     if last is None or wall_s <= 0:
         return None
-    seconds = {"validation": validated.seconds, "checkpoint": saved.seconds}
+    left_s = max(wall_s - validated.seconds - saved.seconds, 0.0)
+    seconds = {"validation": validated.seconds, "checkpoint": saved.seconds, "train_batch": left_s}
     return Spent(rank=0, host="", count=last["steps"], records=0, wall_s=wall_s, seconds=seconds, exposed_s=None)
 
 

@@ -31,6 +31,7 @@ class Kind(str, enum.Enum):
     VALIDATION = "validation bound"
     CHECKPOINT = "checkpoint bound"
     CALLBACKS = "callback bound"
+    LOOP = "loop bound"
     SLOW_RANK = "slow rank"
     IDLE_GPUS = "idle GPUs"
     WELL_USED = "well used"
@@ -44,6 +45,7 @@ _BOUNDS = {
     Part.VALIDATING: Kind.VALIDATION,
     Part.SAVING: Kind.CHECKPOINT,
     Part.CALLBACKS: Kind.CALLBACKS,
+    Part.REST: Kind.LOOP,
 }
 
 
@@ -73,7 +75,8 @@ def _no_bound(measured: Measured) -> Verdict:
 
 def slowest(ranks: Sequence[Spent]) -> Spent:
     """The rank that the others wait for, of at least one."""
-    return min(ranks, key=lambda rank: rank.share(_waiting(ranks)))
+    waiting = _waiting(ranks)
+    return min(ranks, key=lambda rank: rank.share(waiting))
 
 
 def _waiting(ranks: Sequence[Spent]) -> Part:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from hpc_det.view.profile.conditions import Conditions
 from hpc_det.view.profile.measured import Measured, Pauses
-from hpc_det.view.profile.timings import CALLBACKS, Part, Spent
-from hpc_det.view.profile.verdict import FEWEST_BATCHES, NOTICEABLE, Kind, Verdict, slowest, waited
+from hpc_det.view.profile.timings import CALLBACKS, Spent
+from hpc_det.view.profile.verdict import FEWEST_BATCHES, Kind, Verdict, slowest, waited
 
 _WHY = {
     Kind.DATA_LOADER: "{rank} waits for its data loader",
@@ -16,6 +16,7 @@ _WHY = {
     Kind.VALIDATION: "training stands still for validations{validations}",
     Kind.CHECKPOINT: "training stands still for checkpoints{saves}",
     Kind.CALLBACKS: "{rank} runs callbacks, the longest of them {callback}",
+    Kind.LOOP: "goes into no timing: it is the loop's own, around each batch",
     Kind.SLOW_RANK: "the other ranks wait for {rank}, which takes longer to compute",
     Kind.IDLE_GPUS: "the training code runs, but nothing on the GPUs",
     Kind.WELL_USED: "the ranks compute",
@@ -67,8 +68,6 @@ def _notes(measured: Measured, conditions: Conditions) -> Iterator[str]:
             "how long ranks wait for gradients is not known here, and is a part of train_batch: compare "
             "optimizations.aggregation_frequency 1 and 1000"
         )
-    if (rest := slowest(ranks).share(Part.REST)) >= NOTICEABLE:
-        yield f"{rest:.0%} of the time is in none of the timings"
     if measured.gpus() and not conditions.value("profiling.sync_timings", True):
         yield (
             "with profiling.sync_timings: false, timings tell when a GPU was given its work, and not when that was "

@@ -43,6 +43,7 @@ def told(trial: TrialFolder, **changes: Any) -> dict[str, Any]:
         ({"validation": 4.0, "train_batch": 5.0}, Kind.VALIDATION, 0.4),
         ({"checkpoint": 2.5, "train_batch": 7.0}, Kind.CHECKPOINT, 0.25),
         ({"callbacks.Log.on_batch_end": 1.5, "train_batch": 8.0}, Kind.CALLBACKS, 0.15),
+        ({"train_batch": 6.0}, Kind.LOOP, 0.36),
     ],
 )
 def test_what_takes_a_noticeable_share_of_the_time_is_the_bound(
@@ -183,8 +184,8 @@ def test_ranks_without_a_file_are_named(trial: TrialFolder) -> None:
 
 def test_what_makes_the_numbers_less_than_they_seem_is_told(trial: TrialFolder) -> None:
     for rank in (0, 1):
-        stretch(trial, rank, seconds={"train_batch": 4.0})
+        stretch(trial, rank)
     sample(trial, at=1, gpus=gpus(a=95.0, b=95.0))
     notes = told(trial, slots=2, shares_nodes=True, config={"profiling": {"sync_timings": False}})["notes"]
-    words = ("wait for gradients is not known", "56% of the time is in none", "sync_timings", "of whole nodes")
-    assert [word in note for word, note in zip(words, notes, strict=True)] == [True] * 4
+    words = ("wait for gradients is not known", "sync_timings", "of whole nodes")
+    assert [word in note for word, note in zip(words, notes, strict=True)] == [True] * 3
