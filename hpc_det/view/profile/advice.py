@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hpc_det.view.profile.conditions import Conditions
 from hpc_det.view.profile.measured import Measured, Pauses
-from hpc_det.view.profile.timings import Part
+from hpc_det.view.profile.timings import Part, Spent
 from hpc_det.view.profile.verdict import NOTICEABLE, Kind, Verdict, slowest
 
 GOAL = 0.05
@@ -65,32 +65,35 @@ def _copy(verdict: Verdict, measured: Measured, conditions: Conditions) -> Itera
 
 def _communication(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
     rank = slowest(measured.ranks)
-    parts, seconds = rank.parts(), sum(rank.parts().values())
-    if rank.seconds.get("reduce_metrics", 0.0) >= NOTICEABLE * seconds:
+    if rank.seconds.get("reduce_metrics", 0.0) >= NOTICEABLE * sum(rank.parts().values()):
         if conditions.value("optimizations.average_training_metrics", True):
-            yield Advice(
-                text="report the metrics of rank 0 instead of the mean of all ranks",
-                setting="optimizations.average_training_metrics: false",
-            )
+            setting = "optimizations.average_training_metrics: false"
+            yield Advice(text="report the metrics of rank 0 instead of the mean of all ranks", setting=setting)
         yield _longer_unit(conditions)
-    yield _larger_batch(conditions, "what is exchanged does not grow with the batch, and there are fewer exchanges")
-    exposed = parts[Part.COMMUNICATING] / (seconds - parts[Part.COMMUNICATING] or 1.0)
-    factor = min(max(math.ceil(exposed / GOAL), 2), MOST_AGGREGATED)
-    yield Advice(
-        text="exchange gradients less often, if no larger batch fits; the effective batch grows by the same factor",
-        setting=f"optimizations.aggregation_frequency: "
-        f"{factor * conditions.value('optimizations.aggregation_frequency', 1)}",
-    )
-    if not conditions.value("optimizations.gradient_compression", False):
-        yield Advice(text="send gradients in half precision", setting="optimizations.gradient_compression: true")
-    if not conditions.value("optimizations.auto_tune_tensor_fusion", False):
-        yield Advice(
-            text="let the size of messages be found by trying", setting="optimizations.auto_tune_tensor_fusion: true"
-        )
+    reason = "what is exchanged does not grow with the batch, and there are fewer exchanges"
+    yield from _larger_batch(conditions, reason)
+    yield from _cheaper_exchange(rank, conditions)
     yield Advice(
         text="see what communication costs at most: throughput with aggregation_frequency 1 and 1000",
         setting="hpc-det experiment tune-throughput CONFIG",
     )
+
+
+def _cheaper_exchange(rank: Spent, conditions: Conditions) -> Iterator[Advice]:
+    """Of gradients."""
+    parts = rank.parts()
+    others_s = sum(parts.values()) - parts[Part.COMMUNICATING]
+    factor = math.ceil(parts[Part.COMMUNICATING] / GOAL / others_s) if others_s > 0 else MOST_AGGREGATED
+    frequency = min(max(factor, 2), MOST_AGGREGATED) * conditions.value("optimizations.aggregation_frequency", 1)
+    yield Advice(
+        text="exchange gradients less often, if no larger batch fits; the effective batch grows by the same factor",
+        setting=f"optimizations.aggregation_frequency: {frequency}",
+    )
+    if not conditions.value("optimizations.gradient_compression", False):
+        yield Advice(text="send gradients in half precision", setting="optimizations.gradient_compression: true")
+    if not conditions.value("optimizations.auto_tune_tensor_fusion", False):
+        setting = "optimizations.auto_tune_tensor_fusion: true"
+        yield Advice(text="let the size of messages be found by trying", setting=setting)
 
 
 def _checkpoint(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
@@ -121,7 +124,7 @@ def _callbacks(verdict: Verdict, measured: Measured, conditions: Conditions) -> 
 
 
 def _loop(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
-    yield _larger_batch(conditions, "the loop takes the same time around a large one and a small one")
+    yield from _larger_batch(conditions, "the loop takes the same time around a large one and a small one")
 
 
 def _slow_rank(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
@@ -138,7 +141,9 @@ def _slow_rank(verdict: Verdict, measured: Measured, conditions: Conditions) -> 
 
 
 def _idle_gpus(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
-    yield _larger_batch(conditions, _free(measured) or "so that there is more to do for each of its many small steps")
+    yield from _larger_batch(
+        conditions, _free(measured) or "so that there is more to do for each of its many small steps"
+    )
     yield Advice(text="find in a trace what the processor does meanwhile", setting="context.set_profiler(...)")
 
 
@@ -174,13 +179,13 @@ _ADVICE: dict[Kind, Callable[[Verdict, Measured, Conditions], Iterator[Advice]]]
 }
 
 
-def _larger_batch(conditions: Conditions, reason: str) -> Advice:
+def _larger_batch(conditions: Conditions, reason: str) -> Iterator[Advice]:
     size = conditions.hparams.get("global_batch_size")
     setting = f"hyperparameters.global_batch_size: {2 * size}" if isinstance(size, int) else None
-    return Advice(
-        text=f"take the largest batch that fits into a GPU, times the slots: {reason}. Raise the learning rate over "
-        "the first epochs, or take an optimizer for large batches (LARS, LAMB, RAdam)",
-        setting=setting,
+    yield Advice(text=f"take the largest batch that fits into a GPU, times the slots: {reason}", setting=setting)
+    yield Advice(
+        text="with it, raise the learning rate over the first epochs, or take an optimizer for large batches (LARS, "
+        "LAMB, RAdam)"
     )
 
 
