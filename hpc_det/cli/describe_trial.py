@@ -13,6 +13,7 @@ from hpc_det.cli.values import iso, number, values_in_words
 from hpc_det.errors import printable
 from hpc_det.store.folders import TrialFolder
 from hpc_det.view import story
+from hpc_det.view.profile.record import profile
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import AttemptStory, Metrics
 from hpc_det.view.summary import best_of_one
@@ -20,6 +21,8 @@ from hpc_det.view.trials import TrialState, trial_state
 from hpc_det.view.watch import state as state_of
 
 Record = dict[str, Any]
+MOST_OF_PROFILE = 32 * 2**20
+"""Bytes: two seconds. `trial profile` reads any number of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,8 @@ class TrialFacts:
     """All that is known of a trial."""
 
     folder: TrialFolder
+    view: ExperimentView
+    """Of its experiment."""
     state: TrialState
     worker: int | None
     """Who trains it now."""
@@ -49,9 +54,18 @@ class TrialFacts:
     def checkpoints(self) -> list[Committed]:
         return committed(self.folder.checkpoints)
 
+    def verdict(self) -> str | None:
+        """Of its profile; None where it has none, or one that takes more than a moment to read."""
+        size = sum(file.stat().st_size for file in self.folder.profile.glob("*.jsonl"))
+        if not 0 < size <= MOST_OF_PROFILE:
+            return None
+        found = profile(self.view, self.folder)
+        return f"{found['verdict']}: {found['why']}"
+
     def as_json(self) -> Record:
         return {
             **self.brief(),
+            "profile": self.verdict(),
             "checkpoints": [_checkpoint(item) for item in self.checkpoints()],
             "attempts": [_attempt(item) for item in self.attempts],
         }
@@ -80,6 +94,7 @@ def facts(view: ExperimentView, number: int, state: ExperimentState) -> TrialFac
     hparams, seed = _sample(view, folder)
     return TrialFacts(
         folder=folder,
+        view=view,
         state=trial_state(search, number, attempts, is_over=state.is_final),
         worker=None if state.is_final else search.trials[number].worker,
         hparams=hparams,
@@ -121,11 +136,13 @@ def _rows(found: TrialFacts) -> Iterator[str]:
 
 
 def sections(found: TrialFacts) -> list[list[str]]:
-    """Attempts, metrics and checkpoints."""
+    """Attempts, metrics, the profile's verdict, and checkpoints."""
     now = time.time()
+    verdict = found.verdict()
     return [
         section("Attempts", [story.in_words(item, now, is_over=found.is_over) for item in found.attempts]),
         section("Metrics", list(_metrics(found.metrics))),
+        section("Profile", [verdict] if verdict else []),
         section("Checkpoints", [_checkpoint_in_words(item) for item in found.checkpoints()]),
     ]
 

@@ -37,8 +37,10 @@ def describe(trial: TrialFolder, with_metrics: bool, output: Output) -> None:
        "hyperparameters": {"lr": 0.01}, "seed": 1729,
        "batches": 100, "total_batches": 100,
        "training": {"loss": 0.1}, "validation": {"accuracy": 0.96},
-       "best": {...}, "checkpoints": [...], "attempts": [...]}
-    `worker` is who trains it now. What the last keys hold stands in
+       "best": {...}, "profile": "well used: ...",
+       "checkpoints": [...], "attempts": [...]}
+    `worker` is who trains it now. `profile` is the verdict of `hpc-det trial profile`,
+    unless there is none, or too much to read for it. What the last keys hold stands in
     `hpc-det experiment describe --help`.
     """
     from hpc_det.cli.describe_trial import in_words, of
@@ -52,6 +54,47 @@ def describe(trial: TrialFolder, with_metrics: bool, output: Output) -> None:
         click.echo(in_words(found))
     else:
         output.details([found.as_json()])
+
+
+@trial.command()
+@any_trial_argument
+@output_options
+def profile(trial: TrialFolder, output: Output) -> None:
+    """Say where the time of a trial goes, and what to do about it.
+
+    A verdict (data loader bound, copy bound, communication bound, checkpoint bound, validation bound, callback bound,
+    loop bound, slow rank, idle GPUs, well used), the share of the time that it stands on, and settings to try. Then
+    what was measured: timings as the mean over ranks with the longest of them, and system metrics, which are of whole
+    nodes with whoever works there. A trial is measured while `profiling.enabled` is true; of another one only saves
+    and validations are known.
+
+    \b
+    Example:
+      hpc-det trial profile 12/7
+      hpc-det trial profile 12/7 --csv
+      hpc-det trial profile 12/7 --json
+      {"id": 7, "verdict": "data loader bound", "share": 0.62, "why": "...",
+       "rank": null, "advice": [{"text": "...", "setting": "..."}],
+       "also": [], "notes": [], "ranks": 2, "batches": 400,
+       "samples_per_second": 640.0, "parts": {"loading": 24.8, ...},
+       "timings": [{"timing": "dataloader_next", "mean_s": 24.8,
+                    "share": 0.62, "batch_s": 0.062, "longest_s": 25.0,
+                    "longest_rank": 1, "longest_host": "n1"}, ...],
+       "nodes": [{"host": "n1", "samples": 40,
+                  "metrics": {"cpu_util": {"mean": 40.0, "min": ...}},
+                  "gpus": {"GPU-...": {"util": {...}}}}]}
+    `rank` is the only one with which it is so, and which the others wait for. `also` holds other verdicts, smaller
+    ones. `parts` are seconds of the slowest rank. Units are seconds, bytes and bytes a second; usage is in percent.
+    """
+    from hpc_det.cli.trial_profile import KEYS, in_words, measures, of
+
+    found = of(trial)
+    if output.is_for_people:
+        click.echo(in_words(trial, found))
+    elif output.as_csv:
+        output.table(measures(found), (), KEYS)
+    else:
+        output.details([found])
 
 
 @trial.command("list-checkpoints")

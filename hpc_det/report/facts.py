@@ -9,6 +9,7 @@ from typing import Any
 
 from hpc_det.config.merge import Tree, leaves
 from hpc_det.report.importance import importances
+from hpc_det.report.profile import course_of
 from hpc_det.report.rungs import brackets_of
 from hpc_det.report.spans import Phase, goodput
 from hpc_det.report.trial import trial_facts
@@ -30,7 +31,7 @@ def facts(view: ExperimentView, state: ExperimentState, now: float) -> Record:
     attempts = {number: story.attempts(view.folder.trial(number)) for number in sorted(view.search.trials)}
     queued = _submissions(view, attempts)
     trials = [trial_facts(view, number, state, its, queued[number], now) for number, its in attempts.items()]
-    seconds = _seconds(trials)
+    seconds, best_one = _seconds(trials), _best(view)
     return {
         "id": view.id,
         "name": view.about().name,
@@ -43,13 +44,14 @@ def facts(view: ExperimentView, state: ExperimentState, now: float) -> Record:
         "nodes": plan.nodes,
         "scheduler": plan.scheduler,
         **_times(view, trials, state, now),
-        "best": _best(view),
+        "best": best_one,
         "hyperparameters": differing([trial["hyperparameters"] for trial in trials]) if len(trials) > 1 else [],
         "logarithmic": list(_drawn_by_logarithm(view.config["hyperparameters"])),
         "importance": _importance(view, trials),
         "brackets": brackets_of(view.search, view.told),
         "seconds": {phase.value: amount for phase, amount in seconds.items()},
         "goodput": goodput(seconds),
+        "course": _course(view, trials, best_one),
         "trials": trials,
         "config": _config(view.folder),
     }
@@ -79,6 +81,14 @@ def _best(view: ExperimentView) -> Record | None:
         "value": found["value"],
         "checkpoint": {"path": str(taken.path), "batches": taken.steps} if taken else None,
     }
+
+
+def _course(view: ExperimentView, trials: Sequence[Record], best: Record | None) -> Record | None:
+    """Of the best trial or, where that has no timings, the first that has some."""
+    timed = [trial["id"] for trial in trials if trial["profile"] and trial["profile"]["timings"]]
+    if not timed:
+        return None
+    return course_of(view.folder.trial(best["trial"] if best and best["trial"] in timed else timed[0]))
 
 
 def _drawn_by_logarithm(space: Tree, prefix: str = "") -> Iterator[str]:

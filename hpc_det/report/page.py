@@ -17,12 +17,15 @@ from markupsafe import Markup
 
 from hpc_det.report import words
 from hpc_det.report.colours import COLOURS, Colours, value_of
+from hpc_det.report.pictures.band import band
 from hpc_det.report.pictures.bars import importance_bars, time_bar
 from hpc_det.report.pictures.curves import Point, curves
 from hpc_det.report.pictures.parallel import MOST_AXES, parallel
 from hpc_det.report.pictures.rung_diagram import rung_diagram
+from hpc_det.report.pictures.stack import stack
 from hpc_det.report.pictures.time_line import time_line
 from hpc_det.report.spans import Phase
+from hpc_det.view.profile.timings import Part
 from hpc_det.view.trials import flattened
 
 Record = Mapping[str, Any]
@@ -77,10 +80,17 @@ def _context(facts: Record) -> dict[str, Any]:
         "importance": importance_bars(important) if important else None,
         "rungs": [rung_diagram(bracket["rungs"], facts["unit"], colours.classes) for bracket in facts["brackets"]],
         "time_line": time_line(trials) if any(trial["spans"] for trial in trials) else None,
-        "time_bar": time_bar(allocated) if allocated else None,
+        "time_bar": time_bar("slots", allocated) if allocated else None,
         "allocated": allocated,
         "phases": list(facts["seconds"]),
         "profile": [_panel(panel, colours, most_points) for panel in _profile(trials)],
+        "parts": [part.value for part in Part],
+        "part_bars": {
+            trial["id"]: time_bar(f"trial {trial['id']}", trial["profile"]["parts"])
+            for trial in trials
+            if trial["profile"] and trial["profile"]["parts"]
+        },
+        "course": _course(facts["course"]) if facts["course"] else None,
         "best_trial": best,
         "is_crowded": len(trials) > CROWD,
         "values": {trial["id"]: value_of(trial) for trial in trials},
@@ -121,6 +131,29 @@ def _profile(trials: Sequence[Record]) -> Iterator[Panel]:
     ):
         if known := {trial: curve for trial, curve in by_trial.items() if curve}:
             yield title, known
+
+
+GIB, MIB = 2**30, 2**20
+_SYSTEM = {
+    "gpu_util": ("GPUs: busy, %", 1),
+    "gpu_memory_free": ("GPUs: free memory, GiB", GIB),
+    "cpu_util": ("cores: busy, %", 1),
+    "memory_free": ("nodes: free memory, GiB", GIB),
+    "disk_iops": ("disks: operations a second", 1),
+    "disk_read": ("disks: read, MiB a second", MIB),
+    "disk_write": ("disks: written, MiB a second", MIB),
+    "net_sent": ("network: sent, MiB a second", MIB),
+    "net_received": ("network: received, MiB a second", MIB),
+}
+"""The title of each system metric, and in multiples of what it is shown."""
+
+
+def _course(course: Record) -> dict[str, Any]:
+    pictures = [{"title": "share of the time, %", "svg": stack(course["columns"])}]
+    for name, (title, size) in _SYSTEM.items():
+        if points := course["system"].get(name):
+            pictures.append({"title": title, "svg": band(title, points, size)})
+    return {"trial": course["trial"], "rank": course["rank"], "host": course["host"], "pictures": pictures}
 
 
 def _panel(panel: Panel, colours: Colours, most_points: int) -> dict[str, Any]:

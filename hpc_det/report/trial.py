@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from hpc_det.checkpoint.saves import Save, read_each_save
+from hpc_det.report.profile import profile_of
 from hpc_det.report.spans import Phase, Story, end_of, goodput, seconds_by_phase, spans_of
 from hpc_det.store.files import read_lines
 from hpc_det.store.folders import TrialFolder
@@ -56,6 +57,7 @@ def trial_facts(
         "spans": [{"phase": span.phase.value, "begin": span.begin, "end": span.end} for span in spans],
         "seconds": {phase.value: seconds[phase] for phase in Phase if phase in seconds},
         "goodput": goodput(seconds),
+        "profile": profile_of(view, folder),
         "traces": sorted(str(path.relative_to(folder.path)) for path in folder.tensorboard.rglob("*.pt.trace.json*")),
     }
 

@@ -1,6 +1,6 @@
 """Where the examples of the command line are true: experiments, a Slurm that takes every job, and files at hand.
 
-    12   digits, a search of eight trials that has ended
+    12   digits, a search of eight trials that has ended; trial 7 was profiled
     13   digits, running
     14   digits, paused
     15   digits, waiting for its job
@@ -27,6 +27,7 @@ from hpc_det.sweep.files import SweepFiles, point_to
 from tests.cli.life import Life
 from tests.cli.slurm_on_paper import SlurmOnPaper
 from tests.schedulers.detect.recorded import HERE
+from tests.view.profile.profiles import profiled
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits"
 SEARCH = """
@@ -79,6 +80,7 @@ def populate(folder: Path) -> None:
     assert main(["template", "set", "a100", "a100.yaml"]) == 0
     assert main(["cluster", "detect", "--name", "atlas", "--write"]) == 0
     _train(Life(ExperimentStore(root).folder(12), "4711", 8))
+    profiled(ExperimentStore(root).folder(12).trial(7))
     _begin(Life(ExperimentStore(root).folder(13), "4712", 1))
 
 

@@ -9,6 +9,7 @@ from hpc_det.report.page import page
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.lab.chromium import Chromium
 from tests.report.searches import BEGAN, lived
+from tests.view.profile.profiles import profiled
 
 TRIALS = 24
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -16,6 +17,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 def test_a_browser_shows_every_trial_and_has_nothing_to_complain_of(chromium: Chromium, tmp_path: Path) -> None:
     view = ExperimentView(lived(tmp_path / "root", TRIALS))
+    profiled(view.folder.trial(7))
     text = page(facts(view, ExperimentState.COMPLETED, BEGAN + 1e6))
     file, picture = tmp_path / "report.html", tmp_path / "report.png"
     file.write_text(text)

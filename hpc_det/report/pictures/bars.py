@@ -32,9 +32,9 @@ def _importance(row: int, its: Mapping[str, Any]) -> Iterator[Markup]:
     yield svg.text(max(LEFT + its["share"] * room, chance) + 6, y + 14, percent(its["share"]))
 
 
-def time_bar(seconds: Mapping[str, float]) -> Markup:
-    """Of slots that were allocated, in the order of the phases."""
-    total, x = sum(seconds.values()), 0.0
+def time_bar(whose: str, seconds: Mapping[str, float]) -> Markup:
+    """Its time, by phase or part in this order, which page.css has a colour for."""
+    total, x = sum(seconds.values()) or 1.0, 0.0
     parts = []
     for phase, amount in seconds.items():
         width = amount / total * WIDTH
@@ -42,4 +42,4 @@ def time_bar(seconds: Mapping[str, float]) -> Markup:
         parts.append(svg.element("rect", tip, x=x, y=0.0, width=width, height=22.0, class_=f"fill p-{phase}"))
         x += width
     said = "; ".join(f"{phase} {percent(amount / total)}" for phase, amount in seconds.items())
-    return svg.picture(WIDTH, 22, f"Time of slots: {said}", parts, "picture wide")
+    return svg.picture(WIDTH, 22, f"Time of {whose}: {said}", parts, "picture wide")

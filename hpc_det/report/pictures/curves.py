@@ -22,10 +22,11 @@ def curves(title: str, by_trial: Mapping[int, Sequence[Point]], classes: Mapping
     y = Scale.of(values, HEIGHT - BOTTOM, TOP)
     drawn = (_curve(trial, curve, classes[trial], x, y, most_points) for trial, curve in by_trial.items())
     said = f"{title} of {len(by_trial)} trials against batches, from {number(min(values))} to {number(max(values))}"
-    return svg.picture(WIDTH, HEIGHT, said, [*_axes(x, y), *drawn])
+    return svg.picture(WIDTH, HEIGHT, said, [*axes(x, y), *drawn])
 
 
-def _axes(x: Scale, y: Scale) -> Iterator[Markup]:
+def axes(x: Scale, y: Scale) -> Iterator[Markup]:
+    """Of a picture against batches."""
     for tick in y.ticks():
         yield svg.line(LEFT, y.at(tick), WIDTH - RIGHT, y.at(tick), "grid")
         yield svg.text(LEFT - 6, y.at(tick) + 3.5, number(tick), anchor="end")
@@ -37,12 +38,12 @@ def _axes(x: Scale, y: Scale) -> Iterator[Markup]:
 
 def _curve(trial: int, curve: Sequence[Point], class_: str, x: Scale, y: Scale, most: int) -> Markup:
     stretches = [thinned(stretch, most) for stretch in unbroken(curve)]
-    d = "".join(_path([(x.at(at), y.at(value)) for at, value in stretch]) for stretch in stretches)
+    d = "".join(path([(x.at(at), y.at(value)) for at, value in stretch]) for stretch in stretches)
     return svg.of_trial(trial, svg.element("title", f"trial {trial}"), name="path", class_=f"curve {class_}", d=d)
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    """A single point as a small circle."""
+def path(points: Sequence[tuple[float, float]]) -> str:
+    """Through these pixels; a single one as a small circle."""
     if len(points) == 1:
         x, y = points[0]
         return f"M{svg.place(x - 2, y)}a2,2 0 1,0 4,0a2,2 0 1,0 -4,0"

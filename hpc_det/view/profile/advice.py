@@ -1,0 +1,213 @@
+"""What to try against what training waits for, and the setting that does it. Only settings that there are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hpc_det.view.profile.conditions import Conditions
+from hpc_det.view.profile.measured import Measured, Pauses
+from hpc_det.view.profile.timings import Part, Spent
+from hpc_det.view.profile.verdict import NOTICEABLE, Kind, Verdict, slowest
+
+GOAL = 0.05
+"""The share of the time that a setting is chosen to leave for what training waits for."""
+MOST_AGGREGATED = 16
+BUSY_CPU = 90
+"""In percent, of all cores: more workers would only share them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    text: str
+    setting: str | None = None
+    """A key of the experiment with its value, an argument, or a command."""
+
+
+def advice(verdict: Verdict, measured: Measured, conditions: Conditions) -> list[Advice]:
+    """The most promising first."""
+    return list(_ADVICE[verdict.kind](verdict, measured, conditions))
+
+
+def _data_loader(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
+    cpus = [node.metrics["cpu_util"].mean for node in measured.nodes if "cpu_util" in node.metrics]
+    if cpus and max(cpus) >= BUSY_CPU:
+        yield Advice(text="the cores are busy: ask for more of them with each slot, or do less work for a record")
+    else:
+        workers = max(conditions.cpus_per_rank, 2)
+        yield Advice(
+            text="have worker processes load the next batches while the rank computes",
+            setting=f"DataLoader(..., num_workers={workers}, persistent_workers=True)",
+        )
+    yield Advice(text="copy the training data to a local SSD of each node first, if it lies on a shared file system")
+    yield Advice(
+        text="see how fast training would be without: synthetic data of the same shape in place of the real one",
+        setting="hpc-det experiment tune-throughput CONFIG",
+    )
+    if verdict.rank:
+        whose = f"rank {verdict.rank.rank} on {verdict.rank.host}"
+        yield Advice(text=f"look at what is different for {whose}: its share of the data, its disk, its network")
+
+
+def _copy(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
+    rank = verdict.rank or slowest(measured.ranks)
+    if rank.seconds.get("from_device", 0.0) > rank.seconds.get("to_device", 0.0):
+        yield Advice(text="return metrics as tensors from train_batch: each .item() and .cpu() waits for the device")
+        yield _longer_unit(conditions)
+        return
+    yield Advice(
+        text="load into pinned memory, from which a GPU reads by itself: leave the default",
+        setting="DataLoader(..., pin_memory=None)",
+    )
+    yield Advice(text="send records in their smallest type, such as uint8 for images, and convert them on the device")
+
+
+def _communication(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
+    rank = slowest(measured.ranks)
+    if rank.seconds.get("reduce_metrics", 0.0) >= NOTICEABLE * sum(rank.parts().values()):
+        if conditions.value("optimizations.average_training_metrics", True):
+            setting = "optimizations.average_training_metrics: false"
+            yield Advice(text="report the metrics of rank 0 instead of the mean of all ranks", setting=setting)
+        yield _longer_unit(conditions)
+    reason = "what is exchanged does not grow with the batch, and there are fewer exchanges"
+    yield from _larger_batch(conditions, reason)
+    yield from _cheaper_exchange(rank, conditions)
+    yield Advice(
+        text="see what communication costs at most: throughput with aggregation_frequency 1 and 1000",
+        setting="hpc-det experiment tune-throughput CONFIG",
+    )
+
+
+def _cheaper_exchange(rank: Spent, conditions: Conditions) -> Iterator[Advice]:
+    """Of gradients."""
+    parts = rank.parts()
+    others_s = sum(parts.values()) - parts[Part.COMMUNICATING]
+    factor = math.ceil(parts[Part.COMMUNICATING] / GOAL / others_s) if others_s > 0 else MOST_AGGREGATED
+    frequency = min(max(factor, 2), MOST_AGGREGATED) * conditions.value("optimizations.aggregation_frequency", 1)
+    yield Advice(
+        text="exchange gradients less often, if no larger batch fits; the effective batch grows by the same factor",
+        setting=f"optimizations.aggregation_frequency: {frequency}",
+    )
+    if not conditions.value("optimizations.gradient_compression", False):
+        yield Advice(text="send gradients in half precision", setting="optimizations.gradient_compression: true")
+    if not conditions.value("optimizations.auto_tune_tensor_fusion", False):
+        setting = "optimizations.auto_tune_tensor_fusion: true"
+        yield Advice(text="let the size of messages be found by trying", setting=setting)
+
+
+def _checkpoint(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
+    if conditions.value("checkpoint_policy", "best") == "all":
+        yield Advice(text="save after better validations only", setting="checkpoint_policy: best")
+    if conditions.value("checkpoint_interval", None) != "auto":
+        yield Advice(
+            text="save as often as costs least, by how long saves take and how often jobs end early",
+            setting="checkpoint_interval: auto",
+        )
+    if batches := _batches_between(measured.saves, measured):
+        yield Advice(text="or save less often", setting=f"min_checkpoint_period: {{batches: {batches}}}")
+    yield Advice(text="keep checkpoints on a faster file system", setting="checkpoint_storage")
+
+
+def _validation(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
+    if batches := _batches_between(measured.validations, measured):
+        yield Advice(text="validate less often", setting=f"min_validation_period: {{batches: {batches}}}")
+    yield Advice(
+        text="give the validation's loader larger batches, which need no memory for gradients, and workers",
+        setting=f"DataLoader(..., num_workers={max(conditions.cpus_per_rank, 2)})",
+    )
+
+
+def _callbacks(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
+    yield Advice(text="do less in that callback, or not at every call of it")
+    yield _longer_unit(conditions)
+
+
+def _loop(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
+    yield from _larger_batch(conditions, "the loop takes the same time around a large one and a small one")
+
+
+def _slow_rank(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
+    assert verdict.rank
+    host = verdict.rank.host
+    yield Advice(
+        text=f"compare its GPU's clock, temperature and neighbours on {host} with those of other nodes; `hpc-det "
+        "doctor` there finds what is broken"
+    )
+    if conditions.scheduler == "slurm":
+        name = host.partition(".")[0]
+        yield Advice(text="keep away from that node", setting=f"slurm.sbatch_args: [--exclude={name}]")
+    yield Advice(text="see whether its batches are larger, or of longer records, than those of the others")
+
+
+def _idle_gpus(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
+    yield from _larger_batch(
+        conditions, _free(measured) or "so that there is more to do for each of its many small steps"
+    )
+    yield Advice(text="find in a trace what the processor does meanwhile", setting="context.set_profiler(...)")
+
+
+def _well_used(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
+    yield Advice(text="compute in half precision, if not done yet", setting="context.experimental.use_amp()")
+    yield Advice(
+        text="take more slots, and the global batch in proportion (weak scaling): whether it pays says",
+        setting="hpc-det experiment tune-throughput CONFIG",
+    )
+
+
+def _unknown(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
+    if not conditions.value("profiling.enabled", False):
+        yield Advice(text="measure a trial, on nodes with nothing else on them", setting="profiling.enabled: true")
+    elif not measured.timings:
+        yield Advice(text="only trials of PyTorchTrial and DeepSpeedTrial are measured, and from its first report on")
+    else:
+        yield Advice(text="measure more of it: profiling.begin_on_batch and end_after_batch, or a longer trial")
+
+
+_ADVICE: dict[Kind, Callable[[Verdict, Measured, Conditions], Iterator[Advice]]] = {
+    Kind.DATA_LOADER: _data_loader,
+    Kind.COPY: _copy,
+    Kind.COMMUNICATION: _communication,
+    Kind.VALIDATION: _validation,
+    Kind.CHECKPOINT: _checkpoint,
+    Kind.CALLBACKS: _callbacks,
+    Kind.LOOP: _loop,
+    Kind.SLOW_RANK: _slow_rank,
+    Kind.IDLE_GPUS: _idle_gpus,
+    Kind.WELL_USED: _well_used,
+    Kind.UNKNOWN: _unknown,
+}
+
+
+def _larger_batch(conditions: Conditions, reason: str) -> Iterator[Advice]:
+    size = conditions.hparams.get("global_batch_size")
+    setting = f"hyperparameters.global_batch_size: {2 * size}" if isinstance(size, int) else None
+    yield Advice(text=f"take the largest batch that fits into a GPU, times the slots: {reason}", setting=setting)
+    yield Advice(
+        text="with it, raise the learning rate over the first epochs, or take an optimizer for large batches (LARS, "
+        "LAMB, RAdam)"
+    )
+
+
+def _longer_unit(conditions: Conditions) -> Advice:
+    unit = conditions.value("scheduling_unit", 100)
+    return Advice(text="report training metrics less often", setting=f"scheduling_unit: {10 * unit}")
+
+
+def _free(measured: Measured) -> str | None:
+    free = [gpu["memory_free"].low for gpu in measured.gpus() if "memory_free" in gpu]
+    return f"{min(free) / 2**30:.1f} GiB of each are free all the time" if free else None
+
+
+def _batches_between(pauses: Pauses, measured: Measured) -> int | None:
+    """So that they take GOAL of the time, in two digits. None where nobody knows how long a batch takes."""
+    if not pauses.count:
+        return None
+    rank = slowest(measured.told)
+    parts = rank.parts()
+    batch_s = (sum(parts.values()) - parts[Part.SAVING] - parts[Part.VALIDATING]) / rank.count
+    if batch_s <= 0:
+        return None
+    batches = math.ceil(pauses.mean_s * (1 - GOAL) / GOAL / batch_s)
+    unit: int = 10 ** max(len(str(batches)) - 2, 0)
+    return max(math.ceil(batches / unit) * unit, 1)

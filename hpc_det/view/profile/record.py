@@ -1,0 +1,96 @@
+"""All that a profile says, as plain data: what `hpc-det trial profile --json` prints and the report draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+from hpc_det.store.folders import TrialFolder
+from hpc_det.view.profile.advice import advice
+from hpc_det.view.profile.conditions import Conditions, conditions
+from hpc_det.view.profile.measured import Measured, measured
+from hpc_det.view.profile.system import GPU_UNITS, UNITS, NodeUse, Usage, Usages
+from hpc_det.view.profile.timings import Spent
+from hpc_det.view.profile.verdict import Verdict, slowest, verdicts
+from hpc_det.view.profile.words import notes, why
+from hpc_det.view.state import ExperimentView
+
+Record = dict[str, Any]
+
+
+def profile(view: ExperimentView, trial: TrialFolder) -> Record:
+    """Raises HpcDetError where the files of the experiment are damaged."""
+    return recorded(measured(trial), conditions(view, trial))
+
+
+def recorded(found: Measured, under: Conditions) -> Record:
+    first, *also = [_verdict(verdict, found, under) for verdict in verdicts(found)]
+    ranks = found.ranks
+    return {
+        **first,
+        "also": also,
+        "notes": notes(found, under),
+        "ranks": len(ranks),
+        "batches": ranks[0].count if ranks else 0,
+        "samples_per_second": found.samples_per_second,
+        "parts": {part.value: amount for part, amount in slowest(ranks).parts().items()} if ranks else {},
+        "timings": _timings(ranks),
+        "nodes": [_node(node) for node in found.nodes],
+    }
+
+
+def _verdict(verdict: Verdict, found: Measured, under: Conditions) -> Record:
+    rank = verdict.rank
+    return {
+        "verdict": verdict.kind.value,
+        "share": verdict.share,
+        "why": why(verdict, found),
+        "rank": {"rank": rank.rank, "host": rank.host} if rank else None,
+        "advice": [asdict(its) for its in advice(verdict, found, under)],
+    }
+
+
+EXPOSED = "exposed_communication"
+"""Of train_batch; it has a line of its own, and counts once."""
+
+
+def _timings(ranks: Sequence[Spent]) -> list[Record]:
+    """The longest first."""
+    names = dict.fromkeys(name for rank in ranks for name in rank.seconds)
+    found = [_timing(name, ranks, [rank.seconds.get(name, 0.0) for rank in ranks]) for name in names]
+    if known := [rank for rank in ranks if rank.exposed_s is not None]:
+        found.append(_timing(EXPOSED, known, [rank.exposed_s or 0.0 for rank in known]))
+    return sorted(found, key=lambda timing: -timing["mean_s"])
+
+
+def _timing(name: str, ranks: Sequence[Spent], seconds: Sequence[float]) -> Record:
+    longest_s, rank = max(zip(seconds, ranks, strict=True), key=lambda pair: pair[0])
+    walls, batches = sum(rank.wall_s for rank in ranks), sum(rank.count for rank in ranks)
+    return {
+        "timing": name,
+        "mean_s": fmean(seconds),
+        "share": sum(seconds) / walls if walls else 0.0,
+        "batch_s": sum(seconds) / batches if batches else 0.0,
+        "longest_s": longest_s,
+        "longest_rank": rank.rank,
+        "longest_host": rank.host,
+    }
+
+
+def _node(node: NodeUse) -> Record:
+    return {
+        "host": node.host,
+        "samples": node.samples,
+        "metrics": _usages(node.metrics, UNITS),
+        "gpus": {uuid: _usages(usages, GPU_UNITS) for uuid, usages in sorted(node.gpus.items())},
+    }
+
+
+def _usages(usages: Usages, units: dict[str, str]) -> Record:
+    return {name: _usage(usages[name]) for name in units if name in usages}
+
+
+def _usage(usage: Usage) -> Record:
+    return {"mean": usage.mean, "min": usage.low, "max": usage.high}

@@ -1,0 +1,147 @@
+"""system-NODE.jsonl of a trial's profile: how each node was used, by whoever was on it.
+
+    {"time", "attempt", "host", "cpu_util", "memory_free", "disk_iops", "disk_read", "disk_write", "net_sent",
+     "net_received", "gpus": {UUID: {"util", "memory_free"}}}
+
+A line is a sample. The files may be long: they are read line by line, and no sample is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpc_det.store.files import parse_line
+from hpc_det.view.profile.timings import Stretch
+
+Sample = dict[str, Any]
+UNITS = {
+    "cpu_util": "%",
+    "memory_free": "bytes",
+    "disk_iops": "1/s",
+    "disk_read": "bytes/s",
+    "disk_write": "bytes/s",
+    "net_sent": "bytes/s",
+    "net_received": "bytes/s",
+}
+GPU_UNITS = {"util": "%", "memory_free": "bytes"}
+
+
+@dataclass
+class Usage:
+    """What the samples of a metric say."""
+
+    count: int = 0
+    total: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.total += value
+        self.low, self.high = min(self.low, value), max(self.high, value)
+
+    @property
+    def mean(self) -> float:
+        """Of at least one sample."""
+        return self.total / self.count
+
+
+Usages = dict[str, Usage]
+"""By metric."""
+
+
+def _no_usages() -> Usages:
+    return defaultdict(Usage)
+
+
+@dataclass
+class NodeUse:
+    host: str
+    samples: int = 0
+    metrics: Usages = field(default_factory=_no_usages)
+    gpus: dict[str, Usages] = field(default_factory=lambda: defaultdict(_no_usages))
+    """By UUID."""
+
+    def add(self, sample: Sample) -> None:
+        self.samples += 1
+        for name, value in _known(sample, UNITS):
+            self.metrics[name].add(value)
+        for uuid, metrics in sample["gpus"].items():
+            for name, value in _known(metrics, GPU_UNITS):
+                self.gpus[uuid][name].add(value)
+
+    def busiest_gpus(self, count: int | None) -> list[Usages]:
+        """So many: those of the trial's ranks, where the node has more; None: all."""
+        known = [usages for usages in self.gpus.values() if "util" in usages]
+        return sorted(known, key=lambda usages: -usages["util"].mean)[:count]
+
+
+def read_system(folder: Path) -> list[NodeUse]:
+    """Of each host, in the order of nodes."""
+    found: dict[str, NodeUse] = {}
+    for sample in _samples(folder):
+        found.setdefault(sample["host"], NodeUse(sample["host"])).add(sample)
+    return list(found.values())
+
+
+def _samples(folder: Path) -> Iterator[Sample]:
+    for file in sorted(folder.glob("system-*.jsonl"), key=lambda file: int(file.stem.rpartition("-")[2])):
+        with file.open("rb") as lines:
+            yield from filter(None, map(parse_line, lines))
+
+
+Curve = list[tuple[int, float, float, float]]
+"""Batches, and of all samples there the mean, the lowest and the highest."""
+
+
+def over_batches(folder: Path, ranks: Mapping[int, Sequence[Stretch]], ends: Sequence[int]) -> dict[str, Curve]:
+    """Of each metric, over all nodes and GPUs, the samples up to each of these numbers of batches.
+
+    When which batches were trained is known by the stretches of a rank on the same host, and by its clock.
+    """
+    clocks = _clocks(ranks)
+    found: dict[str, dict[int, Usage]] = defaultdict(lambda: defaultdict(Usage))
+    for sample in _samples(folder):
+        stretch = _at(clocks.get((sample["host"], sample["attempt"]), []), sample["time"])
+        if stretch:
+            end = ends[min(bisect_left(ends, stretch.batches), len(ends) - 1)]
+            for name, value in _values(sample):
+                found[name][end].add(value)
+    names = (*UNITS, *(f"gpu_{name}" for name in GPU_UNITS))
+    return {
+        name: [(end, its.mean, its.low, its.high) for end, its in sorted(found[name].items())]
+        for name in names
+        if name in found
+    }
+
+
+def _clocks(ranks: Mapping[int, Sequence[Stretch]]) -> dict[tuple[str, int], list[Stretch]]:
+    """The stretches of one rank of each host and attempt."""
+    found: dict[tuple[str, int], list[Stretch]] = {}
+    for stretch in (stretch for rank in sorted(ranks) for stretch in ranks[rank]):
+        known = found.setdefault((stretch.host, stretch.attempt), [])
+        if not known or known[0].rank == stretch.rank:
+            known.append(stretch)
+    return found
+
+
+def _at(stretches: Sequence[Stretch], moment: float) -> Stretch | None:
+    place = bisect_left(stretches, moment, key=lambda stretch: stretch.end)
+    return stretches[place] if place < len(stretches) and stretches[place].begin <= moment else None
+
+
+def _values(sample: Sample) -> Iterator[tuple[str, float]]:
+    yield from _known(sample, UNITS)
+    for metrics in sample["gpus"].values():
+        yield from ((f"gpu_{name}", value) for name, value in _known(metrics, GPU_UNITS))
+
+
+def _known(values: Mapping[str, Any], names: Iterable[str]) -> Iterator[tuple[str, float]]:
+    """A machine may have no disk or network that is counted."""
+    yield from ((name, values[name]) for name in names if values.get(name) is not None)

@@ -1,0 +1,134 @@
+"""The rule: from what was measured to what training waits for.
+
+Ranks train in step, so a gang is as fast as its slowest rank, and the time of that rank is what counts: a second less
+there is a second less for all. The others wait for it where gradients are exchanged, so it is the rank that waits
+least itself, and its own communication is what the network costs. What takes a noticeable share of its time is what
+training is bound by, the greatest first.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from hpc_det.view.profile.measured import Measured
+from hpc_det.view.profile.timings import Part, Spent
+
+NOTICEABLE = 0.1
+"""A share of the time; less is not worth a change."""
+IDLE = 0.3
+"""A share of the time; the driver tells whether a GPU is busy only roughly, and timings themselves cost some of it."""
+FEWEST_BATCHES = 20
+"""With fewer, the first ones would decide, which are slower than all others."""
+
+
+class Kind(str, enum.Enum):
+    DATA_LOADER = "data loader bound"
+    COPY = "copy bound"
+    COMMUNICATION = "communication bound"
+    VALIDATION = "validation bound"
+    CHECKPOINT = "checkpoint bound"
+    CALLBACKS = "callback bound"
+    LOOP = "loop bound"
+    SLOW_RANK = "slow rank"
+    IDLE_GPUS = "idle GPUs"
+    WELL_USED = "well used"
+    UNKNOWN = "not measured"
+
+
+_BOUNDS = {
+    Part.LOADING: Kind.DATA_LOADER,
+    Part.COPYING: Kind.COPY,
+    Part.COMMUNICATING: Kind.COMMUNICATION,
+    Part.VALIDATING: Kind.VALIDATION,
+    Part.SAVING: Kind.CHECKPOINT,
+    Part.CALLBACKS: Kind.CALLBACKS,
+    Part.REST: Kind.LOOP,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    kind: Kind
+    share: float | None = None
+    """Of the time, on which it stands; None: unknown."""
+    rank: Spent | None = None
+    """The only one of several ranks with which it is so; the others wait for it."""
+
+
+def verdicts(measured: Measured) -> list[Verdict]:
+    """The greatest first; at least one."""
+    ranks = measured.told
+    if not ranks or ranks[0].count < FEWEST_BATCHES:
+        return [Verdict(kind=Kind.UNKNOWN)]
+    found = [*_bounds(ranks), *_slow_rank(ranks), *_idle_gpus(measured)]
+    return sorted(found, key=lambda verdict: -(verdict.share or 0)) or [_no_bound(measured)]
+
+
+def _no_bound(measured: Measured) -> Verdict:
+    if not measured.ranks:
+        return Verdict(kind=Kind.UNKNOWN)
+    return Verdict(kind=Kind.WELL_USED, share=slowest(measured.ranks).share(Part.COMPUTING))
+
+
+def slowest(ranks: Sequence[Spent]) -> Spent:
+    """The rank that the others wait for, of at least one."""
+    waiting = _waiting(ranks)
+    return min(ranks, key=lambda rank: rank.share(waiting))
+
+
+def _waiting(ranks: Sequence[Spent]) -> Part:
+    """What the waiting for other ranks is a part of: where nobody knows how long that takes, of train_batch."""
+    return Part.COMPUTING if any(rank.exposed_s is None for rank in ranks) else Part.COMMUNICATING
+
+
+def _bounds(ranks: Sequence[Spent]) -> list[Verdict]:
+    """What takes a noticeable share of the slowest rank's time, in the order of parts."""
+    slow, alone = slowest(ranks), _alone(ranks)
+    parts = ((part, kind) for part, kind in _BOUNDS.items() if len(ranks) > 1 or part is not Part.COMMUNICATING)
+    return [
+        Verdict(kind=kind, share=slow.share(part), rank=slow if part is alone else None)
+        for part, kind in parts
+        if slow.share(part) >= NOTICEABLE
+    ]
+
+
+def waited(ranks: Sequence[Spent]) -> float:
+    """The share of their time for which the other ranks wait for the slowest one, on average."""
+    slow, part = slowest(ranks), _waiting(ranks)
+    others = [rank.share(part) for rank in ranks if rank is not slow]
+    return fmean(others) - slow.share(part) if others else 0.0
+
+
+def _alone(ranks: Sequence[Spent]) -> Part | None:
+    """What the slowest rank does longer than the others, where they have to wait for it noticeably."""
+    slow = slowest(ranks)
+    if waited(ranks) < NOTICEABLE:
+        return None
+    more = {
+        part: slow.share(part) - fmean(rank.share(part) for rank in ranks if rank is not slow)
+        for part in Part
+        if part is not _waiting(ranks)
+    }
+    return max(more, key=more.__getitem__)
+
+
+def _slow_rank(ranks: Sequence[Spent]) -> list[Verdict]:
+    """Where what it does longer is no bound of its own: it computes."""
+    slow, alone = slowest(ranks), _alone(ranks)
+    if alone is None or (alone in _BOUNDS and slow.share(alone) >= NOTICEABLE):
+        return []
+    return [Verdict(kind=Kind.SLOW_RANK, share=waited(ranks), rank=slow)]
+
+
+def _idle_gpus(measured: Measured) -> list[Verdict]:
+    """Where the GPUs have nothing to do although the code that trains or validates runs."""
+    gpus = measured.gpus()
+    if not gpus or not measured.ranks:
+        return []
+    slow = slowest(measured.ranks)
+    busy = fmean(gpu["util"].mean for gpu in gpus) / 100
+    idle = slow.share(Part.COMPUTING) + slow.share(Part.VALIDATING) + slow.share(Part.COMMUNICATING) - busy
+    return [Verdict(kind=Kind.IDLE_GPUS, share=idle)] if idle >= IDLE else []
