@@ -312,8 +312,8 @@ class Loop:
 
     @property
     def is_saved(self) -> bool:
-        """Whether the newest checkpoint has all that was trained."""
-        return self._saved == self._reached() or self._progress.steps == 0
+        """Whether the newest checkpoint has all that was trained and shall be kept."""
+        return self._schedule.only_trains or self._saved == self._reached() or self._progress.steps == 0
 
     def _reached(self) -> tuple[int, int]:
         """A validation changes what is saved: callbacks, and schedulers that they step."""
