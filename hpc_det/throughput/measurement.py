@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import statistics
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
@@ -12,7 +14,7 @@ from hpc_det.config.merge import Tree
 from hpc_det.throughput import NO_WHOLE_BATCH, VARIABLE, TrainsOn
 
 REPORTS = 10
-"""Of a training; the first of them has what is slow only once, and does not count."""
+"""Of a training."""
 LABEL = "throughput"
 _OUT_OF_MEMORY = re.compile("OutOfMemoryError|CUDA out of memory")
 
@@ -72,10 +74,20 @@ class Measured:
     measurement: Measurement
     samples_per_s: float | None
     """Of all slots together; None where the training has failed."""
+    spread: float = 0.0
+    """Of half the training's own reports: from their lower to their upper quartile, as a share of the median."""
     failure: str | None = None
     """In the trial's own last words."""
     experiment: int | None = None
     """Its id; None where there was none."""
+
+    @classmethod
+    def of_reports(cls, measurement: Measurement, samples_per_s: Sequence[float], experiment: int) -> Measured:
+        """The first report has what is slow only once, and does not count. So there must be two or more."""
+        rates = samples_per_s[1:]
+        median = statistics.median(rates)
+        low, high = _quartiles(rates)
+        return cls(measurement=measurement, samples_per_s=median, spread=(high - low) / median, experiment=experiment)
 
     @property
     def is_out_of_memory(self) -> bool:
@@ -90,6 +102,13 @@ class Measured:
     def is_a_result(self) -> bool:
         """Also where it is that no such training is possible."""
         return self.failure is None or self.is_out_of_memory or self.is_out_of_data
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _median, high = statistics.quantiles(values, method="inclusive")
+    return low, high
 
 
 def _single(searcher: Tree, batches: int) -> Tree:

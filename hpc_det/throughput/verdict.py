@@ -44,6 +44,7 @@ def findings(found: Sequence[Measured]) -> list[Finding]:
         *_waiting(found, Aim.COMMUNICATION, baseline, "for the exchange of gradients", _COMMUNICATION),
         *_batch_sizes(found, baseline),
         *_scaling(found),
+        *_noise(baseline),
     ]
     return [_verdict(found, baseline), *parts]
 
@@ -108,12 +109,15 @@ def _batch_sizes(found: Sequence[Measured], baseline: Measured) -> Iterator[Find
         return
     best = max(fit, key=lambda each: each.samples_per_s or 0)
     gain = (best.samples_per_s or 0) / baseline.samples_per_s
+    end = _end_of(sizes, fit[-1])
     if gain < 1 + NOTICEABLE:
-        text, settings = f"{_size(baseline)} is as fast as larger ones", ()
-    else:
-        text = f"{_size(best)} is the fastest, {gain:.2f} times {_size(baseline)}"
-        settings = (f"hyperparameters.global_batch_size={_size(best)}, with a learning rate that goes with it",)
-    yield Finding(Aim.BATCH_SIZE.value, f"{text}; {_end_of(sizes, fit[-1])}", settings)
+        yield Finding(Aim.BATCH_SIZE.value, f"{_size(baseline)} is as fast as larger ones; {end}")
+        return
+    yield Finding(
+        Aim.BATCH_SIZE.value,
+        f"{_size(best)} is the fastest, {gain:.2f} times {_size(baseline)}; {end}",
+        (f"hyperparameters.global_batch_size={_size(best)}, with a learning rate that goes with it",),
+    )
 
 
 def _end_of(sizes: Sequence[Measured], largest: Measured) -> str:
@@ -137,14 +141,18 @@ def _scaling(found: Sequence[Measured]) -> Iterator[Finding]:
         yield Finding(Aim.SLOTS.value, text)
         return
     good = max(slots for slots, share in shares.items() if share >= EFFICIENT)
-    yield Finding(
-        Aim.SLOTS.value,
-        text,
-        (
-            f"resources.slots_per_trial={good}: up to there slots are worth at least {EFFICIENT:.0%}",
-            *_COMMUNICATION[:2],
-        ),
-    )
+    fewer = f"resources.slots_per_trial={good}: the most whose slots do at least {EFFICIENT:.0%} of what one does alone"
+    yield Finding(Aim.SLOTS.value, text, (fewer, *_COMMUNICATION[:2]))
+
+
+def _noise(baseline: Measured) -> Iterator[Finding]:
+    if baseline.spread >= NOTICEABLE:
+        yield Finding(
+            "noise",
+            f"the throughput of the experiment as configured varies by {baseline.spread:.0%} while it trains: "
+            f"differences of that size show nothing",
+            ("more --batches, on nodes that nobody else uses",),
+        )
 
 
 def _size(measured: Measured) -> str:
