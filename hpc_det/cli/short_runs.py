@@ -48,9 +48,7 @@ class Run:
             return self._failed(f"{state.value}: {self.watch.view.why_not_completed(state)}")
         reports = samples_per_second(self.experiment.trial().metrics)
         if len(reports) < 2:
-            return self._failed(
-                "no throughput was reported; trials and scripts with a Trainer of hpc_det.pytorch do so"
-            )
+            return self._failed("no throughput was reported; only trials and the Trainer of hpc_det.pytorch do that")
         return Measured.of_reports(self.measurement, reports, self.experiment.id)
 
     def _failed(self, why: str) -> Measured:
