@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hpc_det.throughput.measurement import Aim, Measured
 
 NOTICEABLE = 0.1
-"""Of the time, or of the throughput: what is below may be noise."""
+"""A share of the time, or of the throughput, that is worth a word."""
 EFFICIENT = 0.8
 
 _INPUT = (
@@ -58,6 +58,11 @@ def lost_share(found: Sequence[Measured], aim: Aim, baseline: Measured) -> float
     return max(1 - baseline.samples_per_s / without, 0.0)
 
 
+def noticeable(baseline: Measured) -> float:
+    """From which share on a difference is more than what the throughput varies by itself."""
+    return max(NOTICEABLE, baseline.spread)
+
+
 def efficiency(measured: Measured, found: Sequence[Measured]) -> float | None:
     """Of the same batch per slot: the throughput of a slot as a share of that of one slot alone; None: not known."""
     if measured.measurement.aim not in (Aim.BASELINE, Aim.SLOTS) or not measured.samples_per_s:
@@ -84,8 +89,10 @@ def _verdict(found: Sequence[Measured], baseline: Measured) -> Finding:
     worst = max(shares, key=lambda aim: shares[aim], default=None)
     if worst is None:
         return Finding("verdict", "not known: nothing could be compared with the experiment as configured")
-    if shares[worst] >= NOTICEABLE:
+    if shares[worst] >= noticeable(baseline):
         return Finding("verdict", f"{named[worst]}: {shares[worst]:.0%} of the time")
+    if shares[worst] >= NOTICEABLE:
+        return Finding("verdict", f"not known: it may be {named[worst]}, or noise")
     known = " and ".join(aim.value for aim in shares)
     return Finding("verdict", f"well used: {known} cost less than {NOTICEABLE:.0%} of the time", _MODEL)
 
@@ -96,10 +103,13 @@ def _waiting(
     share = lost_share(found, aim, baseline)
     if share is None:
         return
+    text = f"training waits {share:.0%} of the time {what}"
     if share < NOTICEABLE:
-        yield Finding(aim.value, f"training waits {share:.0%} of the time {what}: no bottleneck")
+        yield Finding(aim.value, f"{text}: no bottleneck")
+    elif share < noticeable(baseline):
+        yield Finding(aim.value, f"{text}, which may be noise")
     else:
-        yield Finding(aim.value, f"training waits {share:.0%} of the time {what}", settings)
+        yield Finding(aim.value, text, settings)
 
 
 def _batch_sizes(found: Sequence[Measured], baseline: Measured) -> Iterator[Finding]:
@@ -110,8 +120,8 @@ def _batch_sizes(found: Sequence[Measured], baseline: Measured) -> Iterator[Find
     best = max(fit, key=lambda each: each.samples_per_s or 0)
     gain = (best.samples_per_s or 0) / baseline.samples_per_s
     end = _end_of(sizes, fit[-1])
-    if gain < 1 + NOTICEABLE:
-        yield Finding(Aim.BATCH_SIZE.value, f"{_size(baseline)} is as fast as larger ones; {end}")
+    if gain < 1 + noticeable(baseline):
+        yield Finding(Aim.BATCH_SIZE.value, f"{_size(baseline)} is about as fast as larger ones; {end}")
         return
     yield Finding(
         Aim.BATCH_SIZE.value,
@@ -149,8 +159,8 @@ def _noise(baseline: Measured) -> Iterator[Finding]:
     if baseline.spread >= NOTICEABLE:
         yield Finding(
             "noise",
-            f"the throughput of the experiment as configured varies by {baseline.spread:.0%} while it trains: "
-            f"differences of that size show nothing",
+            f"the throughput of the experiment as configured varies by {baseline.spread:.0%} while it trains: smaller "
+            f"differences show nothing",
             ("more --batches, on nodes that nobody else uses",),
         )
 

@@ -92,7 +92,7 @@ def test_a_trial_that_waits_for_data_is_told_so(hpc_det: Command, config: Path, 
     ]
     assert "Verdict: data loader bound: 90% of the time\n" in done.out
     assert "\n2      100%        ████" in done.out
-    assert "Batch size: 64 is as fast as larger ones; 128 is the largest that was tried\n" in done.out
+    assert "Batch size: 64 is about as fast as larger ones; 128 is the largest that was tried\n" in done.out
     assert "hpc-det: experiment 2: the first batch over and over\nhpc-det: experiment 2: 1000 samples/s\n" in done.err
     assert left(root) == []
 

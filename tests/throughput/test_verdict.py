@@ -67,7 +67,7 @@ def test_the_largest_batch_that_fits_and_the_fastest_are_named() -> None:
 )
 def test_larger_batches_may_not_pay(last: Measured, end: str) -> None:
     finding = told(last)["batch size"]
-    assert finding == Finding("batch size", f"64 is as fast as larger ones; {end}")
+    assert finding == Finding("batch size", f"64 is about as fast as larger ones; {end}")
 
 
 def test_efficiency_is_a_slots_throughput_beside_that_of_one_alone() -> None:
@@ -86,6 +86,17 @@ def test_without_one_slot_alone_efficiency_is_not_known() -> None:
     found = [measured(BASELINE, 240), measured(on(2), 180), failed(on(1), "no")]
     assert [efficiency(one, found) for one in found] == [None, None, None]
     assert "slots" not in told(*found[1:], baseline=found[0])
+
+
+def test_what_may_be_noise_is_no_verdict() -> None:
+    found = told(
+        measured(FIRST_BATCH, 140), measured(batches_of(128), 125), baseline=measured(BASELINE, 100, spread=0.3)
+    )
+    assert found["verdict"].text == "not known: it may be data loader bound, or noise"
+    assert found["input"] == Finding("input", "training waits 29% of the time for data, which may be noise")
+    assert found["batch size"].text.startswith("64 is about as fast as larger ones;")
+    clear = told(measured(FIRST_BATCH, 400), baseline=measured(BASELINE, 100, spread=0.3))
+    assert clear["verdict"].text == "data loader bound: 75% of the time"
 
 
 def test_what_varies_by_itself_is_said() -> None:
