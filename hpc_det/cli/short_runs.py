@@ -108,11 +108,18 @@ class ShortRuns:
         return []
 
     def _kill_all(self) -> None:
-        experiments = [run.experiment for run in self._under_way]
         with ThreadPoolExecutor(8) as workers:  # most of it is waiting until the jobs are gone
-            for told in workers.map(_killed, experiments):
-                say(told)
-        self._to_delete += experiments
+            list(workers.map(self._kill, [run.experiment for run in self._under_way]))
+
+    def _kill(self, experiment: ExperimentFolder) -> None:
+        try:
+            say(kill(experiment))
+        except UsageError as ended:  # by itself, a moment ago
+            say(str(ended))
+        except HpcDetError as error:
+            say(f"{error}; end it with `hpc-det experiment kill {experiment.id}`")
+            return
+        self._to_delete.append(experiment)
 
     def _ended_now(self) -> list[Ended]:
         ended = [(run, measured) for run in self._under_way if (measured := run.measured())]
@@ -138,12 +145,3 @@ def _logs_of(measured: Measured) -> str:
 def once(measurement: Measurement) -> Series:
     """A series of one."""
     yield measurement
-
-
-def _killed(experiment: ExperimentFolder) -> str:
-    try:
-        return kill(experiment)
-    except UsageError as ended:  # by itself, a moment ago
-        return str(ended)
-    except HpcDetError as error:
-        return f"{error}; end it with `hpc-det experiment kill {experiment.id}`"

@@ -12,6 +12,7 @@ import pytest
 
 from hpc_det.config.effective import Effective
 from hpc_det.requeue import Action, Cause
+from hpc_det.schedulers.command import CommandError
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.search.method import Exit
 from hpc_det.store.experiments import ExperimentStore
@@ -73,6 +74,11 @@ def loading(tree: dict[str, Any]) -> float:
     if "HPC_DET_THROUGHPUT=first batch" in tree["environment"]["environment_variables"]:
         return 1000.0
     return 50.0 * int(tree["resources"]["slots_per_trial"])
+
+
+def interrupted() -> JobState:
+    """The scheduler is asked, and somebody presses Ctrl-C."""
+    raise KeyboardInterrupt
 
 
 def left(root: Path) -> list[int]:
@@ -175,9 +181,6 @@ def test_what_reports_no_throughput_cannot_be_measured(
 def test_control_c_leaves_nothing_behind(
     hpc_det: Command, config: Path, cluster: Cluster, root: Path, scheduler: FakeScheduler
 ) -> None:
-    def interrupted() -> JobState:
-        raise KeyboardInterrupt
-
     cluster.trained = lambda tree: 100.0 if len(cluster.begun) < 2 else None
     scheduler.states = [interrupted, JobState.RUNNING]
     done = hpc_det("experiment", "tune-throughput", config)
@@ -187,12 +190,24 @@ def test_control_c_leaves_nothing_behind(
     assert left(root) == []
 
 
+def test_what_cannot_be_killed_is_said_and_stays(
+    hpc_det: Command, config: Path, cluster: Cluster, root: Path, scheduler: FakeScheduler
+) -> None:
+    def refuse(job_id: str, run: object) -> None:
+        raise CommandError("scancel: no answer")
+
+    cluster.trained = lambda tree: None
+    scheduler.states = [interrupted, JobState.RUNNING]
+    scheduler.cancel = refuse  # type: ignore[method-assign]
+    done = hpc_det("experiment", "tune-throughput", config)
+    assert done.code == 130
+    assert "hpc-det: scancel: no answer; end it with `hpc-det experiment kill 1`\n" in done.err
+    assert left(root) == [1]
+
+
 def test_where_jobs_wait_in_a_queue_they_wait_together(
     hpc_det: Command, config: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, scheduler: FakeScheduler
 ) -> None:
-    def interrupted() -> JobState:
-        raise KeyboardInterrupt
-
     cluster.trained = lambda tree: 100.0 if len(cluster.begun) < 2 else None
     scheduler.states = [interrupted, JobState.RUNNING]
     done = hpc_det("experiment", "tune-throughput", config, "--cluster", "slurm", "--max-slots", 8)
