@@ -18,6 +18,7 @@ LOGIN_SIDE = (
     "top",
     "view",
     "report",
+    "throughput",
     "config",
     "search",
     "plan",

@@ -33,15 +33,15 @@ def delete(experiments: Sequence[ExperimentFolder], *, yes: bool) -> None:
     sizes = [checkpoint.size_bytes for trial in trials for checkpoint in committed(trial.checkpoints)]
     has = f"{count(len(sizes), 'checkpoint')} ({size(sum(sizes))})"
     confirm(f"Delete experiment {numbers} with {has} for good?", yes=yes)
-    each(experiments, _delete)
+    each(experiments, delete_one)
     try:
         finish_deletions(ExperimentStore(root))
     except HpcDetError as error:  # of other experiments than these
         say(f"note: {error}")
 
 
-def _delete(experiment: ExperimentFolder) -> str:
-    """By a rename first: a half-deleted folder is no experiment."""
+def delete_one(experiment: ExperimentFolder) -> str:
+    """Of which nothing runs any more. By a rename first: a half-deleted folder is no experiment."""
     aside = ExperimentStore(experiment.root()).deleted(experiment.id)
     os.rename(experiment.path, aside)
     _empty(aside, experiment.id)

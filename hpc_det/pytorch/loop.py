@@ -227,6 +227,7 @@ class Loop:
             policy=self._policy or (lambda: self._schedule.kept),
             smaller_is_better=self._schedule.smaller_is_better,
             behind=self._saves_behind,
+            never=self._schedule.only_trains,
         )
         if self._measurements:
             self._measure(self._measurements, data, stack)

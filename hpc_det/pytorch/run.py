@@ -44,6 +44,7 @@ from hpc_det.pytorch.trial_context import TrialContext
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
+from hpc_det.throughput import VARIABLE, TrainsOn, trains_on
 
 Outcome = dict[str, Any]
 """The content of outcome.json: the attempt, how it ended (`Loop.end`), the batches trained, whether they are saved."""
@@ -63,6 +64,8 @@ class Run:
     """What checkpoints take along; None where nobody says what belongs to the trial."""
     test: bool
     """One batch of everything."""
+    trains_on: TrainsOn | None = None
+    """In a short run that measures the throughput; None: this is no such run."""
     searcher: SearcherContext | None = None
     """None outside any job."""
     mirror: Mirror | None = None
@@ -92,6 +95,7 @@ class Run:
                 log=MetricsLog(attempt.trial, attempt.number),
                 code=attempt.trial.experiment().code,
                 test=is_test(env),
+                trains_on=trains_on(env.get(VARIABLE)),
                 searcher=SearcherContext(attempt.trial, attempt.worker, distributed),
                 mirror=_mirror(attempt.trial, spec["config"]) if distributed.is_chief else None,
                 policy=partial(policy_of, attempt.trial),
@@ -137,11 +141,12 @@ class Run:
         """
         strategy = trial.strategy_class(trial, context)
         strategy.check()
+        context.trains_on = self.trains_on
         loop = Loop(
             trial,
             context,
             strategy,
-            schedule.for_test() if self.test else schedule,
+            self._adapted(schedule),
             stop=self.stop,
             checkpoints=CheckpointContext(
                 self.folder.checkpoints,
@@ -171,6 +176,11 @@ class Run:
         if not enabled and not profiling.get("enabled"):
             return None
         return Measurements(profiling, self.folder, self.attempt, self.distributed)
+
+    def _adapted(self, schedule: Schedule) -> Schedule:
+        if self.trains_on:
+            return schedule.for_throughput(self.spec["config"])
+        return schedule.for_test() if self.test else schedule
 
 
 def is_test(env: Mapping[str, str]) -> bool:

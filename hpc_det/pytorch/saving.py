@@ -46,11 +46,12 @@ class Saving:
         policy: Callable[[], Policy],
         smaller_is_better: bool,
         behind: bool,
+        never: bool = False,
     ) -> None:
         """`progress` and `window`: the loop's own, which go on. `policy`: how many checkpoints are kept, as of now.
 
         `behind`: training goes on while a checkpoint is written, but where a callback wants to see its files before the
-        commit.
+        commit. `never`: what was trained is not wanted.
         """
         self._strategy = strategy
         self._distributed = distributed
@@ -65,6 +66,7 @@ class Saving:
         self._policy = policy
         self._smaller_is_better = smaller_is_better
         self._behind = behind and not callbacks.overrides("on_checkpoint_write_end")
+        self._never = never
         self._saved: tuple[int, int] | None = None
         """Batches, and batches at the last validation, in the last checkpoint; it may be on its way to the disk."""
         self._is_expected = False
@@ -74,7 +76,7 @@ class Saving:
     @property
     def is_saved(self) -> bool:
         """Whether the last checkpoint has all that was trained."""
-        return self._saved == self._reached() or self._progress.steps == 0
+        return self._never or self._saved == self._reached() or self._progress.steps == 0
 
     def resumed(self) -> None:
         """All is as in a checkpoint."""
@@ -82,7 +84,7 @@ class Saving:
 
     def expect(self) -> None:
         """When optimizers have their state: the first save will be no slower than the others."""
-        if self._behind and not self._is_expected:
+        if self._behind and not self._never and not self._is_expected:
             self._is_expected = True
             self._checkpoints.expect(self._strategy.saved_tensors())
 

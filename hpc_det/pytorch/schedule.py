@@ -36,6 +36,8 @@ class Schedule:
     """How many checkpoints stay at the end, where no experiment says it."""
     validation_batches: int | None = None
     """None: all of them."""
+    only_trains: bool = False
+    """Nothing is validated, and nothing saved."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], global_batch_size: int | None) -> Schedule:
@@ -68,6 +70,16 @@ class Schedule:
             validation_batches=1,
         )
 
+    def for_throughput(self, config: Mapping[str, Any]) -> Schedule:
+        """As long as an experiment's effective `config` says, also where a script says otherwise, and only training."""
+        return replace(
+            self,
+            max_length=unit_from_config(config["searcher"]["max_length"], self.global_batch_size),
+            search_unit=None,
+            reporting_period=Batch(config["scheduling_unit"]),
+            only_trains=True,
+        )
+
     def until(self, length: int) -> Schedule:
         """The same up to the length that the search wants; where the script says a length of its own, that stands."""
         if self.search_unit is None:
@@ -86,7 +98,7 @@ class Schedule:
         return self.reporting_period.due(progress) or self.finished(progress)
 
     def validation_is_due(self, progress: Progress) -> bool:
-        if progress.validated == progress.steps:
+        if self.only_trains or progress.validated == progress.steps:
             return False
         if progress.steps == 0:
             return self.initial_validation

@@ -17,6 +17,7 @@ from hpc_det.pytorch.reducer import MetricReducer, Reducers
 from hpc_det.pytorch.tensorboard import TensorBoard
 from hpc_det.search.sample import sample
 from hpc_det.store.folders import TrialFolder
+from hpc_det.throughput import TrainsOn
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -44,6 +45,8 @@ class TrialContext:
         self.profiler = Profiler(own_folder)
         self.to_device_automatically = True
         self.checks_dataset_reproducibility = True
+        self.trains_on: TrainsOn | None = None
+        """In a short run that measures the throughput."""
         self.move: Callable[[Any], Any] = ToDevice(self.device)
         self._stop_requested = False
         self._initial_batch: int | None = None

@@ -7,9 +7,11 @@ from typing import Any
 
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import DataLoader, Evaluation, Position, training_data, validation_data
+from hpc_det.pytorch.nested import mapped
 from hpc_det.pytorch.strategy import Strategy
 from hpc_det.pytorch.trial import Trial
 from hpc_det.pytorch.trial_context import TrialContext
+from hpc_det.throughput import NO_WHOLE_BATCH
 
 
 class TrialData:
@@ -31,13 +33,16 @@ class TrialData:
         }
         self.training = training_data(training, **place, same_size=evaluation is Evaluation.PIPELINED)
         self.validation = validation_data(validation, **place, evaluation=evaluation)
+        if context.trains_on and not self.training.whole_batches(Position()):
+            raise UsageError(f"build_training_data_loader: {NO_WHOLE_BATCH}; use a smaller one, or more data")
 
     def training_batches(self, position: Position) -> Iterator[Any] | None:
         """From `position` on, as the trial gets them; None where others load them."""
         if not self._loads_training:
             return None
-        batches = self.training.batches(position)
-        return self._context.on_device(batches, loaded_in_workers=self.training.loads_in_workers)
+        loaded = self.training.batches(position)
+        batches = self._context.on_device(loaded, loaded_in_workers=self.training.loads_in_workers)
+        return _over_and_over(next(batches)) if self._context.trains_on == "first batch" else batches
 
     def validation_batches(self) -> Iterator[Any] | None:
         """This rank's share, as the trial gets it; None where others load it."""
@@ -45,6 +50,12 @@ class TrialData:
             return None
         batches = self.validation.batches()
         return self._context.on_device(batches, loaded_in_workers=self.validation.loads_in_workers)
+
+
+def _over_and_over(batch: Any) -> Iterator[Any]:
+    """The same tensors each time; dicts and lists around them are new ones, which a trial may change."""
+    while True:
+        yield mapped(lambda value: value, batch)
 
 
 def _check_size(training: Any, size: int | None) -> None:

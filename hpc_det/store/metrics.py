@@ -42,6 +42,11 @@ def read_reports(path: Path) -> list[Record]:
     return reports_of(read_lines(path))
 
 
+def samples_per_second(path: Path) -> list[float]:
+    """Of all ranks together, in each report of training that stands, oldest first."""
+    return [report["samples_per_second"] for report in read_reports(path) if report["kind"] == "training"]
+
+
 def validation_metrics(path: Path) -> dict[int, Record]:
     """Batches -> what was validated there. Only the lines that this takes are parsed: the file may be long."""
     lines = path.read_bytes().splitlines() if path.exists() else []

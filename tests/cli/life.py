@@ -128,9 +128,9 @@ class Life:
     def finishes(self, worker: int = 0) -> None:
         self.reaches(0.9, worker=worker)
 
-    def reports(self, kind: str, steps: int, metrics: Mapping[str, Any], *, trial: int = 1) -> None:
+    def reports(self, kind: str, steps: int, metrics: Mapping[str, Any], *, trial: int = 1, **facts: float) -> None:
         folder = self.folder.trial(trial)
-        record = {"kind": kind, "steps": steps, "total": LENGTH, "metrics": dict(metrics)}
+        record = {"kind": kind, "steps": steps, "total": LENGTH, "metrics": dict(metrics), **facts}
         attempt = Journal(folder.journal).last_attempt()
         append_line(folder.metrics, {**record, "attempt": attempt, "time": time.time()})
 

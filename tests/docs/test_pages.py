@@ -37,6 +37,7 @@ PAGES = [
                 "search",
                 "checkpoints",
                 "report",
+                "throughput",
                 "sweeps",
                 "pytorch",
                 "deepspeed",

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.store.files import append_line
-from hpc_det.store.metrics import read_reports, reports_of, validation_metrics, validations
+from hpc_det.store.metrics import read_reports, reports_of, samples_per_second, validation_metrics, validations
 
 
 def report(kind: str, steps: int, attempt: int = 1) -> dict[str, Any]:
@@ -31,6 +31,15 @@ def test_a_later_attempt_that_begins_earlier_makes_more_void() -> None:
 def test_an_attempt_that_lost_nothing_makes_nothing_void() -> None:
     lines = [begins(0, -1, 1), report("validation", 0), report("training", 10), begins(10, 0)]
     assert reports_of(lines) == [report("validation", 0), report("training", 10)]
+
+
+def test_the_throughput_is_that_of_each_training_report_that_stands(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for steps, rate in ((10, 5.0), (20, 7.0), (30, 9.0)):
+        append_line(path, {"kind": "training", "steps": steps, "metrics": {}, "samples_per_second": rate})
+    append_line(path, {"kind": "validation", "steps": 20, "metrics": {}, "seconds": 1.0})
+    append_line(path, {"kind": "begins", "trained": 20, "validated": 20})
+    assert samples_per_second(path) == [5.0, 7.0]
 
 
 def test_a_trial_that_has_not_begun_has_no_reports(tmp_path: Path) -> None:

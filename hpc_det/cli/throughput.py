@@ -1,0 +1,85 @@
+"""hpc-det experiment tune-throughput: the measurements of an experiment, one after the other or side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from hpc_det.cli.create import say_notes
+from hpc_det.cli.ids import store
+from hpc_det.cli.short_runs import Series, ShortRuns, once
+from hpc_det.config.effective import Effective, effective
+from hpc_det.config.request import Request
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.submit.submission import prepare, submit
+from hpc_det.throughput.measurement import Aim, Measured, Measurement
+from hpc_det.throughput.variations import Variations, larger_batch, variations
+
+SIDE_BY_SIDE = 16
+"""Where a scheduler queues jobs, and gives each its own slots."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """One call of the command."""
+
+    request: Request
+    found: Effective
+    batches: int
+    variations: Variations
+
+    @classmethod
+    def of(cls, request: Request, batches: int, most_slots: int | None) -> Tuning:
+        """Raises UsageError with all that is wrong with any of the measurements."""
+        found = effective(request)
+        say_notes(found)
+        tuning = cls(request, found, batches, variations(found.tree, found.cluster, most_slots))
+        tuning._check()
+        return tuning
+
+    def run(self, *, keep: bool) -> list[Measured]:
+        """The experiment as it is comes first: where that fails, nothing else is tried, and HpcDetError says why."""
+        with ShortRuns(self._submit, keep=keep) as runs:
+            (baseline,) = runs.measure_all([once(self.variations.baseline)], side_by_side=1)
+            if baseline.failure:
+                raise HpcDetError(f"the experiment as configured cannot be measured: {baseline.failure}")
+            series = [once(measurement) for measurement in self.variations.others]
+            if self.variations.grows_batches:
+                series.append(self._larger_batches(baseline))
+            side_by_side = SIDE_BY_SIDE if self.found.cluster.has_queue else 1
+            others = runs.measure_all(series, side_by_side=side_by_side)
+        return sorted([baseline, *others], key=_place)
+
+    def _larger_batches(self, baseline: Measured) -> Series:
+        found, is_memory_bound = [baseline], self.found.cluster.slot_type == "gpu"
+        while measurement := larger_batch(found, is_memory_bound=is_memory_bound):
+            found.append((yield measurement))
+
+    def _submit(self, measurement: Measurement) -> ExperimentFolder:
+        return submit(self._effective(measurement), store())
+
+    def _effective(self, measurement: Measurement) -> Effective:
+        """What the cluster says of experiments is in the configuration by now."""
+        cluster = {key: value for key, value in self.request.cluster.items() if key != "experiment"}
+        config = measurement.config(self.found.tree, self.batches)
+        return effective(
+            replace(self.request, cluster=cluster, template=None, template_name=None, config=config, overrides=())
+        )
+
+    def _check(self) -> None:
+        if problems := list(dict.fromkeys(self._problems())):
+            raise UsageError(problems)
+
+    def _problems(self) -> Iterator[str]:
+        experiments = store()
+        for measurement in (self.variations.baseline, *self.variations.others):
+            try:
+                prepare(self._effective(measurement), experiments.folder(experiments.next_id()))
+            except UsageError as error:
+                yield from error.problems
+
+
+def _place(measured: Measured) -> tuple[int, int, int]:
+    measurement = measured.measurement
+    return list(Aim).index(measurement.aim), measurement.slots, measurement.batch_size or 0
