@@ -5,7 +5,7 @@ state_dict.pth    models_state_dict, optimizers_state_dict, lr_schedulers_state_
 progress.pth      batches, position, validation state, number of ranks                             rank 0
 rank-R.pth        random generators, gradients that wait for an optimizer step, the open windows   each rank
                   of metrics and reducers, what is frozen or in eval mode, buffers that ranks
-                  do not share at this batch
+                  do not share at this batch, what is known of the best size of DDP's buckets
 """
 
 from __future__ import annotations
@@ -136,6 +136,7 @@ def rank_state(context: PyTorchTrialContext, window: MetricWindow) -> dict[str, 
     return {
         "rng": rng_state(),
         **open_state(context, window),
+        "fusion": context.fusion.state() if context.fusion else None,
         "gradients": _gradients(context),
         "buffers": _own_buffers(context),
         "sends_buffers": [model.require_forward_param_sync for model in _in_ddp(context)],
@@ -154,6 +155,8 @@ def restore_rank(folder: Path, ranks: int, context: PyTorchTrialContext, window:
     set_modes(context.models, own)
     if ranks == size:
         restore_open(context, window, own)
+        if context.fusion and own["fusion"]:
+            context.fusion.restore(own["fusion"])  # first of all, since it makes new buckets
         _set_gradients(context, own["gradients"])
         _set_own_buffers(context, own["buffers"])
         for model, sends in zip(_in_ddp(context), own["sends_buffers"], strict=True):

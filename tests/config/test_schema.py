@@ -62,7 +62,7 @@ def test_the_defaults_are_determineds() -> None:
             "average_training_metrics": True,
             "gradient_compression": False,
             "mixed_precision": "O0",
-            "tensor_fusion_threshold": 64,
+            "tensor_fusion_threshold": None,
             "tensor_fusion_cycle_time": 1,
             "auto_tune_tensor_fusion": False,
         },
