@@ -4,8 +4,9 @@ state_dict.pth    models_state_dict, optimizers_state_dict, lr_schedulers_state_
                   and scaler_state_dict where losses are scaled
 progress.pth      batches, position, validation state, number of ranks                             rank 0
 rank-R.pth        random generators, gradients that wait for an optimizer step, the open windows   each rank
-                  of metrics and reducers, what is frozen or in eval mode, buffers that ranks
-                  do not share at this batch, what is known of the best size of DDP's buckets
+                  of metrics and reducers, the lengths of event files, what is frozen or in eval
+                  mode, buffers that ranks do not share at this batch, what is known of the best
+                  size of DDP's buckets
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ def open_state(context: TrialContext, window: MetricWindow) -> dict[str, Any]:
         "window": window.state(),
         "reducers": context.reducers.state(),
         "stop_requested": context.get_stop_requested(),
+        "tensorboard": context.tensorboard.position(),
     }
 
 
@@ -153,6 +155,8 @@ def restore_rank(folder: Path, ranks: int, context: PyTorchTrialContext, window:
     rank, size = context.distributed.rank, context.distributed.size
     own = load(folder / rank_file(rank if rank < ranks else 0))
     set_modes(context.models, own)
+    if rank < ranks:
+        context.tensorboard.cut(own["tensorboard"])
     if ranks == size:
         restore_open(context, window, own)
         if context.fusion and own["fusion"]:
