@@ -17,7 +17,8 @@ from hpc_det.store.modes import make_folders
 
 class Profiler:
     """Entered once for the whole loop, so that a schedule of wait, warm-up and active steps counts batches: those of
-    this process, from 0. A stop in the middle of the active ones leaves a trace of those that there were.
+    this process, from 0. A stop in the middle of the active ones leaves a trace of those that there were; what follows
+    the last batch, the save above all, is in it as one step more.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -52,7 +53,7 @@ class Profiler:
         """A trace under the name by which TensorBoard knows it, whole or not at all: a job may end on the way."""
         assert self._folder
         make_folders(self._folder)
-        name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace.json"
-        partial = self._folder / f".{name}"
+        worker, now = f"{socket.gethostname()}_{os.getpid()}", time.time_ns()
+        partial = self._folder / f".{worker}.{now}.partial"
         profile.export_chrome_trace(str(partial))
-        partial.rename(self._folder / name)
+        partial.rename(self._folder / f"{worker}.{now}.pt.trace.json")

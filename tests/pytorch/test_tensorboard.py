@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -17,8 +19,11 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.summary.writer import event_file_writer  # type: ignore[import-untyped]
 from torch.utils.tensorboard import SummaryWriter
 
+from hpc_det.core.distributed import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.tensorboard import TensorBoard
+from tests.core.ranks import OnRanks
+from tests.pytorch.trials import Life, StopAt, Tiny
 
 
 @pytest.fixture
@@ -34,14 +39,14 @@ def written(folder: Path) -> list[tuple[str, int]]:
     """Tag and step of every event in all files of the folder."""
     return [
         (value.tag, event.step)
-        for file in folder.iterdir()
+        for file in folder.glob("*tfevents*")
         for event in EventFileLoader(str(file)).Load()
         for value in event.summary.value
     ]
 
 
 def shown(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows: (step, value) by tag."""
+    """What TensorBoard shows of the folder itself: (step, value) by tag."""
     events = EventAccumulator(str(folder)).Reload()
     tags: list[str] = events.Tags()["scalars"]
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
@@ -219,3 +224,45 @@ def test_without_tensorboard_reports_are_left_out_and_a_writer_says_how_to_insta
 def test_the_module_itself_loads_no_tensorboard() -> None:
     code = "import hpc_det.pytorch.tensorboard, sys; print(any(name.startswith('tensorboard') for name in sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+# --- a trial that is stopped and killed
+
+
+class Writes(Tiny):
+    """An event of its own on each rank for each batch, counted from 0."""
+
+    dies_at = -1
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        if batch_idx == self.dies_at:
+            self.context.tensorboard.flush()  # what it has written may be on disk, or not
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.context.get_tensorboard_writer().add_scalar("mine", self.context.distributed.rank, batch_idx)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+class WritesAndDies(Writes):
+    dies_at = 11
+
+
+def trained(distributed: Distributed, life: Life, stop_at: float) -> None:
+    life.attempt(StopAt(stop_at), distributed)
+
+
+def test_every_event_is_there_once_after_a_preemption_and_a_kill(on_ranks: OnRanks, tmp_path: Path) -> None:
+    """Checkpoints are at batches 5, where it is preempted, and 7; it is killed in batch 11, after a report of 8."""
+    undisturbed, life = (Life.begin(tmp_path / name, Writes) for name in ("whole", "cut"))
+    undisturbed.tensorboard = life.tensorboard = True
+    on_ranks(2, trained, undisturbed, math.inf)
+    on_ranks(2, trained, life, 5)
+    with pytest.raises(pytest.fail.Exception, match="died without a word"):
+        on_ranks(2, trained, dataclasses.replace(life, trial_class=WritesAndDies), math.inf)
+    assert max(life.checkpoints) < 11
+    on_ranks(2, trained, life, math.inf)
+    for folder in ("", "rank-1"):
+        whole, cut = (each.folder.tensorboard / folder for each in (undisturbed, life))
+        assert shown(cut) == shown(whole)
+        assert sorted(written(cut)) == sorted(written(whole))
+    assert shown(life.folder.tensorboard / "rank-1") == {"mine": [(batch, 1.0) for batch in range(18)]}
+    assert [step for step, _ in shown(life.folder.tensorboard)["Determined/loss"]] == life.steps("training")
