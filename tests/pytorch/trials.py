@@ -244,7 +244,7 @@ class Life:
         checkpoint, skipped = newest_good(self.folder.checkpoints)
         assert checkpoint is not None
         assert not skipped
-        found = {
+        found: dict[str, Any] = {
             name: load(checkpoint.path / name) if name.endswith(".pth") else (checkpoint.path / name).read_text()
             for name in checkpoint.files
             if name not in (LOAD_DATA, METADATA)
