@@ -19,8 +19,8 @@ from pathlib import Path
 
 from hpc_det.checkpoint.committed import FileEntry
 
-BLOCK = 4 << 20
-_BLOCKS = 4
+BLOCK = 2 << 20
+_BLOCKS = 2
 """One is filled while the others wait for the disk."""
 
 

@@ -30,7 +30,6 @@ REMEDIES_OF_KINDS = {
 
 _CONTAINER = "has no effect: the container tool of the cluster does as it is set up"
 _PORTS = "has no effect: ranks have the ports of their node"
-_HOROVOD = "has no effect: DDP sizes its buckets"
 _MASTER = "has no effect: there is no master"
 
 NO_EFFECT = {
@@ -49,9 +48,7 @@ NO_EFFECT = {
     "environment.proxy_ports": _PORTS,
     "environment.pod_spec": "has no effect on Slurm and PBS",
     "checkpoint_storage.propagation": "has no effect without a container",
-    "optimizations.tensor_fusion_threshold": _HOROVOD,
-    "optimizations.tensor_fusion_cycle_time": _HOROVOD,
-    "optimizations.auto_tune_tensor_fusion": _HOROVOD,
+    "optimizations.tensor_fusion_cycle_time": "has no effect: DDP sends a bucket when its last gradient is there",
     "preemption_timeout": "has no effect: the scheduler's grace time counts",
     "integrations": _MASTER,
     "security": _MASTER,

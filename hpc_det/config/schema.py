@@ -49,11 +49,20 @@ class Optimizations(Section):
     average_training_metrics: Flag = Field(default=True, description="Training metrics are the mean over all slots.")
     gradient_compression: Flag = Field(default=False, description="Gradients travel in half precision.")
     mixed_precision: Annotated[
-        Literal["O0"], Expected("O0; for mixed precision call context.experimental.use_amp() in the trial")
-    ] = Field(default="O0", description="Levels of apex, of which only O0, none, is left.")
-    tensor_fusion_threshold: NotNegative = Field(default=64, description="A setting of horovod.")
+        Literal["O0", "O1"], Expected("O0 or O1; O2 and O3, with weights in half precision, have ended with apex")
+    ] = Field(
+        default="O0",
+        description="O1: models compute in half precision, as with context.experimental.use_amp() in the trial.",
+    )
+    tensor_fusion_threshold: NotNegative | None = Field(
+        default=None,
+        description="Gradients are exchanged in buckets of so many MB, DDP's bucket_cap_mb; 0: each one by itself; "
+        "null: as DDP does it, 25 after a first one of 1.",
+    )
     tensor_fusion_cycle_time: AboveZero = Field(default=1, description="A setting of horovod.")
-    auto_tune_tensor_fusion: Flag = Field(default=False, description="A setting of horovod.")
+    auto_tune_tensor_fusion: Flag = Field(
+        default=False, description="The first batches find out the size of buckets, and no threshold is looked at."
+    )
 
 
 class Profiling(Section):

@@ -13,8 +13,10 @@ from hpc_det.pytorch.nested import mapped
 class Precision:
     """How models compute and losses are scaled: as they are, automatically, or with the trial's own scaler."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, automatic: bool = False) -> None:
+        """`automatic`: as by `use_amp(None)` where the trial says nothing itself (optimizations.mixed_precision)."""
         self._device = device
+        self._automatic = automatic
         self._autocast: Autocast | None = None
         self._wraps_models = False
         self._stepped = False
@@ -36,10 +38,16 @@ class Precision:
 
     def take_scaler(self, scaler: torch.amp.GradScaler) -> None:
         self._check_first("wrap_scaler")
+        if self._automatic:
+            raise UsageError(
+                "wrap_scaler: optimizations.mixed_precision is O1, which scales losses by itself; leave one of them out"
+            )
         self.scaler = scaler
 
     def prepare(self, model: torch.nn.Module) -> None:
         """Before the model is wrapped in anything."""
+        if self._automatic and not self._autocast:
+            self.use_amp(None)
         self._wraps_models = True
         if self._autocast:
             self._autocast.surround(model)

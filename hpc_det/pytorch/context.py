@@ -13,6 +13,7 @@ from hpc_det.errors import UsageError
 from hpc_det.pytorch.amp import Precision
 from hpc_det.pytorch.ddp import DataParallel, data_parallel, synchronized_batch_norm
 from hpc_det.pytorch.experimental import PyTorchExperimentalContext
+from hpc_det.pytorch.fusion import FusionTuner
 from hpc_det.pytorch.lr_scheduler import LRScheduler, ScheduledStep
 from hpc_det.pytorch.trial_context import TrialContext, parameters_of
 from hpc_det.store.folders import TrialFolder
@@ -35,8 +36,12 @@ class PyTorchTrialContext(TrialContext):
         """Batches between optimizer steps."""
         self._averages_gradients: bool = optimizations.get("average_aggregated_gradients", True)
         self._compresses_gradients: bool = optimizations.get("gradient_compression", False)
+        self._bucket_mb: int | None = optimizations.get("tensor_fusion_threshold")
+        self._tunes_buckets: bool = optimizations.get("auto_tune_tensor_fusion", False)
+        self.fusion: FusionTuner | None = None
+        """In training, where the size of DDP's buckets is to be found out."""
         self.experimental = PyTorchExperimentalContext(self)
-        self.precision = Precision(self.device)
+        self.precision = Precision(self.device, automatic=optimizations.get("mixed_precision", "O0") == "O1")
         self.models: list[torch.nn.Module] = []
         """As given to `wrap_model`, without the wrapping: what checkpoints hold."""
         self.wrapped_models: list[torch.nn.Module] = []
@@ -178,6 +183,11 @@ class PyTorchTrialContext(TrialContext):
 
     # --- the loop's words
 
+    def begin_fusion(self) -> None:
+        """Before anything is restored, which may be what was found out."""
+        if self._tunes_buckets and self.distributed.size > 1:
+            self.fusion = FusionTuner(self.distributed, self.wrapped_models)
+
     @contextlib.contextmanager
     def keeping_gradients(self) -> Iterator[None]:
         """For a batch without an optimizer step: its gradients stay on this rank, added to those that are there."""
@@ -203,6 +213,8 @@ class PyTorchTrialContext(TrialContext):
                 f"wrap_model: static_graph=True does not go with optimizations.aggregation_frequency "
                 f"{self.aggregation_frequency}, since not every batch exchanges gradients; leave one of them out"
             )
+        if not self._tunes_buckets and self._bucket_mb is not None and "bucket_cap_mb_list" not in options:
+            options = {"bucket_cap_mb": self._bucket_mb, **options}
         wrapped = data_parallel(model, self.device, options)
         if self._compresses_gradients:
             wrapped.compress_gradients()

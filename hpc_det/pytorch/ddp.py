@@ -21,6 +21,11 @@ from hpc_det.errors import UsageError
 class DataParallel(DistributedDataParallel):
     """With the wrapped model's own attributes and methods in reach."""
 
+    def __init__(self, model: torch.nn.Module, device: torch.device, options: dict[str, Any]) -> None:
+        """`options`: DDP's."""
+        super().__init__(model, device_ids=[device] if device.type == "cuda" else None, **options)
+        self._given = (device, options)
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
@@ -48,10 +53,39 @@ class DataParallel(DistributedDataParallel):
             self.compresses = True
             self.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
+    @property
+    def leaves_bucket_size(self) -> bool:
+        """Whether nothing that the trial has asked for goes by buckets: `resize_buckets` may be called."""
+        own_hooks = len(self._comm_hooks) - self.compresses
+        return not own_hooks and not _SETS_BUCKETS & self._given[1].keys()
+
+    def resize_buckets(self, megabytes: int) -> None:
+        """From the next forward pass on; between an optimizer step and that. Collective.
+
+        DDP has no way to do so but a new one, around the same model, whose reducer takes the place of the old.
+        """
+        device, options = self._given
+        del self.reducer, self.logger  # and with them the old one's hooks
+        parameters = [*self.module.parameters()]
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None  # to which a pass through the new one would add
+        resized = data_parallel(self.module, device, {**options, "bucket_cap_mb": megabytes, "init_sync": False})
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        if self.compresses:
+            resized.compress_gradients()
+        self.reducer, self.logger = resized.reducer, resized.logger
+        self._static_graph_delay_allreduce_enqueued = False  # a static graph is looked at anew
+
+
+_SETS_BUCKETS = {"bucket_cap_mb", "bucket_cap_mb_list", "mixed_precision"}
+"""Options of DDP: the last one hooks the model, and would hook a new DDP's once more."""
+
 
 def data_parallel(model: torch.nn.Module, device: torch.device, options: dict[str, Any]) -> DataParallel:
     """`model` in DDP, with its final buckets from the first iteration on."""
-    wrapped = DataParallel(model, device_ids=[device] if device.type == "cuda" else None, **options)
+    wrapped = DataParallel(model, device, options)
     rebuilds = not options.get("find_unused_parameters") and not options.get("static_graph")
     if rebuilds and _takes_plain_gradients(model):
         _settle_buckets(wrapped)

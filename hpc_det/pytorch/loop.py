@@ -150,6 +150,8 @@ class Loop:
         self._callbacks.call("on_trial_startup", self._progress.steps, folder.name if folder else None)
         batches = self._build_data(stack)
         generators = self._resume(folder, ranks) if folder else None
+        if not folder:
+            self._context.tensorboard.cut({})
         if not folder and self._warm_start:
             self._strategy.restore(self._warm_start, self._callbacks)
         elif not folder and self._weights:
@@ -258,7 +260,6 @@ class Loop:
             self._log.begin_at(trained=self._progress.steps, validated=self._progress.validated)
             if self._schedule.metric:
                 self._search.validations = self._log.validations(self._schedule.metric)
-        self._context.tensorboard.begin_at(self._progress.steps)
 
     def _seed_this_rank(self) -> None:
         """Weights were built from the trial's seed, the same on all ranks; their noise from here on differs, but for

@@ -78,7 +78,9 @@ class PlainStrategy:
 
     def begin(self, data: TrainingData, batches: Iterator[Any] | None, progress: Progress) -> Iterator[Any]:
         self._data, self._progress = data, progress
-        self._ends_steps = self._context.precision.scales_losses or bool(self._context.scheduled_steps)
+        context = self._context
+        context.begin_fusion()
+        self._ends_steps = bool(context.precision.scales_losses or context.scheduled_steps or context.fusion)
         self._set_training_mode(True)
         if batches is None:
             raise UsageError("build_training_data_loader returned None; every rank of a PyTorchTrial loads its share")
@@ -101,6 +103,8 @@ class PlainStrategy:
             scheduled.after_optimizer_step(
                 number, self._context.aggregation_frequency, lambda: self._epochs_until_next_step(number)
             )
+        if self._context.fusion and self._context.fusion.is_tuning:
+            self._context.fusion.end_exchange()
 
     def _epochs_until_next_step(self, number: int) -> range:
         """Those that batch `number` or one after it ends, up to the batch of the next optimizer step."""

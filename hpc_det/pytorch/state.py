@@ -4,8 +4,9 @@ state_dict.pth    models_state_dict, optimizers_state_dict, lr_schedulers_state_
                   and scaler_state_dict where losses are scaled
 progress.pth      batches, position, validation state, number of ranks                             rank 0
 rank-R.pth        random generators, gradients that wait for an optimizer step, the open windows   each rank
-                  of metrics and reducers, what is frozen or in eval mode, buffers that ranks
-                  do not share at this batch
+                  of metrics and reducers, the lengths of event files, what is frozen or in eval
+                  mode, buffers that ranks do not share at this batch, what is known of the best
+                  size of DDP's buckets
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ def open_state(context: TrialContext, window: MetricWindow) -> dict[str, Any]:
         "window": window.state(),
         "reducers": context.reducers.state(),
         "stop_requested": context.get_stop_requested(),
+        "tensorboard": context.tensorboard.position(),
     }
 
 
@@ -136,6 +138,7 @@ def rank_state(context: PyTorchTrialContext, window: MetricWindow) -> dict[str, 
     return {
         "rng": rng_state(),
         **open_state(context, window),
+        "fusion": context.fusion.state() if context.fusion else None,
         "gradients": _gradients(context),
         "buffers": _own_buffers(context),
         "sends_buffers": [model.require_forward_param_sync for model in _in_ddp(context)],
@@ -152,8 +155,12 @@ def restore_rank(folder: Path, ranks: int, context: PyTorchTrialContext, window:
     rank, size = context.distributed.rank, context.distributed.size
     own = load(folder / rank_file(rank if rank < ranks else 0))
     set_modes(context.models, own)
+    if rank < ranks:
+        context.tensorboard.cut(own["tensorboard"])
     if ranks == size:
         restore_open(context, window, own)
+        if context.fusion and own["fusion"]:
+            context.fusion.restore(own["fusion"])  # first of all, since it makes new buckets
         _set_gradients(context, own["gradients"])
         _set_own_buffers(context, own["buffers"])
         for model, sends in zip(_in_ddp(context), own["sends_buffers"], strict=True):

@@ -1,16 +1,28 @@
-"""The reported metrics as TensorBoard shows them, and the one writer that a trial may add its own events to."""
+"""The reported metrics as TensorBoard shows them, and the one writer that a trial may add its own events to.
+
+A checkpoint holds how long each event file was. A resume cuts off what was written after it, whatever its steps count:
+that is run again, and written again. TensorBoard's own way, to purge by steps, would hide what counts records, show
+twice what counts from 0, and know nothing of what other readers of the files see.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from hpc_det.core.metrics import scalar
 from hpc_det.errors import UsageError
+from hpc_det.store.modes import make_folders
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+
+_OURS = ".hpc_det"
+"""What the names of the writer's files end with; a trial may have others write here, too, which nobody cuts."""
 
 
 class TensorBoard:
@@ -19,8 +31,9 @@ class TensorBoard:
     def __init__(self, folder: Path | None) -> None:
         """`folder` None: off cluster."""
         self._folder = folder
-        self._purge_step: int | None = None
         self._writer: SummaryWriter | None = None
+        self._suffix = f".{uuid4().hex}{_OURS}"
+        """Of the files that this process writes."""
         self.enabled = True
         """Whether `report` writes."""
 
@@ -41,12 +54,20 @@ class TensorBoard:
             )
         return writer
 
-    def begin_at(self, steps: int) -> None:
-        """Hide what a lost stretch beyond `steps` batches had written: it is run again."""
-        self._purge_step = steps + 1
-        if self._writer:
-            self._writer.close()  # its next event opens a new file, which begins with the step
-            self._writer.purge_step = self._purge_step
+    def position(self) -> dict[str, int]:
+        """The length [bytes] of each event file of the writer, of this process and earlier ones, by name."""
+        self.flush()
+        return {file.name: file.stat().st_size for file in self._files()}
+
+    def cut(self, position: Mapping[str, int]) -> None:
+        """Off the files of earlier processes, what was written after that; all of it, where it names no such file.
+
+        What this process has written stays: a trial may do so before it is resumed.
+        """
+        for file in self._files():
+            length = position.get(file.name, 0)
+            if not file.name.endswith(self._suffix) and file.stat().st_size > length:
+                os.truncate(file, length)
 
     def report(self, kind: str, steps: int, metrics: Mapping[str, Any]) -> None:
         """The scalars among `metrics`, named as upstream does. `kind`: training or validation."""
@@ -74,5 +95,9 @@ class TensorBoard:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 return None
-            self._writer = SummaryWriter(str(self.folder), purge_step=self._purge_step)
+            make_folders(self.folder)
+            self._writer = SummaryWriter(str(self.folder), filename_suffix=self._suffix)
         return self._writer
+
+    def _files(self) -> Iterator[Path]:
+        return self._folder.glob(f"*{_OURS}") if self._folder else iter(())

@@ -44,7 +44,9 @@ class TrainingReport:
         All is the same on every rank, but for the facts.
         """
         gang = self._context.distributed
-        by_rank = gang.gather_json({"window": self.window.sums(), "stop": self._context.get_stop_requested()})
+        # the others' sums stay on their device, and nobody waits for it
+        own = self.window.sums() if gang.rank in self._reporting else None
+        by_rank = gang.gather_json({"window": own, "stop": self._context.get_stop_requested()})
         metrics: dict[str, Any] = dict(self.window.reduced([by_rank[rank]["window"] for rank in self._reporting]))
         metrics.update(self._context.reducers.reduce(gang, training=True))
         if self._keeps_batches:

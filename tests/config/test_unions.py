@@ -215,10 +215,10 @@ PROBLEMS: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["profiling.end_after_batch: 4 is before profiling.begin_on_batch 5 (from config); give at least 5"],
     ),
     "mixed precision": (
-        {"optimizations": {"mixed_precision": "O1"}},
+        {"optimizations": {"mixed_precision": "O2"}},
         [
-            "optimizations.mixed_precision: got 'O1' (from config); expected O0; for mixed precision call "
-            "context.experimental.use_amp() in the trial"
+            "optimizations.mixed_precision: got 'O2' (from config); expected O0 or O1; O2 and O3, with weights in half "
+            "precision, have ended with apex"
         ],
     ),
     "no slots": (

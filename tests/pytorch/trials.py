@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -242,15 +243,20 @@ class Life:
 
     @property
     def newest(self) -> dict[str, Any]:
-        """Everything in the newest checkpoint that training has made."""
+        """Everything in the newest checkpoint that training has made, but for its event files, of which each process
+        has its own.
+        """
         checkpoint, skipped = newest_good(self.folder.checkpoints)
         assert checkpoint is not None
         assert not skipped
-        return {
+        found: dict[str, Any] = {
             name: load(checkpoint.path / name) if name.endswith(".pth") else (checkpoint.path / name).read_text()
             for name in checkpoint.files
             if name not in (LOAD_DATA, METADATA)
         }
+        for name in fnmatch.filter(found, "rank-*.pth"):
+            del found[name]["tensorboard"]
+        return found
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

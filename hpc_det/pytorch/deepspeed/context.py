@@ -18,6 +18,16 @@ from hpc_det.store.folders import TrialFolder
 
 Engine = TypeVar("Engine", bound=DeepSpeedEngine)
 
+_ENGINES_OWN: dict[str, tuple[object, str]] = {
+    "aggregation_frequency": (1, "set gradient_accumulation_steps of the deepspeed config"),
+    "average_aggregated_gradients": (True, "leave it out: engines average the gradients that they accumulate"),
+    "gradient_compression": (False, "set communication_data_type of the deepspeed config to fp16"),
+    "mixed_precision": ("O0", "set fp16.enabled or bf16.enabled of the deepspeed config"),
+    "tensor_fusion_threshold": (None, "set zero_optimization.reduce_bucket_size of the deepspeed config"),
+    "auto_tune_tensor_fusion": (False, "set zero_optimization.reduce_bucket_size of the deepspeed config"),
+}
+"""Of `optimizations`: the default, and where an engine has the same."""
+
 
 class DeepSpeedTrialContext(TrialContext):
     """Registers the engines of deepspeed.initialize. Batches come to the trial as they are loaded: see `to_device`."""
@@ -182,11 +192,10 @@ class DeepSpeedTrialContext(TrialContext):
                     "deepspeed config: bf16.enabled in a pipeline with zero_optimization.stage 0: DeepSpeed cannot "
                     "load what it saves of that; use stage 1"
                 )
-        if (frequency := self._spec["config"].get("optimizations", {}).get("aggregation_frequency", 1)) != 1:
-            yield (
-                f"optimizations.aggregation_frequency: {frequency} is for a PyTorchTrial; set "
-                f"gradient_accumulation_steps of the deepspeed config, which is {self.num_micro_batches_per_slot}"
-            )
+        optimizations = self._spec["config"].get("optimizations", {})
+        for name, (default, remedy) in _ENGINES_OWN.items():
+            if (value := optimizations.get(name, default)) != default:
+                yield f"optimizations.{name}: {shown(value)} is for a PyTorchTrial; {remedy}"
         whole = self._spec["hparams"].get("global_batch_size")
         configured = self._first.train_batch_size()
         if whole is not None and whole != configured:

@@ -1,7 +1,7 @@
 """What a checkpoint of a DeepSpeedTrial holds beside the engines' shards, and how it comes back.
 
-rank-R.pth      each rank: random generators, callbacks, the open windows of metrics and reducers, what is frozen or in
-                eval mode, buffers, which data-parallel ranks do not share
+rank-R.pth      each rank: random generators, callbacks, the open windows of metrics and reducers, the lengths of event
+                files, what is frozen or in eval mode, buffers, which data-parallel ranks do not share
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ def restore_rank(
     own = stored_rank(folder, context)
     if ranks == gang.size or not context.use_pipeline_parallel:  # else the file may be of another stage
         set_modes(context.models, own)
+    if gang.rank < ranks:
+        context.tensorboard.cut(own["tensorboard"])
     if ranks == gang.size:
         restore_open(context, window, own)
         _set_buffers(context, own["buffers"])

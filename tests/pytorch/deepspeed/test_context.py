@@ -17,8 +17,8 @@ from tests.pytorch.deepspeed.engines import config, new_engine, new_pipeline
 
 
 def new_context(distributed: Distributed, **hparams: Any) -> DeepSpeedTrialContext:
-    frequency = hparams.pop("aggregation_frequency", 1)
-    config = {"name": "digits", "optimizations": {"aggregation_frequency": frequency}}
+    optimizations = hparams.pop("optimizations", {})
+    config = {"name": "digits", "optimizations": optimizations}
     spec = {"experiment_id": 12, "trial_id": 3, "trial_seed": 777, "hparams": hparams, "config": config}
     return DeepSpeedTrialContext(spec, distributed)
 
@@ -111,7 +111,9 @@ def test_the_first_engine_says_how_large_batches_are(on_ranks: OnRanks) -> None:
 
 
 def settings_of(distributed: Distributed) -> dict[str, Any]:
-    context = new_context(distributed, global_batch_size=64, aggregation_frequency=4)
+    context = new_context(
+        distributed, global_batch_size=64, optimizations={"aggregation_frequency": 4, "mixed_precision": "O1"}
+    )
     context.wrap_model_engine(new_engine(distributed, config(0, micro=4)))
     context.disable_auto_grad_accumulation()
     context.disable_dataset_reproducibility_checks()
@@ -136,7 +138,9 @@ def test_settings_that_fit_are_taken_and_others_refused(on_ranks: OnRanks) -> No
     assert said["second unit"] == ["set_mpu: the ModelParallelUnit is set already; call it once"]
     assert said["others"] == [
         "optimizations.aggregation_frequency: 4 is for a PyTorchTrial; set gradient_accumulation_steps of the "
-        "deepspeed config, which is 1",
+        "deepspeed config",
+        "optimizations.mixed_precision: 'O1' is for a PyTorchTrial; set fp16.enabled or bf16.enabled of the deepspeed "
+        "config",
         "hyperparameters.global_batch_size: 64, and train_batch_size of the deepspeed config is 4 "
         "(train_micro_batch_size_per_gpu 4, gradient_accumulation_steps 1, data-parallel size 1); make them the same, "
         "with overwrite_deepspeed_config, or leave global_batch_size out",
