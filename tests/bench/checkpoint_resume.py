@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from hpc_det.checkpoint.committed import committed
@@ -192,6 +193,29 @@ def loads_on_a_rank(distributed: Distributed, folder: Path, size_mb: int, checkp
     before = bytes_read()
     by_hand(new_life(folder / f"by hand {distributed.rank}", size_mb), checkpoint / "state_dict.pth")
     return bytes_read() - before
+
+
+def read_and_broadcast_s(root: Path, size_mb: int) -> tuple[float, float]:
+    """What a raw read of the checkpoint takes, and what gloo takes to bring it from one rank to another."""
+    life = saved_life(root / "two", size_mb)
+    (checkpoint,) = committed(life.folder.checkpoints)
+    put_out_of_memory(checkpoint.path)
+    began = time.perf_counter()
+    read_blocks(checkpoint.path)
+    read_s = time.perf_counter() - began
+    shutil.rmtree(root / "two")
+    return read_s, max(run_on_ranks(2, broadcast_on_a_rank, checkpoint.size_bytes))
+
+
+def broadcast_on_a_rank(distributed: Distributed, size: int) -> float:
+    block = torch.zeros(BLOCK, dtype=torch.uint8)
+    dist.broadcast(block, 0)
+    distributed.barrier()
+    began = time.perf_counter()
+    for _ in range(0, size, BLOCK):
+        dist.broadcast(block, 0)
+    distributed.barrier()
+    return time.perf_counter() - began
 
 
 def bytes_read() -> int:
