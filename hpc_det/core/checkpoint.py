@@ -18,7 +18,7 @@ from hpc_det.checkpoint.staging import Staging, clear_leftovers
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.numpy_values import is_plain, stand_ins, with_arrays
 from hpc_det.core.save import Behind, Save
-from hpc_det.core.verified import Gang, Reads
+from hpc_det.core.verified import Readers, Reads
 from hpc_det.core.warm_copies import WarmCopies
 from hpc_det.errors import HpcDetError
 
@@ -166,17 +166,15 @@ class CheckpointContext:
         """
         if self._distributed.is_chief:
             clear_leftovers(self._checkpoints)
-        return Gang(self._distributed, reads).newest(self._checkpoints, self._mirror)
+        return Readers(self._distributed, reads).newest(self._checkpoints, self._mirror)
 
     def verify(self, folder: Path, reads: Reads = _none) -> None:
         """The same for a checkpoint anywhere that was told; one without a manifest, Determined's, is taken as it is.
 
         Raises HpcDetError where it is damaged.
         """
-        if not self._distributed.broadcast_json((folder / MANIFEST).exists()):
-            return
-        if problems := Gang(self._distributed, reads).damage(folder):
-            raise HpcDetError([f"{folder}: damaged: {problem}; use another checkpoint" for problem in problems])
+        if self._distributed.broadcast_json((folder / MANIFEST).exists()):
+            Readers(self._distributed, reads).insist_on_whole(folder)
 
     def prune(self, validations: Mapping[int, float], **policy: Any) -> None:
         """Rank 0 only: delete what the policy does not keep (see `superfluous`), and bring the store to the same."""

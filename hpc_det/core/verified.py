@@ -19,44 +19,57 @@ from hpc_det.checkpoint.committed import Committed, FileEntry, committed_at, new
 from hpc_det.checkpoint.mirror import Mirror
 from hpc_det.checkpoint.reading import Block, blocks_of, differences, read_blocks
 from hpc_det.core.distributed import Distributed
+from hpc_det.errors import HpcDetError
 
 Reads = Callable[[str], bool]
 """Whether this rank is going to load a file of that name."""
 
 
 @dataclass(frozen=True)
-class Gang:
+class Readers:
     """The ranks of a trial as the readers of its checkpoints. All methods are collective."""
 
     distributed: Distributed
     reads: Reads
 
     def newest(self, checkpoints: Path, mirror: Mirror | None) -> tuple[Path, int] | None:
-        """The folder and batches of the newest one that is whole. Rank 0 names those that it skips."""
-        said = {"found": self._choose(checkpoints, mirror)} if self.distributed.is_chief else None
-        while "found" not in (heard := self.distributed.broadcast_json(said)):
-            self.damage(Path(heard["look"]))
-        found = heard["found"]
-        return (checkpoints / found[0], found[1]) if found else None
+        """The folder and batches of the newest one that is whole. Rank 0 names those that it skips.
 
-    def _choose(self, checkpoints: Path, mirror: Mirror | None) -> tuple[str, int] | None:
-        """On rank 0, while the others wait in `newest`."""
-        looked_at: list[str] = []
+        Raises HpcDetError where a node does not find it as rank 0 has fetched it from the store.
+        """
+        said = self._choose(checkpoints, mirror) if self.distributed.is_chief else None
+        while "look" in (heard := self.distributed.broadcast_json(said)):
+            self.damage(Path(heard["look"]))
+        if not heard["found"]:
+            return None
+        folder = checkpoints / heard["found"]
+        if not heard["is_read"]:
+            self.insist_on_whole(folder)
+        return folder, heard["steps"]
+
+    def insist_on_whole(self, folder: Path) -> None:
+        """Raises HpcDetError with all that is damaged in the checkpoint in `folder`."""
+        if problems := self.damage(folder):
+            raise HpcDetError([f"{folder}: damaged: {problem}; use another checkpoint" for problem in problems])
+
+    def _choose(self, checkpoints: Path, mirror: Mirror | None) -> dict[str, Any]:
+        """On rank 0, while the others wait in `newest`: the one, and whether its files are read in every node."""
+        read: set[str] = set()
 
         def damage(checkpoint: Committed) -> list[str]:
-            looked_at.append(checkpoint.uuid)
+            read.add(checkpoint.uuid)
             self.distributed.broadcast_json({"look": str(checkpoint.path)})
             return self.damage(checkpoint.path)
 
         checkpoint, skipped = (mirror.newest_good if mirror else partial(newest_good, checkpoints))(damage)
         for problem in skipped:
             print(f"hpc-det: skipped: {problem}", flush=True)
-        if checkpoint and checkpoint.uuid not in looked_at:
-            damage(checkpoint)  # rank 0 has fetched it and found it whole; now it is read on every node
-        return (checkpoint.uuid, checkpoint.steps) if checkpoint else None
+        if checkpoint is None:
+            return {"found": None}
+        return {"found": checkpoint.uuid, "steps": checkpoint.steps, "is_read": checkpoint.uuid in read}
 
     def damage(self, folder: Path) -> list[str]:
-        """What differs from the manifest of the checkpoint in `folder`, for any node; nothing where it has none."""
+        """What differs from the manifest of the checkpoint in `folder`, on any node."""
         gang, checkpoint = self.distributed, committed_at(folder)
         files = checkpoint.files if checkpoint else {}
         own = {"node": gang.rank - gang.local_rank, "manifest": bool(checkpoint), "reads": [*filter(self.reads, files)]}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,9 @@ import pytest
 import hpc_det.core.verified
 from hpc_det.checkpoint import reading
 from hpc_det.checkpoint.committed import FileEntry, committed
+from hpc_det.checkpoint.mirror import Mirror
 from hpc_det.checkpoint.reading import Block, Found, blocks_of, read_blocks
+from hpc_det.checkpoint.remote import Remote
 from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.verified import shared
@@ -56,19 +59,25 @@ def as_node(distributed: Distributed) -> Distributed:
     return Distributed(rank=distributed.rank, size=distributed.size, nodes=distributed.size, env=distributed.env)
 
 
-def read_by_this_rank(distributed: Distributed, folder: Path, apart: bool) -> list[str]:
-    gang = as_node(distributed) if apart else distributed
-    checkpoints = CheckpointContext(folder, gang)
-    own = f"rank-{gang.rank}.pth"
-    checkpoints.save(10, {own: gang.rank, **({"state_dict.pth": b"x" * 1000, "other.pth": 0} if gang.is_chief else {})})
+def noted_reads(patch: pytest.MonkeyPatch) -> list[str]:
+    """The blocks that are read from now on, as name@offset."""
     read: list[str] = []
 
     def noted(folder: Path, files: dict[str, FileEntry], blocks: list[Block]) -> list[Found]:
         read.extend(f"{block.name}@{block.offset}" for block in blocks)
         return read_blocks(folder, files, blocks)
 
+    patch.setattr(hpc_det.core.verified, "read_blocks", noted)
+    return read
+
+
+def read_by_this_rank(distributed: Distributed, folder: Path, apart: bool) -> list[str]:
+    gang = as_node(distributed) if apart else distributed
+    checkpoints = CheckpointContext(folder, gang)
+    own = f"rank-{gang.rank}.pth"
+    checkpoints.save(10, {own: gang.rank, **({"state_dict.pth": b"x" * 1000, "other.pth": 0} if gang.is_chief else {})})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hpc_det.core.verified, "read_blocks", noted)
+        read = noted_reads(patch)
         patch.setattr(reading, "BLOCK_BYTES", 100)
         assert checkpoints.newest(lambda name: name in ("state_dict.pth", own))
     return read
@@ -88,6 +97,19 @@ def test_each_node_reads_for_itself(on_ranks: OnRanks, tmp_path: Path) -> None:
     assert set(first) & set(second) == common
     assert {"rank-0.pth@0", "other.pth@0"} <= set(first)
     assert len(first) == len(set(first))
+
+
+def test_one_that_rank_0_has_fetched_is_read_on_every_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    mirror = Mirror(Remote(f"file://{tmp_path}/bucket", {"auto_mkdir": True}), folder)
+    checkpoints = CheckpointContext(folder, Distributed(), mirror)
+    uuid = checkpoints.save(10, {"state_dict.pth": 1})
+    mirror.update(committed(folder), set())
+    shutil.rmtree(folder / uuid)
+    read = noted_reads(monkeypatch)
+    assert checkpoints.newest() == (folder / uuid, 10)
+    assert {name.partition("@")[0] for name in read} == {"state_dict.pth"}
 
 
 def test_a_damaged_one_that_was_told_is_refused_on_every_rank(on_ranks: OnRanks, tmp_path: Path) -> None:
