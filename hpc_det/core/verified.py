@@ -1,9 +1,9 @@
 """Which checkpoint a gang goes on from: all ranks read the files together, and rank 0 chooses.
 
-Each node reads what its own ranks are going to load, and no byte of it twice: its ranks share the blocks. They come
-from the file system, not from another node: parallel file systems are made for many that read one file, and the gang's
-network would carry the state in the same time at best (docs/performance.md). Files that nobody loads are shared by all
-nodes.
+Each node reads what its own ranks are going to load, and no byte of it twice: its ranks share the blocks. Files that
+nobody loads are shared by all nodes. The bytes come from the file system, not from another node: a parallel file system
+serves many readers of one file at once, and what came over the network would not be in the page cache, but in memory of
+its own, a state for each node (docs/performance.md has what either takes).
 """
 
 from __future__ import annotations
