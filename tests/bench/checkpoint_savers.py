@@ -167,7 +167,8 @@ def one_rank(root: Path) -> Iterator[None]:
     """A process group for torch's ways."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
     dist.init_process_group("gloo", init_method=f"file://{root}/group", rank=0, world_size=1)
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         yield
     dist.destroy_process_group()
 
