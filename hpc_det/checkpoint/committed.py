@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from hpc_det.checkpoint.reading import blocks_of, differences, read_blocks
 from hpc_det.store.modes import make_folders
 
 MANIFEST = "manifest.json"
@@ -51,14 +52,13 @@ class Committed:
     def size_bytes(self) -> int:
         return sum(entry.size for entry in self.files.values())
 
-    def damage(self, part: int = 0, parts: int = 1, *, folder: Path | None = None) -> list[str]:
+    def damage(self, *, folder: Path | None = None) -> list[str]:
         """What differs from the manifest, a sentence each; reads every byte (crc32 is free next to a disk).
 
-        `part`: of the files, where as many readers share them. `folder`: where they are until they are at its path.
+        `folder`: where the files are until they are at its path.
         """
-        there = folder or self.path
-        largest_first = sorted(self.files.items(), key=lambda file: file[1].size, reverse=True)
-        return [problem for name, entry in largest_first[part::parts] if (problem := _compare(there / name, entry))]
+        blocks = blocks_of(self.files)
+        return differences(self.files, zip(blocks, read_blocks(folder or self.path, self.files, blocks), strict=True))
 
 
 Damage = Callable[[Committed], list[str]]
@@ -194,15 +194,3 @@ def committed_at(folder: Path) -> Committed | None:
         return parsed((folder / MANIFEST).read_bytes(), folder)
     except OSError:
         return None
-
-
-def _compare(path: Path, expected: FileEntry) -> str | None:
-    try:
-        found = checksum(path)
-    except OSError as error:
-        return f"{path.name}: {error.strerror}"
-    if found.size != expected.size:
-        return f"{path.name}: {found.size} bytes, the manifest says {expected.size}"
-    if found.crc32 != expected.crc32:
-        return f"{path.name}: crc32 {found.crc32:08x}, the manifest says {expected.crc32:08x}"
-    return None

@@ -5,21 +5,20 @@ from __future__ import annotations
 import pickle
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from hpc_det.checkpoint.committed import Committed, FileEntry, committed, committed_at, delete, newest_good
+from hpc_det.checkpoint.committed import MANIFEST, Committed, FileEntry, committed, delete
 from hpc_det.checkpoint.mirror import Mirror
 from hpc_det.checkpoint.prune import superfluous
 from hpc_det.checkpoint.staging import Staging, clear_leftovers
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.numpy_values import is_plain, stand_ins, with_arrays
 from hpc_det.core.save import Behind, Save
+from hpc_det.core.verified import Readers, Reads
 from hpc_det.core.warm_copies import WarmCopies
 from hpc_det.errors import HpcDetError
 
@@ -32,6 +31,10 @@ PART_S = 60.0
 
 def _nothing(partial: Path) -> None:
     pass
+
+
+def _none(name: str) -> bool:
+    return False
 
 
 class CheckpointContext:
@@ -156,35 +159,22 @@ class CheckpointContext:
         clear_leftovers(self._checkpoints)
         then()
 
-    def newest(self) -> tuple[Path, int] | None:
-        """The folder and batches of the newest checkpoint that is whole. Each rank reads a part of the files; rank 0
-        chooses, and names what it skips.
+    def newest(self, reads: Reads = _none) -> tuple[Path, int] | None:
+        """The folder and batches of the newest checkpoint that is whole; rank 0 names what it skips.
+
+        `reads`: what this rank is going to load of it. It is in its node's memory then, where the file system lets it.
         """
-        said = {"found": self._choose()} if self._distributed.is_chief else None
-        while "found" not in (heard := self._distributed.broadcast_json(said)):
-            self._damage_in_part(heard["uuid"])
-        found = heard["found"]
-        return (self._checkpoints / found[0], found[1]) if found else None
+        if self._distributed.is_chief:
+            clear_leftovers(self._checkpoints)
+        return Readers(self._distributed, reads).newest(self._checkpoints, self._mirror)
 
-    def _choose(self) -> tuple[str, int] | None:
-        clear_leftovers(self._checkpoints)
-        newest = self._mirror.newest_good if self._mirror else partial(newest_good, self._checkpoints)
-        checkpoint, skipped = newest(self._damage)
-        for problem in skipped:
-            print(f"hpc-det: skipped: {problem}", flush=True)
-        return (checkpoint.uuid, checkpoint.steps) if checkpoint else None
+    def verify(self, folder: Path, reads: Reads = _none) -> None:
+        """The same for a checkpoint anywhere that was told; one without a manifest, Determined's, is taken as it is.
 
-    def _damage(self, checkpoint: Committed) -> list[str]:
-        """Rank 0 only, while the others wait in `newest`."""
-        self._distributed.broadcast_json({"uuid": checkpoint.uuid})
-        return self._damage_in_part(checkpoint.uuid)
-
-    def _damage_in_part(self, uuid: str) -> list[str]:
-        """Collective: what all parts are, each found by one rank."""
-        gang = self._distributed
-        checkpoint = committed_at(self._checkpoints / uuid)
-        found = checkpoint.damage(gang.rank, gang.size) if checkpoint else [f"rank {gang.rank} sees no manifest"]
-        return list(chain(*gang.gather_json(found)))
+        Raises HpcDetError where it is damaged.
+        """
+        if self._distributed.broadcast_json((folder / MANIFEST).exists()):
+            Readers(self._distributed, reads).insist_on_whole(folder)
 
     def prune(self, validations: Mapping[int, float], **policy: Any) -> None:
         """Rank 0 only: delete what the policy does not keep (see `superfluous`), and bring the store to the same."""

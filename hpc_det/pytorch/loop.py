@@ -172,11 +172,12 @@ class Loop:
 
     def _checkpoint_to_resume(self) -> Path | None:
         """The newest of this trial. A run outside any job has a new folder, and may be told of one in an older one."""
-        if found := self._checkpoints.newest():
+        if found := self._checkpoints.newest(self._strategy.reads):
             return found[0]
         told = self._warm_start
         if told is None:
             return None
+        self._checkpoints.verify(told, self._strategy.reads)
         is_own: bool = self._distributed.broadcast_json(self._portable.is_of_this_trial(told))
         if self._distributed.is_chief:
             how = "goes on from" if is_own else "begins with the weights, of another trial or seed, in"
@@ -253,6 +254,7 @@ class Loop:
     def _load_weights(self, folder: Path) -> None:
         if self._distributed.is_chief:
             print(f"hpc-det: begins with the weights in {folder}", flush=True)
+        self._checkpoints.verify(folder, self._strategy.reads)
         self._strategy.restore_weights(folder)
 
     def _continue_log(self) -> None:

@@ -24,6 +24,7 @@ from hpc_det.pytorch.evaluation import numbered
 from hpc_det.pytorch.model_parallel import make_data_parallel_mpu
 from hpc_det.pytorch.progress import Progress
 from hpc_det.pytorch.state import (
+    PROGRESS,
     STATE_DICT,
     model_state,
     rank_file,
@@ -192,11 +193,16 @@ class PlainStrategy:
     def write(self, folder: Path) -> Mapping[str, FileEntry]:
         return {}
 
+    def reads(self, name: str) -> bool:
+        return name in (STATE_DICT, PROGRESS, rank_file(self._context.distributed.rank))
+
     def restore(self, folder: Path, callbacks: Callbacks) -> None:
         state = stored_state(folder, self._context.models)
-        callbacks.call("on_checkpoint_load_start", state)
+        if callbacks.overrides("on_checkpoint_load_start"):
+            state = copy.deepcopy(state)  # they may keep some of it
+            callbacks.call("on_checkpoint_load_start", state)
         restore_models(state, self._context, folder)
-        callbacks.restore(state["callbacks"])
+        callbacks.restore(copy.deepcopy(state["callbacks"]))
 
     def restore_weights(self, folder: Path) -> None:
         restore_weights(stored_state(folder, self._context.models), self._context, folder)

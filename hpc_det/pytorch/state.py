@@ -11,6 +11,7 @@ rank-R.pth        random generators, gradients that wait for an optimizer step, 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -62,11 +63,26 @@ def restore_models(state: dict[str, Any], context: PyTorchTrialContext, where: P
         raise HpcDetError(problems)
     for key, owners in _owners(context).items():
         for owner, content in zip(owners, state[key], strict=True):
-            owner.load_state_dict(content)
-            if isinstance(owner, torch.optim.Optimizer):
-                keep_types(owner, content.get("state", {}))
+            _restore(owner, content)
     if context.precision.scaler and "scaler_state_dict" in state:
-        context.precision.scaler.load_state_dict(state["scaler_state_dict"])
+        _restore(context.precision.scaler, state["scaler_state_dict"])
+
+
+def _restore(owner: Any, content: dict[str, Any]) -> None:
+    """Nothing of `content` is kept but copies: it may lie in a mapped file, which may be deleted."""
+    if isinstance(owner, torch.nn.Module):
+        owner.load_state_dict(content)  # into the memory of its parameters
+    elif isinstance(owner, torch.optim.Optimizer):
+        owner.load_state_dict(content)  # moves it to the GPU; on the CPU it takes the very tensors
+        for state in owner.state.values():
+            state.update({name: copy.deepcopy(value) for name, value in state.items() if not _is_on_gpu(value)})
+        keep_types(owner, content.get("state", {}))
+    else:
+        owner.load_state_dict(copy.deepcopy(content))
+
+
+def _is_on_gpu(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_cuda
 
 
 def restore_weights(state: dict[str, Any], context: PyTorchTrialContext, where: Path) -> None:

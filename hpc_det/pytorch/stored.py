@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from hpc_det.core.checkpoint import read
+from hpc_det.core.page_cache import is_in_memory
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.pytorch.state import STATE_DICT
 
@@ -24,12 +26,15 @@ _DDP_PREFIX = "module."
 def stored_state(folder: Path, models: Sequence[torch.nn.Module] = (), **options: Any) -> dict[str, Any]:
     """The content of a checkpoint's state_dict.pth, at any of its places, with the four keys of the API guide.
 
-    Fitted to `models`: Determined stored those of several slots with DDP's "module." before each name. `options` are
-    torch.load's `map_location` and `mmap`. Raises UsageError where there is no such file, HpcDetError for one that is
-    damaged, holds objects, or holds something else.
+    Fitted to `models`: Determined stored those of several slots with DDP's "module." before each name.
+
+    `options` are torch.load's `map_location` and `mmap`. Without the second, the file is mapped where it is in memory
+    anyway, as after CheckpointContext.newest: all ranks of a node share that. So keep copies of tensors alone.
+
+    Raises UsageError where there is no such file, HpcDetError for one that is damaged, holds objects, or is none.
     """
     file = state_file(folder)
-    state = read(file, **options)
+    state = read(file, **{"mmap": is_zipfile(file) and is_in_memory(file), **options})
     if not isinstance(state, dict) or "models_state_dict" not in state:
         raise HpcDetError(f"{file}: has no models_state_dict, so it is not the state of a PyTorchTrial")
     stored = state["models_state_dict"]

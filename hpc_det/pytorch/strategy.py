@@ -111,6 +111,13 @@ class Strategy(Protocol):
         """Collective: what else it saves, written into the partial folder of a checkpoint, and flushed to disk."""
         ...
 
+    def reads(self, name: str) -> bool:
+        """Whether this rank loads the file of that name when it goes on from a checkpoint.
+
+        A wrong answer costs time: the file is read by another node, and once more by this one.
+        """
+        ...
+
     def restore(self, folder: Path, callbacks: Callbacks) -> None:
         """Models, and all that trains them, as they were saved. Raises HpcDetError where they do not fit."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from tests.bench import (
+    checkpoint,
     command_line,
     deepspeed_overhead,
     deepspeed_save,
@@ -27,6 +28,7 @@ from tests.bench import (
 )
 
 BENCHMARKS = {
+    "checkpoint": checkpoint.main,
     "commands": command_line.main,
     "many": many.main,
     "preemption": notice_to_checkpoint.main,

@@ -6,6 +6,7 @@ engines.json          what a resume, also on another number of ranks, must know 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,19 @@ from hpc_det.pytorch.deepspeed.universal import engine_facts, load_engine
 from hpc_det.store.files import read_json, write_json
 
 ENGINES = "engines.json"
+_SHARD = re.compile(r"model\d+/(?:(?:bf16_)?zero_pp_rank_(?P<rank>\d+)_)?mp_rank_\d+_(?:model|optim)_states\.pt")
+"""Of one data-parallel rank, or what all of them have in common; see _get_ckpt_name in deepspeed/runtime/engine.py."""
 
 
 def tag(number: int) -> str:
     """What DeepSpeed calls a checkpoint: a folder's name."""
     return f"model{number}"
+
+
+def is_read_by(data_parallel_rank: int, name: str) -> bool:
+    """Whether such a rank of the same gang loads a file. Of a pipeline's layers nobody says: each rank has others."""
+    shard = _SHARD.fullmatch(name)
+    return name == ENGINES or bool(shard and shard["rank"] in (None, str(data_parallel_rank)))
 
 
 def settings(engine: Any) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.data import Counted, Evaluation, TrainingData
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
-from hpc_det.pytorch.deepspeed.engines import facts, load_engines, save_facts, settings, tag
+from hpc_det.pytorch.deepspeed.engines import facts, is_read_by, load_engines, save_facts, settings, tag
 from hpc_det.pytorch.deepspeed.failures import explained
 from hpc_det.pytorch.deepspeed.state import rank_state, restore_rank, stored_rank
 from hpc_det.pytorch.evaluation import numbered
 from hpc_det.pytorch.model_parallel import ModelParallelUnit
 from hpc_det.pytorch.progress import Progress
-from hpc_det.pytorch.state import rank_file
+from hpc_det.pytorch.state import PROGRESS, rank_file
 from hpc_det.pytorch.training_report import named
 from hpc_det.pytorch.trial import implements
 from hpc_det.pytorch.trial_context import TrialContext
@@ -146,6 +146,10 @@ class DeepSpeedStrategy:
         self._trial.save(self._context, folder)
         save_facts(self._context, folder)
         return self._context.shards.take(folder)
+
+    def reads(self, name: str) -> bool:
+        own = (PROGRESS, rank_file(self._context.distributed.rank))
+        return name in own or is_read_by(self.mpu.data_parallel_rank, name)
 
     def restore(self, folder: Path, callbacks: Callbacks) -> None:
         _ = facts(folder)  # another kind of trial's has none

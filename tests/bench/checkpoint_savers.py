@@ -1,0 +1,193 @@
+"""Who saves how: the machine's floors, torch's own ways, and ours."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import re
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict_saver as dcp
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from hpc_det.core.checkpoint import CheckpointContext
+from hpc_det.core.distributed import Distributed
+
+TENSORS = 50
+BLOCK = 1 << 24
+State = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Taken:
+    stall_s: float
+    """Training stands still."""
+    durable_s: float | None
+    """Until it is on disk; None: nobody knows when."""
+    added_mb: float = 0.0
+    """The peak of the process above what it had."""
+
+
+Way = Callable[[Path], Taken]
+
+
+def measured(root: Path, size_mb: int, rounds: int) -> dict[str, list[Taken]]:
+    """Each way in each round. The first one is for the memory that ways keep: its times are not for counting."""
+    state = state_of(size_mb)
+    with one_rank(root):
+        ways: dict[str, Way] = floors(state) | torchs(state) | ours(state, root / "checkpoints")
+        taken: dict[str, list[Taken]] = {name: [] for name in ways}
+        for number in range(rounds + 1):
+            names = list(ways)
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                result = _alone(ways[name], root / "saved")
+                taken[name].append(result)
+    return taken
+
+
+def state_of(size_mb: int) -> State:
+    numbers = size_mb * 1_000_000 // 4 // TENSORS
+    return {f"layer{k}.weight": torch.randn(numbers) for k in range(TENSORS)}
+
+
+# --- the floors
+
+
+def floors(state: State) -> dict[str, Way]:
+    warm = mmap.mmap(-1, -(-sum(tensor.nbytes for tensor in state.values()) // BLOCK) * BLOCK)
+    buffer = memoryview(warm)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(warm))
+
+    def copy(folder: Path) -> Taken:
+        began, at = time.perf_counter(), start
+        for tensor in state.values():
+            ctypes.memmove(at, tensor.data_ptr(), tensor.nbytes)
+            at += tensor.nbytes
+        return Taken(time.perf_counter() - began, None)
+
+    def write(folder: Path, flags: int = 0) -> Taken:
+        began = time.perf_counter()
+        write_blocks(folder / "raw", buffer, flags)
+        seconds = time.perf_counter() - began
+        return Taken(seconds, seconds)
+
+    return {"copy": copy, "raw write and fsync": write, "raw write, O_DIRECT": lambda at: write(at, os.O_DIRECT)}
+
+
+def write_blocks(path: Path, buffer: memoryview, flags: int = 0) -> None:
+    file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | flags, 0o600)
+    for offset in range(0, len(buffer), BLOCK):
+        os.write(file, buffer[offset : offset + BLOCK])
+    os.fsync(file)
+    os.close(file)
+
+
+# --- torch's
+
+
+def torchs(state: State) -> dict[str, Way]:
+    def plain(folder: Path) -> Taken:
+        began = time.perf_counter()
+        torch.save(state, folder / "a.pth")
+        return Taken(time.perf_counter() - began, None)
+
+    def flushed(folder: Path) -> Taken:
+        began = time.perf_counter()
+        with (folder / "a.pth").open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        seconds = time.perf_counter() - began
+        return Taken(seconds, seconds)
+
+    def dcp_save(folder: Path) -> Taken:
+        began = time.perf_counter()
+        dcp.save(state, checkpoint_id=folder / "dcp")
+        seconds = time.perf_counter() - began
+        return Taken(seconds, seconds)
+
+    def dcp_async(folder: Path, kind: AsyncCheckpointerType) -> Taken:
+        began = time.perf_counter()
+        future: Any = dcp.async_save(state, checkpoint_id=folder / "dcp", async_checkpointer_type=kind)
+        stall = time.perf_counter() - began
+        future.result()
+        return Taken(stall, time.perf_counter() - began)
+
+    return {
+        "torch.save": plain,
+        "torch.save and fsync": flushed,
+        "dcp.save": dcp_save,
+        "dcp.async_save, a thread": lambda folder: dcp_async(folder, AsyncCheckpointerType.THREAD),
+        "dcp.async_save, a process": lambda folder: dcp_async(folder, AsyncCheckpointerType.PROCESS),
+    }
+
+
+# --- ours
+
+
+def ours(state: State, checkpoints: Path) -> dict[str, Way]:
+    checkpoints.mkdir()
+    context = CheckpointContext(checkpoints, Distributed())
+
+    def behind(folder: Path) -> Taken:
+        began = time.perf_counter()
+        uuid = context.begin(1, {"state_dict.pth": state})
+        stall = time.perf_counter() - began
+        assert context.settled(wait=True)
+        seconds = time.perf_counter() - began
+        shutil.rmtree(checkpoints / uuid)
+        return Taken(stall, seconds)
+
+    def waiting(folder: Path) -> Taken:
+        began = time.perf_counter()
+        uuid = context.save(1, {"state_dict.pth": state})
+        seconds = time.perf_counter() - began
+        shutil.rmtree(checkpoints / uuid)
+        return Taken(seconds, seconds)
+
+    return {"hpc_det": behind, "hpc_det, not behind the training": waiting}
+
+
+# --- around them
+
+
+@contextmanager
+def one_rank(root: Path) -> Iterator[None]:
+    """A process group for torch's ways."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
+    dist.init_process_group("gloo", init_method=f"file://{root}/group", rank=0, world_size=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    dist.destroy_process_group()
+
+
+def _alone(way: Way, folder: Path) -> Taken:
+    """With a new folder, and no memory that others have let go."""
+    folder.mkdir()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew (proc(5))
+    before = memory_mb("VmRSS")
+    taken = way(folder)
+    added = memory_mb("VmHWM") - before
+    shutil.rmtree(folder)
+    return Taken(taken.stall_s, taken.durable_s, added)
+
+
+def memory_mb(name: str) -> float:
+    """Of this process: VmRSS is what it has, VmHWM its peak."""
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024 / 1e6

@@ -1,0 +1,70 @@
+"""What a checkpoint costs beside a bare copy and a bare read of as many bytes: `python -m tests.bench checkpoint` has
+the numbers, these are their gates.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpc_det.checkpoint.committed import committed
+from hpc_det.core.checkpoint import CheckpointContext
+from hpc_det.core.distributed import Distributed
+from hpc_det.pytorch.stored import stored_state
+from tests.machine import fastest_s
+
+MB = 64
+OF_A_COPY = 2.0
+"""Training may stand still so many times as long. torch.save into memory takes four times as long and more."""
+ROUNDS = 10
+
+
+def state() -> dict[str, Any]:
+    layers = {f"layer{k}.weight": torch.randn(MB * 1_000_000 // 4 // 50) for k in range(50)}
+    return {"models_state_dict": [layers]}
+
+
+def copy_s(weights: dict[str, torch.Tensor], copies: list[torch.Tensor]) -> float:
+    began = time.perf_counter()
+    for tensor, copy in zip(weights.values(), copies, strict=True):
+        ctypes.memmove(copy.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+    return time.perf_counter() - began
+
+
+def test_training_stands_still_for_little_more_than_a_copy(tmp_path: Path) -> None:
+    content, context = state(), CheckpointContext(tmp_path, Distributed())
+    weights = content["models_state_dict"][0]
+    copies = [torch.zeros_like(tensor) for tensor in weights.values()]
+
+    def stall_s() -> float:
+        began = time.perf_counter()
+        context.begin(1, {"state_dict.pth": content})
+        seconds = time.perf_counter() - began
+        context.settled(wait=True)
+        return seconds
+
+    stall_s()  # has memory from now on
+    floor = min(copy_s(weights, copies) for _ in range(ROUNDS))
+    assert fastest_s(stall_s, OF_A_COPY * floor) < OF_A_COPY * floor
+
+
+def bytes_read() -> int:
+    """By system calls of this process, wherever they came from (proc(5))."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_what_is_verified_is_not_read_again_to_be_loaded(tmp_path: Path) -> None:
+    content, context = state(), CheckpointContext(tmp_path, Distributed())
+    context.save(1, {"state_dict.pth": content})
+    (checkpoint,) = committed(tmp_path)
+    before = bytes_read()
+    found = context.newest(lambda name: True)
+    assert found is not None
+    loaded = stored_state(found[0])
+    assert (bytes_read() - before) / checkpoint.size_bytes < 1.05
+    weights = content["models_state_dict"][0]
+    assert all(torch.equal(value, weights[name]) for name, value in loaded["models_state_dict"][0].items())
