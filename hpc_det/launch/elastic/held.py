@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_det.checkpoint.snapshots import begin, split
+from hpc_det.checkpoint.snapshots import begin, last_number, split
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.elastic.frames import Message
 from hpc_det.store.run_folder import RunFolder
-from hpc_det.store.sealed_file import copy_sealed
+from hpc_det.store.sealed_file import Superseded, copy_sealed
 
 BUFFERS = 3
 """The newest whole snapshot, one on its way to the disk, and one that is being written."""
@@ -40,11 +43,42 @@ class Held:
         return cls(head["number"], buffers[head["buffer"]], head["progress"], split(body, head["own"]))
 
 
-def keep(held: Held, run: RunFolder) -> dict[str, Any]:
-    """Make it durable; what the driver is to hear of it."""
+class Keeper:
+    """Makes snapshots durable, one at a time, in a thread. What is older is given up for what is newer."""
+
+    def __init__(self, run: RunFolder, tell: Callable[[dict[str, Any]], None]) -> None:
+        """`tell` is called by another thread with what the driver is to hear."""
+        self._run = run
+        self._tell = tell
+        self._newest: Held | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self, held: Held) -> None:
+        self._newest = held
+        self._thread = threading.Thread(target=self._keep, args=(held, self._thread), name="writer")
+        self._thread.start()
+
+    def settle(self, held: Held | None) -> None:
+        """The driver is gone, and whoever goes on for it shall lose no call that had returned: `held` is the newest."""
+        self._newest = held or self._newest
+        if self._thread:
+            self._thread.join()
+        if held and held.number > last_number(self._run):
+            keep(held, self._run)
+
+    def _keep(self, held: Held, former: threading.Thread | None) -> None:
+        if former:
+            former.join()
+        with suppress(Superseded):
+            self._tell(keep(held, self._run, lambda: self._newest is not held))
+
+
+def keep(held: Held, run: RunFolder, is_superseded: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+    """Make it durable; what the driver is to hear of it. Raises Superseded if it was given up."""
     try:
         partial = begin(run, held.number)
-        partial.commit(copy_sealed(held.buffer, partial.state, run.key()), held.own, **held.progress)
+        state = copy_sealed(held.buffer, partial.state, run.key(), is_superseded)
+        partial.commit(state, held.own, **held.progress)
     except OSError as error:
         return {"kept": held.number, "error": f"{error.filename or run.snapshots}: {error.strerror}"}
     except HpcDetError as error:  # the key is gone, or no secret any more
