@@ -9,7 +9,6 @@ import errno
 import fcntl
 import hashlib
 import hmac
-import mmap
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -39,25 +38,26 @@ class Superseded(Exception):
     """A copy that nobody wants any more has been given up."""
 
 
-def copy_sealed(source: int, path: Path, key: bytes, is_superseded: Callable[[], bool] = lambda: False) -> Sealed:
-    """Write the file behind the descriptor `source`, from its beginning, to a new file `path`, and flush it to disk.
+def write_sealed(
+    content: memoryview, path: Path, key: bytes, is_superseded: Callable[[], bool] = lambda: False
+) -> Sealed:
+    """Write `content` to a new file `path`, and flush it to disk; fastest from memory that begins with a page.
 
-    The descriptor's own position stays where it is: others may share it. Raises Superseded soon after `is_superseded`
-    has begun to say so.
+    Raises Superseded soon after `is_superseded` has begun to say so.
     """
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
-    def copy(offset: int) -> bytes:
+    def write(offset: int) -> bytes:
         if is_superseded():
             raise Superseded
-        block = _read(source, offset)
+        block = content[offset : offset + _BLOCK]
         digest = hashlib.sha256(block).digest()
         _write(target, block, offset)
         return digest
 
     try:
         _past_the_cache(target, os.O_DIRECT)
-        sealed = _sealed(source, copy, key)
+        sealed = _sealed(len(content), write, key)
         os.fsync(target)
     finally:
         os.close(target)
@@ -66,8 +66,9 @@ def copy_sealed(source: int, path: Path, key: bytes, is_superseded: Callable[[],
 
 def seal_of(path: Path, key: bytes) -> Sealed:
     with open(path, "rb") as file:
-        source = file.fileno()
-        return _sealed(source, lambda offset: hashlib.sha256(_read(source, offset)).digest(), key)
+        descriptor = file.fileno()
+        size = os.fstat(descriptor).st_size
+        return _sealed(size, lambda offset: hashlib.sha256(_read(descriptor, offset)).digest(), key)
 
 
 def seal(content: bytes, key: bytes) -> Sealed:
@@ -75,9 +76,8 @@ def seal(content: bytes, key: bytes) -> Sealed:
     return Sealed(len(content), _mac((hashlib.sha256(block).digest() for block in blocks), key))
 
 
-def _sealed(file: int, digest: Callable[[int], bytes], key: bytes) -> Sealed:
+def _sealed(size: int, digest: Callable[[int], bytes], key: bytes) -> Sealed:
     """`digest` is asked by several threads for that of the block at an offset."""
-    size = os.fstat(file).st_size
     with ThreadPoolExecutor(_THREADS, "seal") as pool:
         return Sealed(size, _mac(pool.map(digest, range(0, size, _BLOCK)), key))
 
@@ -93,7 +93,7 @@ _own = threading.local()
 def _read(file: int, offset: int) -> memoryview:
     """The block there, in memory of this thread, into which it will read the next one, too."""
     if not hasattr(_own, "memory"):
-        _own.memory = memoryview(mmap.mmap(-1, _BLOCK))  # whole pages: O_DIRECT takes no others
+        _own.memory = memoryview(bytearray(_BLOCK))
     size = 0
     while read := os.preadv(file, [_own.memory[size:]], offset + size):
         size += read

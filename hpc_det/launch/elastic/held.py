@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Callable
@@ -13,15 +14,26 @@ from hpc_det.checkpoint.snapshots import begin, last_number, split
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.elastic.frames import Message
 from hpc_det.store.run_folder import RunFolder
-from hpc_det.store.sealed_file import Superseded, copy_sealed
+from hpc_det.store.sealed_file import Superseded, write_sealed
 
 BUFFERS = 3
 """The newest whole snapshot, one on its way to the disk, and one that is being written."""
 
 
-def memory() -> list[int]:
-    """File descriptors (memfd_create(2)): no name, so nothing to clean up; the job's memory, like the ranks' own."""
-    return [os.memfd_create(f"snapshot-{number}") for number in range(BUFFERS)]
+class Buffer:
+    """Memory without a name (memfd_create(2)): nothing to clean up; the job's, like the ranks' own."""
+
+    def __init__(self, number: int) -> None:
+        self.descriptor = os.memfd_create(f"snapshot-{number}")
+        self._mapped: mmap.mmap | None = None
+        """As long as it is large enough: to map it anew costs as much as half a copy."""
+
+    def content(self) -> memoryview:
+        """What ranks have written; there is some."""
+        size = os.fstat(self.descriptor).st_size
+        if self._mapped is None or len(self._mapped) < size:
+            self._mapped = mmap.mmap(self.descriptor, size, prot=mmap.PROT_READ)
+        return memoryview(self._mapped)[:size]
 
 
 @dataclass(frozen=True)
@@ -29,15 +41,15 @@ class Held:
     """One that is whole."""
 
     number: int
-    buffer: int
-    """The file descriptor of what all ranks share."""
+    buffer: Buffer
+    """What all ranks share."""
     progress: dict[str, int]
     """"epochs_done" and "calls"."""
     own: list[bytes]
     """Of each rank, on the node that writes; opaque here."""
 
     @classmethod
-    def of(cls, order: Message, buffers: list[int]) -> Held:
+    def of(cls, order: Message, buffers: list[Buffer]) -> Held:
         """What the driver says once all ranks have answered."""
         head, body = order
         return cls(head["number"], buffers[head["buffer"]], head["progress"], split(body, head["own"]))
@@ -77,7 +89,7 @@ def keep(held: Held, run: RunFolder, is_superseded: Callable[[], bool] = lambda:
     """Make it durable; what the driver is to hear of it. Raises Superseded if it was given up."""
     try:
         partial = begin(run, held.number)
-        state = copy_sealed(held.buffer, partial.state, run.key(), is_superseded)
+        state = write_sealed(held.buffer.content(), partial.state, run.key(), is_superseded)
         partial.commit(state, held.own, **held.progress)
     except OSError as error:
         return {"kept": held.number, "error": f"{error.filename or run.snapshots}: {error.strerror}"}

@@ -38,7 +38,7 @@ from hpc_det.launch import doorbell
 from hpc_det.launch.elastic.channel import Line
 from hpc_det.launch.elastic.claim import is_abandoned
 from hpc_det.launch.elastic.frames import Message
-from hpc_det.launch.elastic.held import Held, Keeper, memory
+from hpc_det.launch.elastic.held import BUFFERS, Buffer, Held, Keeper
 from hpc_det.launch.elastic.meeting import call_driver
 from hpc_det.launch.network import limit_look_ups, own_address
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
@@ -81,7 +81,7 @@ class Node:
         self._selector = selectors.DefaultSelector()
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
         self._selector.register(self._signals.fd, selectors.EVENT_READ, self._on_signals)
-        self._buffers = memory()
+        self._buffers = [Buffer(number) for number in range(BUFFERS)]
         self._held: Held | None = None
         self._is_writer = False
         self._keeper = Keeper(run, lambda message: self._driver.send(message))
@@ -170,7 +170,7 @@ class Node:
         return False
 
     def _start_nursery(self) -> None:
-        self._nursery = Nursery.start(self._buffers)
+        self._nursery = Nursery.start([buffer.descriptor for buffer in self._buffers])
         self._selector.register(self._nursery.line.connection, selectors.EVENT_READ, self._on_nursery)
 
     def _on_nursery(self) -> None:
