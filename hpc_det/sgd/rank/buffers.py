@@ -26,8 +26,17 @@ class Buffers:
 
     def write(self, number: int, content: Any) -> None:
         """As a file of torch.save's. Seals are the business of whoever makes it durable."""
-        file = lay_out(content)
-        file.put(self._memory(number, file.size))
+        try:
+            file = lay_out(content)
+        except RuntimeError:  # of tensors that cannot be laid out
+            self._save(number, content)
+        else:
+            file.put(self._memory(number, file.size))
+
+    def _save(self, number: int, content: Any) -> None:
+        with open(self.path(number), "r+b") as file:
+            torch.save(content, file)
+            file.truncate()
 
     def _memory(self, number: int, size: int) -> torch.Tensor:
         """At least `size` bytes; the buffer, as a file, has just so many."""
