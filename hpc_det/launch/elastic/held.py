@@ -26,7 +26,7 @@ class Buffer:
     def __init__(self, number: int) -> None:
         self.descriptor = os.memfd_create(f"snapshot-{number}")
         self._mapped: mmap.mmap | None = None
-        """As long as it is large enough: to map it anew costs as much as half a copy."""
+        """Kept as long as it is large enough: the kernel looks each page up once."""
 
     def content(self) -> memoryview:
         """What ranks have written; there is some."""

@@ -43,7 +43,7 @@ class Buffers:
         descriptor = self._descriptors[number]
         if number not in self._mapped or len(self._mapped[number]) < size:
             os.ftruncate(descriptor, size + _ROOM)
-            mapped = mmap.mmap(descriptor, size + _ROOM, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            mapped = mmap.mmap(descriptor, size + _ROOM)
             self._mapped[number] = torch.frombuffer(mapped, dtype=torch.uint8)
         os.ftruncate(descriptor, size)
         return self._mapped[number]
