@@ -67,7 +67,7 @@ class Partial:
 
     @property
     def state(self) -> Path:
-        """Where the agent shall copy it to (copy_sealed)."""
+        """Where the agent shall write it to (write_sealed)."""
         return self.path / _STATE
 
     def commit(self, state: Sealed, own: Sequence[bytes], *, epochs_done: int, calls: int) -> Durable:

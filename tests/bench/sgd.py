@@ -1,4 +1,4 @@
-"""All that is measured of TorchTrainer on CPUs, within five minutes."""
+"""All that is measured of TorchTrainer on CPUs, within ten minutes."""
 
 from __future__ import annotations
 

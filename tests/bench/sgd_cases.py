@@ -102,10 +102,11 @@ def times_of(operator: TrainingOperator) -> list[int]:
 
 
 class Empty(TrainingOperator):
-    """Nothing is trained, of a model of config["megabytes"], or next to none."""
+    """Nothing is trained, of a model of config["tensors"] of config["megabytes"] each, or of next to none."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        layers = [nn.Linear(512, 512, bias=False) for _ in range(config.get("megabytes", 0))]
+        rows = 512 * config.get("megabytes", 0)
+        layers = [nn.Linear(512, rows, bias=False) for _ in range(config.get("tensors", 0))]
         model = nn.Sequential(*layers, nn.Linear(4, 4))
         self.register(models=model, optimizers=torch.optim.SGD(model.parameters(), lr=RATE))
         self.register_data(train_loader=[None])

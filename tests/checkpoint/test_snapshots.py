@@ -13,7 +13,7 @@ import pytest
 
 from hpc_det.checkpoint.snapshots import Durable, Partial, begin, last_number, newest
 from hpc_det.store.run_folder import RunFolder
-from hpc_det.store.sealed_file import Sealed, copy_sealed
+from hpc_det.store.sealed_file import Sealed, write_sealed
 
 
 @pytest.fixture
@@ -25,12 +25,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 def copied(partial: Partial, state: bytes) -> Sealed:
     """As a node agent does it."""
-    memory = os.memfd_create("state")
-    try:
-        os.write(memory, state)
-        return copy_sealed(memory, partial.state, partial.run.key())
-    finally:
-        os.close(memory)
+    return write_sealed(memoryview(state), partial.state, partial.run.key())
 
 
 def taken(run: RunFolder, calls: int) -> Durable:

@@ -34,12 +34,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_det.checkpoint.snapshots import last_number
 from hpc_det.launch import doorbell
 from hpc_det.launch.elastic.channel import Line
 from hpc_det.launch.elastic.claim import is_abandoned
 from hpc_det.launch.elastic.frames import Message
-from hpc_det.launch.elastic.held import Held, keep, memory
+from hpc_det.launch.elastic.held import BUFFERS, Buffer, Held, Keeper
 from hpc_det.launch.elastic.meeting import call_driver
 from hpc_det.launch.network import limit_look_ups, own_address
 from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
@@ -82,10 +81,10 @@ class Node:
         self._selector = selectors.DefaultSelector()
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
         self._selector.register(self._signals.fd, selectors.EVENT_READ, self._on_signals)
-        self._buffers = memory()
+        self._buffers = [Buffer(number) for number in range(BUFFERS)]
         self._held: Held | None = None
         self._is_writer = False
-        self._writer: threading.Thread | None = None
+        self._keeper = Keeper(run, lambda message: self._driver.send(message))
         self._parent = os.getppid()
         self._is_over = self._is_alone = False
         """Alone: it was not told to leave."""
@@ -113,7 +112,7 @@ class Node:
                     self._is_over = self._is_alone = True
         end_descendants()
         if not self._remove_abandoned():
-            self._keep_newest()
+            self._keeper.settle(self._held if self._is_writer else None)
         self._driver.close()
         orders.join()
         return 0
@@ -154,18 +153,10 @@ class Node:
 
     def _hold(self, order: Message) -> None:
         """This snapshot is whole now. The memory of those before it may be written to again."""
-        self._held = held = Held.of(order, self._buffers)
+        self._held = Held.of(order, self._buffers)
         self._is_writer = order.head["is_writer"]
         if order.head["keep"]:
-            self._writer = threading.Thread(target=lambda: self._driver.send(keep(held, self._run)), name="writer")
-            self._writer.start()
-
-    def _keep_newest(self) -> None:
-        """The driver is gone, and whoever goes on for it shall lose no call that had returned."""
-        if self._writer:
-            self._writer.join()
-        if self._held and self._is_writer and self._held.number > last_number(self._run):
-            keep(self._held, self._run)
+            self._keeper.begin(self._held)
 
     def _remove_abandoned(self) -> bool:
         """A temporary run whose driver was killed, which nobody can go on with; whether it was one."""
@@ -179,7 +170,7 @@ class Node:
         return False
 
     def _start_nursery(self) -> None:
-        self._nursery = Nursery.start(self._buffers)
+        self._nursery = Nursery.start([buffer.descriptor for buffer in self._buffers])
         self._selector.register(self._nursery.line.connection, selectors.EVENT_READ, self._on_nursery)
 
     def _on_nursery(self) -> None:

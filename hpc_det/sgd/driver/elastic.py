@@ -129,13 +129,17 @@ class ElasticGang:
     def _settle(self) -> None:
         """What is newest shall be durable, however long that takes, as long as its node is there."""
         self._gang.poll()
-        while self._keeping and self._keeping.node in self._nodes:
+        while (keeping := self._keeping) and keeping.node in self._nodes and not self._is_given_up(keeping):
             self._nodes.hear(POLL_S)
         self._keeping = None
         held = self._held if self._is_durable else None
         if held and held.number != self._kept and (there := [node for node in held.nodes if node in self._nodes]):
             self._hand_over(replace(held, nodes=there))
             self._settle()
+
+    def _is_given_up(self, keeping: _Keeping) -> bool:
+        """By its writer, as soon as that is handed the newest: there may be time for no more than one."""
+        return self._held is not None and keeping.number < self._held.number and keeping.node is self._held.nodes[0]
 
     def _leave_job(self) -> None:
         self._settle()

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hpc_det.launch.elastic.frames import Message
-from hpc_det.launch.elastic.held import Held, keep, memory
+from hpc_det.launch.elastic.held import BUFFERS, Buffer, Held, keep
 from hpc_det.sgd.rank.worker import Worker
 from hpc_det.store.key import derived
 from hpc_det.store.run_folder import RunFolder
@@ -27,7 +27,7 @@ class InProcess:
         self._run = run
         self._address = address
         self._answer = answer
-        self._buffers = memory()
+        self._buffers = [Buffer(number) for number in range(BUFFERS)]
         self._former: dist.ProcessGroup | None = None
         """Of the gang that has ended. What destroys a group has the GIL and waits for gloo's threads, and one of those
         may wait for the GIL, to drop what a lost peer has broken off. Until there is another gang, they have done that.
@@ -47,14 +47,15 @@ class InProcess:
 
     def close(self) -> None:
         for buffer in self._buffers:
-            os.close(buffer)
+            os.close(buffer.descriptor)
         self._buffers = []
 
     def _fork(self, head: dict[str, Any], body: bytes) -> None:
         key = derived(self._run.key(), f"generation {head['generation']}")
         self._former = None
         place = {"rank": 0, "local_rank": 0, "size": head["size"], "generation": head["generation"]}
-        self.worker = Worker({**place, "driver": self._address, "key": key.hex(), "buffers": self._buffers})
+        buffers = [buffer.descriptor for buffer in self._buffers]
+        self.worker = Worker({**place, "driver": self._address, "key": key.hex(), "buffers": buffers})
 
     def _end(self, head: dict[str, Any], body: bytes) -> None:
         if self.worker:

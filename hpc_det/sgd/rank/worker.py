@@ -32,6 +32,7 @@ from hpc_det.launch.elastic.channel import connect
 from hpc_det.launch.elastic.frames import Message
 from hpc_det.launch.watch.heartbeat import Phase, Progress, place_of_main_thread
 from hpc_det.sgd.place import Place, Settings
+from hpc_det.sgd.rank.buffers import Buffers
 from hpc_det.sgd.rank.runner import Runner
 from hpc_det.sgd.rank.state import pickled
 from hpc_det.sgd.rank.store import LineStore
@@ -65,7 +66,7 @@ class Worker:
     def __init__(self, order: dict[str, Any], on_end: Callable[[], None] = lambda: None) -> None:
         """`on_end` is called by another thread when the driver is gone."""
         self._place = Place(order["rank"], order["local_rank"], order["size"])
-        self._buffers = order["buffers"]
+        self._buffers = Buffers(order["buffers"])
         self._key = bytes.fromhex(order["key"])
         self._runner: Runner | None = None
         self._phase: Phase = "outside"
@@ -173,7 +174,7 @@ class Worker:
         """What is the same on all ranks goes into memory of the nodes of some of them."""
         self.runner.level()
         if self._place.rank in holders:
-            self._write(self.runner.shared(), buffer)
+            self._buffers.write(buffer, self.runner.shared())
         return Own(pickled(self.runner.own()), self.runner.epochs_done)
 
     @property
@@ -191,23 +192,9 @@ class Worker:
             timeout=timedelta(seconds=settings.timeout_s),
         )
 
-    def _write(self, shared: dict[str, Any], buffer: int) -> None:
-        """Checksums are the business of whoever makes it durable.
-
-        What is there is written over: pages that are new take three times as long.
-        """
-        checks = torch.serialization.get_crc32_options()
-        torch.serialization.set_crc32_options(False)
-        try:
-            with open(f"/proc/self/fd/{self._buffers[buffer]}", "r+b") as file:
-                torch.save(shared, file)
-                file.truncate()
-        finally:
-            torch.serialization.set_crc32_options(checks)
-
     def _read(self, snapshot: int | Path) -> dict[str, Any]:
         """Both are the run's own: this node's memory, or a file whose seal the driver has checked."""
-        path = snapshot if isinstance(snapshot, Path) else f"/proc/self/fd/{self._buffers[snapshot]}"
+        path = snapshot if isinstance(snapshot, Path) else self._buffers.path(snapshot)
         shared: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)
         return shared
 
