@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hpc_det.checkpoint.committed import MANIFEST, Committed, FileEntry, committed, delete
 from hpc_det.checkpoint.mirror import Mirror
@@ -211,9 +212,14 @@ def not_loadable(content: Any, path: str) -> Iterator[str]:
     elif kind in _ROWS:
         for i, value in enumerate(content):
             yield from not_loadable(value, f"{path}[{i}]")
-    elif kind not in _VALUES and not isinstance(content, torch.Tensor) and not is_plain(content):
+    elif kind not in _VALUES and not _is_tensor(content) and not is_plain(content):
         found = f"{content.dtype} array" if kind is np.ndarray else f"{kind.__module__}.{kind.__name__}"
         yield f"{path}: {found} cannot be part of a checkpoint; save tensors, numbers, texts, lists and maps of them"
+
+
+def _is_tensor(content: Any) -> bool:
+    """One by itself: a DTensor, say, is a part of one, and to unpickle it takes the gang that it is spread over."""
+    return isinstance(content, torch.Tensor) and not is_traceable_wrapper_subclass(content)
 
 
 def load(path: Path, **options: Any) -> Any:

@@ -122,7 +122,8 @@ def _aligned(size: int) -> int:
 
 def _tensors(content: Any) -> Iterator[torch.Tensor]:
     if isinstance(content, torch.Tensor):
-        yield content
+        if not content.is_meta:  # which has a shape, and nothing to copy
+            yield content
     elif isinstance(content, Mapping):
         for value in content.values():
             yield from _tensors(value)
