@@ -23,14 +23,20 @@ from hpc_det.core.verified import Readers, Reads
 from hpc_det.core.warm_copies import WarmCopies
 from hpc_det.errors import HpcDetError
 
-Write = Callable[[Path], Mapping[str, FileEntry] | None]
+Finish = Callable[[Path], Mapping[str, FileEntry] | None]
 """Adds files to the partial folder of a checkpoint; the entries of those that are on disk and need no reading."""
+
+Put = Callable[[str, Any], None]
+"""A file by its name, and what torch.save takes: when it returns that may change."""
+
+Write = Callable[[Path, Put], None]
+"""Adds files to the partial folder of a checkpoint, by itself or by `Put`."""
 
 PART_S = 60.0
 """A rank that has failed ends without its checkpoint after so long."""
 
 
-def _nothing(partial: Path) -> None:
+def _nothing(*_: Any) -> None:
     pass
 
 
@@ -67,7 +73,7 @@ class CheckpointContext:
         self,
         steps: int,
         files: Mapping[str, Any],
-        finish: Write = _nothing,
+        finish: Finish = _nothing,
         *,
         write: Write = _nothing,
         then: Callable[[], object] = lambda: None,
@@ -79,7 +85,7 @@ class CheckpointContext:
         """
         save = self._new_save(files)
         save.write(files)
-        save.add(write(save.staging.partial) or {})
+        write(save.staging.partial, lambda name, content: save.write({name: content}))
         self._commit(save, steps, finish, then)
         self._distributed.barrier()
         return save.staging.uuid
@@ -88,7 +94,7 @@ class CheckpointContext:
         self,
         steps: int,
         files: Mapping[str, Any],
-        finish: Write = _nothing,
+        finish: Finish = _nothing,
         *,
         write: Write = _nothing,
         then: Callable[[], object] = lambda: None,
@@ -99,8 +105,12 @@ class CheckpointContext:
         """
         assert not self.in_flight
         save = self._new_save(files)
-        copied = self._copies.of(files)
-        save.add(write(save.staging.partial) or {})
+        copied = dict(self._copies.of(files))
+
+        def put(name: str, content: Any) -> None:
+            copied[name] = self._copies.also(content)
+
+        write(save.staging.partial, put)
 
         def work() -> None:
             save.write(copied)
@@ -149,7 +159,7 @@ class CheckpointContext:
         uuid = Staging.made(self._checkpoints).uuid if self._distributed.is_chief else None
         return Save(Staging(self._checkpoints, self._distributed.broadcast_json(uuid)), self._distributed)
 
-    def _commit(self, save: Save, steps: int, finish: Write, then: Callable[[], object]) -> None:
+    def _commit(self, save: Save, steps: int, finish: Finish, then: Callable[[], object]) -> None:
         everyones, staging = save.everyones(), save.staging
         if not self._distributed.is_chief:
             return

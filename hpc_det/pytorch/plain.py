@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from hpc_det.checkpoint.committed import FileEntry
-from hpc_det.core.checkpoint import check_loadable
+from hpc_det.core.checkpoint import Put, check_loadable
 from hpc_det.core.metrics import MetricWindow
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
@@ -24,7 +23,7 @@ from hpc_det.pytorch.evaluation import numbered
 from hpc_det.pytorch.model_parallel import make_data_parallel_mpu
 from hpc_det.pytorch.progress import Progress
 from hpc_det.pytorch.sharded import is_sharded, reshard
-from hpc_det.pytorch.shards import shard_file, shards_in, without_shards
+from hpc_det.pytorch.shards import is_sharded_tensor, own_part, shard_file, shards_in, without_shards
 from hpc_det.pytorch.state import (
     PROGRESS,
     STATE_DICT,
@@ -199,17 +198,17 @@ class PlainStrategy:
             check_loadable({STATE_DICT: without_shards(model_state(self._context, callbacks))})
 
     def saved_tensors(self) -> Iterator[torch.Tensor]:
-        models, gathers = self._context.models, self._context.aggregation_frequency > 1
-        parameters = [parameter for model in models for parameter in model.parameters()]
-        if gathers:  # on every rank, the size of its gradients
-            yield from parameters
-        if self._context.distributed.is_chief:
-            yield from parameters
-            for model in models:
-                yield from model.buffers()
-            for optimizer in self._context.optimizers:
-                for state in optimizer.state.values():
-                    yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+        context = self._context
+        reshard(context.models)
+        parameters = [parameter for model in context.models for parameter in model.parameters()]
+        buffers = (buffer for model in context.models for buffer in model.buffers())
+        states = (state for optimizer in context.optimizers for state in optimizer.state.values())
+        values = (value for state in states for value in state.values() if isinstance(value, torch.Tensor))
+        if context.aggregation_frequency > 1:  # on every rank, the size of its gradients
+            yield from map(own_part, parameters)
+        for tensor in (*parameters, *buffers, *values):
+            if context.distributed.is_chief or is_sharded_tensor(tensor):
+                yield own_part(tensor)
 
     def files(self, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
         context, rank = self._context, self._context.distributed.rank
@@ -222,8 +221,8 @@ class PlainStrategy:
             files[shard_file(rank)] = shards_in(trained_state(context))
         return files
 
-    def write(self, folder: Path) -> Mapping[str, FileEntry]:
-        return {}
+    def write(self, folder: Path, put: Put) -> None:
+        """All is in `files`."""
 
     def reads(self, name: str) -> bool:
         return name in (STATE_DICT, PROGRESS, rank_file(self._context.distributed.rank))

@@ -36,6 +36,16 @@ def shard_file(rank: int) -> str:
     return f"shard-{rank}.pth"
 
 
+def is_sharded_tensor(tensor: torch.Tensor) -> bool:
+    """Whether each rank has a part of it."""
+    return isinstance(tensor, DTensor)
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's; all of a tensor that is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 # --- saving
 
 
