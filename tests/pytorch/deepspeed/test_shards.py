@@ -12,6 +12,8 @@ import torch
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 
+from hpc_det.checkpoint.committed import committed
+from hpc_det.core.checkpoint import CheckpointContext, Put
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.warm_copies import WarmCopies
 from hpc_det.errors import HpcDetError
@@ -47,6 +49,35 @@ def test_every_stage_goes_on_to_the_bit(on_ranks: OnRanks, tmp_path: Path, stage
 @pytest.mark.parametrize("stage", [0, 1])
 def test_pipelines_go_on_to_the_bit(on_ranks: OnRanks, tmp_path: Path, stage: int) -> None:
     assert on_ranks(2, goes_on, tmp_path, stage, True) == [[], []]
+
+
+def goes_on_while_it_is_written(distributed: Distributed, folder: Path) -> list[bool]:
+    """Whether each engine that is loaded trains as the saved one did, which trained on at once."""
+    same = []
+    for new, stage in ((new_engine, 1), (new_engine, 3), (new_pipeline, 1)):
+        engine = new(distributed, config(stage, dtype="bf16"))
+        engine.checkpoint_engine = files = ShardFiles()
+        train(engine, 0, 3)
+
+        def write(partial: Path, put: Put, engine: Any = engine, files: ShardFiles = files) -> None:
+            with files.part_of(partial, put):
+                engine.save_checkpoint(str(partial), tag=TAG)
+
+        checkpoints = CheckpointContext(folder, distributed)
+        uuid = checkpoints.begin(3, {}, write=write)
+        losses = train(engine, 3, 3)
+        checkpoints.settled(wait=True)
+        resumed = new(distributed, config(stage, dtype="bf16"), seed=2)
+        resumed.load_checkpoint(str(folder / uuid), tag=TAG)
+        same.append(train(resumed, 3, 3) == losses)
+    return same
+
+
+def test_an_engine_may_go_on_while_its_files_are_written(on_ranks: OnRanks, tmp_path: Path) -> None:
+    assert on_ranks(2, goes_on_while_it_is_written, tmp_path) == [[True] * 3] * 2
+    first = committed(tmp_path)[0]
+    assert not first.damage()
+    assert len([name for name in first.files if name.endswith(".pt")]) >= 4
 
 
 def names_put(distributed: Distributed, folder: Path) -> list[list[str]]:
