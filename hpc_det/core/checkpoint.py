@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hpc_det.checkpoint.committed import MANIFEST, Committed, FileEntry, committed, delete
 from hpc_det.checkpoint.mirror import Mirror
@@ -22,14 +23,20 @@ from hpc_det.core.verified import Readers, Reads
 from hpc_det.core.warm_copies import WarmCopies
 from hpc_det.errors import HpcDetError
 
-Write = Callable[[Path], Mapping[str, FileEntry] | None]
+Finish = Callable[[Path], Mapping[str, FileEntry] | None]
 """Adds files to the partial folder of a checkpoint; the entries of those that are on disk and need no reading."""
+
+Put = Callable[[str, Any], None]
+"""A file by its name, and what torch.save takes: when it returns that may change."""
+
+Write = Callable[[Path, Put], None]
+"""Adds files to the partial folder of a checkpoint, by itself or by `Put`."""
 
 PART_S = 60.0
 """A rank that has failed ends without its checkpoint after so long."""
 
 
-def _nothing(partial: Path) -> None:
+def _nothing(*_: Any) -> None:
     pass
 
 
@@ -66,7 +73,7 @@ class CheckpointContext:
         self,
         steps: int,
         files: Mapping[str, Any],
-        finish: Write = _nothing,
+        finish: Finish = _nothing,
         *,
         write: Write = _nothing,
         then: Callable[[], object] = lambda: None,
@@ -78,7 +85,7 @@ class CheckpointContext:
         """
         save = self._new_save(files)
         save.write(files)
-        save.add(write(save.staging.partial) or {})
+        write(save.staging.partial, lambda name, content: save.write({name: content}))
         self._commit(save, steps, finish, then)
         self._distributed.barrier()
         return save.staging.uuid
@@ -87,7 +94,7 @@ class CheckpointContext:
         self,
         steps: int,
         files: Mapping[str, Any],
-        finish: Write = _nothing,
+        finish: Finish = _nothing,
         *,
         write: Write = _nothing,
         then: Callable[[], object] = lambda: None,
@@ -98,8 +105,12 @@ class CheckpointContext:
         """
         assert not self.in_flight
         save = self._new_save(files)
-        copied = self._copies.of(files)
-        save.add(write(save.staging.partial) or {})
+        copied = dict(self._copies.of(files))
+
+        def put(name: str, content: Any) -> None:
+            copied[name] = self._copies.also(content)
+
+        write(save.staging.partial, put)
 
         def work() -> None:
             save.write(copied)
@@ -148,7 +159,7 @@ class CheckpointContext:
         uuid = Staging.made(self._checkpoints).uuid if self._distributed.is_chief else None
         return Save(Staging(self._checkpoints, self._distributed.broadcast_json(uuid)), self._distributed)
 
-    def _commit(self, save: Save, steps: int, finish: Write, then: Callable[[], object]) -> None:
+    def _commit(self, save: Save, steps: int, finish: Finish, then: Callable[[], object]) -> None:
         everyones, staging = save.everyones(), save.staging
         if not self._distributed.is_chief:
             return
@@ -211,9 +222,14 @@ def not_loadable(content: Any, path: str) -> Iterator[str]:
     elif kind in _ROWS:
         for i, value in enumerate(content):
             yield from not_loadable(value, f"{path}[{i}]")
-    elif kind not in _VALUES and not isinstance(content, torch.Tensor) and not is_plain(content):
+    elif kind not in _VALUES and not _is_tensor(content) and not is_plain(content):
         found = f"{content.dtype} array" if kind is np.ndarray else f"{kind.__module__}.{kind.__name__}"
         yield f"{path}: {found} cannot be part of a checkpoint; save tensors, numbers, texts, lists and maps of them"
+
+
+def _is_tensor(content: Any) -> bool:
+    """One by itself: a DTensor, say, is a part of one, and to unpickle it takes the gang that it is spread over."""
+    return isinstance(content, torch.Tensor) and not is_traceable_wrapper_subclass(content)
 
 
 def load(path: Path, **options: Any) -> Any:

@@ -38,10 +38,6 @@ class Save:
                 with self.staging.file(name, self._entries, self._go_on) as file:
                     torch.save(content, file)  # type: ignore[arg-type]  # anything that writes will do
 
-    def add(self, entries: Mapping[str, FileEntry]) -> None:
-        """Of files that somebody else has written."""
-        self._entries.update(entries)
-
     def everyones(self) -> dict[str, FileEntry]:
         """The entries of all ranks on rank 0, when all have written; nothing on others. Raises Abandoned."""
         store, gang = self._distributed.side_store(), self._distributed

@@ -36,6 +36,8 @@ class WarmCopies:
         self._memory: mmap.mmap | None = None
         self._is_pinned = False
         self._warming: Thread | None = None
+        self._others: list[WarmCopies] = []
+        self._others_used = 0
 
     def expect(self, tensors: Iterable[torch.Tensor]) -> None:
         """Have memory for copies of these, by and by."""
@@ -50,6 +52,7 @@ class WarmCopies:
 
         Tensors that share memory go on to share it. `content` holds what a checkpoint may hold (check_loadable).
         """
+        self._others_used = 0
         tensors = {id(tensor): tensor for tensor in _tensors(content)}
         storages = {each._cdata: each for each in map(_storage, tensors.values()) if each is not None and each.nbytes()}
         room = self._room(sum(_aligned(storage.nbytes()) for storage in storages.values()))
@@ -63,6 +66,13 @@ class WarmCopies:
         if any(storage.device.type == "cuda" for storage in storages.values()):
             torch.cuda.synchronize()
         return copy.deepcopy(content, same)
+
+    def also(self, content: Any) -> Any:
+        """`of` something more, which is good as long as the former. `content` may hold other objects, too."""
+        if self._others_used == len(self._others):
+            self._others.append(WarmCopies(self._folder))
+        self._others_used += 1
+        return self._others[self._others_used - 1].of(content)
 
     @property
     def _size(self) -> int:
@@ -122,7 +132,8 @@ def _aligned(size: int) -> int:
 
 def _tensors(content: Any) -> Iterator[torch.Tensor]:
     if isinstance(content, torch.Tensor):
-        yield content
+        if not content.is_meta:  # which has a shape, and nothing to copy
+            yield content
     elif isinstance(content, Mapping):
         for value in content.values():
             yield from _tensors(value)

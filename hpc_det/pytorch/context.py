@@ -15,6 +15,7 @@ from hpc_det.pytorch.ddp import DataParallel, data_parallel, synchronized_batch_
 from hpc_det.pytorch.experimental import PyTorchExperimentalContext
 from hpc_det.pytorch.fusion import FusionTuner
 from hpc_det.pytorch.lr_scheduler import LRScheduler, ScheduledStep
+from hpc_det.pytorch.sharded import is_sharded, obstacles
 from hpc_det.pytorch.trial_context import TrialContext, parameters_of
 from hpc_det.store.folders import TrialFolder
 
@@ -55,23 +56,34 @@ class PyTorchTrialContext(TrialContext):
     def lr_schedulers(self) -> list[torch.optim.lr_scheduler.LRScheduler]:
         return [step.scheduler for step in self.scheduled_steps]
 
+    @property
+    def has_sharded_models(self) -> bool:
+        return any(map(is_sharded, self.models))
+
     # --- wrapping
 
     def wrap_model(self, model: Model, *, sync_batch_norm: bool = False, **ddp_options: Any) -> Model:
-        """The model on this rank's device; with several ranks in DistributedDataParallel(**ddp_options).
+        """The model on this rank's device; with several ranks in DistributedDataParallel(**ddp_options), unless torch's
+        fully_shard has spread it over all of them.
 
         What is returned has the model's own attributes and methods either way. Call it before an optimizer is
-        made. `sync_batch_norm`: batch norms over all ranks (GPUs only).
+        made. `sync_batch_norm`: batch norms over all ranks (GPUs only). Raises UsageError for a model that is sharded
+        in another way.
         """
         if any(model is known for known in (*self.models, *self.wrapped_models)):
             raise UsageError(f"wrap_model: this {type(model).__name__} is wrapped already; wrap each model once")
-        own: torch.nn.Module = model.to(self.device)
+        for_ddp = [*ddp_options, *(["sync_batch_norm"] if sync_batch_norm else [])]
+        for_ddp += ["optimizations.gradient_compression"] if self._compresses_gradients else []
+        if problems := list(obstacles(model, self.distributed.size, for_ddp)):
+            raise UsageError([f"wrap_model: {type(model).__name__}: {problem}" for problem in problems])
+        own: torch.nn.Module = model if is_sharded(model) else model.to(self.device)
         if sync_batch_norm and self.distributed.size > 1:
             own = synchronized_batch_norm(own, self.device)
         self.precision.prepare(own)
         self.models.append(own)
         trains = any(parameter.requires_grad for parameter in own.parameters())
-        wrapped = self._data_parallel(own, ddp_options) if trains and self.distributed.size > 1 else own
+        in_ddp = trains and self.distributed.size > 1 and not is_sharded(own)
+        wrapped = self._data_parallel(own, ddp_options) if in_ddp else own
         self.wrapped_models.append(wrapped)
         return cast(Model, wrapped)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from hpc_det.checkpoint.committed import FileEntry
-from hpc_det.core.checkpoint import check_loadable
+from hpc_det.core.checkpoint import Put, check_loadable
 from hpc_det.core.metrics import MetricWindow
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
@@ -23,6 +22,8 @@ from hpc_det.pytorch.ddp import DataParallel, share_buffers
 from hpc_det.pytorch.evaluation import numbered
 from hpc_det.pytorch.model_parallel import make_data_parallel_mpu
 from hpc_det.pytorch.progress import Progress
+from hpc_det.pytorch.sharded import is_sharded, reshard
+from hpc_det.pytorch.shards import is_sharded_tensor, own_part, shard_file, shards_in, without_shards
 from hpc_det.pytorch.state import (
     PROGRESS,
     STATE_DICT,
@@ -32,6 +33,7 @@ from hpc_det.pytorch.state import (
     restore_models,
     restore_rank,
     restore_weights,
+    trained_state,
 )
 from hpc_det.pytorch.stored import stored_state
 from hpc_det.pytorch.trial_context import TrialContext, parameters_of
@@ -45,7 +47,6 @@ class PlainStrategy:
     saves_on_every_rank: ClassVar = False
     micro_batches = 1
     micro_batch_size = None
-    evaluation = Evaluation.APART
 
     @staticmethod
     def explained() -> AbstractContextManager[None]:
@@ -57,6 +58,10 @@ class PlainStrategy:
         self._context = context
         self._evaluate = numbered(trial.evaluate_batch)
 
+    @property
+    def evaluation(self) -> Evaluation:
+        return Evaluation.TOGETHER if self._context.has_sharded_models else Evaluation.APART
+
     def check(self) -> None:
         name, context = type(self._trial).__name__, self._context
         problems = [
@@ -64,15 +69,36 @@ class PlainStrategy:
             for what, wrapped in (("model", context.models), ("optimizer", context.optimizers))
             if not wrapped
         ]
-        if problems:
-            raise UsageError(problems)
         models = {id(parameter) for model in context.models for parameter in model.parameters()}
         trained = [parameter for optimizer in context.optimizers for parameter in parameters_of(optimizer)]
-        if loose := sum(id(parameter) not in models for parameter in trained):
+        loose = sum(id(parameter) not in models for parameter in trained)
+        if context.has_sharded_models:
+            problems += [f"{name}: {problem}" for problem in self._sharded_problems(loose)]
+        if problems:
+            raise UsageError(problems)
+        if loose:
             warnings.warn(
                 f"{name}: optimizers train {loose} parameters of no wrapped model, which no checkpoint holds and ranks "
                 f"do not share; make them parameters of a model, and wrap that",
                 stacklevel=2,
+            )
+
+    def _sharded_problems(self, loose: int) -> Iterator[str]:
+        """`loose`: parameters that optimizers train, and no wrapped model has."""
+        from hpc_det.pytorch.trial import implements  # which imports this module
+
+        for model, wrapped in zip(self._context.models, self._context.wrapped_models, strict=True):
+            if isinstance(wrapped, DataParallel) and is_sharded(model):
+                yield f"{type(model).__name__} is sharded after wrap_model; call fully_shard before it"
+        if loose:
+            yield (
+                f"optimizers train {loose} parameters of no wrapped model, as if one were made before fully_shard, "
+                f"which replaces parameters; make optimizers after it"
+            )
+        if implements(type(self._trial), "evaluate_full_dataset"):
+            yield (
+                "evaluate_full_dataset runs on rank 0 alone, and a sharded model needs all ranks for each batch; "
+                "implement evaluate_batch"
             )
 
     # --- training
@@ -122,6 +148,7 @@ class PlainStrategy:
         share_buffers(self._context.wrapped_models)
         self._set_training_mode(False)
         yield
+        reshard(self._context.models)
         self._set_training_mode(True)
 
     def evaluate(self, batches: Iterator[Any], number: int) -> Any:
@@ -168,30 +195,34 @@ class PlainStrategy:
 
     def check_savable(self, callbacks: Callbacks) -> None:
         if self._context.distributed.is_chief:
-            check_loadable({STATE_DICT: model_state(self._context, callbacks)})
+            check_loadable({STATE_DICT: without_shards(model_state(self._context, callbacks))})
 
     def saved_tensors(self) -> Iterator[torch.Tensor]:
-        models, gathers = self._context.models, self._context.aggregation_frequency > 1
-        parameters = [parameter for model in models for parameter in model.parameters()]
-        if gathers:  # on every rank, the size of its gradients
-            yield from parameters
-        if self._context.distributed.is_chief:
-            yield from parameters
-            for model in models:
-                yield from model.buffers()
-            for optimizer in self._context.optimizers:
-                for state in optimizer.state.values():
-                    yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+        context = self._context
+        reshard(context.models)
+        parameters = [parameter for model in context.models for parameter in model.parameters()]
+        buffers = (buffer for model in context.models for buffer in model.buffers())
+        states = (state for optimizer in context.optimizers for state in optimizer.state.values())
+        values = (value for state in states for value in state.values() if isinstance(value, torch.Tensor))
+        if context.aggregation_frequency > 1:  # on every rank, the size of its gradients
+            yield from map(own_part, parameters)
+        for tensor in (*parameters, *buffers, *values):
+            if context.distributed.is_chief or is_sharded_tensor(tensor):
+                yield own_part(tensor)
 
     def files(self, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
-        files = {rank_file(self._context.distributed.rank): rank_state(self._context, window)}
-        if self._context.distributed.is_chief:
-            files[STATE_DICT] = model_state(self._context, callbacks)
+        context, rank = self._context, self._context.distributed.rank
+        reshard(context.models)
+        files = {rank_file(rank): rank_state(context, window)}
+        if context.distributed.is_chief:
+            files[STATE_DICT] = without_shards(model_state(context, callbacks))
             callbacks.call("on_checkpoint_save_start", files[STATE_DICT])
+        if context.has_sharded_models:
+            files[shard_file(rank)] = shards_in(trained_state(context))
         return files
 
-    def write(self, folder: Path) -> Mapping[str, FileEntry]:
-        return {}
+    def write(self, folder: Path, put: Put) -> None:
+        """All is in `files`."""
 
     def reads(self, name: str) -> bool:
         return name in (STATE_DICT, PROGRESS, rank_file(self._context.distributed.rank))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.checkpoint.prune import RESUME_DEPTH, Policy
-from hpc_det.core.checkpoint import CheckpointContext
+from hpc_det.core.checkpoint import CheckpointContext, Put
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricsLog, MetricWindow
 from hpc_det.core.preempt import StopAgreement
@@ -143,11 +143,10 @@ class Saving:
         """A validation changes what is saved: callbacks, and schedulers that they step."""
         return self._progress.steps, self._progress.validated
 
-    def _write(self, folder: Path) -> Mapping[str, FileEntry]:
-        entries = self._strategy.write(folder)
+    def _write(self, folder: Path, put: Put) -> None:
+        self._strategy.write(folder, put)
         if self._strategy.saves_on_every_rank:
             self._callbacks.call("on_checkpoint_write_end", str(folder))
-        return entries
 
     def _finish(self, folder: Path, steps: int) -> Mapping[str, FileEntry]:
         entries = self._portable.write(folder, steps)

@@ -2,6 +2,7 @@
 
 state_dict.pth    models_state_dict, optimizers_state_dict, lr_schedulers_state_dict, callbacks    rank 0
                   and scaler_state_dict where losses are scaled
+shard-R.pth       of sharded models: see hpc_det.pytorch.shards                                    each rank
 progress.pth      batches, position, validation state, number of ranks                             rank 0
 rank-R.pth        random generators, gradients that wait for an optimizer step, the open windows   each rank
                   of metrics and reducers, the lengths of event files, what is frozen or in eval
@@ -12,12 +13,13 @@ rank-R.pth        random generators, gradients that wait for an optimizer step, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from hpc_det.core.checkpoint import load
 from hpc_det.core.metrics import MetricWindow
@@ -27,11 +29,15 @@ from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.data import Position
 from hpc_det.pytorch.ddp import DataParallel, shares_buffers
+from hpc_det.pytorch.modes import modes, named_parameters, set_modes
 from hpc_det.pytorch.progress import Progress
+from hpc_det.pytorch.shards import StoredShards, likes_of, part_like
 from hpc_det.pytorch.trial_context import TrialContext, parameters_of
 
 STATE_DICT = "state_dict.pth"
 PROGRESS = "progress.pth"
+MODELS = "models_state_dict"
+GRADIENTS = "gradients"
 
 
 def rank_file(rank: int) -> str:
@@ -43,13 +49,19 @@ def rank_file(rank: int) -> str:
 
 def model_state(context: PyTorchTrialContext, callbacks: Callbacks) -> dict[str, Any]:
     """The four keys that the PyTorch API guide promises, and Determined's fifth."""
-    state = {key: [owner.state_dict() for owner in owners] for key, owners in _owners(context).items()}
     scaler = context.precision.scaler
     return {
-        **state,
+        **trained_state(context),
         "callbacks": callbacks.state(),
         **({"scaler_state_dict": scaler.state_dict()} if scaler else {}),
     }
+
+
+def trained_state(context: PyTorchTrialContext) -> dict[str, Any]:
+    """The first three of them; and gradients that wait for an optimizer step, where these are sharded."""
+    state: dict[str, Any] = {key: [owner.state_dict() for owner in owners] for key, owners in _owners(context).items()}
+    gradients = {name: gradient for name, gradient in _every_gradient(context).items() if isinstance(gradient, DTensor)}
+    return {**state, **({GRADIENTS: gradients} if gradients else {})}
 
 
 def restore_models(state: dict[str, Any], context: PyTorchTrialContext, where: Path) -> None:
@@ -61,9 +73,14 @@ def restore_models(state: dict[str, Any], context: PyTorchTrialContext, where: P
     ]
     if problems:
         raise HpcDetError(problems)
+    shards = StoredShards(where, context.distributed.rank)
     for key, owners in _owners(context).items():
-        for owner, content in zip(owners, state[key], strict=True):
-            _restore(owner, content)
+        for k, owner in enumerate(owners):
+            _restore(owner, shards.fitted(state[key][k], f"{key}/{k}", likes_of(owner, f"{key}/{k}")))
+    parameters = dict(named_parameters(context.models))
+    likes = {f"{GRADIENTS}/{name}": parameter for name, parameter in parameters.items()}
+    for name, gradient in shards.fitted(state.get(GRADIENTS, {}), GRADIENTS, likes).items():
+        parameters[name].grad = gradient.to(parameters[name].device)
     if context.precision.scaler and "scaler_state_dict" in state:
         _restore(context.precision.scaler, state["scaler_state_dict"])
 
@@ -87,19 +104,19 @@ def _is_on_gpu(value: Any) -> bool:
 
 def restore_weights(state: dict[str, Any], context: PyTorchTrialContext, where: Path) -> None:
     """Of the models alone. Raises UsageError where they are others than the trial's."""
-    stored, models = state["models_state_dict"], context.models
+    stored, models, shards = state[MODELS], context.models, StoredShards(where, context.distributed.rank)
     if len(stored) != len(models):
         raise UsageError(f"{where / STATE_DICT}: holds {len(stored)} models, the trial wraps {len(models)}")
-    for model, content in zip(models, stored, strict=True):
+    for k, (model, content) in enumerate(zip(models, stored, strict=True)):
         try:
-            model.load_state_dict(content)
+            model.load_state_dict(shards.fitted(content, f"{MODELS}/{k}", likes_of(model, f"{MODELS}/{k}")))
         except RuntimeError as error:
             raise UsageError(f"{where / STATE_DICT}: other weights than the trial's: {error}") from None
 
 
 def _owners(context: PyTorchTrialContext) -> dict[str, list[Any]]:
     return {
-        "models_state_dict": [*context.models],
+        MODELS: [*context.models],
         "optimizers_state_dict": [*context.optimizers],
         "lr_schedulers_state_dict": [*context.lr_schedulers],
     }
@@ -201,8 +218,13 @@ def _take_over(folder: Path, ranks: int, context: PyTorchTrialContext, window: M
 
 
 def _gradients(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
+    """This rank's own: those of sharded models are shared out already, see `trained_state`."""
+    return {name: gradient for name, gradient in _every_gradient(context).items() if not isinstance(gradient, DTensor)}
+
+
+def _every_gradient(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
     """Those that are there: none right after an optimizer step that zeroes them."""
-    return {name: parameter.grad for name, parameter in _parameters(context.models) if parameter.grad is not None}
+    return {name: parameter.grad for name, parameter in named_parameters(context.models) if parameter.grad is not None}
 
 
 def _set_gradients(context: PyTorchTrialContext, gradients: dict[str, torch.Tensor]) -> None:
@@ -214,10 +236,10 @@ def _set_gradients(context: PyTorchTrialContext, gradients: dict[str, torch.Tens
         if parameter.requires_grad
     }
     with context.keeping_gradients():
-        for name, parameter in _parameters(context.models):
+        for name, parameter in named_parameters(context.models):
             if name not in gradients:
                 continue
-            gradient = gradients[name].to(parameter.device)
+            gradient = part_like(gradients[name], parameter)
             if id(parameter) in minding_use:  # DDP notes which ones were used since the last optimizer step
                 torch.autograd.backward(parameter, gradient)
             parameter.grad = gradient
@@ -245,32 +267,3 @@ def _set_own_buffers(context: PyTorchTrialContext, buffers: dict[str, torch.Tens
 
 def _in_ddp(context: PyTorchTrialContext) -> list[DataParallel]:
     return [model for model in context.wrapped_models if isinstance(model, DataParallel)]
-
-
-def _parameters(models: Sequence[torch.nn.Module]) -> list[tuple[str, torch.nn.Parameter]]:
-    return [
-        (f"{k}.{name}", parameter) for k, model in enumerate(models) for name, parameter in model.named_parameters()
-    ]
-
-
-# --- modes
-
-
-def modes(models: Sequence[torch.nn.Module]) -> dict[str, list[str]]:
-    """What the trial or a callback may change on the way: the parameters that are frozen, the modules in eval mode."""
-    return {
-        "frozen": [name for name, parameter in _parameters(models) if not parameter.requires_grad],
-        "evaluating": [name for name, module in _modules(models) if not module.training],
-    }
-
-
-def set_modes(models: Sequence[torch.nn.Module], state: Mapping[str, Any]) -> None:
-    """As in the `modes` of `state`; everything else is trained."""
-    for name, parameter in _parameters(models):
-        parameter.requires_grad_(name not in state["frozen"])
-    for name, module in _modules(models):
-        module.training = name not in state["evaluating"]
-
-
-def _modules(models: Sequence[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:
-    return [(f"{k}.{name}", module) for k, model in enumerate(models) for name, module in model.named_modules()]

@@ -6,14 +6,14 @@ hpc_det.pytorch.deepspeed.strategy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
 
-from hpc_det.checkpoint.committed import FileEntry
+from hpc_det.core.checkpoint import Put
 from hpc_det.core.metrics import MetricWindow
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.data import Evaluation, TrainingData
@@ -107,8 +107,8 @@ class Strategy(Protocol):
         """What this rank saves by torch.save, by file name."""
         ...
 
-    def write(self, folder: Path) -> Mapping[str, FileEntry]:
-        """Collective: what else it saves, written into the partial folder of a checkpoint, and flushed to disk."""
+    def write(self, folder: Path, put: Put) -> None:
+        """Collective: what else it saves in the partial folder of a checkpoint, by `put` or written into it."""
         ...
 
     def reads(self, name: str) -> bool:

@@ -14,7 +14,7 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 
-WEIGHTS = ("*state_dict.pth", "engines.json", "model[0-9]*/*")
+WEIGHTS = ("*state_dict.pth", "shard-*.pth", "engines.json", "model[0-9]*/*")
 """The files of a checkpoint that the weights are in, of a PyTorchTrial and of a DeepSpeedTrial."""
 
 

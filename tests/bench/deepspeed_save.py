@@ -1,5 +1,6 @@
-"""Checkpoints of 450 MB of DeepSpeed engines on two ranks: what a save takes of time and memory, beside the engine's
-own save_checkpoint and fsync; from the notice to the commit; the check before a resume.
+"""Checkpoints of 450 MB of DeepSpeed engines on two ranks: how long training waits for a save, beside one copy of as
+many bytes into warm memory; how long until it is durable, and what it takes of memory, beside the engine's own
+save_checkpoint and fsync; from the notice to the commit; the check before a resume.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
-from hpc_det.checkpoint.committed import committed
+from hpc_det.checkpoint.committed import Committed, committed
 from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricWindow
@@ -58,6 +60,12 @@ class OfRank:
     def seconds(self, what: str) -> float:
         return statistics.median(each.seconds for each in self.measured[what])
 
+    def ratio(self, what: str, floor: str) -> str:
+        """Its median and quartiles, within a round."""
+        pairs = zip(self.measured[what], self.measured[floor], strict=True)
+        low, middle, high = statistics.quantiles((a.seconds / b.seconds for a, b in pairs), n=4, method="inclusive")
+        return f"{middle:.2f} ({low:.2f}, {high:.2f})"
+
     def added_mb(self, what: str) -> float:
         return max(each.added_mb for each in self.measured[what])
 
@@ -67,7 +75,10 @@ def main() -> None:
     times, memory = zip(*map(_rows, STAGES), strict=True)
     show(
         f"{RANKS} ranks, median of {ROUNDS} rounds in turns, seconds",
-        ("ZeRO", "MB", "the engine's", "ours", "ratio (quartiles)", "from the notice", "check before a resume"),
+        (
+            *("ZeRO", "MB", "a copy", "training waits", "ratio (quartiles)"),
+            *("the engine's", "ours is durable", "ratio (quartiles)", "from the notice", "check before a resume"),
+        ),
         times,
     )
     show(
@@ -83,13 +94,13 @@ def _rows(stage: int) -> tuple[list[str], list[str]]:
         by_rank: list[OfRank] = run_on_ranks(RANKS, saves_on_a_rank, case, Path(root), deadline_s=DEADLINE_S)
     with tempfile.TemporaryDirectory() as root:
         noticed = run_on_ranks(RANKS, notice_on_a_rank, case, Path(root), deadline_s=DEADLINE_S)[0]
-    first, of_rank_0 = by_rank[0], by_rank[0].measured
-    ratios = [one.seconds / other.seconds for one, other in zip(of_rank_0["ours"], of_rank_0["theirs"], strict=True)]
-    low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    times = [f"{first.checkpoint_mb:.0f}", f"{first.seconds('theirs'):.2f}", f"{first.seconds('ours'):.2f}"]
-    times += [f"{ratio:.2f} ({low:.2f}, {high:.2f})", f"{noticed:.2f}", f"{first.seconds('check'):.2f}"]
+    first = by_rank[0]
+    times = [f"{first.checkpoint_mb:.0f}"]
+    for floor, what in (("copy", "stall"), ("theirs", "ours")):
+        times += [f"{first.seconds(floor):.2f}", f"{first.seconds(what):.2f}", first.ratio(what, floor)]
+    times += [f"{noticed:.2f}", f"{first.seconds('check'):.2f}"]
     largest = [max(rank.before_mb for rank in by_rank)]
-    largest += [max(rank.added_mb(whose) for rank in by_rank) for whose in ("theirs", "ours")]
+    largest += [max(rank.added_mb(whose) for rank in by_rank) for whose in ("theirs", "first")]
     return [str(stage), *times], [str(stage), *(f"{amount:.0f}" for amount in largest)]
 
 
@@ -107,25 +118,45 @@ def saves_on_a_rank(distributed: Distributed, case: Case, root: Path) -> OfRank:
             _flush(path)
 
     def ours() -> None:
-        checkpoints.save(1, strategy.files(Callbacks({}), MetricWindow()), write=strategy.write)
+        began = time.perf_counter()
+        checkpoints.begin(1, strategy.files(Callbacks({}), MetricWindow()), write=strategy.write)
+        measured["stall"].append(Measured(time.perf_counter() - began, 0))
+        checkpoints.settled(wait=True)
+
+    def copy() -> None:
+        warm.copy_(source)
 
     def check() -> None:
         checkpoints.newest()
 
     before = _memory_mb("VmRSS")
-    measured: dict[str, list[Measured]] = {"theirs": [], "ours": [], "check": []}
+    measured: dict[str, list[Measured]] = {what: [] for what in ("theirs", "ours", "stall", "check", "copy")}
+    measured["first"] = [_measured(distributed, ours)]  # which keeps its memory for the next one
+    source = torch.ones(_of_this_rank(committed(root)[0], distributed.size), dtype=torch.uint8)
+    warm = source.clone()
+    measured["stall"].clear()
     for number in range(ROUNDS):
+        _clear(distributed, root)
         for save in (theirs, ours) if number % 2 else (ours, theirs):
             engine.checkpoint_engine = TorchCheckpointEngine(engine._config) if save is theirs else context.shards
             measured[save.__name__].append(_measured(distributed, save))
+        measured["copy"].append(_measured(distributed, copy))
         measured["check"].append(_measured(distributed, check))
-        (checkpoint,) = committed(root)
-        distributed.barrier()
-        if distributed.is_chief:
-            shutil.rmtree(checkpoint.path)
-            shutil.rmtree(root / "theirs")
-        distributed.barrier()
+    checkpoint = committed(root)[0]
     return OfRank(before, sum(entry.size for entry in checkpoint.files.values()) / 1e6, measured)
+
+
+def _of_this_rank(checkpoint: Committed, ranks: int) -> int:
+    """Bytes; ranks have equally many."""
+    return sum(entry.size for entry in checkpoint.files.values()) // ranks
+
+
+def _clear(distributed: Distributed, root: Path) -> None:
+    distributed.barrier()
+    if distributed.is_chief:
+        for path in root.iterdir():
+            shutil.rmtree(path)
+    distributed.barrier()
 
 
 def notice_on_a_rank(distributed: Distributed, case: Case, root: Path) -> float:

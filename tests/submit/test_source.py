@@ -119,7 +119,9 @@ def saved_with(life: Life, *names: str) -> Committed:
     return staging.commit(500, {name: checksum(staging.partial / name) for name in names})
 
 
-@pytest.mark.parametrize("weights", ["state_dict.pth", "engines.json", "model0/mp_rank_00_model_states.pt"])
+@pytest.mark.parametrize(
+    "weights", ["state_dict.pth", "shard-1.pth", "engines.json", "model0/mp_rank_00_model_states.pt"]
+)
 def test_a_checkpoint_whose_weights_were_removed_is_not_taken(store: ExperimentStore, weights: str) -> None:
     life = Life.submitted(store.root)
     life.begins()

@@ -8,7 +8,8 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import torch
 from deepspeed.checkpoint.universal_checkpoint import SubparamShape
@@ -16,11 +17,10 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointComm
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
-from torch.serialization import get_unsafe_globals_in_checkpoint
+from torch.serialization import get_unsafe_globals_in_checkpoint, skip_data
 
 from hpc_det.checkpoint.checksummed import checksummed
-from hpc_det.checkpoint.committed import FileEntry
-from hpc_det.core.checkpoint import not_loadable, read
+from hpc_det.core.checkpoint import Put, not_loadable, read
 from hpc_det.core.numpy_values import stand_ins
 from hpc_det.errors import HpcDetError
 
@@ -47,11 +47,20 @@ def deepspeeds_own_allowed() -> Iterator[None]:
 
 
 class ShardFiles(CheckpointEngine):  # type: ignore[misc]  # deepspeed has no types
-    """The way of one rank's engines to their files. Training waits for each: it is on disk when `save` returns."""
+    """The way of one rank's engines to their files."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._entries: dict[Path, FileEntry] = {}
+        self._checkpoint: tuple[Path, Put] | None = None
+
+    @contextmanager
+    def part_of(self, folder: Path, put: Put) -> Iterator[None]:
+        """Within, what engines save below `folder` is put into its checkpoint. Elsewhere it is on disk at once."""
+        self._checkpoint = folder, put
+        try:
+            yield
+        finally:
+            self._checkpoint = None
 
     def create(self, info: CheckpointCommitInfo) -> None:
         pass
@@ -61,29 +70,34 @@ class ShardFiles(CheckpointEngine):  # type: ignore[misc]  # deepspeed has no ty
 
     def save(self, state_dict: Any, path: str) -> None:
         """Raises HpcDetError for what `load` would refuse."""
-        with checksummed(Path(path)) as file:
+        place = Path(path)
+        _check_loadable(place.name, state_dict)
+        if self._checkpoint and self._checkpoint[0] in place.parents:
+            folder, put = self._checkpoint
+            put(str(place.relative_to(folder)), state_dict)
+            return
+        with checksummed(place) as file:
             torch.save(state_dict, file)  # type: ignore[arg-type]  # anything that writes will do
-        _check_loadable(Path(path), state_dict)
-        self._entries[Path(path)] = file.entry
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Raises HpcDetError where it holds anything else, or is damaged."""
         with deepspeeds_own_allowed():
             return read(Path(path), map_location=map_location or "cpu")
 
-    def take(self, folder: Path) -> dict[str, FileEntry]:
-        """What was saved below `folder` since the last call, by its name there; all others are forgotten."""
-        entries, self._entries = self._entries, {}
-        return {str(path.relative_to(folder)): entry for path, entry in entries.items() if folder in path.parents}
 
-
-def refused_names(path: Path) -> list[str]:
+def refused_names(file: Path | IO[bytes]) -> list[str]:
     """The classes and functions of a file that `load` would refuse it for; torch finds them without its tensors."""
     with deepspeeds_own_allowed():
-        return [str(name) for name in get_unsafe_globals_in_checkpoint(path)]
+        return [str(name) for name in get_unsafe_globals_in_checkpoint(file)]
 
 
-def _check_loadable(path: Path, state: Any) -> None:
-    if refused := refused_names(path):
-        places = [place for place in not_loadable(state, path.name) if any(name in place for name in refused)]
-        raise HpcDetError(places or [f"{path.name}: {name} cannot be part of a checkpoint" for name in refused])
+def _check_loadable(name: str, state: Any) -> None:
+    """By a file with holes in the place of the tensors."""
+    with TemporaryFile() as outline:
+        with skip_data():
+            torch.save(state, outline)
+        outline.seek(0)
+        refused = refused_names(outline)
+    if refused:
+        places = [place for place in not_loadable(state, name) if any(each in place for each in refused)]
+        raise HpcDetError(places or [f"{name}: {each} cannot be part of a checkpoint" for each in refused])

@@ -17,7 +17,8 @@ from hpc_det.core.rng import rng_state
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
 from hpc_det.pytorch.model_parallel import reporting_ranks
-from hpc_det.pytorch.state import modes, open_state, rank_file, restore_open, set_modes
+from hpc_det.pytorch.modes import modes, set_modes
+from hpc_det.pytorch.state import open_state, rank_file, restore_open
 
 
 def rank_state(context: DeepSpeedTrialContext, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:

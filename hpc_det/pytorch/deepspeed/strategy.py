@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from hpc_det.checkpoint.committed import FileEntry
-from hpc_det.core.checkpoint import check_loadable
+from hpc_det.core.checkpoint import Put, check_loadable
 from hpc_det.core.metrics import MetricWindow, number_of
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
@@ -142,10 +141,10 @@ class DeepSpeedStrategy:
         callbacks.call("on_checkpoint_save_start", state)
         return {rank_file(self._context.distributed.rank): state}
 
-    def write(self, folder: Path) -> Mapping[str, FileEntry]:
-        self._trial.save(self._context, folder)
+    def write(self, folder: Path, put: Put) -> None:
+        with self._context.shards.part_of(folder, put):
+            self._trial.save(self._context, folder)
         save_facts(self._context, folder)
-        return self._context.shards.take(folder)
 
     def reads(self, name: str) -> bool:
         own = (PROGRESS, rank_file(self._context.distributed.rank))

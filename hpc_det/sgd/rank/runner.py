@@ -26,7 +26,7 @@ from hpc_det.core.rng import restore_rng, rng_state, seed_everything
 from hpc_det.core.sealed import SealedGroup, shared_secret
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.seeds import mixed_seed
-from hpc_det.pytorch.state import modes, set_modes
+from hpc_det.pytorch.modes import modes, set_modes
 from hpc_det.sgd.operator.constants import EPOCH_IDX, NUM_STEPS, USE_FP16
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.place import Place, Settings
