@@ -12,6 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from hpc_det.core.distributed import Distributed
+from hpc_det.core.warm_copies import WarmCopies
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import Batch, Trainer, init
 from hpc_det.pytorch.run import gang
@@ -96,3 +97,38 @@ def test_a_group_that_does_not_go_with_the_variables_is_refused(
 ) -> None:
     (message,) = on_ranks(1, refused, backend, described, tmp_path)
     assert message.startswith(f"the process group that was made before {said}")
+
+
+# --- where copies of what is saved lie
+
+
+def trained(root: Path, **config: Any) -> dict[str, Any]:
+    """The outcome of two batches, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HPC_DET_ROOT", str(root))
+        with init(hparams=HPARAMS, exp_conf={**CONFIG, **config}) as context:
+            Trainer(Tiny(context), context).fit(max_length=Batch(2))
+    (folder,) = (root / "local").iterdir()
+    outcome: dict[str, Any] = read_json(TrialFolder(folder).outcome)
+    return outcome
+
+
+def test_they_lie_in_a_folder_of_the_node_where_its_variable_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Path | None] = []
+    new_memory = WarmCopies._new_memory
+
+    def noted(copies: WarmCopies, size: int) -> Any:
+        used.append(copies._folder)
+        return new_memory(copies, size)
+
+    monkeypatch.setattr(WarmCopies, "_new_memory", noted)
+    monkeypatch.setenv("NODES_DISK", str(tmp_path))
+    assert trained(tmp_path, checkpoint_staging="$NODES_DISK")["saved"]
+    assert {*used} == {tmp_path}
+
+
+def test_a_folder_that_the_node_does_not_have_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"checkpoint_staging: '\$NO_SUCH_DISK' is '\$NO_SUCH_DISK' on .*cannot write"):
+        trained(tmp_path, checkpoint_staging="$NO_SUCH_DISK")
