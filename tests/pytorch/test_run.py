@@ -102,15 +102,14 @@ def test_a_group_that_does_not_go_with_the_variables_is_refused(
 # --- where copies of what is saved lie
 
 
-def trained(root: Path, **config: Any) -> dict[str, Any]:
+def trained(root: Path, **config: Any) -> Any:
     """The outcome of two batches, in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HPC_DET_ROOT", str(root))
         with init(hparams=HPARAMS, exp_conf={**CONFIG, **config}) as context:
             Trainer(Tiny(context), context).fit(max_length=Batch(2))
     (folder,) = (root / "local").iterdir()
-    outcome: dict[str, Any] = read_json(TrialFolder(folder).outcome)
-    return outcome
+    return read_json(TrialFolder(folder).outcome)
 
 
 def test_they_lie_in_a_folder_of_the_node_where_its_variable_says(
