@@ -20,10 +20,11 @@ _COMMUNICATION = (
     "hyperparameters.global_batch_size: more records between two exchanges",
     "optimizations.aggregation_frequency=2 or more: fewer exchanges, and larger effective batches",
     "optimizations.gradient_compression=true: half the bytes",
+    "optimizations.auto_tune_tensor_fusion=true: messages of the size that takes least",
     "fewer nodes, or resources.is_single_node=true: links within a node are faster",
 )
 _MODEL = (
-    "mixed precision (context.experimental.use_amp() in the trial)",
+    "optimizations.mixed_precision=O1: half precision, where the slots compute faster in it",
     "a look at the model with context.set_profiler",
 )
 
