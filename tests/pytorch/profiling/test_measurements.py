@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -181,14 +182,20 @@ def measured_gang(
 def test_the_slow_loader_of_another_rank_shows_as_waiting_for_gradients(on_ranks: OnRanks, tmp_path: Path) -> None:
     waiting, slow = on_ranks(2, measured_gang, tmp_path / "trial")
     assert [line["count"] for line in waiting] == [line["count"] for line in slow] == 6 * [6]
-    loading_s = sum(line["seconds"]["dataloader_next"] for line in slow)
-    assert loading_s >= 6 * 12 * SLOW_S
-    assert sum(line["seconds"]["dataloader_next"] for line in waiting) < loading_s / 2
-    assert sum(line["seconds"]["train_batch"] for line in waiting) > loading_s / 2
+    loading_s = [line["seconds"]["dataloader_next"] for line in slow]
+    assert min(loading_s) >= 12 * SLOW_S
+    assert _median_share("dataloader_next", waiting, loading_s) < 1 / 2
+    assert _median_share("train_batch", waiting, loading_s) > 1 / 2
     exposed = [line["exposed_communication_s"] for line in waiting if line["exposed_communication_s"] is not None]
     assert sum(exposed) / (len(exposed) * 6) > SLOW_S / 2, "each batch waits for two records"
     for line in (*waiting, *slow):
         assert line["samples_per_second"] == pytest.approx(2 * line["records"] / line["wall_s"], rel=0.01)
+
+
+def _median_share(timing: str, lines: Sequence[dict[str, Any]], of_s: Sequence[float]) -> float:
+    """Over epochs: in one of them a process may stand still."""
+    shares: list[float] = [line["seconds"][timing] / each for line, each in zip(lines, of_s, strict=True)]
+    return statistics.median(shares)
 
 
 def measured_while_buckets_are_tuned(distributed: Distributed, folder: Path) -> list[float]:
