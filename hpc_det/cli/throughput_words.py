@@ -95,7 +95,7 @@ def _scaling(found: Sequence[Measured]) -> Iterator[str]:
 def _in_words(told: Sequence[Finding]) -> Iterator[str]:
     for finding in told:
         yield f"{finding.about.capitalize()}: {finding.text}"
-        yield from (f"  try {setting}" for setting in finding.settings)
+        yield from (f"  try: {setting}" for setting in finding.settings)
 
 
 def _number(value: float | None, form: str = ".5g") -> str:

@@ -189,11 +189,11 @@ def restore_rank(folder: Path, ranks: int, context: PyTorchTrialContext, window:
     own = load(folder / rank_file(rank if rank < ranks else 0))
     set_modes(context.models, own)
     if rank < ranks:
-        context.tensorboard.cut(own["tensorboard"])
+        context.tensorboard.cut(own.get("tensorboard", {}))  # older checkpoints have neither this nor "fusion"
     if ranks == size:
         restore_open(context, window, own)
-        if context.fusion and own["fusion"]:
-            context.fusion.restore(own["fusion"])  # first of all, since it makes new buckets
+        if (tuned := own.get("fusion")) and context.fusion:
+            context.fusion.restore(tuned)  # first of all, since it makes new buckets
         _set_gradients(context, own["gradients"])
         _set_own_buffers(context, own["buffers"])
         for model, sends in zip(_in_ddp(context), own["sends_buffers"], strict=True):

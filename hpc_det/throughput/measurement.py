@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, get_args
 
+from hpc_det.config.fields import Device
 from hpc_det.config.merge import Tree
 from hpc_det.throughput import NO_WHOLE_BATCH, VARIABLE, TrainsOn
 
@@ -118,7 +119,9 @@ def _single(searcher: Tree, batches: int) -> Tree:
 
 
 def _add_variable(environment: dict[str, Any], variable: str) -> None:
-    """Variables may be listed by the type of slots."""
+    """Variables may be listed by the type of slots, and not for every one."""
     variables = environment["environment_variables"]
-    for listed in variables.values() if isinstance(variables, dict) else [variables]:
-        listed.append(variable)
+    if isinstance(variables, list):
+        variables.append(variable)
+    else:
+        variables |= {device: [*variables.get(device, []), variable] for device in get_args(Device)}

@@ -14,7 +14,8 @@ import torch
 from torch.utils.data import Dataset
 
 from hpc_det.core.distributed import Distributed
-from hpc_det.pytorch import DataLoader, PyTorchTrialContext
+from hpc_det.pytorch import DataLoader, PyTorchTrialContext, plain
+from hpc_det.pytorch.state import rank_state
 from tests.core.ranks import OnRanks
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
 
@@ -91,3 +92,19 @@ def test_stops_at_random_batches_change_no_bit(
     for answers in on_ranks(ranks, live, undisturbed, stopped, ticks):
         assert answers == [True, True, False]
     assert_same(stopped, undisturbed)
+
+
+def test_a_checkpoint_of_an_older_version_knows_nothing_of_event_files_and_buckets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut, whole = Life.begin(tmp_path / "cut"), Life.begin(tmp_path / "whole")
+    with monkeypatch.context() as older:
+        older.setattr(plain, "rank_state", _older)
+        cut.attempt(StopAt(7))
+    cut.attempt()
+    whole.attempt()
+    assert_same(cut, whole)
+
+
+def _older(*arguments: Any) -> dict[str, Any]:
+    return {name: value for name, value in rank_state(*arguments).items() if name not in ("tensorboard", "fusion")}

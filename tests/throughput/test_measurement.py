@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from hpc_det.config.job_sections import Environment
 from hpc_det.throughput import NO_WHOLE_BATCH
 from hpc_det.throughput.measurement import Measured
 from tests.throughput.measurements import BASELINE, FIRST_BATCH, OUT_OF_MEMORY, RARE, batches_of, failed, on
@@ -69,12 +70,11 @@ def test_the_experiment_itself_stays_as_it_is() -> None:
     assert before == TREE
 
 
-def test_variables_may_be_listed_by_the_type_of_slots() -> None:
-    tree = BASELINE.config({**TREE, "environment": {"environment_variables": {"cpu": [], "cuda": ["B=2"]}}}, 10)
-    assert tree["environment"]["environment_variables"] == {
-        "cpu": ["HPC_DET_THROUGHPUT=data"],
-        "cuda": ["B=2", "HPC_DET_THROUGHPUT=data"],
-    }
+def test_variables_may_be_listed_by_the_type_of_slots_and_not_for_every_one() -> None:
+    tree = BASELINE.config({**TREE, "environment": {"environment_variables": {"cuda": ["B=2"]}}}, 10)
+    variables = Environment.model_validate(tree["environment"]).variables
+    assert variables("gpu") == ["B=2", "HPC_DET_THROUGHPUT=data"]
+    assert variables("cpu") == ["HPC_DET_THROUGHPUT=data"]
 
 
 def test_the_first_report_does_not_count() -> None:

@@ -34,7 +34,8 @@ def test_the_share_of_time_that_data_take_is_what_is_saved_without_loading_it() 
 def test_the_share_of_time_that_gradients_take_is_what_is_saved_without_exchanging_them() -> None:
     found = told(measured(FIRST_BATCH, 101), measured(RARE, 200))
     assert found["verdict"].text == "communication bound: 50% of the time"
-    assert any("gradient_compression=true" in setting for setting in found["communication"].settings)
+    for setting in ("gradient_compression=true", "auto_tune_tensor_fusion=true"):
+        assert any(f"optimizations.{setting}: " in its for its in found["communication"].settings)
 
 
 def test_slots_that_neither_data_nor_gradients_hold_up_are_well_used() -> None:

@@ -51,7 +51,7 @@ def restore_rank(
     if ranks == gang.size or not context.use_pipeline_parallel:  # else the file may be of another stage
         set_modes(context.models, own)
     if gang.rank < ranks:
-        context.tensorboard.cut(own["tensorboard"])
+        context.tensorboard.cut(own.get("tensorboard", {}))  # which older checkpoints do not have
     if ranks == gang.size:
         restore_open(context, window, own)
         _set_buffers(context, own["buffers"])

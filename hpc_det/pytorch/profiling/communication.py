@@ -23,12 +23,18 @@ class Exchange:
         self._models = models
         self._aggregation = aggregation
         self._exposed: list[float] = []
-        for model in models:
-            model._set_ddp_runtime_logging_sample_rate(EVERY)  # type: ignore[no-untyped-call]
+        self._time_some()
 
     def end_batch(self, number: int) -> None:
+        """Before anybody resizes buckets."""
         if not (number + 1) % (self._aggregation * EVERY):
             self._exposed.append(sum(map(exposed_s, self._models)))
+            self._time_some()
+
+    def _time_some(self) -> None:
+        """Said again and again, since with new buckets DDP begins anew."""
+        for model in self._models:
+            model._set_ddp_runtime_logging_sample_rate(EVERY)  # type: ignore[no-untyped-call]
 
     def take(self, batches: int) -> float | None:
         """Seconds in so many batches, by those that were timed since the last `take`; None where none was."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 
@@ -43,5 +44,12 @@ def _started() -> tuple[Any, dict[str, Any]]:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return pynvml, {}
-    handles = (pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount()))
-    return pynvml, {pynvml.nvmlDeviceGetUUID(handle): handle for handle in handles}
+    return pynvml, dict(_handles(pynvml))
+
+
+def _handles(nvml: Any) -> Iterator[tuple[str, Any]]:
+    """Of the GPUs that answer: one that has fallen off the bus says nothing, and need not be this trial's."""
+    for index in range(nvml.nvmlDeviceGetCount()):
+        with suppress(nvml.NVMLError):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            yield nvml.nvmlDeviceGetUUID(handle), handle

@@ -70,8 +70,8 @@ class Measurements:
         exchange, end_batch = Exchange(models, context.aggregation_frequency), strategy.end_batch
 
         def end(number: int) -> None:
-            end_batch(number)
             exchange.end_batch(number)
+            end_batch(number)
 
         self._exchange = exchange
         _replace(strategy, "end_batch", end)

@@ -131,7 +131,7 @@ def _slow_rank(verdict: Verdict, measured: Measured, conditions: Conditions) -> 
     assert verdict.rank
     host = verdict.rank.host
     yield Advice(
-        text=f"compare its GPU's clock, temperature and neighbours on {host} with those of other nodes; `hpc-det "
+        text=f"compare clock, temperature and neighbours of its slot on {host} with those of the others; `hpc-det "
         "doctor` there finds what is broken"
     )
     if conditions.scheduler == "slurm":
@@ -148,7 +148,9 @@ def _idle_gpus(verdict: Verdict, measured: Measured, conditions: Conditions) -> 
 
 
 def _well_used(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
-    yield Advice(text="compute in half precision, if not done yet", setting="context.experimental.use_amp()")
+    if conditions.value("optimizations.mixed_precision", "O0") == "O0":
+        setting = "optimizations.mixed_precision: O1"
+        yield Advice(text="compute in half precision, if the trial does not do so by itself", setting=setting)
     yield Advice(
         text="take more slots, and the global batch in proportion (weak scaling): whether it pays says",
         setting="hpc-det experiment tune-throughput CONFIG",
@@ -159,7 +161,10 @@ def _unknown(verdict: Verdict, measured: Measured, conditions: Conditions) -> It
     if not conditions.value("profiling.enabled", False):
         yield Advice(text="measure a trial, on nodes with nothing else on them", setting="profiling.enabled: true")
     elif not measured.timings:
-        yield Advice(text="only trials of PyTorchTrial and DeepSpeedTrial are measured, and from its first report on")
+        yield Advice(
+            text="ask again soon: ranks write down what they have measured every 10 s. Trials of hpc_det.pytorch are "
+            "measured, and scripts with its Trainer; others are not"
+        )
     else:
         yield Advice(text="measure more of it: profiling.begin_on_batch and end_after_batch, or a longer trial")
 

@@ -113,6 +113,16 @@ def test_where_there_is_no_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPa
     gpus.close()
 
 
+def test_a_gpu_that_is_lost_keeps_nobody_from_the_others(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    def handle(index: int) -> int:
+        if index:
+            raise nvml.NVMLError("GPU is lost")
+        return index
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByIndex", handle, raising=False)
+    assert list(Gpus().look()) == ["GPU-0"]
+
+
 def test_where_the_library_is_not_installed_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert Gpus().look() == {}

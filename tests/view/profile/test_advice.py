@@ -69,6 +69,12 @@ def test_what_is_set_already_is_not_advised_and_numbers_go_on_from_it(profiled: 
     assert not [setting for setting in found if "compression" in setting or "fusion" in setting]
 
 
+def test_half_precision_is_no_advice_where_it_is_set(profiled: TrialFolder) -> None:
+    assert "optimizations.mixed_precision: O1" in settings(advised(profiled, Kind.WELL_USED))
+    config = {"optimizations": {"mixed_precision": "O1"}}
+    assert not [its for its in settings(advised(profiled, Kind.WELL_USED, config=config)) if "precision" in its]
+
+
 def test_metrics_that_take_long_to_reduce_come_first(trial: TrialFolder) -> None:
     for rank in (0, 1):
         stretch(trial, rank, exposed_s=0.0, seconds={"reduce_metrics": 3.0, "train_batch": 6.5})
