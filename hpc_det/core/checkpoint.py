@@ -134,8 +134,9 @@ class CheckpointContext:
             return True
         if wait:
             self._behind.join()
+        is_done = self._behind.is_done  # asked first: what goes wrong at the very end is seen then, too
         self._behind.check()
-        if not self._distributed.broadcast_json(self._behind.is_done):
+        if not self._distributed.broadcast_json(is_done):
             return False
         self._behind.join()
         self._save = self._behind = None

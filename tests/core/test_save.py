@@ -15,6 +15,7 @@ from hpc_det.checkpoint import checksummed
 from hpc_det.checkpoint.committed import committed
 from hpc_det.core.checkpoint import CheckpointContext, load
 from hpc_det.core.distributed import Distributed
+from hpc_det.core.save import Behind
 from tests.core.ranks import OnRanks
 from tests.wait import DEADLINE_S, wait_for
 
@@ -89,6 +90,25 @@ def test_a_disk_that_is_full_is_an_error_of_the_training(folder: Path, disk: Slo
     with pytest.raises(OSError, match="No space left"):
         context.settled(wait=True)
     assert committed(folder) == []
+
+
+def test_an_error_at_the_moment_of_the_look_is_seen_at_the_next(
+    folder: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, check = CheckpointContext(folder, Distributed()), Behind.check
+    disk.error = OSError(28, "No space left on device")
+    context.begin(40, {"state.pth": torch.zeros(10)})
+
+    def fails_after_the_check(behind: Behind) -> None:
+        check(behind)
+        disk.go.set()
+        behind.join()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Behind, "check", fails_after_the_check)
+        assert not context.settled(wait=False)
+    with pytest.raises(OSError, match="No space left"):
+        context.settled(wait=False)
 
 
 def test_a_rank_that_fails_leaves_when_its_checkpoint_is_whole(folder: Path, disk: SlowDisk) -> None:
