@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from hpc_det.checkpoint import checksummed
 from hpc_det.checkpoint.committed import committed
-from hpc_det.core.checkpoint import CheckpointContext, load
+from hpc_det.core.checkpoint import PART_S, CheckpointContext, load
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.save import Behind
 from tests.core.ranks import OnRanks
@@ -117,6 +118,43 @@ def test_a_rank_that_fails_leaves_when_its_checkpoint_is_whole(folder: Path, dis
     threading.Timer(0.01, disk.go.set).start()
     context.part()
     assert [checkpoint.steps for checkpoint in committed(folder)] == [40]
+
+
+def part(distributed: Distributed, folder: Path) -> list[int]:
+    context = CheckpointContext(folder, distributed)
+    with pytest.MonkeyPatch.context() as patch:
+        disk = SlowDisk(patch)
+        if distributed.is_chief:
+            threading.Timer(0.5, disk.go.set).start()
+        else:
+            disk.go.set()
+        context.begin(40, {f"rank-{distributed.rank}.pth": torch.zeros(10)})
+        context.part()
+    return [checkpoint.steps for checkpoint in committed(folder)]
+
+
+def test_no_rank_leaves_before_rank_0_has_committed_since_the_others_would_be_ended(
+    on_ranks: OnRanks, folder: Path
+) -> None:
+    assert on_ranks(2, part, folder) == [[40], [40]]
+
+
+def fail_and_part(distributed: Distributed, folder: Path) -> float:
+    context, began = CheckpointContext(folder, distributed), time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        disk = SlowDisk(patch)
+        disk.error = None if distributed.is_chief else OSError(28, "No space left on device")
+        disk.go.set()
+        context.begin(40, {f"rank-{distributed.rank}.pth": torch.zeros(10)})
+        if not distributed.is_chief:
+            context.part()
+        distributed.barrier()
+        context.abandon()
+    return time.monotonic() - began
+
+
+def test_a_rank_whose_own_disk_has_failed_waits_for_nobody(on_ranks: OnRanks, folder: Path) -> None:
+    assert max(on_ranks(2, fail_and_part, folder)) < PART_S
 
 
 def save_behind(distributed: Distributed, folder: Path) -> tuple[bool, list[int], dict[str, Any]]:
