@@ -21,7 +21,6 @@ import torch
 from torch.cuda import cudart
 
 from hpc_det.core.laid_out import copy_bytes
-from hpc_det.errors import HpcDetError
 
 _ALIGNMENT = 512
 """Bytes; more than any type needs, and what copies from a GPU like."""
@@ -113,7 +112,7 @@ class WarmCopies:
                 self._is_pinned = _pin(self._memory)
 
     def _new_memory(self, size: int) -> mmap.mmap:
-        """Raises HpcDetError where the folder has no room for it."""
+        """Raises OSError where the folder has no room for it."""
         if self._folder:
             with tempfile.TemporaryFile(dir=self._folder) as file:
                 _take_room(self._folder, file.fileno(), size)
@@ -126,11 +125,11 @@ def _take_room(folder: Path, file: int, size: int) -> None:
     try:
         os.posix_fallocate(file, 0, size)
     except OSError as error:
-        free = shutil.disk_usage(folder).free
-        raise HpcDetError(
-            f"checkpoint_staging: {folder} on {socket.gethostname()} cannot hold a copy of {size} bytes of what is "
-            f"saved ({error.strerror}; {free} are free); name another folder, or leave it out for copies in memory"
-        ) from None
+        said = (
+            f"checkpoint_staging has no room on {socket.gethostname()} for a copy of {size} bytes of what is saved: "
+            f"{error.strerror}, {shutil.disk_usage(folder).free} are free; name another folder, or leave it out"
+        )
+        raise OSError(error.errno, said, str(folder)) from None  # no error of the user's: elsewhere there may be room
 
 
 def _pin(memory: mmap.mmap) -> bool:
