@@ -100,8 +100,12 @@ def checksummed(path: Path, go_on: Callable[[], object] = lambda: None) -> Itera
         stack.callback(os.close, descriptor)
         disk = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="disk"))
         file = ChecksummedFile(descriptor, disk, go_on)
-        yield file
-        file.finish()
+        try:
+            yield file
+            file.finish()
+        except OSError as error:
+            error.filename = error.filename or str(path)  # what writes to a descriptor knows no name
+            raise
 
 
 def _opened(path: Path) -> int:

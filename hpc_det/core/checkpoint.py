@@ -33,7 +33,7 @@ Write = Callable[[Path, Put], None]
 """Adds files to the partial folder of a checkpoint, by itself or by `Put`."""
 
 PART_S = 60.0
-"""A rank that has failed ends without its checkpoint after so long."""
+"""A rank that has failed waits so long for its own part of a checkpoint, and as long for the commit."""
 
 
 def _nothing(*_: Any) -> None:
@@ -113,8 +113,12 @@ class CheckpointContext:
         write(save.staging.partial, put)
 
         def work() -> None:
-            save.write(copied)
-            self._commit(save, steps, finish, then)
+            try:
+                save.write(copied)
+                self._commit(save, steps, finish, then)
+            finally:
+                if self._distributed.is_chief:
+                    save.end()
 
         self._save, self._behind = save, Behind(work)
         return save.staging.uuid
@@ -134,8 +138,9 @@ class CheckpointContext:
             return True
         if wait:
             self._behind.join()
+        is_done = self._behind.is_done  # asked first: what goes wrong at the very end is seen then, too
         self._behind.check()
-        if not self._distributed.broadcast_json(self._behind.is_done):
+        if not self._distributed.broadcast_json(is_done):
             return False
         self._behind.join()
         self._save = self._behind = None
@@ -150,9 +155,11 @@ class CheckpointContext:
         self._distributed.barrier()
 
     def part(self) -> None:
-        """Not collective: this rank leaves after a failure, but for what the one that was begun takes to its end."""
-        if self._behind:
+        """Not collective: a rank that leaves after a failure takes all along; first, the one that was begun ends."""
+        if self._save and self._behind:
             self._behind.join(PART_S)
+            if not (self._distributed.is_chief or self._behind.has_failed):
+                self._save.await_end(PART_S)
 
     def _new_save(self, files: Mapping[str, Any]) -> Save:
         check_loadable(files)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from datetime import timedelta
 from threading import Event, Thread
 from typing import Any
 
@@ -55,6 +56,19 @@ class Save:
             store.delete_key(key)
         return {name: FileEntry(**entry) for part in written for name, entry in part.items()}
 
+    def end(self) -> None:
+        """Rank 0, which has committed it or never will, tells those that `await_end`."""
+        self._distributed.side_store().set(self._end, "")
+
+    def await_end(self, timeout_s: float) -> None:
+        """Not on rank 0. It may come later, or with the death of rank 0."""
+        with suppress(RuntimeError):
+            self._distributed.side_store().wait([self._end], timedelta(seconds=timeout_s))
+
+    @property
+    def _end(self) -> str:
+        return f"saved/{self.staging.uuid}"
+
     def abandon(self) -> None:
         """From another thread."""
         self._abandoned.set()
@@ -75,6 +89,10 @@ class Behind:
     @property
     def is_done(self) -> bool:
         return not self._thread.is_alive()
+
+    @property
+    def has_failed(self) -> bool:
+        return self._error is not None
 
     def join(self, timeout_s: float | None = None) -> None:
         self._thread.join(timeout_s)

@@ -9,6 +9,8 @@ import copy
 import ctypes
 import mmap
 import os
+import shutil
+import socket
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -34,6 +36,8 @@ class WarmCopies:
         """
         self._folder = folder
         self._memory: mmap.mmap | None = None
+        self._gpu: int | None = None
+        """Of the thread that copies."""
         self._is_pinned = False
         self._warming: Thread | None = None
         self._others: list[WarmCopies] = []
@@ -96,21 +100,36 @@ class WarmCopies:
         if self._memory and self._is_pinned:
             _unpin(self._memory)
         self._memory = self._new_memory(max(size, mmap.PAGESIZE))
+        self._gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
         self._memory.madvise(mmap.MADV_DONTFORK)  # a loader's workers would make each page be copied once more
 
     def _touch(self) -> None:
         """Have the kernel hand out its pages."""
         assert self._memory is not None
         ctypes.memset(_address(self._memory), 0, len(self._memory))
-        self._is_pinned = torch.cuda.is_available() and _pin(self._memory)
+        if self._gpu is not None:
+            with torch.cuda.device(self._gpu):  # another thread would take memory of the first one, for every rank
+                self._is_pinned = _pin(self._memory)
 
     def _new_memory(self, size: int) -> mmap.mmap:
-        """Raises OSError where there is no room for it."""
+        """Raises OSError where the folder has no room for it."""
         if self._folder:
             with tempfile.TemporaryFile(dir=self._folder) as file:
-                os.posix_fallocate(file.fileno(), 0, size)  # so that a full disk shows here, and kills nobody later
+                _take_room(self._folder, file.fileno(), size)
                 return mmap.mmap(file.fileno(), size)
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _take_room(folder: Path, file: int, size: int) -> None:
+    """A full disk shows here, and kills nobody later."""
+    try:
+        os.posix_fallocate(file, 0, size)
+    except OSError as error:
+        said = (
+            f"checkpoint_staging has no room on {socket.gethostname()} for a copy of {size} bytes of what is saved: "
+            f"{error.strerror}, {shutil.disk_usage(folder).free} are free; name another folder, or leave it out"
+        )
+        raise OSError(error.errno, said, str(folder)) from None  # no error of the user's: elsewhere there may be room
 
 
 def _pin(memory: mmap.mmap) -> bool:
@@ -145,7 +164,7 @@ def _tensors(content: Any) -> Iterator[torch.Tensor]:
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """None for kinds of tensors that are more than one."""
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    return None if not is_plain or tensor.is_quantized else tensor.untyped_storage()
+    return None if not is_plain or tensor.is_quantized or tensor.is_nested else tensor.untyped_storage()
 
 
 def _like(tensor: torch.Tensor, copies: Mapping[int, torch.UntypedStorage]) -> torch.Tensor:

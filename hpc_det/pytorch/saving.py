@@ -28,7 +28,7 @@ from hpc_det.pytorch.strategy import Strategy
 
 
 class Saving:
-    """All methods are called by all ranks at the same batch."""
+    """Made by all ranks together, which call all methods at the same batch."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class Saving:
     ) -> None:
         """`progress` and `window`: the loop's own, which go on. `policy`: how many checkpoints are kept, as of now.
 
-        `behind`: training goes on while a checkpoint is written, but where a callback wants to see its files before the
-        commit. `never`: what was trained is not wanted.
+        `behind`: training goes on while a checkpoint is written, but where a callback, of any rank, wants to see its
+        files before the commit. `never`: what was trained is not wanted.
         """
         self._strategy = strategy
         self._distributed = distributed
@@ -65,7 +65,8 @@ class Saving:
         self._portable = portable
         self._policy = policy
         self._smaller_is_better = smaller_is_better
-        self._behind = behind and not callbacks.overrides("on_checkpoint_write_end")
+        # Ranks may have callbacks of their own, and all must save in the same way.
+        self._behind = behind and not any(distributed.gather_json(callbacks.overrides("on_checkpoint_write_end")))
         self._never = never
         self._saved: tuple[int, int] | None = None
         """Batches, and batches at the last validation, in the last checkpoint; it may be on its way to the disk."""

@@ -88,7 +88,7 @@ def restore_models(state: dict[str, Any], context: PyTorchTrialContext, where: P
 def _restore(owner: Any, content: dict[str, Any]) -> None:
     """Nothing of `content` is kept but copies: it may lie in a mapped file, which may be deleted."""
     if isinstance(owner, torch.nn.Module):
-        owner.load_state_dict(content)  # into the memory of its parameters
+        _load_model(owner, content)
     elif isinstance(owner, torch.optim.Optimizer):
         owner.load_state_dict(content)  # moves it to the GPU; on the CPU it takes the very tensors
         for state in owner.state.values():
@@ -96,6 +96,16 @@ def _restore(owner: Any, content: dict[str, Any]) -> None:
         keep_types(owner, content.get("state", {}))
     else:
         owner.load_state_dict(copy.deepcopy(content))
+
+
+def _load_model(model: torch.nn.Module, content: dict[str, Any]) -> None:
+    """Into the memory of its parameters and buffers. What modules keep besides, as an extra state, is copied first."""
+    named = *model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)
+    loaded = {name for name, _ in named}
+    kept = {name: copy.deepcopy(value) for name, value in content.items() if name not in loaded}
+    own = copy.copy(content)  # with the versions of modules, which a new map would lack
+    own.update(kept)
+    model.load_state_dict(own)
 
 
 def _is_on_gpu(value: Any) -> bool:
@@ -109,7 +119,7 @@ def restore_weights(state: dict[str, Any], context: PyTorchTrialContext, where: 
         raise UsageError(f"{where / STATE_DICT}: holds {len(stored)} models, the trial wraps {len(models)}")
     for k, (model, content) in enumerate(zip(models, stored, strict=True)):
         try:
-            model.load_state_dict(shards.fitted(content, f"{MODELS}/{k}", likes_of(model, f"{MODELS}/{k}")))
+            _load_model(model, shards.fitted(content, f"{MODELS}/{k}", likes_of(model, f"{MODELS}/{k}")))
         except RuntimeError as error:
             raise UsageError(f"{where / STATE_DICT}: other weights than the trial's: {error}") from None
 

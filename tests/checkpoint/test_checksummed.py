@@ -81,7 +81,8 @@ def test_a_disk_that_is_full_is_an_error_of_whoever_writes(
         return real(descriptor, data, offset)
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OSError, match="No space left"), checksummed(tmp_path / "file") as file:
+    path = tmp_path / "file"
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"), checksummed(path) as file:
         file.write(content_of(9 * BLOCK))
 
 

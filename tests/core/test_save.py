@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 
 from hpc_det.checkpoint import checksummed
 from hpc_det.checkpoint.committed import committed
-from hpc_det.core.checkpoint import CheckpointContext, load
+from hpc_det.core.checkpoint import PART_S, CheckpointContext, load
 from hpc_det.core.distributed import Distributed
+from hpc_det.core.save import Behind
 from tests.core.ranks import OnRanks
 from tests.wait import DEADLINE_S, wait_for
 
@@ -91,12 +93,68 @@ def test_a_disk_that_is_full_is_an_error_of_the_training(folder: Path, disk: Slo
     assert committed(folder) == []
 
 
+def test_an_error_at_the_moment_of_the_look_is_seen_at_the_next(
+    folder: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, check = CheckpointContext(folder, Distributed()), Behind.check
+    disk.error = OSError(28, "No space left on device")
+    context.begin(40, {"state.pth": torch.zeros(10)})
+
+    def fails_after_the_check(behind: Behind) -> None:
+        check(behind)
+        disk.go.set()
+        behind.join()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Behind, "check", fails_after_the_check)
+        assert not context.settled(wait=False)
+    with pytest.raises(OSError, match="No space left"):
+        context.settled(wait=False)
+
+
 def test_a_rank_that_fails_leaves_when_its_checkpoint_is_whole(folder: Path, disk: SlowDisk) -> None:
     context = CheckpointContext(folder, Distributed())
     context.begin(40, {"state.pth": torch.zeros(10)})
     threading.Timer(0.01, disk.go.set).start()
     context.part()
     assert [checkpoint.steps for checkpoint in committed(folder)] == [40]
+
+
+def part(distributed: Distributed, folder: Path) -> list[int]:
+    context = CheckpointContext(folder, distributed)
+    with pytest.MonkeyPatch.context() as patch:
+        disk = SlowDisk(patch)
+        if distributed.is_chief:
+            threading.Timer(0.5, disk.go.set).start()
+        else:
+            disk.go.set()
+        context.begin(40, {f"rank-{distributed.rank}.pth": torch.zeros(10)})
+        context.part()
+    return [checkpoint.steps for checkpoint in committed(folder)]
+
+
+def test_no_rank_leaves_before_rank_0_has_committed_since_the_others_would_be_ended(
+    on_ranks: OnRanks, folder: Path
+) -> None:
+    assert on_ranks(2, part, folder) == [[40], [40]]
+
+
+def fail_and_part(distributed: Distributed, folder: Path) -> float:
+    context, began = CheckpointContext(folder, distributed), time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        disk = SlowDisk(patch)
+        disk.error = None if distributed.is_chief else OSError(28, "No space left on device")
+        disk.go.set()
+        context.begin(40, {f"rank-{distributed.rank}.pth": torch.zeros(10)})
+        if not distributed.is_chief:
+            context.part()
+        distributed.barrier()
+        context.abandon()
+    return time.monotonic() - began
+
+
+def test_a_rank_whose_own_disk_has_failed_waits_for_nobody(on_ranks: OnRanks, folder: Path) -> None:
+    assert max(on_ranks(2, fail_and_part, folder)) < PART_S
 
 
 def save_behind(distributed: Distributed, folder: Path) -> tuple[bool, list[int], dict[str, Any]]:

@@ -43,15 +43,32 @@ class KeepsTheCheckpoint(KeepsTensors):
         self.checkpoint = checkpoint
 
 
+class Remembering(nn.Module):
+    """It keeps the very tensor that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.past = torch.zeros(300)
+
+    def get_extra_state(self) -> torch.Tensor:
+        return self.past
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.past = state
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs
+
+
 class Averaging(Tiny):
-    """Its optimizer and its callback have a state of tensors."""
+    """Its optimizer, its callback and a module have a state of tensors."""
 
     callback: type[KeepsTensors] = KeepsTensors
     mapped_in_training = False
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
-        self.model = context.wrap_model(nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.3), nn.Linear(8, 1)))
+        self.model = context.wrap_model(nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.3), Remembering(), nn.Linear(8, 1)))
         self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=0.01))
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.prune import Policy
 from hpc_det.checkpoint.saves import read_saves, write_save
 from hpc_det.core.distributed import Distributed
+from hpc_det.pytorch import PyTorchCallback
 from tests.checkpoint.saved import save
 from tests.core.ranks import OnRanks
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same, differences
@@ -53,11 +54,11 @@ def live(distributed: Distributed, undisturbed: Life, auto: Life) -> int:
 def test_saves_of_auto_change_no_bit_also_not_across_a_resume(on_ranks: OnRanks, tmp_path: Path, ranks: int) -> None:
     undisturbed, auto = (begin(tmp_path / name) for name in ("undisturbed", "auto"))
     for count in on_ranks(ranks, live, undisturbed, auto):
-        assert count >= 5
+        assert count >= 3  # fewer where the disk is slow: none begins before the one before is committed
     assert_same(auto, undisturbed)
     measured = read_saves(auto.folder.saves)
     assert measured is not None
-    assert measured.count > count + 2  # the second attempt goes on counting
+    assert measured.count > count  # the second attempt goes on counting
     assert measured.batch_s is not None
     assert measured.size_bytes > 1000
 
@@ -170,6 +171,28 @@ def test_switched_off_training_waits_for_each_checkpoint(tmp_path: Path) -> None
     life.saves_behind = False
     life.attempt()
     assert Seeing.seen[7] == [7]
+
+
+class Noting(PyTorchCallback):
+    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+        Path(checkpoint_dir, "note").touch()
+
+
+class NotingOnRank0(Tiny):
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        own: dict[str, PyTorchCallback] = {"noting": Noting()} if self.context.distributed.is_chief else {}
+        return {**super().build_callbacks(), **own}
+
+
+def attempt(distributed: Distributed, life: Life) -> None:
+    life.attempt(StopAt(), distributed)
+
+
+def test_ranks_save_in_one_way_where_one_of_them_wants_to_see_the_files(on_ranks: OnRanks, tmp_path: Path) -> None:
+    life = Life.begin(tmp_path, NotingOnRank0, **EVERY_7)
+    on_ranks(2, attempt, life)
+    assert life.checkpoints == [7, 14, 18]
+    assert all("note" in each.files for each in committed(life.folder.checkpoints))
 
 
 class Seeing(Tiny):
