@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hpc_det.checkpoint.committed import MANIFEST, Committed, FileEntry, committed, delete
 from hpc_det.checkpoint.mirror import Mirror
 from hpc_det.checkpoint.prune import superfluous
 from hpc_det.checkpoint.staging import Staging, clear_leftovers
+from hpc_det.core.content import check_loadable
 from hpc_det.core.distributed import Distributed
-from hpc_det.core.numpy_values import is_plain, stand_ins, with_arrays
-from hpc_det.core.save import Behind, Save
+from hpc_det.core.pending import Behind, Pending
 from hpc_det.core.verified import Readers, Reads
 from hpc_det.core.warm_copies import WarmCopies
-from hpc_det.errors import HpcDetError
 
 Finish = Callable[[Path], Mapping[str, FileEntry] | None]
 """Adds files to the partial folder of a checkpoint; the entries of those that are on disk and need no reading."""
@@ -64,7 +59,7 @@ class CheckpointContext:
         self._distributed = distributed
         self._mirror = mirror
         self._copies = copies or WarmCopies()
-        self._save: Save | None = None
+        self._pending: Pending | None = None
         self._behind: Behind | None = None
         self.saved: Committed | None = None
         """On rank 0: the last one that was saved here."""
@@ -83,12 +78,12 @@ class CheckpointContext:
         `write` follows on every rank, and when all have written `finish` on rank 0, and `then` after the commit. Files
         without an entry are flushed by rank 0 and read for their checksums.
         """
-        save = self._new_save(files)
-        save.write(files)
-        write(save.staging.partial, lambda name, content: save.write({name: content}))
-        self._commit(save, steps, finish, then)
+        pending = self._new(files)
+        pending.write(files)
+        write(pending.staging.partial, lambda name, content: pending.write({name: content}))
+        self._commit(pending, steps, finish, then)
         self._distributed.barrier()
-        return save.staging.uuid
+        return pending.staging.uuid
 
     def begin(
         self,
@@ -104,24 +99,24 @@ class CheckpointContext:
         `write` has been called then; `finish` and `then` run in a thread. Only when the one before is settled.
         """
         assert not self.in_flight
-        save = self._new_save(files)
+        pending = self._new(files)
         copied = dict(self._copies.of(files))
 
         def put(name: str, content: Any) -> None:
             copied[name] = self._copies.also(content)
 
-        write(save.staging.partial, put)
+        write(pending.staging.partial, put)
 
         def work() -> None:
             try:
-                save.write(copied)
-                self._commit(save, steps, finish, then)
+                pending.write(copied)
+                self._commit(pending, steps, finish, then)
             finally:
                 if self._distributed.is_chief:
-                    save.end()
+                    pending.end()
 
-        self._save, self._behind = save, Behind(work)
-        return save.staging.uuid
+        self._pending, self._behind = pending, Behind(work)
+        return pending.staging.uuid
 
     def expect(self, tensors: Iterable[torch.Tensor]) -> None:
         """Not collective: what `begin` will be given, so that the first one takes no longer than the others."""
@@ -143,31 +138,33 @@ class CheckpointContext:
         if not self._distributed.broadcast_json(is_done):
             return False
         self._behind.join()
-        self._save = self._behind = None
+        self._pending = self._behind = None
         return True
 
-    def abandon(self) -> None:
-        """The one that was begun is not wanted any more; it may be committed nevertheless."""
-        if self._save and self._behind:
-            self._save.abandon()
-            self._behind.join()
-        self._save = self._behind = None
-        self._distributed.barrier()
+    def abandoned(self) -> bool:
+        """The one that was begun is not wanted any more. False where it was committed already."""
+        if self._pending is None or self._behind is None:
+            return True
+        self._pending.abandon()
+        self._behind.join()
+        is_committed = self.saved is not None and self.saved.uuid == self._pending.staging.uuid
+        self._pending = self._behind = None
+        return not self._distributed.broadcast_json(is_committed)
 
     def part(self) -> None:
         """Not collective: a rank that leaves after a failure takes all along; first, the one that was begun ends."""
-        if self._save and self._behind:
+        if self._pending and self._behind:
             self._behind.join(PART_S)
             if not (self._distributed.is_chief or self._behind.has_failed):
-                self._save.await_end(PART_S)
+                self._pending.await_end(PART_S)
 
-    def _new_save(self, files: Mapping[str, Any]) -> Save:
+    def _new(self, files: Mapping[str, Any]) -> Pending:
         check_loadable(files)
         uuid = Staging.made(self._checkpoints).uuid if self._distributed.is_chief else None
-        return Save(Staging(self._checkpoints, self._distributed.broadcast_json(uuid)), self._distributed)
+        return Pending(Staging(self._checkpoints, self._distributed.broadcast_json(uuid)), self._distributed)
 
-    def _commit(self, save: Save, steps: int, finish: Finish, then: Callable[[], object]) -> None:
-        everyones, staging = save.everyones(), save.staging
+    def _commit(self, pending: Pending, steps: int, finish: Finish, then: Callable[[], object]) -> None:
+        everyones, staging = pending.everyones(), pending.staging
         if not self._distributed.is_chief:
             return
         everyones.update(finish(staging.partial) or {})
@@ -203,68 +200,3 @@ class CheckpointContext:
                 delete(checkpoint.path, hidden=f".partial-{checkpoint.uuid}")
         if self._mirror:
             self._mirror.update([checkpoint for checkpoint in every if checkpoint.uuid not in gone], gone)
-
-
-_VALUES = (bool, int, float, complex, str, bytes, bytearray, type(None), torch.dtype, torch.device)
-_MAPS = (dict, OrderedDict, Counter)
-_ROWS = (list, tuple, set, torch.Size)
-
-
-def check_loadable(files: Mapping[str, Any]) -> None:
-    """Raises HpcDetError naming everything in `files` that `load` would refuse."""
-    if problems := [problem for name, content in files.items() for problem in not_loadable(content, name)]:
-        raise HpcDetError(problems)
-
-
-def not_loadable(content: Any, path: str) -> Iterator[str]:
-    """What `load` would refuse, since it could run code: better no save than a resume that fails.
-
-    Classes derived from these are refused, too: unpickling would have to import them.
-    """
-    kind = type(content)
-    if kind in _MAPS:
-        for key, value in content.items():
-            yield from not_loadable(key, f"{path}: the key {key!r}")
-            yield from not_loadable(value, f"{path}: {key}" if path.endswith(".pth") else f"{path}.{key}")
-    elif kind in _ROWS:
-        for i, value in enumerate(content):
-            yield from not_loadable(value, f"{path}[{i}]")
-    elif kind not in _VALUES and not _is_tensor(content) and not is_plain(content):
-        found = f"{content.dtype} array" if kind is np.ndarray else f"{kind.__module__}.{kind.__name__}"
-        yield f"{path}: {found} cannot be part of a checkpoint; save tensors, numbers, texts, lists and maps of them"
-
-
-def _is_tensor(content: Any) -> bool:
-    """One by itself: a DTensor, say, is a part of one, and to unpickle it takes the gang that it is spread over."""
-    return isinstance(content, torch.Tensor) and not is_traceable_wrapper_subclass(content)
-
-
-def load(path: Path, **options: Any) -> Any:
-    """A file of a checkpoint, on the CPU, unpickling nothing but tensors, numpy's numbers, texts and plain containers.
-
-    `options`: torch.load's `map_location` and `mmap`. Raises pickle.UnpicklingError where the file holds anything else.
-    """
-    with stand_ins():
-        return with_arrays(torch.load(path, **{"map_location": "cpu", **options, "weights_only": True}))
-
-
-def read(path: Path, **options: Any) -> Any:
-    """`load`, for a file that somebody else may have written: raises HpcDetError that says what is wrong with it."""
-    try:
-        return load(path, **options)
-    except pickle.UnpicklingError as error:
-        raise HpcDetError(
-            f"{path}: holds more than tensors, numbers, texts, lists and maps, and to load it could run code that it "
-            f"brings ({_reason(error)}). If you trust it: torch.load it with weights_only=False, take that out, and "
-            f"torch.save it"
-        ) from None
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise HpcDetError(f"{path}: cannot be read ({said}); it may be damaged: use another checkpoint") from None
-
-
-def _reason(error: pickle.UnpicklingError) -> str:
-    """torch's own words, between its advice how to load the file anyway and the address of its documentation."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = lines[-2] if len(lines) > 1 else str(error)
-    return reason.removeprefix("WeightsUnpickler error: ").partition(". Please use ")[0]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hpc_det.core.checkpoint import not_loadable
+from hpc_det.core.content import not_loadable
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import plain
 from hpc_det.errors import HpcDetError, UsageError

@@ -117,8 +117,8 @@ class Saving:
         last = LastSave.AFTER_THE_ONE_IN_FLIGHT
         if stop.stopped and not self.is_saved:
             last = self._pace.last_save(stop.deadline, in_flight=self._checkpoints.in_flight)
-        if last is LastSave.INSTEAD:
-            self._checkpoints.abandon()
+        if last is LastSave.INSTEAD and not self._checkpoints.abandoned():
+            self._ends()
         self.settle()
         if not self.is_saved and last is not LastSave.NONE:
             self.save()

@@ -21,7 +21,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from hpc_det.core.checkpoint import read
+from hpc_det.core.content import read
 from hpc_det.errors import HpcDetError
 from hpc_det.pytorch.trial_context import parameters_of
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from hpc_det.core.checkpoint import load
+from hpc_det.core.content import load
 from hpc_det.core.metrics import MetricWindow
 from hpc_det.core.rng import rng_state
 from hpc_det.errors import HpcDetError, UsageError

@@ -13,7 +13,7 @@ from zipfile import is_zipfile
 import torch
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from hpc_det.core.checkpoint import read
+from hpc_det.core.content import read
 from hpc_det.core.page_cache import is_in_memory
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.pytorch.state import STATE_DICT

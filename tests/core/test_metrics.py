@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpc_det.core.checkpoint import load
+from hpc_det.core.content import load
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricsLog, MetricWindow, Reducer, scalar, spelled
 from hpc_det.errors import UsageError

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
-from hpc_det.core.checkpoint import load
+from hpc_det.core.content import load
 from hpc_det.core.numpy_values import is_plain
 
 PLAIN = st.one_of(

@@ -50,11 +50,14 @@ class EngineStory(Story):
 
     @property
     def weights(self) -> dict[str, Any]:
-        """All that the newest checkpoint holds of engines and ranks, by file and place."""
+        """All that the newest checkpoint holds of engines and ranks, by file and place. Event files are left out: each
+        attempt has its own.
+        """
         checkpoint, _ = newest_good(self.trial.checkpoints)
         assert checkpoint is not None
         files = [name for name in checkpoint.files if re.fullmatch(r"model\d/.*\.pt|rank-\d\.pth", name)]
-        return {place: leaf for name in files for place, leaf in _leaves(_load(checkpoint.path / name), name)}
+        leaves = (leaf for name in files for leaf in _leaves(_load(checkpoint.path / name), name))
+        return {place: leaf for place, leaf in leaves if ": tensorboard: " not in place}
 
     def micro_batches(self, rank: int, *attempts: int) -> list[str]:
         """What this rank was trained on, in order, by these attempts or all."""

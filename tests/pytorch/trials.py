@@ -20,7 +20,8 @@ from torch.utils.data import TensorDataset
 from hpc_det.checkpoint.committed import committed, newest_good
 from hpc_det.checkpoint.prune import Policy
 from hpc_det.config.merge import merge
-from hpc_det.core.checkpoint import CheckpointContext, load
+from hpc_det.core.checkpoint import CheckpointContext
+from hpc_det.core.content import load
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricsLog
 from hpc_det.core.rng import seed_everything

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from hpc_det.core.checkpoint import Put, check_loadable
+from hpc_det.core.checkpoint import Put
+from hpc_det.core.content import check_loadable
 from hpc_det.core.metrics import MetricWindow, number_of
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hpc_det.core.checkpoint import read
+from hpc_det.core.content import read
 from hpc_det.errors import UsageError
 from hpc_det.store.files import flush_folder
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.config.merge import merge
-from hpc_det.core.checkpoint import load
+from hpc_det.core.content import load
 from hpc_det.core.distributed import Distributed
 from hpc_det.pytorch.deepspeed.shards import ShardFiles
 from hpc_det.pytorch.trial import Trial

@@ -23,7 +23,7 @@ class Abandoned(Exception):
     """Nobody wants this checkpoint any more."""
 
 
-class Save:
+class Pending:
     """No collective is in it, so that training may go on meanwhile: ranks tell rank 0 through the gang's store."""
 
     def __init__(self, staging: Staging, distributed: Distributed) -> None:

@@ -14,9 +14,10 @@ import torch
 
 from hpc_det.checkpoint import checksummed
 from hpc_det.checkpoint.committed import committed
-from hpc_det.core.checkpoint import PART_S, CheckpointContext, load
+from hpc_det.core.checkpoint import PART_S, CheckpointContext
+from hpc_det.core.content import load
 from hpc_det.core.distributed import Distributed
-from hpc_det.core.save import Behind
+from hpc_det.core.pending import Behind
 from tests.core.ranks import OnRanks
 from tests.wait import DEADLINE_S, wait_for
 
@@ -71,16 +72,26 @@ def test_training_goes_on_before_the_disk_has_it(folder: Path, disk: SlowDisk) -
 def test_one_that_is_given_up_leaves_nothing_that_could_be_taken_for_a_checkpoint(folder: Path, disk: SlowDisk) -> None:
     context = CheckpointContext(folder, Distributed())
     context.begin(40, {"state.pth": torch.zeros(9 * checksummed.BLOCK, dtype=torch.uint8)})
-    giving_up = threading.Thread(target=context.abandon)
+    giving_up = threading.Thread(target=context.abandoned)
     giving_up.start()
-    assert context._save is not None
-    wait_for(context._save._abandoned.is_set)
+    assert context._pending is not None
+    wait_for(context._pending._abandoned.is_set)
     disk.go.set()
     giving_up.join()
     assert not context.in_flight
     assert committed(folder) == []
     uuid = context.save(50, {"state.pth": 1})
     assert [path.name for path in folder.iterdir()] == [uuid], "what it had written is gone"
+
+
+def test_one_that_is_given_up_too_late_is_a_checkpoint(folder: Path) -> None:
+    context = CheckpointContext(folder, Distributed())
+    uuid = context.begin(40, {"state.pth": 1})
+    wait_for(lambda: committed(folder))
+    assert not context.abandoned()
+    assert not context.in_flight
+    assert [path.name for path in folder.iterdir()] == [uuid]
+    assert context.abandoned(), "none was begun"
 
 
 def test_a_disk_that_is_full_is_an_error_of_the_training(folder: Path, disk: SlowDisk) -> None:
@@ -149,7 +160,7 @@ def fail_and_part(distributed: Distributed, folder: Path) -> float:
         if not distributed.is_chief:
             context.part()
         distributed.barrier()
-        context.abandon()
+        context.abandoned()
     return time.monotonic() - began
 
 
