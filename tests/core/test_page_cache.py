@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import mmap
 import os
+import tempfile
 from pathlib import Path
 
 from hpc_det.core.page_cache import is_in_memory
@@ -30,3 +32,13 @@ def test_a_few_pages_may_be_missing(tmp_path: Path) -> None:
 def test_an_empty_file_is_not_worth_it(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     assert not is_in_memory(tmp_path / "empty")
+
+
+def test_what_little_was_put_out_is_read_again(tmp_path: Path) -> None:
+    with tempfile.NamedTemporaryFile(dir="/var/tmp") as opened:  # on a disk, as no memory file system puts out
+        opened.write(os.urandom(8 * MIB))
+        opened.flush()
+        os.fsync(opened.fileno())
+        for megabyte in range(8):
+            os.posix_fadvise(opened.fileno(), megabyte * MIB, 4 * mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
+        assert is_in_memory(Path(opened.name))
