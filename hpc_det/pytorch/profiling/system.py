@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,8 +87,8 @@ class SystemMetrics:
             print(f"hpc-det: no more system metrics: {error}", flush=True)
 
     def _counters(self) -> Counters:
-        """A node without disks has no operations."""
-        disk, net = self._psutil.disk_io_counters(), self._psutil.net_io_counters()
+        """A node without disks has no operations, nor one that does not tell of them."""
+        disk, net = _told(self._psutil.disk_io_counters), _told(self._psutil.net_io_counters)
         return Counters(
             time=time.monotonic(),
             disk_operations=disk.read_count + disk.write_count if disk else 0,
@@ -97,3 +97,11 @@ class SystemMetrics:
             net_sent=net.bytes_sent if net else 0,
             net_received=net.bytes_recv if net else 0,
         )
+
+
+def _told(count: Callable[[], Any]) -> Any:
+    """None where the node has no such file: psutil says NotImplementedError then."""
+    try:
+        return count()
+    except (NotImplementedError, OSError):
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,9 +99,16 @@ def test_disks_and_networks_have_rates() -> None:
     }
 
 
-def test_a_node_without_disks_has_no_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psutil.disk_io_counters", lambda: None)
-    monkeypatch.setattr("psutil.net_io_counters", lambda: None)
+def no_such_file() -> None:
+    raise NotImplementedError("/proc/diskstats nor /sys/block exist")
+
+
+@pytest.mark.parametrize("counters", [lambda: None, no_such_file])
+def test_a_node_without_disks_has_no_operations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counters: Callable[[], None]
+) -> None:
+    monkeypatch.setattr("psutil.disk_io_counters", counters)
+    monkeypatch.setattr("psutil.net_io_counters", counters)
     SystemMetrics(Lines(tmp_path / "system-0.jsonl"), FACTS).close()
     (line,) = read_lines(tmp_path / "system-0.jsonl")
     assert (line["disk_iops"], line["disk_write"], line["net_sent"]) == (0, 0, 0)
