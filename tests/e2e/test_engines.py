@@ -99,6 +99,7 @@ def test_a_checkpoint_half_written_or_damaged_is_never_chosen(undisturbed_engine
     assert partial.name.startswith(".partial-")
     story.until_waiting(20)
     assert not partial.exists()
+    story.until(lambda: len(committed(story.trial.checkpoints)) == 2)
     newest, _ = committed(story.trial.checkpoints)
     damage(newest)
     os.kill(story.rank_pid(0), signal.SIGKILL)

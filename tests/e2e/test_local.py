@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.checkpoint.committed import committed
+from hpc_det.checkpoint.committed import committed, newest_steps
 from tests.e2e.story import DIRECT, HERE, WAITS_AT, WARM, Story, hpc_det
 from tests.wait import DEADLINE_S
 
@@ -101,6 +101,7 @@ def test_kill_ends_an_experiment_at_once() -> None:
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(undisturbed_alone: Story) -> None:
     story = Story.begin(WARM, WAITS_AT.format(26))
     story.until_batch(26)
+    story.until(lambda: newest_steps(story.trial.checkpoints) == 24)
     newest = committed(story.trial.checkpoints)[0]
     weights = newest.path / "state_dict.pth"
     content = bytearray(weights.read_bytes())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.checkpoint.committed import committed
+from hpc_det.checkpoint.committed import committed, newest_steps
 from hpc_det.store.metrics import read_reports
 from tests.e2e.story import WAITS_AT, WARM, Story, hpc_det
 
@@ -89,6 +89,7 @@ def test_a_trial_goes_on_from_a_folder_elsewhere(undisturbed_alone: Story, other
 def test_a_trial_that_lost_its_folder_goes_on_from_the_store(undisturbed_alone: Story, buckets: Path) -> None:
     story = Story.begin(WARM, WAITS_AT.format(20), IN_S3, "max_restarts=0")
     story.until_batch(20)
+    story.until(lambda: any(newest_steps(stored) == 16 for stored in buckets.glob("mine/*/1")))
     os.kill(story.rank_pid(0), signal.SIGKILL)
     assert story.wait(check=False).returncode == 1
     shutil.rmtree(story.trial.checkpoints)
