@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 
@@ -113,6 +114,12 @@ def test_block_returns_the_job_s_exit_code(any_pbs: PbsLab) -> None:
     done = any_pbs.ended("qsub", "-W", "block=true", "--", "/bin/sh", "-c", "exit 6")
     assert done.returncode == 6
     assert re.fullmatch(r"\d+\.\S+\n", done.stdout)
+
+
+def test_output_that_nobody_wants_leaves_dev_null_as_it_is(pbs_lab: PbsLab) -> None:
+    before = os.stat(os.devnull).st_mode
+    pbs_lab.wait_for(pbs_lab.submit("-o", os.devnull, "-e", os.devnull, "--", "/bin/echo", "hi"), "F")
+    assert os.stat(os.devnull).st_mode == before
 
 
 def test_output_goes_where_it_was_asked_for(pbs_lab: PbsLab) -> None:

@@ -63,5 +63,6 @@ def deliver(site: Site, job: Job) -> None:
         final = _final(site, job, which)
         if final.parent.is_dir():
             shutil.copyfile(spooled, final)
-            final.chmod(0o666 & ~job.submission.umask)
+            if final.is_file():  # and not /dev/null, which others need
+                final.chmod(0o666 & ~job.submission.umask)
         spooled.unlink()
