@@ -1,13 +1,7 @@
-"""Writing a large file at the speed of the disk: past the page cache, while the next block is filled and summed.
-
-A write through the page cache copies everything once more, and pushes out what training reads from it. O_DIRECT
-(open(2)) takes whole pages instead. File systems that refuse it, such as some NFS, get plain writes.
-"""
+"""Writing a large file at the speed of the disk: past the page cache, while the next block is filled and summed."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import mmap
 import os
 import zlib
@@ -18,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hpc_det.checkpoint.committed import FileEntry
+from hpc_det.store.direct import past_the_cache, write_at
 
 BLOCK = 2 << 20
 _BLOCKS = 2
@@ -78,7 +73,8 @@ class ChecksummedFile:
     def _hand_over(self) -> None:
         self._go_on()
         block, filled = self._block, self._filled
-        write = self._disk.submit(_write_pages, self._descriptor, block, filled, self._size)
+        pages = memoryview(block)[: -(-filled // mmap.PAGESIZE) * mmap.PAGESIZE]
+        write = self._disk.submit(write_at, self._descriptor, pages, self._size)
         self._writes.append((block, write))
         self._crc = zlib.crc32(memoryview(block)[:filled], self._crc)
         self._size += filled
@@ -96,8 +92,9 @@ class ChecksummedFile:
 def checksummed(path: Path, go_on: Callable[[], object] = lambda: None) -> Iterator[ChecksummedFile]:
     """Write `path`; flushed to disk when the block ends. `go_on` is asked before each block, and raises to end it."""
     with ExitStack() as stack:
-        descriptor = _opened(path)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         stack.callback(os.close, descriptor)
+        past_the_cache(descriptor)
         disk = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="disk"))
         file = ChecksummedFile(descriptor, disk, go_on)
         try:
@@ -106,31 +103,3 @@ def checksummed(path: Path, go_on: Callable[[], object] = lambda: None) -> Itera
         except OSError as error:
             error.filename = error.filename or str(path)  # what writes to a descriptor knows no name
             raise
-
-
-def _opened(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    try:
-        return os.open(path, flags | os.O_DIRECT, 0o666)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return os.open(path, flags, 0o666)
-
-
-def _write_pages(descriptor: int, block: mmap.mmap, filled: int, offset: int) -> None:
-    """What is `filled` of it, up to the end of the last page."""
-    rest = memoryview(block)[: -(-filled // mmap.PAGESIZE) * mmap.PAGESIZE]
-    while rest:
-        try:
-            written = os.pwrite(descriptor, rest, offset)
-        except OSError as error:
-            if error.errno != errno.EINVAL or not _is_direct(descriptor):
-                raise
-            fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
-            continue
-        rest, offset = rest[written:], offset + written
-
-
-def _is_direct(descriptor: int) -> bool:
-    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)

@@ -5,18 +5,16 @@ The seal is made of the SHA-256 digests of all blocks of the file, in order, so 
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import hmac
 import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from hpc_det.store.direct import past_the_cache, write_at
 from hpc_det.store.key import derived
 
 _BLOCK = 2**22
@@ -52,11 +50,11 @@ def write_sealed(
             raise Superseded
         block = content[offset : offset + _BLOCK]
         digest = hashlib.sha256(block).digest()
-        _write(target, block, offset)
+        write_at(target, block, offset)
         return digest
 
     try:
-        _past_the_cache(target, os.O_DIRECT)
+        past_the_cache(target)
         sealed = _sealed(len(content), write, key)
         os.fsync(target)
     finally:
@@ -99,24 +97,3 @@ def _read(file: int, offset: int) -> memoryview:
         size += read
     block: memoryview = _own.memory[:size]
     return block
-
-
-def _write(file: int, block: memoryview, offset: int) -> None:
-    while block:
-        try:
-            written = os.pwrite(file, block, offset)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            _past_the_cache(file, 0)  # the end of a file is no whole page
-            written = os.pwrite(file, block, offset)
-        block, offset = block[written:], offset + written
-
-
-def _past_the_cache(file: int, flag: int) -> None:
-    """O_DIRECT: no second copy takes up memory, and none has to be made before the disk begins to write.
-
-    File systems that know no such thing refuse it here, or at the first write, with EINVAL (open(2)).
-    """
-    with suppress(OSError):
-        fcntl.fcntl(file, fcntl.F_SETFL, flag)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -7,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_det.checkpoint import checksummed as module
 from hpc_det.checkpoint.checksummed import BLOCK, checksummed
 from hpc_det.checkpoint.committed import checksum
+from hpc_det.store.direct import is_past_the_cache
 
 SIZES = [0, 1, 4095, 4096, 4097, BLOCK - 1, BLOCK, BLOCK + 1, 7 * BLOCK + 5]
 
@@ -34,36 +35,36 @@ def test_a_tensor_of_any_type_is_written_in_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b"12345678"
 
 
-class Refusing:
-    """A file system without O_DIRECT: at open(2), or at the first write as some do."""
+class WithoutDirect:
+    """A file system without O_DIRECT, which refuses it when it is set, or at the first write as some do."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, call: str) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, where: object, call: str) -> None:
         self.refused = 0
-        self._real: Callable[..., int] = getattr(os, call)
-        patch.setattr(os, call, getattr(self, call))
+        self._real: Callable[..., int] = getattr(where, call)
+        patch.setattr(where, call, getattr(self, call))
 
-    def open(self, path: Path, flags: int, mode: int) -> int:
-        return self._real(path, self._checked(flags), mode)
+    def fcntl(self, descriptor: int, command: int, flags: int = 0) -> int:
+        self._check(command == fcntl.F_SETFL and bool(flags & os.O_DIRECT))
+        return self._real(descriptor, command, flags)
 
     def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
-        self._checked(os.O_DIRECT if module._is_direct(descriptor) else 0)
+        self._check(is_past_the_cache(descriptor))
         return self._real(descriptor, data, offset)
 
-    def _checked(self, flags: int) -> int:
-        if flags & os.O_DIRECT:
+    def _check(self, is_direct: bool) -> None:
+        if is_direct:
             self.refused += 1
             raise OSError(22, "Invalid argument")
-        return flags
 
 
-@pytest.mark.parametrize("call", ["open", "pwrite"])
+@pytest.mark.parametrize(("where", "call"), [(fcntl, "fcntl"), (os, "pwrite")])
 def test_a_file_system_that_writes_through_its_cache_alone_is_written_to_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: object, call: str
 ) -> None:
-    refusing, content = Refusing(monkeypatch, call), content_of(3 * BLOCK + 77)
+    without, content = WithoutDirect(monkeypatch, where, call), content_of(3 * BLOCK + 77)
     with checksummed(tmp_path / "file") as file:
         file.write(content)
-    assert refusing.refused >= 1
+    assert without.refused >= 1
     assert (tmp_path / "file").read_bytes() == content
     assert file.entry == checksum(tmp_path / "file")
 
