@@ -21,6 +21,7 @@ One flow, one folder a step:
     sgd            RaySGD's TorchTrainer: a driver, and a gang that outlives its ranks and its nodes; searches, fit
     sweep          anyone's Hydra app: launchers for its sweeps, and what runs it on a node
     notify         who is told of the beginning and the end of an experiment
+    node           what processes on the nodes share: signals, network, rendezvous, one authenticated line
     store          the run folder: every file name, the journal, the stop request
     compat         other names for hpc_det: `import determined`, for code that was written for Determined
     errors         what a user sees when something is wrong

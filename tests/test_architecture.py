@@ -30,7 +30,7 @@ LOGIN_SIDE = (
     "resources",
     "process",
 )
-NODE_SIDE = ("launch", "checkpoint", "notify")
+NODE_SIDE = ("node", "launch", "checkpoint", "notify")
 THIRD_PARTY = ("torch", "numpy", "hydra", "omegaconf", "pydantic", "jinja2", "submitit", "click", "rich", "yaml")
 
 

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from hpc_det.core.sealed import Alone, SealedGroup, shared_secret
 from hpc_det.errors import UsageError
-from hpc_det.launch.network import limit_look_ups
+from hpc_det.node.network import limit_look_ups
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from hpc_det.launch.doorbell import Line
-from hpc_det.launch.signals import SignalPipe
+from hpc_det.node.signals import SignalPipe
 
 
 class Listener:

@@ -29,10 +29,10 @@ from hpc_det.launch.failure import failure_now, first_failure, note_failure
 from hpc_det.launch.job.clock import end_of_grace
 from hpc_det.launch.last_words import how_it_ended, size_of
 from hpc_det.launch.log_watch import LogWatch
-from hpc_det.launch.network import limit_look_ups, own_address
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
-from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe, shielded
 from hpc_det.launch.watch.vigil import Gang, IllNode, vigil
+from hpc_det.node.network import limit_look_ups, own_address
+from hpc_det.node.signals import STOP_SIGNALS, SignalPipe, shielded
 from hpc_det.plan.container import Container
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import adopt_orphans, end_descendants, outlives_parent

@@ -28,7 +28,7 @@ from hpc_det.launch.doorbell import Line
 from hpc_det.launch.failure import failure_now, mistakes_noted, note_failure
 from hpc_det.launch.last_words import how_it_ended, size_of
 from hpc_det.launch.launchers.arguments import Launch, parse_or_note
-from hpc_det.launch.signals import SignalPipe
+from hpc_det.node.signals import SignalPipe
 from hpc_det.process import ends_with_parent, exit_code
 from hpc_det.store.files import open_log, read_json, write_json
 from hpc_det.store.modes import make_folders

@@ -7,7 +7,7 @@ import os
 from hpc_det import compat
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.container import of_the_job
-from hpc_det.launch.network import limit_look_ups, variables
+from hpc_det.node.network import limit_look_ups, variables
 from hpc_det.plan.job_plan import JobPlan
 
 

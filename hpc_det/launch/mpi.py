@@ -24,8 +24,8 @@ from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.launchers.arguments import is_for_python, parse_or_note
 from hpc_det.launch.launchers.nodes import run_gang
 from hpc_det.launch.launchers.remote_shell import host_name
-from hpc_det.launch.signals import turn_deaf
 from hpc_det.launch.srun import step_command
+from hpc_det.node.signals import turn_deaf
 from hpc_det.plan.job_plan import JobPlan
 
 OF_ANOTHER_MPI = ("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "OMPI_MCA_ess", "PRTE_MCA_ess")

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from hpc_det.errors import UsageError
 from hpc_det.launch.failure import Failure, failure_now, note_failure
-from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe, shielded
+from hpc_det.node.signals import STOP_SIGNALS, SignalPipe, shielded
 from hpc_det.process import adopt_orphans, end_descendants
 from hpc_det.schedulers.pbs import Pbs
 from hpc_det.store.files import write_atomic

@@ -18,8 +18,8 @@ from hpc_det.errors import HpcDetError, InvalidHP
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.doorbell import Line
 from hpc_det.launch.failure import failure_now, note_failure
-from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.launch.watch.heartbeat import Heart
+from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.store.files import open_log
 from hpc_det.store.modes import make_folders, take_umask_of
 

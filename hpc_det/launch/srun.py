@@ -17,7 +17,7 @@ from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.launchers.arguments import parse_or_note
 from hpc_det.launch.launchers.nodes import run_gang
 from hpc_det.launch.launchers.watched import as_rank
-from hpc_det.launch.signals import turn_deaf
+from hpc_det.node.signals import turn_deaf
 from hpc_det.plan.job_plan import JobPlan
 
 

@@ -32,8 +32,8 @@ from hpc_det.core.warm_copies import WarmCopies
 from hpc_det.errors import UsageError
 from hpc_det.launch.doorbell import Line
 from hpc_det.launch.rank import RankProcess
-from hpc_det.launch.signals import SignalPipe
 from hpc_det.launch.watch.heartbeat import Progress
+from hpc_det.node.signals import SignalPipe
 from hpc_det.pytorch.loop import Loop
 from hpc_det.pytorch.portable import Portable, keep_code
 from hpc_det.pytorch.profiling.measurements import Measurements

@@ -19,7 +19,7 @@ from hpc_det.core.rng import seed_everything
 from hpc_det.errors import UsageError
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.rank import join_gang, note_error
-from hpc_det.launch.signals import SignalPipe
+from hpc_det.node.signals import SignalPipe
 from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.local import STOP_SIGNALS_BUT_INTERRUPT, announce, new_folder
 from hpc_det.pytorch.run import Run, gang, is_test

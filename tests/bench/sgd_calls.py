@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from hpc_det.launch.elastic.channel import Line, connect
-from hpc_det.launch.elastic.switchboard import Switchboard
+from hpc_det.node.channel import Line, connect
+from hpc_det.node.switchboard import Switchboard
 from tests.bench.sgd_cases import Empty, new_trainer
 from tests.bench.table import show
 

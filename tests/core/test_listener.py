@@ -14,7 +14,7 @@ import pytest
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.listener import Listener
 from hpc_det.launch.doorbell import Line
-from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from tests.core.ranks import OnRanks
 from tests.wait import DEADLINE_S
 

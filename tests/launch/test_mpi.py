@@ -12,7 +12,7 @@ import pytest
 
 from hpc_det.launch.failure import Failure, first_failure
 from hpc_det.launch.mpi import mpirun_command
-from hpc_det.launch.signals import STOP_SIGNALS
+from hpc_det.node.signals import STOP_SIGNALS
 from hpc_det.process import descendants
 from tests.launch import mpiruns
 from tests.launch.gang import Gang, children, is_there

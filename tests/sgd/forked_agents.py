@@ -14,7 +14,7 @@ from pathlib import Path
 from hpc_det.launch import doorbell
 from hpc_det.launch.elastic import node
 from hpc_det.launch.rank import log_to
-from hpc_det.launch.signals import STOP_SIGNALS
+from hpc_det.node.signals import STOP_SIGNALS
 from hpc_det.process import ends_with_parent
 from hpc_det.sgd.rank import nursery
 

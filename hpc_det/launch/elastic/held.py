@@ -12,7 +12,7 @@ from typing import Any
 
 from hpc_det.checkpoint.snapshots import begin, last_number, split
 from hpc_det.errors import HpcDetError
-from hpc_det.launch.elastic.frames import Message
+from hpc_det.node.frames import Message
 from hpc_det.store.run_folder import RunFolder
 from hpc_det.store.sealed_file import Superseded, write_sealed
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpc_det.errors import HpcDetError
-from hpc_det.launch.elastic.channel import Line, connect
-from hpc_det.launch.rendezvous import awaited, tries
+from hpc_det.node.channel import Line, connect
+from hpc_det.node.rendezvous import awaited, tries
 from hpc_det.store.files import write_json
 from hpc_det.store.run_folder import RunFolder
 

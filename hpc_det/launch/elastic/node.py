@@ -35,13 +35,13 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.launch import doorbell
-from hpc_det.launch.elastic.channel import Line
 from hpc_det.launch.elastic.claim import is_abandoned
-from hpc_det.launch.elastic.frames import Message
 from hpc_det.launch.elastic.held import BUFFERS, Buffer, Held, Keeper
 from hpc_det.launch.elastic.meeting import call_driver
-from hpc_det.launch.network import limit_look_ups, own_address
-from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.channel import Line
+from hpc_det.node.frames import Message
+from hpc_det.node.network import limit_look_ups, own_address
+from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.process import adopt_orphans, end_descendants, ends_with_parent
 from hpc_det.store.key import derived
 from hpc_det.store.run_folder import RunFolder

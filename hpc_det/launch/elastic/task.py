@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_det.launch.elastic.agents import BackOff, into_log
-from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.process import adopt_orphans, end_descendants, ends_with_parent
 
 POLL_S = 0.5

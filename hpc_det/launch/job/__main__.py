@@ -19,7 +19,7 @@ from hpc_det.launch.job.excluded import excluded_hosts
 from hpc_det.launch.job.log_lines import note_time, say, share_own_log
 from hpc_det.launch.job.way_back import WayBack
 from hpc_det.launch.job.worker import GAVE_UP, OVERTAKEN, WANTS_REQUEUE, Worker
-from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.process import adopt_orphans, children, ends_with_parent
 from hpc_det.schedulers.command import CommandError

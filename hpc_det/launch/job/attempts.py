@@ -22,7 +22,7 @@ from hpc_det.launch.job.excluded import Exclusions
 from hpc_det.launch.job.log_lines import say, say_attempt_begins
 from hpc_det.launch.job.log_policies import matches
 from hpc_det.launch.last_words import size_of
-from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import end_other_sessions, ends_with_parent
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide

@@ -19,7 +19,7 @@ from hpc_det.launch.failure import first_failure
 from hpc_det.launch.job.attempts import Attempts
 from hpc_det.launch.job.log_lines import printed_to, say_of_worker
 from hpc_det.launch.job.new_trial import prepare_trial
-from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.notify.change import hooks_told
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import adopt_orphans, end_descendants

@@ -23,8 +23,8 @@ from hpc_det.launch.doorbell import Line
 from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.launch.launchers.arguments import is_for_python, is_trial
 from hpc_det.launch.rank import leave, note_error
-from hpc_det.launch.rendezvous import free_port
-from hpc_det.launch.signals import hear_again
+from hpc_det.node.rendezvous import free_port
+from hpc_det.node.signals import hear_again
 
 if TYPE_CHECKING:
     from mpi4py import MPI

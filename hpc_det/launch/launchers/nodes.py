@@ -29,7 +29,7 @@ from typing import Any
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.failure import failure_now, note_failure
-from hpc_det.launch.rendezvous import WAIT_S
+from hpc_det.node.rendezvous import WAIT_S
 from hpc_det.process import exit_code
 from hpc_det.store.files import read_json, write_json
 

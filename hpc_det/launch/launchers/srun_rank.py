@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.launchers.nodes import environment_of
-from hpc_det.launch.signals import hear_again
+from hpc_det.node.signals import hear_again
 
 
 def rank_environment(env: Mapping[str, str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.doorbell import Line
 from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.launch.launchers.arguments import for_python, is_trial
-from hpc_det.launch.signals import SignalPipe
+from hpc_det.node.signals import SignalPipe
 from hpc_det.process import adopt_orphans, end_descendants, exit_code
 
 

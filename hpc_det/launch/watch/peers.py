@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpc_det.launch.doorbell import Line
-from hpc_det.launch.rendezvous import Rendezvous, free_port
+from hpc_det.node.rendezvous import Rendezvous, free_port
 
 Heard = Callable[[int, dict[str, Any]], None]
 """What is called with the node's rank and its message."""

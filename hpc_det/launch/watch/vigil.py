@@ -20,11 +20,11 @@ from hpc_det.errors import HpcDetError
 from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import Failure, note_failure
 from hpc_det.launch.node_folders import NodeFolders
-from hpc_det.launch.rendezvous import Rendezvous, await_rendezvous, publish
 from hpc_det.launch.watch.health import ANSWER_S, Problem, problems_of_node, wrong_clocks
 from hpc_det.launch.watch.hearts import Hearts, Message
 from hpc_det.launch.watch.peers import Peers, ToNode0
 from hpc_det.launch.watch.rounds import Rounds
+from hpc_det.node.rendezvous import Rendezvous, await_rendezvous, publish
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.files import write_json
 from hpc_det.store.folders import TrialFolder

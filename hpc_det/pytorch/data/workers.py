@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset
 
 from hpc_det.errors import HpcDetError
-from hpc_det.launch.signals import STOP_SIGNALS
+from hpc_det.node.signals import STOP_SIGNALS
 from hpc_det.pytorch.data.index_batches import Key
 from hpc_det.pytorch.data.seeds import mixed_seed, seed_generators
 

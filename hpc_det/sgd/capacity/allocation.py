@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hpc_det.errors import UsageError
 from hpc_det.launch.elastic.agents import BackOff
 from hpc_det.launch.last_words import last_line
-from hpc_det.launch.network import own_address
+from hpc_det.node.network import own_address
 from hpc_det.sgd.capacity.processes import LEAVE_S, TERM_S, Process, all_ended, kill, start
 from hpc_det.sgd.capacity.starters import starter_of
 from hpc_det.store.run_folder import RunFolder

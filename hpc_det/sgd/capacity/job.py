@@ -12,7 +12,7 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.elastic import agents
 from hpc_det.launch.elastic.agents import BackOff
 from hpc_det.launch.elastic.task import AgentTask
-from hpc_det.launch.network import own_address
+from hpc_det.node.network import own_address
 from hpc_det.schedulers.scheduler import JobState, JobStatus
 from hpc_det.sgd.capacity.executors import cluster_of, cpus_of, executor_of, gpus_of, nodes_of
 from hpc_det.sgd.capacity.processes import LEAVE_S

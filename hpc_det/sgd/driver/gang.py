@@ -11,8 +11,8 @@ from typing import Any
 
 import cloudpickle
 
-from hpc_det.launch.elastic.switchboard import Event
 from hpc_det.launch.last_words import how_it_ended
+from hpc_det.node.switchboard import Event
 from hpc_det.sgd.driver.failures import (
     COLLATERAL_S,
     NodeLost,

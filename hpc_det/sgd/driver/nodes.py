@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hpc_det.launch.elastic.claim import check_free, claim
-from hpc_det.launch.elastic.frames import Message
 from hpc_det.launch.elastic.meeting import Driver, Guests, announce, withdraw
-from hpc_det.launch.elastic.switchboard import Event, Switchboard
-from hpc_det.launch.signals import uninterrupted
+from hpc_det.node.frames import Message
+from hpc_det.node.signals import uninterrupted
+from hpc_det.node.switchboard import Event, Switchboard
 from hpc_det.sgd.capacity import Capacity
 from hpc_det.sgd.driver.failures import NotEnoughRanks
 from hpc_det.store.key import derived

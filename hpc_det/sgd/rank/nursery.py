@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from hpc_det.launch.doorbell import Line
 from hpc_det.launch.rank import leave
-from hpc_det.launch.signals import SignalPipe
+from hpc_det.node.signals import SignalPipe
 from hpc_det.process import adopt_orphans, end_descendants, ends_with_parent
 
 PRELOADED = (

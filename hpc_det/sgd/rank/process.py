@@ -9,9 +9,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hpc_det.launch.network import variables
 from hpc_det.launch.rank import leave, log_to
-from hpc_det.launch.signals import STOP_SIGNALS
+from hpc_det.node.network import variables
+from hpc_det.node.signals import STOP_SIGNALS
 from hpc_det.sgd.rank.worker import Worker
 from hpc_det.sgd.shown import show_too
 

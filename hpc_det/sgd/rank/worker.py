@@ -28,9 +28,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from hpc_det.launch.elastic.channel import connect
-from hpc_det.launch.elastic.frames import Message
 from hpc_det.launch.watch.heartbeat import Phase, Progress, place_of_main_thread
+from hpc_det.node.channel import connect
+from hpc_det.node.frames import Message
 from hpc_det.sgd.place import Place, Settings
 from hpc_det.sgd.rank.buffers import Buffers
 from hpc_det.sgd.rank.runner import Runner

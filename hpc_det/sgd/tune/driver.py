@@ -18,7 +18,7 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.signals import uninterrupted
+from hpc_det.node.signals import uninterrupted
 from hpc_det.schedulers.command import CommandError
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work

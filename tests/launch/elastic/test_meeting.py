@@ -12,7 +12,7 @@ import pytest
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.elastic import meeting
 from hpc_det.launch.elastic.meeting import Guests, announce, await_driver, call_driver, withdraw
-from hpc_det.launch.elastic.switchboard import Switchboard
+from hpc_det.node.switchboard import Switchboard
 from hpc_det.store.run_folder import RunFolder
 from tests.wait import DEADLINE_S
 

@@ -13,7 +13,7 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.launch.job import attempts
 from hpc_det.launch.job.attempts import Attempts
-from hpc_det.launch.signals import SignalPipe
+from hpc_det.node.signals import SignalPipe
 from hpc_det.process import start_ticks
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.schedulers.shared_answers import SharedAnswers

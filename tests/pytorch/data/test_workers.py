@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker
 from torch.utils.data._utils import worker
 
 from hpc_det.errors import HpcDetError
-from hpc_det.launch.signals import STOP_SIGNALS
+from hpc_det.node.signals import STOP_SIGNALS
 from hpc_det.pytorch.data import Position, workers
 from hpc_det.pytorch.data.foreign import ForeignTraining
 from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerInit, end_workers, shield

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.store.files import append_line
 
 

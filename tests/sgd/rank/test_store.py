@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from hpc_det.launch.elastic.frames import Message
+from hpc_det.node.frames import Message
 from hpc_det.sgd.rank.store import StoreKeeper
 
 

@@ -14,12 +14,12 @@ from unittest.mock import patch
 import pytest
 
 from hpc_det.errors import HpcDetError
-from hpc_det.launch.elastic import channel
-from hpc_det.launch.elastic.channel import Line, Message, connect
-from hpc_det.launch.elastic.frames import Seals, Unsealed
-from hpc_det.launch.elastic.switchboard import Switchboard
+from hpc_det.node import channel
+from hpc_det.node.channel import Line, Message, connect
+from hpc_det.node.frames import Seals, Unsealed
+from hpc_det.node.switchboard import Switchboard
 from hpc_det.store.key import derived
-from tests.launch.elastic.lines import GENERATION, KEY, Board, echoed, open_files
+from tests.node.lines import GENERATION, KEY, Board, echoed, open_files
 from tests.wait import DEADLINE_S
 
 LONG = bytes(300 * 2**20)

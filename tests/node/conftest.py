@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.launch.elastic.lines import Board
+from tests.node.lines import Board
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from hpc_det.errors import UsageError
 from hpc_det.launch.failure import first_failure
-from hpc_det.launch.network import own_address
+from hpc_det.node.network import own_address
 from tests.launch.gang import Gang
 from tests.wait import DEADLINE_S
 
@@ -26,7 +26,7 @@ def test_a_name_that_leads_to_loopback_is_not_what_other_nodes_are_told(monkeypa
     """Debian's stock /etc/hosts gives a host's own name the address 127.0.1.1."""
     if {name for _, name in socket.if_nameindex()} <= {"lo"}:
         pytest.skip("this machine has no interface but loopback")
-    monkeypatch.setattr("hpc_det.launch.network._resolve", lambda name: "127.0.1.1")
+    monkeypatch.setattr("hpc_det.node.network._resolve", lambda name: "127.0.1.1")
     address, interface = own_address(2, None)
     assert interface != "lo"
     assert not address.startswith("127.")

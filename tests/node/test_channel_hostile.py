@@ -24,9 +24,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_det.errors import HpcDetError
-from hpc_det.launch.elastic import switchboard
-from hpc_det.launch.elastic.channel import Line, Message, connect
-from hpc_det.launch.elastic.frames import (
+from hpc_det.node import switchboard
+from hpc_det.node.channel import Line, Message, connect
+from hpc_det.node.frames import (
     HELLO,
     LONGEST_IDENTITY,
     BrokenRule,
@@ -37,15 +37,15 @@ from hpc_det.launch.elastic.frames import (
     message,
     parsed,
 )
-from hpc_det.launch.elastic.switchboard import STRANGERS
+from hpc_det.node.switchboard import STRANGERS
 from hpc_det.store.key import derived
-from tests.launch.elastic.lines import GENERATION, KEY, Board, echoed, open_files
-from tests.launch.elastic.relay import Tamper, listen_only, relay
 from tests.machine import slowness
+from tests.node.lines import GENERATION, KEY, Board, echoed, open_files
+from tests.node.relay import Tamper, listen_only, relay
 from tests.wait import DEADLINE_S
 
 if TYPE_CHECKING:
-    from hpc_det.launch.elastic.frames import Reading
+    from hpc_det.node.frames import Reading
 
 RANK = {"role": "rank", "rank": 7, "generation": GENERATION}
 RANKS_KEY = derived(KEY, f"generation {GENERATION}")

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.signals import STOP_SIGNALS, shielded
+from hpc_det.node.signals import STOP_SIGNALS, shielded
 
 LISTENS = """
 import select, signal, sys
-from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 
 pipe = SignalPipe(STOP_SIGNALS)
 print("listens", pipe.received(), flush=True)
@@ -25,7 +25,7 @@ while True:
 """
 BUSY = """
 import os, signal, sys
-from hpc_det.launch.signals import SignalPipe
+from hpc_det.node.signals import SignalPipe
 
 pipe = SignalPipe([signal.SIGTERM, signal.SIGUSR1])
 os.kill(os.getpid(), signal.SIGTERM)
@@ -97,7 +97,7 @@ def test_signals_that_others_handle_are_no_news() -> None:
     """torch handles CHLD as soon as a DataLoader has workers; every such handler writes into the wake-up pipe."""
     code = """
 import os, select, signal
-from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 pipe = SignalPipe(STOP_SIGNALS)
 signal.signal(signal.SIGALRM, lambda *_: None)
 os.kill(os.getpid(), signal.SIGALRM)
@@ -116,7 +116,7 @@ print(pipe.received())
 def test_a_forked_child_that_let_go_dies_of_its_signals_and_its_parent_hears_nothing() -> None:
     code = """
 import os, select, signal
-from hpc_det.launch.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 pipe = SignalPipe(STOP_SIGNALS)
 os.register_at_fork(after_in_child=pipe.let_go)
 ready, told = os.pipe()
@@ -133,7 +133,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), pipe.received())
 def test_what_a_deaf_process_starts_is_deaf_though_it_sets_handlers_until_it_hears_again() -> None:
     listens = """if True:
         import os, signal, sys
-        from hpc_det.launch.signals import STOP_SIGNALS, hear_again
+        from hpc_det.node.signals import STOP_SIGNALS, hear_again
         for number in STOP_SIGNALS:
             signal.signal(number, lambda number, frame: sys.exit(f"heard {number}"))
             os.kill(os.getpid(), number)
@@ -144,7 +144,7 @@ def test_what_a_deaf_process_starts_is_deaf_though_it_sets_handlers_until_it_hea
     """
     starts = f"""if True:
         import os, sys
-        from hpc_det.launch.signals import turn_deaf
+        from hpc_det.node.signals import turn_deaf
         turn_deaf()
         os.execv(sys.executable, [sys.executable, "-c", {listens!r}])
     """

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.errors import HpcDetError
-from hpc_det.launch.elastic.frames import (
+from hpc_det.node.frames import (
     HELLO,
     LONGEST_IDENTITY,
     MAC_BYTES,
@@ -29,11 +29,11 @@ from hpc_det.launch.elastic.frames import (
     Unsealed,
     message,
 )
-from hpc_det.launch.rendezvous import tries
+from hpc_det.node.rendezvous import tries
 from hpc_det.store.key import derived
 
 if TYPE_CHECKING:
-    from hpc_det.launch.elastic.frames import Bytes, Reading
+    from hpc_det.node.frames import Bytes, Reading
 
 __all__ = ["Line", "Message", "connect", "derived"]
 

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from hpc_det.launch.elastic.channel import Line, connect
-from hpc_det.launch.elastic.switchboard import Event, Switchboard
+from hpc_det.node.channel import Line, connect
+from hpc_det.node.switchboard import Event, Switchboard
 from hpc_det.store.key import derived
 from tests.wait import DEADLINE_S
 

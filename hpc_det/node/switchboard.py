@@ -21,8 +21,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hpc_det.errors import HpcDetError
-from hpc_det.launch.elastic.channel import READ_BYTES, Line, set_up
-from hpc_det.launch.elastic.frames import (
+from hpc_det.node.channel import READ_BYTES, Line, set_up
+from hpc_det.node.frames import (
     HELLO,
     LONGEST_IDENTITY,
     NONCE_BYTES,
@@ -36,10 +36,10 @@ from hpc_det.launch.elastic.frames import (
     message,
     parsed,
 )
-from hpc_det.launch.signals import uninterrupted
+from hpc_det.node.signals import uninterrupted
 
 if TYPE_CHECKING:
-    from hpc_det.launch.elastic.frames import Bytes, Reading
+    from hpc_det.node.frames import Bytes, Reading
 
 STRANGERS = 64
 """At a time; one more, and the oldest is hung up on."""

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from hpc_det.errors import HpcDetError
-from hpc_det.launch.rendezvous import await_rendezvous, free_port, publish
+from hpc_det.node.rendezvous import await_rendezvous, free_port, publish
 from hpc_det.store.folders import TrialFolder
 
 AWAIT = """
 import sys
 from pathlib import Path
-from hpc_det.launch.rendezvous import await_rendezvous
+from hpc_det.node.rendezvous import await_rendezvous
 
 print("waiting", flush=True)
 print(await_rendezvous(Path(sys.argv[1])))
@@ -96,8 +96,8 @@ def test_a_port_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         server.listen()
         taken = server.getsockname()[1]
         free = free_port()
-        monkeypatch.setattr("hpc_det.launch.rendezvous._candidates", lambda: [taken, free])
+        monkeypatch.setattr("hpc_det.node.rendezvous._candidates", lambda: [taken, free])
         assert free_port() == free
-        monkeypatch.setattr("hpc_det.launch.rendezvous._candidates", lambda: [taken])
+        monkeypatch.setattr("hpc_det.node.rendezvous._candidates", lambda: [taken])
         with pytest.raises(HpcDetError, match="no free TCP port"):
             free_port()

@@ -1,0 +1,1 @@
+"""What processes on the nodes share, standard library only: signals, network, rendezvous, one authenticated line."""
