@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.launch.conftest import gang as gang
 from tests.node.lines import Board
 
 
