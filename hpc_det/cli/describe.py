@@ -28,17 +28,19 @@ def described(experiment: ExperimentFolder) -> Record:
     """The record that `describe --json` prints."""
     view = ExperimentView(experiment)
     state = state_of(view)
-    trials = [found.as_json() for found in _trials(view, state)]
-    return {**_record(view, state), **_of_only_trial(view, trials), "trials": trials}
+    found = _trials(view, state)
+    trials = [trial.as_json() for trial in found]
+    return {**_record(view, state, found), **_of_only_trial(view, trials), "trials": trials}
 
 
 def _trials(view: ExperimentView, state: ExperimentState) -> list[TrialFacts]:
     return [describe_trial.facts(view, number, state) for number in sorted(view.search.trials)]
 
 
-def _record(view: ExperimentView, state: ExperimentState) -> Record:
+def _record(view: ExperimentView, state: ExperimentState, trials: list[TrialFacts]) -> Record:
     """Without what trials say of themselves."""
-    plan, job_ids, known = view.plan(), view.job_ids(), progress(view, state)
+    known = progress(view, state, trials[0].metrics if trials and not view.has_many_trials else None)
+    plan, job_ids = view.plan(), view.job_ids()
     return {
         "id": view.id,
         **view.about().as_json(),
@@ -84,7 +86,8 @@ def in_words(experiment: ExperimentFolder) -> str:
 
 
 def told(view: ExperimentView, state: ExperimentState) -> str:
-    record, trials = _record(view, state), _trials(view, state)
+    trials = _trials(view, state)
+    record = _record(view, state, trials)
     sections = [list(_facts(record))]
     if view.has_many_trials:
         sections += [section("Trials", trials_table(trials, view)), section("Failures", list(_failures(trials)))]

@@ -13,7 +13,7 @@ from hpc_det.cli.values import number, values_in_words
 from hpc_det.config.merge import Tree
 from hpc_det.store.files import parse_line
 from hpc_det.store.folders import TrialFolder
-from hpc_det.store.metrics import Record, reports_of
+from hpc_det.store.metrics import Record, is_line, reports_of
 from hpc_det.view import story
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import Metrics
@@ -62,17 +62,22 @@ class OneTrial:
 
 
 class MetricsReader:
-    """The metrics so far, read on where the last look ended."""
+    """The metrics so far. Each call reads what was appended since the last one."""
 
     def __init__(self, trial: TrialFolder, searcher: Tree) -> None:
+        self._trial, self._searcher = trial, searcher
         self._tail = Tail(trial.metrics)
         self.metrics = Metrics(searcher)
 
     def read(self) -> list[Record]:
         """The reports that are new since the last call."""
-        if lines := [record for line in self._tail.lines() if (record := parse_line(line))]:
-            self.metrics.take(lines)
-        return reports_of(lines)
+        lines = [record for line in self._tail.lines() if (record := parse_line(line)) and is_line(record)]
+        reports = reports_of(lines)
+        if len(reports) < len(lines):  # an attempt began, and what earlier ones reported may be void
+            self.metrics = Metrics.read(self._trial, self._searcher)
+        else:
+            self.metrics.take(reports)
+        return reports
 
 
 def _last(training: Mapping[str, float | str], validation: Mapping[str, float | str]) -> str:

@@ -17,7 +17,7 @@ from hpc_det.core.distributed import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.store.files import append_line, flush_file
 from hpc_det.store.folders import TrialFolder
-from hpc_det.store.metrics import BEGINS, validations
+from hpc_det.store.metrics import BEGINS, as_written, validations
 
 
 class Reducer(enum.Enum):
@@ -315,7 +315,7 @@ class MetricsLog:
 def spelled(value: Any) -> Any:
     """As JSON holds it: upstream's words for NaN and the infinities, lists for arrays, null for what has no form."""
     if isinstance(value, float):
-        return _spelled(float(value))
+        return as_written(float(value))
     if isinstance(value, (str, int, type(None))):
         return value
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
@@ -325,9 +325,3 @@ def spelled(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [spelled(content) for content in value]
     return None
-
-
-def _spelled(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

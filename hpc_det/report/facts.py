@@ -18,7 +18,7 @@ from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view import story
 from hpc_det.view.config import shown_config
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.story import AttemptStory, Metrics
+from hpc_det.view.story import AttemptStory, Validation
 from hpc_det.view.summary import best, why
 from hpc_det.view.trials import differing, flattened, length_unit
 
@@ -31,7 +31,7 @@ def facts(view: ExperimentView, state: ExperimentState, now: float) -> Record:
     attempts = {number: story.attempts(view.folder.trial(number)) for number in sorted(view.search.trials)}
     queued = _submissions(view, attempts)
     trials = [trial_facts(view, number, state, its, queued[number], now) for number, its in attempts.items()]
-    seconds, best_one = _seconds(trials), _best(view)
+    seconds, best_one = _seconds(trials), _best(view, trials)
     return {
         "id": view.id,
         "name": view.about().name,
@@ -68,13 +68,16 @@ def _times(view: ExperimentView, trials: Sequence[Record], state: ExperimentStat
     }
 
 
-def _best(view: ExperimentView) -> Record | None:
+def _best(view: ExperimentView, trials: Sequence[Record]) -> Record | None:
     """With the checkpoint to take."""
-    found = best(view)
-    if found is None:
+    by_trial = {trial["id"]: trial["best"] for trial in trials}
+    only = by_trial.get(1)
+    found = best(view) if view.has_many_trials else only and {**only, "trial": 1}
+    if not found:
         return None
-    trial = view.folder.trial(found["trial"])
-    taken = story.checkpoint_to_take(trial, Metrics.read(trial, view.config["searcher"]).best)
+    validation = by_trial[found["trial"]]
+    best_validation = Validation(**validation) if validation else None
+    taken = story.checkpoint_to_take(view.folder.trial(found["trial"]), best_validation)
     return {
         "trial": found["trial"],
         "metric": found["metric"],

@@ -7,13 +7,14 @@ what was trained after the checkpoint that the trial went on from is lost: it is
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from hpc_det.checkpoint.saves import Save
 from hpc_det.requeue import Action, Cause
-from hpc_det.store.metrics import BEGINS, Record
+from hpc_det.view.metric_history import AttemptLines
 from hpc_det.view.story import AttemptStory
 
 
@@ -40,8 +41,7 @@ class Phase(str, enum.Enum):
         return self not in (Phase.QUEUED, Phase.WAITING, Phase.PAUSED)
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     phase: Phase
     begin: float
     """In seconds since the epoch, as `end`."""
@@ -53,8 +53,8 @@ class Story:
     """What is known of one trial."""
 
     attempts: Sequence[AttemptStory]
-    lines: Sequence[Record]
-    """All of its metrics.jsonl, void ones, too."""
+    lines: Mapping[int, AttemptLines]
+    """What metrics.jsonl says of the time of each attempt, by its number."""
     saves: Sequence[Save]
     queued: Sequence[float] = field(default=())
     """When jobs were submitted for it."""
@@ -65,7 +65,7 @@ class Story:
     @property
     def speaks(self) -> bool:
         """Whether it says when it begins to train."""
-        return any(line["kind"] == BEGINS for line in self.lines)
+        return any(lines.began is not None for lines in self.lines.values())
 
 
 _AFTER = {
@@ -75,6 +75,7 @@ _AFTER = {
     Action.PAUSE: Phase.PAUSED,
 }
 """What a trial does between the end of an attempt and the next one; after others it goes on if jobs are submitted."""
+_PAUSES = {Phase.VALIDATING, Phase.SAVING}
 _VIOLENT = {Cause.FAILED, Cause.NODE_LOST, Cause.HUNG, Cause.UNHEALTHY}
 """Such an end leaves no time for a save: whatever was trained since the last one is lost."""
 
@@ -117,62 +118,59 @@ def end_of(story: Story, attempt: AttemptStory) -> float:
         return story.now
     if attempt.ended is not None and not attempt.late:
         return attempt.ended
-    signs = [line["time"] for line in story.lines if line["attempt"] == attempt.number]
+    signs = [story.lines[attempt.number].last] if attempt.number in story.lines else []
     later = min((other.started for other in story.attempts if other.number > attempt.number), default=story.now)
     signs += [save.began + save.stall_s for save in story.saves if attempt.started <= save.began < later]
     return max(signs, default=attempt.started)
 
 
 def _of_attempt(story: Story, attempt: AttemptStory) -> Iterator[Span]:
-    end = end_of(story, attempt)
-    begun = next((line for line in story.lines if line["kind"] == BEGINS and line["attempt"] == attempt.number), None)
-    if begun is None:
+    end, lines = end_of(story, attempt), story.lines.get(attempt.number)
+    if lines is None or lines.began is None:
         yield Span(Phase.STARTING if story.speaks else Phase.UNKNOWN, attempt.started, end)
         return
-    yield Span(Phase.STARTING, attempt.started, begun["time"])
-    kept_until, last = _kept(story, attempt, begun, end)
-    yield from _training(story, attempt, begun["time"], kept_until)
+    yield Span(Phase.STARTING, attempt.started, lines.began)
+    kept_until, last = _kept(story, attempt, lines.began, end)
+    yield from _training(story, lines, lines.began, kept_until)
     rest = kept_until
     if last:
         rest = min(last.began + last.stall_s, end)
         yield Span(Phase.SAVING, last.began, rest)
-    yield Span(Phase.LOST if _has_lost(story, attempt, begun) else Phase.ENDING, rest, end)
+    yield Span(Phase.LOST if _has_lost(story, attempt, lines) else Phase.ENDING, rest, end)
 
 
-def _kept(story: Story, attempt: AttemptStory, begun: Record, end: float) -> tuple[float, Save | None]:
+def _kept(story: Story, attempt: AttemptStory, began: float, end: float) -> tuple[float, Save | None]:
     """Until when the training of the attempt was kept, and the save that kept the last of it."""
     batches = _resumed_at(story, attempt)
     if batches is None:
         return end, None
-    saves = [save for save in story.saves if begun["time"] <= save.began < end and save.batches <= batches]
-    return (saves[-1].began, saves[-1]) if saves else (begun["time"], None)
+    saves = [save for save in story.saves if began <= save.began < end and save.batches <= batches]
+    return (saves[-1].began, saves[-1]) if saves else (began, None)
 
 
 def _resumed_at(story: Story, attempt: AttemptStory) -> int | None:
     """The batches that were kept of it and what was before; None: it goes on."""
-    later = (line for line in story.lines if line["kind"] == BEGINS and line["attempt"] > attempt.number)
+    later = (lines for number, lines in story.lines.items() if number > attempt.number and lines.began is not None)
     if following := next(later, None):
-        batches: int = following["trained"]
-        return batches
+        return following.trained
     if attempt.is_open and not story.is_over:
         return None
     saved = [save.batches for save in story.saves]
     return attempt.batches if attempt.batches is not None else max(saved, default=0)
 
 
-def _has_lost(story: Story, attempt: AttemptStory, begun: Record) -> bool:
+def _has_lost(story: Story, attempt: AttemptStory, lines: AttemptLines) -> bool:
     """Whether it trained beyond what was kept, as far as anybody can know."""
     kept = _resumed_at(story, attempt)
     if kept is None:
         return False
-    reports = (line["steps"] for line in story.lines if line["kind"] != BEGINS and line["attempt"] == attempt.number)
     is_violent = attempt.cause is None or Cause(attempt.cause) in _VIOLENT
-    return is_violent or max(reports, default=begun["trained"]) > kept
+    return is_violent or max(lines.reached, lines.trained) > kept
 
 
-def _training(story: Story, attempt: AttemptStory, begin: float, end: float) -> Iterator[Span]:
+def _training(story: Story, lines: AttemptLines, begin: float, end: float) -> Iterator[Span]:
     """With the validations and saves in between."""
-    for stop in sorted(_stops(story, attempt), key=lambda stop: stop.begin):
+    for stop in sorted(_stops(story, lines), key=lambda stop: stop.begin):
         if begin <= stop.begin and stop.end <= end:
             yield Span(Phase.TRAINING, begin, stop.begin)
             yield stop
@@ -180,11 +178,26 @@ def _training(story: Story, attempt: AttemptStory, begin: float, end: float) -> 
     yield Span(Phase.TRAINING, begin, end)
 
 
-def _stops(story: Story, attempt: AttemptStory) -> Iterator[Span]:
+def _stops(story: Story, lines: AttemptLines) -> Iterator[Span]:
     yield from (Span(Phase.SAVING, save.began, save.began + save.stall_s) for save in story.saves)
-    for line in story.lines:
-        if line["kind"] == "validation" and line["attempt"] == attempt.number:
-            yield Span(Phase.VALIDATING, line["time"] - line.get("seconds", 0.0), line["time"])
+    for time, seconds in zip(lines.validation_ends, lines.validation_s, strict=True):
+        yield Span(Phase.VALIDATING, time - seconds, time)
+
+
+def longest(spans: Sequence[Span], most: int) -> list[Span]:
+    """At most `most` spans for a picture: pauses too short to be seen there become part of the training around them."""
+    if len(spans) <= most:
+        return list(spans)
+    pauses = sorted((span.end - span.begin for span in spans if span.phase in _PAUSES), reverse=True)
+    shortest = pauses[min(most // 2, len(pauses) - 1)]
+    found: list[Span] = []
+    for span in spans:
+        is_training = span.phase is Phase.TRAINING or (span.phase in _PAUSES and span.end - span.begin <= shortest)
+        if is_training and found and found[-1].phase is Phase.TRAINING:
+            found[-1] = Span(Phase.TRAINING, found[-1].begin, span.end)
+        else:
+            found.append(Span(Phase.TRAINING, span.begin, span.end) if is_training else span)
+    return found
 
 
 # --- goodput

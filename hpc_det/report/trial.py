@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import accumulate
 from typing import Any
 
-from hpc_det.checkpoint.saves import Save, read_each_save
+from hpc_det.checkpoint.saves import read_each_save
 from hpc_det.report.profile import profile_of
-from hpc_det.report.spans import Phase, Story, end_of, goodput, seconds_by_phase, spans_of
-from hpc_det.store.files import read_lines
+from hpc_det.report.spans import Phase, Story, end_of, goodput, longest, seconds_by_phase, spans_of
 from hpc_det.store.folders import TrialFolder
-from hpc_det.store.metrics import BEGINS, Record, reports_of
+from hpc_det.store.metrics import Record, each
 from hpc_det.view import story
+from hpc_det.view.metric_history import Curve, MetricHistory
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import AttemptStory, Metrics
 from hpc_det.view.trials import trial_state
 
-Curve = list[tuple[int, float | None]]
+Points = list[tuple[int, float | None]]
 """Batches and value; None for what is no finite number."""
+MOST_POINTS = 10_000
+"""Of a curve: a trial may have a million reports. The lowest and highest values stay (see `Curve.points`)."""
+MOST_SPANS = 10_000
 
 
 def trial_facts(
@@ -34,12 +34,12 @@ def trial_facts(
 ) -> Record:
     """All of a trial. `state` is the experiment's; `queued`: when jobs were submitted that the trial waited for."""
     folder = view.folder.trial(number)
-    lines, saves = read_lines(folder.metrics), read_each_save(folder.saves)
-    reports = reports_of(lines)
-    metrics = Metrics(view.config["searcher"]).take(reports)
-    told = Story(attempts=attempts, lines=lines, saves=saves, queued=queued, now=now, is_over=state.is_final)
+    saves = read_each_save(folder.saves)
+    history = MetricHistory(each(folder.metrics), saves)
+    metrics = Metrics.read(folder, view.config["searcher"])
+    told = Story(attempts=attempts, lines=history.attempts, saves=saves, queued=queued, now=now, is_over=state.is_final)
     spans = spans_of(told)
-    seconds = seconds_by_phase(spans)
+    seconds, shown = seconds_by_phase(spans), longest(spans, MOST_SPANS)
     return {
         "id": number,
         "state": trial_state(view.search, number, attempts, is_over=state.is_final).value,
@@ -48,13 +48,13 @@ def trial_facts(
         "total_batches": metrics.total,
         "best": asdict(metrics.best) if metrics.best else None,
         "reported": view.search.trials[number].value,
-        "training": curves(reports, "training"),
-        "validation": curves(reports, "validation"),
-        "batches_per_s": speeds(lines, saves),
-        "validation_s": [(line["steps"], line["seconds"]) for line in reports if "seconds" in line],
+        "training": curves(history.training),
+        "validation": curves(history.validation),
+        "batches_per_s": history.batches_per_s.points(MOST_POINTS),
+        "validation_s": history.validation_s.points(MOST_POINTS),
         "saves": [dict(vars(save)) for save in saves],  # asdict copies deeply: a second for a thousand trials
         "attempts": [_attempt(folder, told, attempt) for attempt in attempts],
-        "spans": [{"phase": span.phase.value, "begin": span.begin, "end": span.end} for span in spans],
+        "spans": [{"phase": span.phase.value, "begin": span.begin, "end": span.end} for span in shown],
         "seconds": {phase.value: seconds[phase] for phase in Phase if phase in seconds},
         "goodput": goodput(seconds),
         "profile": profile_of(view, folder),
@@ -75,38 +75,7 @@ def _attempt(folder: TrialFolder, told: Story, attempt: AttemptStory) -> Record:
     return {**asdict(attempt), "ended": ended, "hosts": hosts}
 
 
-def curves(reports: Sequence[Record], kind: str) -> dict[str, Curve]:
+def curves(by_name: Mapping[str, Curve]) -> dict[str, Points]:
     """Of each metric that was ever a number."""
-    found: dict[str, Curve] = {}
-    for report in reports:
-        if report["kind"] == kind:
-            for name, value in report["metrics"].items():
-                found.setdefault(name, []).append((report["steps"], _finite(value)))
-    return {name: curve for name, curve in found.items() if any(value is not None for _, value in curve)}
-
-
-def _finite(value: Any) -> float | None:
-    """JSON has no NaN and no infinities: such metrics are texts."""
-    return float(value) if isinstance(value, (int, float)) else None
-
-
-def speeds(lines: Sequence[Record], saves: Sequence[Save]) -> Curve:
-    """Batches per second between two reports of training, without the validations and saves in between."""
-    return list(_speeds(lines, saves))
-
-
-def _speeds(lines: Sequence[Record], saves: Sequence[Save]) -> Iterator[tuple[int, float | None]]:
-    stands = {id(report) for report in reports_of(lines)}
-    begins = [save.began for save in saves]
-    stalls = list(accumulate((save.stall_s for save in saves), initial=0.0))
-    since, batches, stalled = math.nan, 0, 0.0
-    for line in lines:
-        if line["kind"] == "validation":
-            stalled += line.get("seconds", 0.0)
-            continue
-        if line["kind"] == "training" and id(line) in stands:
-            saved = stalls[bisect_left(begins, line["time"])] - stalls[bisect_left(begins, since)]
-            if (trained_s := line["time"] - since - stalled - saved) > 0:
-                yield line["steps"], (line["steps"] - batches) / trained_s
-        since, stalled = line["time"], 0.0
-        batches = line["trained"] if line["kind"] == BEGINS else line["steps"]
+    points = {name: curve.points(MOST_POINTS) for name, curve in by_name.items()}
+    return {name: curve for name, curve in points.items() if any(value is not None for _, value in curve)}

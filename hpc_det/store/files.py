@@ -10,12 +10,14 @@ import errno
 import json
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hpc_det.store.modes import PRIVATE_FILE, open_file
+
+BLOCK_BYTES = 2**20
 
 
 def flush_folder(folder: Path) -> None:
@@ -123,11 +125,35 @@ def flush_file(path: Path) -> None:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Every whole JSON line of `path`; torn ones are left out, and a missing file has none."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    return [record for record in map(parse_line, lines) if record is not None]
+    return list(each_line(path))
+
+
+def each_line(path: Path) -> Iterator[dict[str, Any]]:
+    """The same, one at a time: the file may be larger than memory allows."""
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        for line in file:
+            if (record := parse_line(line)) is not None:
+                yield record
+
+
+def blocks(path: Path) -> Iterator[bytes]:
+    """The content of `path` in blocks of about `BLOCK_BYTES` that end with a line; a missing file has none."""
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            yield block + file.readline()
+
+
+def newest_first(path: Path) -> Iterator[bytes]:
+    """The lines of `path`, the last one first, read as far as the caller asks for; a missing file has none."""
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        end, rest = file.seek(0, os.SEEK_END), b""
+        while end:
+            begin = max(end - BLOCK_BYTES, 0)
+            file.seek(begin)
+            rest, *lines = (file.read(end - begin) + rest).split(b"\n")
+            yield from reversed(lines)
+            end = begin
+        yield rest
 
 
 def read_counted(path: Path, count: str) -> list[dict[str, Any]]:
@@ -144,9 +170,13 @@ def read_counted(path: Path, count: str) -> list[dict[str, Any]]:
 
 
 def parse_line(line: str | bytes) -> dict[str, Any] | None:
-    """A line of JSON; None for one that a crash has torn."""
+    """A line of JSON; None for one that a crash has torn, and for anything but a map."""
     try:
-        record = json.loads(line)
-    except ValueError:
+        text = line.strip() if isinstance(line, str) else line.strip().decode()
+        record, end = _raw_decode(text)  # json.loads takes twice as long for a short line
+    except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) else None
+    return record if end == len(text) and isinstance(record, dict) else None
+
+
+_raw_decode = json.JSONDecoder().raw_decode

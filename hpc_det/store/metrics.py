@@ -10,15 +10,32 @@ again: those lines are void, and stay.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hpc_det.store.files import parse_line, read_lines
+from hpc_det.store.files import blocks, each_line, newest_first, parse_line
 
 Record = dict[str, Any]
 BEGINS = "begins"
+_TRAINING = b'{"kind": "training"'
+
+
+def is_line(record: Record) -> bool:
+    """Whether the fields that readers rely on are there: another program may have written into the file."""
+    kind = record.get("kind")
+    if kind == BEGINS:
+        return type(record.get("trained")) is int and type(record.get("validated")) is int
+    is_report = kind in ("training", "validation")
+    return is_report and type(record.get("steps")) is int and type(record.get("metrics")) is dict
+
+
+def each(path: Path) -> Iterator[Record]:
+    """All lines, void ones too, oldest first; none where there is no such file."""
+    return filter(is_line, each_line(path))
 
 
 def standing(newest_first: Iterable[Record]) -> Iterator[Record]:
@@ -39,7 +56,24 @@ def reports_of(lines: Iterable[Record]) -> list[Record]:
 
 def read_reports(path: Path) -> list[Record]:
     """The reports that stand, oldest first; none where there is no such file."""
-    return reports_of(read_lines(path))
+    return reports_of(each(path))
+
+
+def last_reports(path: Path) -> dict[str, Record]:
+    """The last report that stands of each kind, the newest first; read from the end of the file."""
+    found: dict[str, Record] = {}
+
+    def parsed() -> Iterator[Record]:
+        for line in newest_first(path):
+            is_known = "training" in found and line.startswith(_TRAINING)
+            if not is_known and (record := parse_line(line)) and is_line(record):
+                yield record
+
+    for report in standing(parsed()):
+        found.setdefault(report["kind"], report)
+        if len(found) == 2:
+            break
+    return found
 
 
 def samples_per_second(path: Path) -> list[float]:
@@ -47,18 +81,60 @@ def samples_per_second(path: Path) -> list[float]:
     return [report["samples_per_second"] for report in read_reports(path) if report["kind"] == "training"]
 
 
-def validation_metrics(path: Path) -> dict[int, Record]:
-    """Batches -> what was validated there. Only the lines that this takes are parsed: the file may be long."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    records = (parse_line(line) for line in lines if b'"validation"' in line or b'"begins"' in line)
-    standing = reports_of(record for record in records if record)
-    return {record["steps"]: record["metrics"] for record in standing if record["kind"] == "validation"}
+def validation_metrics(path: Path, at: Collection[int]) -> dict[int, Record]:
+    """Batches -> what was validated there, of the batches `at`."""
+    found: dict[int, Record] = {}
+    for block in blocks(path):
+        for line in _VALIDATED_OR_BEGUN.findall(block):
+            record = parse_line(line)
+            if record and is_line(record):
+                _take(found, record, record.get("metrics"), is_wanted=record.get("steps") in at)
+    return found
 
 
 def validations(path: Path, metric: str) -> dict[int, float]:
-    """Batches -> the value of `metric` at each validation where it was a number."""
-    values = {steps: number_in(found.get(metric)) for steps, found in validation_metrics(path).items()}
-    return {steps: value for steps, value in values.items() if value is not None}
+    """Batches -> the value of `metric` at each validation where it was a number.
+
+    A list of experiments reads this of many long files, so lines of the usual form are not parsed: a million lines, of
+    which a tenth are validations, take 0.2 s instead of 3 s.
+    """
+    usual, values = _with_number(metric), dict[int, float]()
+    for block in blocks(path):
+        numbers = usual.findall(block)
+        if b'"begins"' not in block and len(numbers) == block.count(b'"validation"'):
+            values.update((int(steps), float(value)) for steps, value in numbers)
+        else:
+            _take_all(values, block, metric)
+    return values
+
+
+_VALIDATED_OR_BEGUN = re.compile(rb'^[^\n]*"(?:validation|begins)"[^\n]*$', re.MULTILINE)
+
+
+def _with_number(metric: str) -> re.Pattern[bytes]:
+    """A validation as rank 0 writes it, with no list or map among its metrics and a number as its `metric`."""
+    name = re.escape(json.dumps(metric).encode())
+    head = rb'\{"kind": "validation", "steps": (\d+), "total": \w+, "metrics": \{(?:[^{}\[\n]*, )?'
+    return re.compile(head + name + rb": (-?\d[\d.eE+-]*)[,}]")  # a literal first: four times as fast as with ^
+
+
+def _take_all(values: dict[int, float], block: bytes, metric: str) -> None:
+    for line in _VALIDATED_OR_BEGUN.findall(block):
+        record = parse_line(line)
+        if record and is_line(record):
+            value = number_in(record["metrics"].get(metric) if record["kind"] == "validation" else None)
+            _take(values, record, value, is_wanted=value is not None)
+
+
+def _take(values: dict[int, Any], record: Record, value: Any, *, is_wanted: bool) -> None:
+    """Into `values`, by batches, what stands after this line."""
+    if record["kind"] == BEGINS:
+        for steps in [steps for steps in values if steps > record["validated"]]:
+            del values[steps]
+    elif record["kind"] == "validation":
+        values.pop(record["steps"], None)
+        if is_wanted:
+            values[record["steps"]] = value
 
 
 def number_in(value: Any) -> float | None:
@@ -66,3 +142,10 @@ def number_in(value: Any) -> float | None:
     if value in ("NaN", "Infinity", "-Infinity"):
         return float(value)
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def as_written(value: float) -> float | str:
+    """The inverse of `number_in`."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -9,7 +9,7 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.errors import UsageError
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
-from hpc_det.store.metrics import read_reports
+from hpc_det.store.metrics import last_reports
 
 MaxLength = Mapping[str, int] | None
 """{unit: amount}; None where a trial trains to an end of its own."""
@@ -44,6 +44,7 @@ def _trained(trial: TrialFolder, before: MaxLength, unit: str) -> float:
 
 def _total(trial: TrialFolder) -> int | None:
     """Batches in all, by the last report since the trial was continued, with another length perhaps."""
-    events, reports = Journal(trial.journal).events(), read_reports(trial.metrics)
+    events, reports = Journal(trial.journal).events(), last_reports(trial.metrics)
     former = max((event["attempt"] for event in events if event["event"] == "continued"), default=0)
-    return next((report["total"] for report in reports[-1:] if report["attempt"] > former), None)
+    newest = next(iter(reports.values()), None)
+    return newest["total"] if newest and newest["attempt"] > former else None

@@ -15,6 +15,7 @@ from hpc_det.top.gpus import gpu_use
 from hpc_det.top.jobs import Answers, Job, in_queue
 from hpc_det.view import all as view_all
 from hpc_det.view import story
+from hpc_det.view.metric_history import Curve
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import DAMAGED, UNREADABLE, Summary, summary
 
@@ -92,8 +93,7 @@ class UnderWay:
         self._ranks = _ranks(view)
         self._trial = 0
         self._reader: MetricsReader | None = None
-        self._losses: dict[int, float] = {}
-        """By batches."""
+        self._losses = Curve()
 
     def row(self, statuses: Sequence[JobStatus]) -> Row:
         """Raises one of UNREADABLE where the files are damaged or gone."""
@@ -110,7 +110,7 @@ class UnderWay:
             attempts=len(story.attempts(self.view.folder.trial(self._trial))),
             training=reader.metrics.training,
             validation=reader.metrics.validation,
-            losses=tuple(self._losses.values()),
+            losses=tuple(self._losses.values),
             gpu_use=gpu_use(self.view.folder.trial(self._trial)) if has_nodes else None,
         )
 
@@ -119,7 +119,7 @@ class UnderWay:
         open_now = self.view.search.open
         trial = open_now[min(open_now)].trial if open_now else self._trial or 1
         if self._reader is None or trial != self._trial:
-            self._trial, self._losses = trial, {}
+            self._trial, self._losses = trial, Curve()
             self._reader = MetricsReader(self.view.folder.trial(trial), self.view.config["searcher"])
         for report in self._reader.read():
             if report["kind"] == "training":
@@ -127,10 +127,11 @@ class UnderWay:
         return self._reader
 
     def _take(self, batches: int, metrics: dict[str, Any]) -> None:
-        """An attempt that goes on from an earlier checkpoint makes later losses void."""
+        """An attempt that resumes from an earlier checkpoint makes later losses void."""
         loss = metrics.get("loss", next(iter(metrics.values()), None))
         if isinstance(loss, (int, float)):
-            self._losses = {at: value for at, value in self._losses.items() if at < batches} | {batches: float(loss)}
+            self._losses.cut(batches - 1)
+            self._losses.append(batches, float(loss))
 
 
 def _row(experiment: UnderWay, statuses: Sequence[JobStatus]) -> Row | None:

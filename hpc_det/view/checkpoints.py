@@ -63,8 +63,9 @@ def effective_config(experiment: ExperimentFolder) -> Tree:
 def of_trial(trial: TrialFolder, config: Tree) -> list[StoredCheckpoint]:
     """The newest first; `config` is the effective one of its experiment."""
     storage = TrialStorage(trial, config["checkpoint_storage"])
-    validated = validation_metrics(trial.metrics)
-    return [StoredCheckpoint(found, storage, validated.get(found.steps, {})) for found in storage.all()]
+    found = storage.all()
+    validated = validation_metrics(trial.metrics, {each.steps for each in found})
+    return [StoredCheckpoint(each, storage, validated.get(each.steps, {})) for each in found]
 
 
 def of_experiment(experiment: ExperimentFolder) -> list[StoredCheckpoint]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from hpc_det.launch.failure import first_failure
 from hpc_det.requeue import Action, Cause
 from hpc_det.search.method import Exit
 from hpc_det.search.metric import better
-from hpc_det.store.files import parse_line, read_json
+from hpc_det.store.files import read_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
-from hpc_det.store.metrics import Record, reports_of, standing
+from hpc_det.store.metrics import Record, as_written, last_reports, number_in, validations
 from hpc_det.store.stop import StopRequest
 
 # --- ends
@@ -178,13 +178,12 @@ class Validation:
 
 
 class Metrics:
-    """What the reports in metrics.jsonl say, as far as they stand; lines are taken in one after the other."""
+    """Progress of a trial and its metrics, from the reports in metrics.jsonl that stand."""
 
     def __init__(self, searcher: Tree) -> None:
         """`searcher` of an effective configuration."""
         self.name: str = searcher["metric"]
         self._smaller_is_better: bool = searcher["smaller_is_better"]
-        self._reports: list[Record] = []
         self.batches = 0
         self.total: int | None = None
         """Of the whole trial; unknown before the first report."""
@@ -194,47 +193,33 @@ class Metrics:
 
     @classmethod
     def read(cls, trial: TrialFolder, searcher: Tree) -> Metrics:
-        """All taken in. Only lines that matter are parsed, since a list of experiments reads many long files."""
-        lines = trial.metrics.read_bytes().splitlines() if trial.metrics.exists() else []
-        return cls(searcher).take(_that_matter(lines))
+        """Of the whole file, which may have a million lines: few of them are parsed."""
+        metrics = cls(searcher)
+        for report in reversed(last_reports(trial.metrics).values()):
+            metrics._take(report)
+        for steps, value in validations(trial.metrics, metrics.name).items():
+            metrics._compare(value, steps)
+        return metrics
 
-    def take(self, lines: Iterable[Record]) -> Metrics:
-        self._reports = reports_of([*self._reports, *lines])
-        last = {record["kind"]: record for record in self._reports}
-        newest: Record = self._reports[-1] if self._reports else {"steps": 0, "total": None}
-        self.batches, self.total = newest["steps"], newest["total"]
-        self.training, self.validation = (last.get(kind, _NOTHING)["metrics"] for kind in ("training", "validation"))
-        self.best = None
-        for record in self._reports:
-            if record["kind"] == "validation":
-                self._compare(record)
-        return self
+    def take(self, reports: Iterable[Record]) -> None:
+        """New reports of the attempt that wrote the last one; after the begin of another attempt, `read` again."""
+        for report in reports:
+            self._take(report)
+            value = number_in(report["metrics"].get(self.name)) if report["kind"] == "validation" else None
+            if value is not None:
+                self._compare(value, report["steps"])
 
-    def _compare(self, record: Record) -> None:
-        value = record["metrics"].get(self.name)
+    def _take(self, report: Record) -> None:
+        self.batches, self.total = report["steps"], report.get("total")
+        if report["kind"] == "training":
+            self.training = report["metrics"]
+        else:
+            self.validation = report["metrics"]
+
+    def _compare(self, value: float, steps: int) -> None:
         than = None if self.best is None else float(self.best.value)
-        if value is not None and better(float(value), than, self._smaller_is_better):
-            self.best = Validation(self.name, value, record["steps"])
-
-
-_NOTHING: Record = {"metrics": {}}
-_TRAINING = b'{"kind": "training"'
-
-
-def _that_matter(lines: Sequence[bytes]) -> list[Record]:
-    """The reports that stand, oldest first, and of training the last one alone."""
-    found: list[Record] = []
-    knows_training = False
-
-    def parsed() -> Iterator[Record]:
-        for line in reversed(lines):
-            if not (knows_training and line.startswith(_TRAINING)) and (record := parse_line(line)):
-                yield record
-
-    for report in standing(parsed()):
-        found.append(report)
-        knows_training = knows_training or report["kind"] == "training"
-    return found[::-1]
+        if better(value, than, self._smaller_is_better):
+            self.best = Validation(self.name, as_written(value), steps)
 
 
 # --- checkpoints

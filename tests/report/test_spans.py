@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hpc_det.report.spans import Phase, Span, Story, goodput, seconds_by_phase, spans_of
+from hpc_det.view.metric_history import MetricHistory
 from hpc_det.view.story import AttemptStory
 from tests.checkpoint.saved import save
 
@@ -21,11 +22,12 @@ def begins(attempt: int, time: float, trained: int = 0) -> dict[str, Any]:
 
 
 def trained(attempt: int, time: float, steps: int) -> dict[str, Any]:
-    return {"kind": "training", "attempt": attempt, "steps": steps, "time": time}
+    return {"kind": "training", "attempt": attempt, "steps": steps, "metrics": {}, "time": time}
 
 
 def validated(attempt: int, time: float, steps: int, seconds: float) -> dict[str, Any]:
-    return {"kind": "validation", "attempt": attempt, "steps": steps, "time": time, "seconds": seconds}
+    line = {"kind": "validation", "attempt": attempt, "steps": steps, "time": time}
+    return {**line, "metrics": {}, "seconds": seconds}
 
 
 def told(story: Story) -> list[tuple[str, float, float]]:
@@ -35,7 +37,9 @@ def told(story: Story) -> list[tuple[str, float, float]]:
 def story(
     attempts: Sequence[AttemptStory], lines: Sequence[dict[str, Any]] = (), *, is_over: bool = True, **known: Any
 ) -> Story:
-    return Story(attempts=attempts, lines=lines, **{"saves": [], "now": 1000.0, **known}, is_over=is_over)
+    return Story(
+        attempts=attempts, lines=MetricHistory(lines).attempts, **{"saves": [], "now": 1000.0, **known}, is_over=is_over
+    )
 
 
 FINISHED = {"cause": "finished", "action": "done"}

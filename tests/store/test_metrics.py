@@ -1,11 +1,25 @@
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from hpc_det.store.files import append_line
-from hpc_det.store.metrics import read_reports, reports_of, samples_per_second, validation_metrics, validations
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_det.store.files import append_line, append_lines, newest_first, parse_line
+from hpc_det.store.metrics import (
+    last_reports,
+    number_in,
+    read_reports,
+    reports_of,
+    samples_per_second,
+    validation_metrics,
+    validations,
+)
 
 
 def report(kind: str, steps: int, attempt: int = 1) -> dict[str, Any]:
@@ -63,7 +77,7 @@ def test_validations_are_by_batches_and_numbers_only(tmp_path: Path) -> None:
     found = validations(path, "loss")
     assert (found.pop(10), math.isnan(found.pop(20)), found) == (0.5, True, {30: -math.inf})
     assert validations(path, "matrix") == validations(path, "name") == validations(path, "flag") == {}
-    assert validation_metrics(path)[20] == {"loss": "NaN", "other": 1}
+    assert validation_metrics(path, {20})[20] == {"loss": "NaN", "other": 1}
 
 
 def test_what_was_validated_again_counts_as_it_was_last(tmp_path: Path) -> None:
@@ -85,3 +99,73 @@ def test_a_torn_line_is_left_out_and_a_missing_file_has_none(tmp_path: Path) -> 
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"kind": "validation", "steps": 10, "met')
     assert validations(path, "loss") == validations(tmp_path / "none", "loss") == {}
+
+
+# --- long files
+
+
+def a_line(draw: st.DrawFn) -> str:
+    kind = draw(st.sampled_from(["training", "validation", "validation", "begins"]))
+    if kind == "begins":
+        at = draw(st.integers(0, 9))
+        return json.dumps({"kind": kind, "trained": at, "validated": at, "attempt": 1, "time": 1.0})
+    values = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.integers(), st.sampled_from(ODD_VALUES))
+    metrics = draw(st.dictionaries(st.sampled_from(["loss", "my loss", "validation", "a\\b"]), values, max_size=3))
+    record = {"kind": kind, "steps": draw(st.integers(0, 9)), "total": 9, "metrics": metrics, "attempt": 1}
+    separators = draw(st.sampled_from([(", ", ": "), (",", ":")]))
+    return json.dumps(record, separators=separators)
+
+
+ODD_LINES = ['{"kind": "validation", "ste', "[]", "\N{BELL}", "", '{"kind": 7}', '{"kind": "validation"}']
+ODD_VALUES = ["NaN", "Infinity", None, True, [1], {"loss": 1}, ', "loss": 5', "{", "begins"]
+
+
+@st.composite
+def files(draw: st.DrawFn) -> str:
+    odd = st.sampled_from(
+        ['{"kind": "validation", "ste', "[]", "\N{BELL}", "", '{"kind": 7}', '{"kind": "validation"}']
+    )
+    lines = [a_line(draw) if draw(st.integers(0, 9)) else draw(odd) for _ in range(draw(st.integers(0, 30)))]
+    return "\n".join(lines) + draw(st.sampled_from(["", "\n"]))
+
+
+@given(files(), st.sampled_from([1, 50, 2**20]))
+def test_what_is_read_in_part_is_what_all_lines_say(content: str, block: int) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setattr("hpc_det.store.files.BLOCK_BYTES", block)
+        path = Path(folder, "metrics.jsonl")
+        path.write_text(content)
+        reports = read_reports(path)
+        assert last_reports(path) == {report["kind"]: report for report in reports}
+        validated = {report["steps"]: report["metrics"] for report in reports if report["kind"] == "validation"}
+        assert validation_metrics(path, {3, 4, 5}) == {at: validated[at] for at in {3, 4, 5} & validated.keys()}
+        for metric in ("loss", "a\\b"):
+            numbers = {at: number_in(metrics.get(metric)) for at, metrics in validated.items()}
+            expected = {at: value for at, value in numbers.items() if value is not None}
+            assert repr(sorted(validations(path, metric).items())) == repr(sorted(expected.items()))  # NaN is not NaN
+
+
+@given(files(), st.sampled_from([1, 7, 2**20]))
+def test_lines_from_the_end_are_the_lines(content: str, block: int) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.setattr("hpc_det.store.files.BLOCK_BYTES", block)
+        path = Path(folder, "lines")
+        path.write_text(content)
+        assert [*newest_first(path)][::-1] == content.encode().split(b"\n")
+
+
+def test_few_lines_of_a_long_file_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append_line(path, {"kind": "begins", "trained": 0, "validated": -1})
+    kinds = {steps: "training" if steps % 10 else "validation" for steps in range(1, 100_001)}
+    append_lines(path, ({"kind": kinds[at], "steps": at, "total": 9, "metrics": {"loss": 0.5}} for at in kinds))
+    parsed: list[bytes] = []
+
+    def parse(line: bytes) -> dict[str, Any] | None:
+        parsed.append(line)
+        return parse_line(line)
+
+    monkeypatch.setattr("hpc_det.store.metrics.parse_line", parse)
+    assert last_reports(path)["validation"]["steps"] == 100_000
+    assert len(validations(path, "loss")) == 10_000
+    assert len(parsed) < 2_000  # the block with the line that begins, and the last lines

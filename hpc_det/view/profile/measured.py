@@ -9,9 +9,9 @@ from functools import cached_property
 from itertools import pairwise
 
 from hpc_det.checkpoint.saves import Save, read_each_save
-from hpc_det.store.files import read_lines
 from hpc_det.store.folders import TrialFolder
-from hpc_det.store.metrics import BEGINS, Record
+from hpc_det.store.metrics import each
+from hpc_det.view.metric_history import MetricHistory
 from hpc_det.view.profile.system import NodeUse, Usages, read_system
 from hpc_det.view.profile.timings import Spent, Stretch, read_timings, samples_per_second, total
 
@@ -60,36 +60,36 @@ class Measured:
 
 
 def measured(trial: TrialFolder) -> Measured:
-    lines, saves = read_lines(trial.metrics), read_each_save(trial.saves)
-    validations = [line["seconds"] for line in lines if line["kind"] == "validation" and "seconds" in line]
-    validated = Pauses(count=len(validations), seconds=sum(validations))
+    saves = read_each_save(trial.saves)
+    history = MetricHistory(each(trial.metrics))
+    attempts = history.attempts.values()
+    validated = Pauses(
+        count=sum(len(attempt.validation_s) for attempt in attempts),
+        seconds=sum(sum(attempt.validation_s) for attempt in attempts),
+    )
     saved = Pauses(count=len(saves), seconds=sum(save.stall_s for save in saves))
     return Measured(
         timings=read_timings(trial.profile),
         nodes=read_system(trial.profile),
         validations=validated,
         saves=saved,
-        unprofiled=_unprofiled(lines, saves, validated, saved),
+        unprofiled=_unprofiled(history, saves, validated, saved),
     )
 
 
-def _unprofiled(lines: Sequence[Record], saves: Sequence[Save], validated: Pauses, saved: Pauses) -> Spent | None:
+def _unprofiled(history: MetricHistory, saves: Sequence[Save], validated: Pauses, saved: Pauses) -> Spent | None:
     """Of all that was trained, also what was lost. None before the first report."""
-    last = next((line for line in reversed(lines) if line["kind"] != BEGINS), None)
-    wall_s = sum(_attempts_s(lines, saves))
-    if last is None or wall_s <= 0:
+    wall_s = sum(_attempts_s(history, saves))
+    if all(attempt.reached < 0 for attempt in history.attempts.values()) or wall_s <= 0:
         return None
     left_s = max(wall_s - validated.seconds - saved.seconds, 0.0)
     seconds = {"validation": validated.seconds, "checkpoint": saved.seconds, "train_batch": left_s}
-    return Spent(rank=0, host="", count=last["steps"], records=0, wall_s=wall_s, seconds=seconds, exposed_s=None)
+    return Spent(rank=0, host="", count=history.batches, records=0, wall_s=wall_s, seconds=seconds, exposed_s=None)
 
 
-def _attempts_s(lines: Sequence[Record], saves: Sequence[Save]) -> Iterator[float]:
-    """How long each attempt trained, until it was last heard of, by the clock of its own host."""
-    begins = [line for line in lines if line["kind"] == BEGINS]
-    for begin, later in pairwise([*begins, None]):
-        assert begin is not None
-        until = later["time"] if later else math.inf
-        heard = [line["time"] for line in lines if line["attempt"] == begin["attempt"]]
-        heard += [save.began + save.stall_s for save in saves if begin["time"] <= save.began < until]
-        yield max(heard) - begin["time"]
+def _attempts_s(history: MetricHistory, saves: Sequence[Save]) -> Iterator[float]:
+    """Seconds from the begin of each attempt's training to its last line or save, by the clock of its own host."""
+    begun = [(attempt.began, attempt.last) for attempt in history.attempts.values() if attempt.began is not None]
+    for (began, last), (until, _) in pairwise([*begun, (math.inf, 0.0)]):
+        ends = (save.began + save.stall_s for save in saves if began <= save.began < until)
+        yield max([last, *ends]) - began

@@ -1,0 +1,148 @@
+"""All that metrics.jsonl of a trial contains, in columns: a file of a million lines takes about 60 MB of memory."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+from hpc_det.checkpoint.saves import Save
+from hpc_det.store.metrics import BEGINS, Record
+
+
+class Curve:
+    """Values against batches, oldest first; NaN where a value is no finite number."""
+
+    def __init__(self) -> None:
+        self.batches = array("q")
+        self.values = array("d")
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def append(self, batches: int, value: float) -> None:
+        self.batches.append(batches)
+        self.values.append(value)
+
+    def cut(self, last: int) -> None:
+        """Remove what lies beyond the batch `last`."""
+        while self.batches and self.batches[-1] > last:
+            self.batches.pop()
+            self.values.pop()
+
+    def points(self, most: int) -> list[tuple[int, float | None]]:
+        """Batches and value, None for NaN. Of more than `most` points: the lowest and the highest of equal parts, both
+        ends, and a gap wherever a part has one.
+        """
+        count = len(self)
+        kept: Iterable[int] = range(count)
+        if count > most:
+            parts = max((most - 2) // 3, 1)
+            edges = [1 + part * (count - 2) // parts for part in range(parts + 1)]
+            inner = (at for begin, end in pairwise(edges) for at in self._extremes(begin, end))
+            kept = [0, *inner, count - 1]
+        return [(self.batches[at], None if math.isnan(self.values[at]) else self.values[at]) for at in kept]
+
+    def _extremes(self, begin: int, end: int) -> list[int]:
+        part = self.values[begin:end]
+        if not math.isnan(sum(part)):
+            return sorted({begin + part.index(min(part)), begin + part.index(max(part))})
+        numbers = [at for at in range(begin, end) if not math.isnan(self.values[at])]
+        gap = next(at for at in range(begin, end) if math.isnan(self.values[at]))
+        ends = {min(numbers, key=self.values.__getitem__), max(numbers, key=self.values.__getitem__)} if numbers else ()
+        return sorted({gap, *ends})
+
+
+@dataclass
+class AttemptLines:
+    """What the lines of one attempt say of its time."""
+
+    began: float | None = None
+    """When training began, in seconds since the epoch; None where the attempt never said so."""
+    trained: int = 0
+    """Batches of the checkpoint with which it began."""
+    reached: int = -1
+    """Batches of its last report; -1 before the first one."""
+    last: float = 0.0
+    """The time of its last line."""
+    validation_ends: array[float] = field(default_factory=lambda: array("d"))
+    validation_s: array[float] = field(default_factory=lambda: array("d"))
+    """As many: how long each validation took."""
+
+
+class MetricHistory:
+    """Takes lines one after the other, oldest first. Reports that a later attempt makes void leave the curves."""
+
+    def __init__(self, lines: Iterable[Record] = (), saves: Sequence[Save] = ()) -> None:
+        self.attempts: dict[int, AttemptLines] = {}
+        self.batches = 0
+        """Of the newest report, whether it stands or not."""
+        self.training: dict[str, Curve] = {}
+        self.validation: dict[str, Curve] = {}
+        self.validation_s = Curve()
+        self.batches_per_s = Curve()
+        """Between two reports of training, without the validations and saves in between."""
+        self._stalls = _Stalls(saves)
+        self._since, self._from, self._validated_s = math.nan, 0, 0.0
+        for line in lines:
+            if "time" in line and "attempt" in line:
+                self._take(line)
+
+    def _take(self, line: Record) -> None:
+        attempt = self.attempts.get(line["attempt"]) or self.attempts.setdefault(line["attempt"], AttemptLines())
+        attempt.last = line["time"]
+        if line["kind"] == BEGINS:
+            self._begin(attempt, line)
+            return
+        self.batches = attempt.reached = line["steps"]
+        if line["kind"] == "training":
+            self._take_training(line)
+        else:
+            self._take_validation(attempt, line)
+
+    def _begin(self, attempt: AttemptLines, line: Record) -> None:
+        if attempt.began is None:
+            attempt.began, attempt.trained = line["time"], line["trained"]
+        for curve in (*self.training.values(), self.batches_per_s):
+            curve.cut(line["trained"])
+        for curve in (*self.validation.values(), self.validation_s):
+            curve.cut(line["validated"])
+        self._since, self._from, self._validated_s = line["time"], line["trained"], 0.0
+
+    def _take_training(self, line: Record) -> None:
+        _append(self.training, line)
+        trained_s = line["time"] - self._since - self._validated_s - self._stalls.between(self._since, line["time"])
+        if trained_s > 0:
+            self.batches_per_s.append(line["steps"], (line["steps"] - self._from) / trained_s)
+        self._since, self._from, self._validated_s = line["time"], line["steps"], 0.0
+
+    def _take_validation(self, attempt: AttemptLines, line: Record) -> None:
+        _append(self.validation, line)
+        if (seconds := line.get("seconds")) is not None:
+            self.validation_s.append(line["steps"], seconds)
+            attempt.validation_ends.append(line["time"])
+            attempt.validation_s.append(seconds)
+            self._validated_s += seconds
+
+
+def _append(curves: dict[str, Curve], line: Record) -> None:
+    for name, value in line["metrics"].items():
+        curve = curves.get(name) or curves.setdefault(name, Curve())
+        curve.append(line["steps"], value if isinstance(value, (int, float)) else math.nan)
+
+
+class _Stalls:
+    """How long training stood still for saves."""
+
+    def __init__(self, saves: Sequence[Save]) -> None:
+        self._begins = [save.began for save in saves]
+        self._sums = list(accumulate((save.stall_s for save in saves), initial=0.0))
+
+    def between(self, begin: float, end: float) -> float:
+        """Seconds; 0 where `begin` is NaN."""
+        if not self._begins:
+            return 0.0
+        return self._sums[bisect_left(self._begins, end)] - self._sums[bisect_left(self._begins, begin)]
