@@ -35,8 +35,8 @@ def report(experiment: ExperimentFolder, output: Path | None, as_json: bool) -> 
        "trials": [{"id": 1, "spans": [...], "validation": {...}, ...}],
        "brackets": [...], "importance": {...}, "config": [...], ...}
     `seconds` are of all trials, by phase. Moments are seconds since the epoch. Curves are lists of [batches, value];
-    null is a value that is not a finite number. A curve with more than 10,000 points keeps the lowest and the highest of
-    equal parts.
+    null is a value that is not a finite number. A curve of more than 10,000 points keeps the lowest and the highest
+    of equal parts.
     """
     from hpc_det.report.facts import facts
     from hpc_det.view.state import ExperimentView
