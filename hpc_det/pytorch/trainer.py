@@ -52,9 +52,12 @@ def init(
 ) -> Iterator[TrainerContext]:
     """The context of a trial, for the length of a `with` block.
 
-    In a job of hpc_det's, hyperparameters and configuration are the experiment's, and generators are seeded with the
-    trial's seed. Elsewhere they are the arguments; ranks are those of torchrun's variables (RANK, WORLD_SIZE, ...), and
-    a signal (TERM, USR1, USR2, HUP) makes all ranks save and leave `fit` at the same batch.
+    In a job of hpc_det's, hyperparameters and configuration are the experiment's. Elsewhere they are the arguments;
+    ranks are those of torchrun's variables (RANK, WORLD_SIZE, ...), and a signal (TERM, USR1, USR2, HUP) makes all
+    ranks save and leave `fit` at the same batch.
+
+    The generators of Python, numpy and torch are seeded with the trial's seed on all ranks. Outside a job that follows
+    from `reproducibility.experiment_seed` of the configuration; without one it is that of torch's generator on rank 0.
 
     `aggregation_frequency`: by default what the configuration says in `optimizations`. A process group that the script
     has made is used, and stays. After the block models of several ranks can no longer be trained.
@@ -236,6 +239,7 @@ def _unmanaged(hparams: dict[str, Any], exp_conf: dict[str, Any], distributed: D
             "hparams": hparams,
             "config": exp_conf,
         }
+        seed_everything(spec["trial_seed"])
         with Run.unmanaged(spec, _folder(distributed), distributed, signals, test=is_test(os.environ)) as run:
             yield run
 
