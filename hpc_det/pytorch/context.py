@@ -188,6 +188,11 @@ class PyTorchTrialContext(TrialContext):
                 f"step_optimizer: auto_zero_grads=False does not go with optimizations.aggregation_frequency "
                 f"{self.aggregation_frequency}: gradients are summed over batches in between; leave one of them out"
             )
+        if id(optimizer) not in self._averages:
+            raise UsageError(
+                f"step_optimizer: this {type(optimizer).__name__} is not wrapped, and no checkpoint would hold its "
+                f"state; call context.wrap_optimizer in __init__, and step the optimizer that it returns"
+            )
         if not self._steps_now:
             return
         if self.aggregation_frequency > 1:
@@ -240,7 +245,7 @@ class PyTorchTrialContext(TrialContext):
 
     def _average_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Over the batches since the last step; DDP averages over ranks."""
-        if not self._averages.get(id(optimizer), self._averages_gradients):
+        if not self._averages[id(optimizer)]:
             return
         for parameter in parameters_of(optimizer):
             if parameter.grad is not None:

@@ -323,7 +323,7 @@ def test_ranks_of_an_operator_exchange_what_is_thawed(on_ranks: OnRanks) -> None
 class Replaced(Tiny):
     def __init__(self, context: PyTorchTrialContext) -> None:
         super().__init__(context)
-        context.models[0][4] = nn.Linear(8, 1)  # type: ignore[index]
+        context.models[0].add_module("4", nn.Linear(8, 1))
 
 
 def test_a_layer_replaced_after_wrapping_is_an_error(on_ranks: OnRanks, tmp_path: Path) -> None:

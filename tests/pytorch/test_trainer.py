@@ -18,7 +18,7 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.rng import restore_rng, rng_state, seed_everything
 from hpc_det.errors import UsageError
-from hpc_det.pytorch import Batch, Epoch, PyTorchTrial, PyTorchTrialContext, Trainer, init
+from hpc_det.pytorch import Batch, Epoch, PyTorchTrial, PyTorchTrialContext, Trainer, TrainUnit, init
 from hpc_det.pytorch.stored import stored_state
 from hpc_det.store.files import read_json, read_lines
 from hpc_det.store.folders import TrialFolder
@@ -132,6 +132,26 @@ def test_a_length_must_be_given_and_be_a_number(root: Path) -> None:
         trained(root)
     with pytest.raises(TypeError, match=r"max_length: Batch\(value=\[3\]\) is a schedule"):
         trained(root, max_length=Batch([3]))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_length": 7}, ("max_length is 7", "Batch(7)", "Epoch(7)")),
+        ({"max_length": Batch(1), "validation_period": 2.5}, ("validation_period is 2.5", "Batch(100)")),
+        ({"max_length": Batch(1), "checkpoint_period": "7"}, ("checkpoint_period is '7'", "Batch(100)")),
+        ({"max_length": Batch(1), "reporting_period": TrainUnit(5)}, ("reporting_period is", "Batch(100)")),
+        ({"max_length": Batch(0)}, ("max_length", "value=0", "Batch(1)")),
+        ({"max_length": Epoch(-1)}, ("max_length", "value=-1", "Epoch(1)")),
+        ({"max_length": Batch(1), "checkpoint_policy": "bset"}, ("checkpoint_policy is 'bset'", "'best'")),
+        ({"max_length": Batch(1), "checkpoint_policy": None}, ("checkpoint_policy is None", "best, all, none")),
+    ],
+)
+def test_what_fit_cannot_use_is_named_with_a_remedy(root: Path, options: dict[str, Any], told: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as refused:
+        trained(root, **options)
+    assert str(refused.value).startswith(("fit: ", "max_length: "))
+    assert all(part in str(refused.value) for part in told)
 
 
 def test_the_configuration_may_give_the_length(root: Path) -> None:
