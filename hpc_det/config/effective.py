@@ -16,12 +16,13 @@ from hpc_det.config.cluster import Cluster
 from hpc_det.config.context import Context
 from hpc_det.config.cross_checks import cross_problems
 from hpc_det.config.determineds_keys import notes
-from hpc_det.config.entrypoint import check_entrypoint, speaks_determined, trial_name
+from hpc_det.config.entrypoint import check_entrypoint, silent_script, speaks_determined, trial_name
 from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers
 from hpc_det.config.older_names import in_todays_names
 from hpc_det.config.problems import render, schema_problems
 from hpc_det.config.request import Request
 from hpc_det.config.schema import LOG_POLICIES, Experiment
+from hpc_det.config.searchers import COMPARING
 from hpc_det.config.section import Section
 from hpc_det.errors import Problem, UsageError, shown
 from hpc_det.plan.pool import in_its_pool, pool_notes, pool_problems
@@ -165,7 +166,19 @@ def _code_problems(tree: Tree, context: Context) -> list[str]:
     if not context.folder.is_dir():
         hint = "; only `hpc-det run` resolves interpolations" if "${" in folder else ""
         return [f"context_dir: {folder!r} is not a folder; give the folder of the trial's code{hint}"]
-    return check_entrypoint(tree.get("entrypoint"), context)
+    return [*check_entrypoint(tree.get("entrypoint"), context), *_uncompared(tree, context)]
+
+
+def _uncompared(tree: Tree, context: Context) -> list[str]:
+    name = searcher_name(tree)
+    script = silent_script(tree.get("entrypoint"), context) if name in COMPARING else None
+    if script is None:
+        return []
+    return [
+        f"searcher.name: {name} compares trials by searcher.metric, and {script} reports none: neither it nor what it "
+        f"imports from context_dir imports hpc_det; train with hpc_det.pytorch.Trainer in it, or name a trial as "
+        f"module:Class, or use a searcher that compares nothing (single, grid, random)"
+    ]
 
 
 def _source(request: Request, written: dict[str, str]) -> Callable[[str], str | None]:

@@ -13,10 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from hpc_det.config.context import Context
-from hpc_det.config.entrypoint_command import TRIAL, command_problems, missing
+from hpc_det.config.entrypoint_command import TRIAL, command_problems, missing, started_script
 
 _REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data_loader")
 _EVALUATE = ("evaluate_batch", "evaluate_full_dataset")
+_REPORTING = ("hpc_det", "determined", "importlib", "runpy")
+"""Packages that report a trial's metrics, or load what may."""
 _ROOTS = ("PyTorchTrial", "DeepSpeedTrial")
 
 
@@ -47,6 +49,44 @@ def check_entrypoint(entrypoint: object, context: Context) -> list[str]:
     except OSError as error:
         return [f"entrypoint: {file}: cannot be read: {error}"]
     return _class_problems(tree, class_name, file)
+
+
+def silent_script(entrypoint: object, context: Context) -> str | None:
+    """The Python script that the entrypoint starts, if it reports no metric: neither the script nor a module that it
+    imports from the context directory imports hpc_det.
+
+    None for a trial, and for what cannot be known without running it, such as a shell script.
+    """
+    with suppress(OSError, SyntaxError, ValueError):
+        words = _words(entrypoint)
+        script = started_script(words)
+        if _argument(words) is None and script and script.endswith(".py"):
+            return None if _reaches_package(context.path(script), context, seen=set()) else script
+    return None
+
+
+def _reaches_package(file: Path, context: Context, seen: set[Path]) -> bool:
+    """Whether importing this file imports hpc_det, or may."""
+    seen.add(file)
+    tree = _parse(file)
+    modules = {module for node in ast.walk(tree) for module in _modules_of(node)}
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if used & {"__import__", "exec", "eval"} or any(module.split(".")[0] in _REPORTING for module in modules):
+        return True
+    places = (context, Context(file.parent))
+    files = {found for module in modules for place in places if (found := _module_file(place, module))} - seen
+    return any(_reaches_package(found, context, seen) for found in sorted(files))
+
+
+def _modules_of(node: ast.AST) -> list[str]:
+    """That this statement imports, with those that may be attributes of them."""
+    match node:
+        case ast.Import(names=names):
+            return [alias.name for alias in names]
+        case ast.ImportFrom(module=module, names=names):
+            base = module or ""
+            return [base, *(f"{base}.{alias.name}".lstrip(".") for alias in names)]
+    return []
 
 
 def speaks_determined(entrypoint: object, context: Context) -> bool:

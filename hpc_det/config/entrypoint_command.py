@@ -27,7 +27,7 @@ def command_problems(words: Sequence[str], context: Context) -> Iterator[str]:
                 f"entrypoint: {match[0]}: hpc_det has no such launcher; in {package}.launch there are "
                 f"{', '.join(LAUNCHERS)}"
             )
-    started = _started(words)
+    started = started_script(words)
     if started is None or context.path(started).exists():
         return
     if TRIAL.fullmatch(started):
@@ -41,7 +41,7 @@ def missing(what: str, context: Context) -> str:
     return f"entrypoint: no {what} in context_dir {context.folder}, which holds {context.python_files()}"
 
 
-def _started(words: Sequence[str]) -> str | None:
+def started_script(words: Sequence[str]) -> str | None:
     """The script that each rank starts, through whichever launchers; None where only a shell knows."""
     if "cd" in words or not all(map(_NO_SHELL.fullmatch, words)):
         return None
@@ -61,4 +61,4 @@ def _behind(words: Sequence[str]) -> str | None:
     target = [*dropwhile("--autohorovod".__eq__, words[border:])]
     if not target or target[0].startswith("-"):
         return None
-    return _started(target) if _PYTHON.fullmatch(target[0]) else target[0]
+    return started_script(target) if _PYTHON.fullmatch(target[0]) else target[0]

@@ -130,3 +130,6 @@ Searcher: TypeAlias = Annotated[
     | Annotated[Custom, Tag("<custom>")],
     Discriminator(_which),
 ]
+
+COMPARING = ("async_halving", "adaptive_asha", "optuna", "custom")
+"""Their next trials follow from the metrics of earlier ones."""

@@ -17,6 +17,7 @@ from hpc_det.pytorch.fusion import FusionTuner
 from hpc_det.pytorch.lr_scheduler import LRScheduler, ScheduledStep
 from hpc_det.pytorch.sharded import is_sharded, obstacles
 from hpc_det.pytorch.trial_context import TrialContext, parameters_of
+from hpc_det.pytorch.unshared import Unshared
 from hpc_det.store.folders import TrialFolder
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -51,6 +52,7 @@ class PyTorchTrialContext(TrialContext):
         self._averages: dict[int, bool] = {}
         """By id() of an optimizer: whether its aggregated gradients are averaged, or summed."""
         self._steps_now = True
+        self._unshared = Unshared("wrap_model")
 
     @property
     def lr_schedulers(self) -> list[torch.optim.lr_scheduler.LRScheduler]:
@@ -67,8 +69,8 @@ class PyTorchTrialContext(TrialContext):
         fully_shard has spread it over all of them.
 
         What is returned has the model's own attributes and methods either way. Call it before an optimizer is
-        made. `sync_batch_norm`: batch norms over all ranks (GPUs only). Raises UsageError for a model that is sharded
-        in another way.
+        made, and, where a model is thawed later, before all of it is frozen. `sync_batch_norm`: batch norms over all
+        ranks (GPUs only). Raises UsageError for a model that is sharded in another way.
         """
         if any(model is known for known in (*self.models, *self.wrapped_models)):
             raise UsageError(f"wrap_model: this {type(model).__name__} is wrapped already; wrap each model once")
@@ -85,6 +87,8 @@ class PyTorchTrialContext(TrialContext):
         in_ddp = trains and self.distributed.size > 1 and not is_sharded(own)
         wrapped = self._data_parallel(own, ddp_options) if in_ddp else own
         self.wrapped_models.append(wrapped)
+        if self.distributed.size > 1 and not in_ddp:
+            self._unshared.add(own)
         return cast(Model, wrapped)
 
     def wrap_optimizer(
@@ -108,6 +112,8 @@ class PyTorchTrialContext(TrialContext):
         self._averages[id(optimizer)] = self._averages_gradients if own is None else own
         if fp16_compression and not self._compresses_gradients:
             self._compress_gradients_of(optimizer)
+        if self.distributed.size > 1:
+            self._unshared.watch(optimizer)
         self.optimizers.append(optimizer)
         return optimizer
 
@@ -182,6 +188,11 @@ class PyTorchTrialContext(TrialContext):
                 f"step_optimizer: auto_zero_grads=False does not go with optimizations.aggregation_frequency "
                 f"{self.aggregation_frequency}: gradients are summed over batches in between; leave one of them out"
             )
+        if id(optimizer) not in self._averages:
+            raise UsageError(
+                f"step_optimizer: this {type(optimizer).__name__} is not wrapped, and no checkpoint would hold its "
+                f"state; call context.wrap_optimizer in __init__, and step the optimizer that it returns"
+            )
         if not self._steps_now:
             return
         if self.aggregation_frequency > 1:
@@ -234,7 +245,7 @@ class PyTorchTrialContext(TrialContext):
 
     def _average_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Over the batches since the last step; DDP averages over ranks."""
-        if not self._averages.get(id(optimizer), self._averages_gradients):
+        if not self._averages[id(optimizer)]:
             return
         for parameter in parameters_of(optimizer):
             if parameter.grad is not None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+_SHOWN = 3
+
 
 def modes(models: Sequence[torch.nn.Module]) -> dict[str, list[str]]:
     """The parameters that are frozen, the modules in eval mode."""
@@ -32,3 +34,8 @@ def named_parameters(models: Sequence[torch.nn.Module]) -> list[tuple[str, torch
     return [
         (f"{k}.{name}", parameter) for k, model in enumerate(models) for name, parameter in model.named_parameters()
     ]
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """The first few of them."""
+    return ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])

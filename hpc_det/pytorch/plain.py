@@ -70,6 +70,12 @@ class PlainStrategy:
             for what, wrapped in (("model", context.models), ("optimizer", context.optimizers))
             if not wrapped
         ]
+        problems += [
+            f"{name}: {type(model.module).__name__} got other parameters after wrap_model, whose gradients ranks would "
+            f"not exchange; add and replace layers before it"
+            for model in context.wrapped_models
+            if isinstance(model, DataParallel) and model.has_other_parameters
+        ]
         models = {id(parameter) for model in context.models for parameter in model.parameters()}
         trained = [parameter for optimizer in context.optimizers for parameter in parameters_of(optimizer)]
         loose = sum(id(parameter) not in models for parameter in trained)

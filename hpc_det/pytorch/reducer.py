@@ -106,9 +106,19 @@ class Reducers:
                 f"wrap_reducer: {_called(reducer, name)} is neither for training nor for validation; leave out "
                 f"for_training=False or for_validation=False"
             )
+        self._check_name(name, for_training, for_validation)
         made = reducer if isinstance(reducer, MetricReducer) else FunctionReducer(reducer)
         self._wrapped.append(_Wrapped(made, name, for_training, for_validation, _called(reducer, name)))
         return made
+
+    def _check_name(self, name: str | None, for_training: bool, for_validation: bool) -> None:
+        for known in self._wrapped:
+            meet = (known.for_training and for_training) or (known.for_validation and for_validation)
+            if name is not None and name == known.name and meet:
+                raise UsageError(
+                    f"wrap_reducer: the metric {name!r} is that of another reducer already ({known.called}); give each "
+                    f"a name of its own"
+                )
 
     def reset(self, *, training: bool) -> None:
         for each in self._serving(training=training):
@@ -226,8 +236,18 @@ class _Wrapped:
 def _metrics(wrapped: list[_Wrapped], by_rank: list[list[list[Any]]]) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     for each, slots in zip(wrapped, zip(*by_rank, strict=True), strict=True):
-        metrics.update(each.metrics([slot for rank in slots for slot in rank]))
+        metrics = joined(metrics, each.metrics([slot for rank in slots for slot in rank]), "another reducer")
     return metrics
+
+
+def joined(metrics: Mapping[str, Any], of_reducers: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Raises UsageError for a name that both have. `source`: of `metrics`."""
+    if both := sorted(metrics.keys() & of_reducers.keys()):
+        raise UsageError(
+            f"wrap_reducer: {source} and a reducer both return the metric {', '.join(map(repr, both))}; rename one of "
+            f"them, or leave one out"
+        )
+    return {**metrics, **of_reducers}
 
 
 def _called(reducer: Any, name: str | None) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-_SHOWN = 3
+from hpc_det.pytorch.modes import shown_names
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -42,8 +42,8 @@ def obstacles(model: torch.nn.Module, ranks: int, ddp_options: Sequence[str]) ->
         yield f"{option} is for DDP, which a sharded model is not put into; leave it out, and see fully_shard's own"
     if loose := [name for name, parameter in model.named_parameters() if _is_loose(parameter)]:
         yield (
-            f"{len(loose)} of its parameters are trained and not sharded ({_shown(loose)}), so that ranks do not share "
-            f"their gradients; call fully_shard on the model itself, too, after its layers"
+            f"{len(loose)} of its parameters are trained and not sharded ({shown_names(loose)}), so that ranks do not "
+            f"share their gradients; call fully_shard on the model itself, too, after its layers"
         )
 
 
@@ -55,7 +55,3 @@ def _mesh_sizes(model: torch.nn.Module) -> Iterator[int]:
 
 def _is_loose(parameter: torch.nn.Parameter) -> bool:
     return parameter.requires_grad and not isinstance(parameter, DTensor)
-
-
-def _shown(names: list[str]) -> str:
-    return ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])

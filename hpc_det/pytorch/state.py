@@ -238,20 +238,15 @@ def _every_gradient(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
 
 
 def _set_gradients(context: PyTorchTrialContext, gradients: dict[str, torch.Tensor]) -> None:
-    minding_use = {
-        id(parameter)
-        for model in _in_ddp(context)
-        if model.find_unused_parameters
-        for parameter in model.parameters()
-        if parameter.requires_grad
-    }
-    with context.keeping_gradients():
-        for name, parameter in named_parameters(context.models):
-            if name not in gradients:
-                continue
-            gradient = part_like(gradients[name], parameter)
-            if id(parameter) in minding_use:  # DDP notes which ones were used since the last optimizer step
-                torch.autograd.backward(parameter, gradient)
+    """They wait for an optimizer step."""
+    exchanges = {id(parameter): model for model in _in_ddp(context) for parameter in model.parameters()}
+    for name, parameter in named_parameters(context.models):
+        if name not in gradients:
+            continue
+        gradient = part_like(gradients[name], parameter)
+        if model := exchanges.get(id(parameter)):
+            model.put_gradient(parameter, gradient)
+        else:
             parameter.grad = gradient
 
 

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 
 from hpc_det.checkpoint.prune import Policy
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.rng import seed_everything
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, nearest, shown
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.rank import join_gang, note_error
 from hpc_det.node.signals import SignalPipe
@@ -52,9 +52,12 @@ def init(
 ) -> Iterator[TrainerContext]:
     """The context of a trial, for the length of a `with` block.
 
-    In a job of hpc_det's, hyperparameters and configuration are the experiment's, and generators are seeded with the
-    trial's seed. Elsewhere they are the arguments; ranks are those of torchrun's variables (RANK, WORLD_SIZE, ...), and
-    a signal (TERM, USR1, USR2, HUP) makes all ranks save and leave `fit` at the same batch.
+    In a job of hpc_det's, hyperparameters and configuration are the experiment's. Elsewhere they are the arguments;
+    ranks are those of torchrun's variables (RANK, WORLD_SIZE, ...), and a signal (TERM, USR1, USR2, HUP) makes all
+    ranks save and leave `fit` at the same batch.
+
+    The generators of Python, numpy and torch are seeded with the trial's seed on all ranks. Outside a job that follows
+    from `reproducibility.experiment_seed` of the configuration; without one it is that of torch's generator on rank 0.
 
     `aggregation_frequency`: by default what the configuration says in `optimizations`. A process group that the script
     has made is used, and stays. After the block models of several ranks can no longer be trained.
@@ -125,8 +128,15 @@ class Trainer:
         seed); otherwise its models, optimizers and schedulers begin with those there, and batches count from 0.
         `test_mode`: one batch of everything. `profiling_enabled`: as the configuration's `profiling.enabled`.
 
-        Raises UsageError without a length, and for a test inside a job; TypeError for a length that is a schedule.
+        Raises UsageError without a length or with one of nothing, for a period that is no unit, for an unknown policy,
+        and for a test inside a job; TypeError for a length that is a schedule.
         """
+        _check_units(
+            checkpoint_period=checkpoint_period,
+            validation_period=validation_period,
+            max_length=max_length,
+            reporting_period=reporting_period,
+        )
         if test_mode and _is_in_job():
             raise UsageError("fit: test_mode is for runs without a job; create the experiment with --test instead")
         run, config = self._run, self._context.get_experiment_config()
@@ -169,8 +179,28 @@ class Trainer:
         )
 
 
+def _check_units(**given: object) -> None:
+    """A number alone says neither batches nor epochs."""
+    wrong = {name: unit for name, unit in given.items() if unit is not None and not _is_unit(unit)}
+    if wrong:
+        raise UsageError(
+            [
+                f"fit: {name} is {shown(unit)}; give it a unit, such as "
+                + (f"Batch({unit}) or Epoch({unit})" if type(unit) is int else "Batch(100) or Epoch(1)")
+                for name, unit in wrong.items()
+            ]
+        )
+
+
+def _is_unit(given: object) -> bool:
+    return isinstance(given, TrainUnit) and type(given) is not TrainUnit
+
+
 def _policy(policy: CheckpointPolicy, metric: str | None) -> CheckpointPolicy:
-    """Without a metric nobody can say what is best (upstream's rule)."""
+    """Without a metric nobody can say what is best (upstream's rule). Raises UsageError for an unknown one."""
+    if policy not in (known := get_args(CheckpointPolicy)):
+        hint = nearest(policy, known) if isinstance(policy, str) else ""
+        raise UsageError(f"fit: checkpoint_policy is {shown(policy)}; {hint or 'use one of ' + ', '.join(known)}")
     if policy == "best" and metric is None:
         warnings.warn("fit: no searcher metric says what is best, so each validation is saved", stacklevel=3)
         return "all"
@@ -236,6 +266,7 @@ def _unmanaged(hparams: dict[str, Any], exp_conf: dict[str, Any], distributed: D
             "hparams": hparams,
             "config": exp_conf,
         }
+        seed_everything(spec["trial_seed"])
         with Run.unmanaged(spec, _folder(distributed), distributed, signals, test=is_test(os.environ)) as run:
             yield run
 

@@ -12,6 +12,7 @@ from hpc_det.core.metrics import MetricWindow
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.model_parallel import ModelParallelUnit
+from hpc_det.pytorch.reducer import joined
 from hpc_det.pytorch.trial_context import TrialContext
 
 
@@ -47,15 +48,17 @@ class TrainingReport:
         # the others' sums stay on their device, and nobody waits for it
         own = self.window.sums() if gang.rank in self._reporting else None
         by_rank = gang.gather_json({"window": own, "stop": self._context.get_stop_requested()})
+        stops = [rank["stop"] for rank in by_rank]
         metrics: dict[str, Any] = dict(self.window.reduced([by_rank[rank]["window"] for rank in self._reporting]))
-        metrics.update(self._context.reducers.reduce(gang, training=True))
+        metrics = joined(metrics, self._context.reducers.reduce(gang, training=True), "train_batch")
         if self._keeps_batches:
             kept = gang.gather_json(self.window.kept_sums())
             batches = self.window.reduced_batches([kept[rank] for rank in self._reporting])
             self._callbacks.call("on_training_workload_end", metrics, batches)
+            stops = gang.gather_json(self._context.get_stop_requested())
         self.window.reset()
         self._context.reducers.reset(training=True)
-        return metrics, {"samples_per_second": self._samples_per_second()}, any(rank["stop"] for rank in by_rank)
+        return metrics, {"samples_per_second": self._samples_per_second()}, any(stops)
 
     def _samples_per_second(self) -> float:
         """Of all ranks, by this one's count."""

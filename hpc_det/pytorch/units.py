@@ -20,6 +20,13 @@ class TrainUnit:
 
     value: int | Container[int]
 
+    def __post_init__(self) -> None:
+        """Raises UsageError for anything else."""
+        is_schedule = isinstance(self.value, Container) and not isinstance(self.value, (str, bytes))
+        if isinstance(self.value, bool) or not (isinstance(self.value, int) or is_schedule):
+            kind = type(self).__name__
+            raise UsageError(f"{kind}({self.value!r}): give a whole number, such as {kind}(100), or a list of them")
+
     def due(self, progress: Progress) -> bool:
         """Whether the last batch completed a period, or what a schedule names."""
         raise NotImplementedError
@@ -30,11 +37,13 @@ class TrainUnit:
 
     @property
     def length(self) -> int:
-        """Raises TypeError for a schedule, which is no length."""
+        """Raises TypeError for a schedule, which is no length; UsageError for one of nothing."""
         if not isinstance(self.value, int):
             raise TypeError(
                 f"max_length: {self} is a schedule; give a whole number, such as {type(self).__name__}(100)"
             )
+        if self.value < 1:
+            raise UsageError(f"max_length: {self} trains nothing; give at least {type(self).__name__}(1)")
         return self.value
 
     def next_boundary(self, steps: int) -> float:

@@ -13,6 +13,7 @@ from hpc_det.core.preempt import StopAgreement
 from hpc_det.core.rng import unchanged_generators
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
+from hpc_det.pytorch.reducer import joined
 from hpc_det.pytorch.strategy import Strategy
 from hpc_det.pytorch.trial import Trial, implements
 from hpc_det.pytorch.trial_context import TrialContext
@@ -73,7 +74,8 @@ class Validation:
                 metrics = self._full_dataset() if self._in_full else self._batches()
             if metrics is None:
                 return None
-            return {**metrics, **self._context.reducers.reduce(self._context.distributed, training=False)}
+            reduced = self._context.reducers.reduce(self._context.distributed, training=False)
+            return joined(metrics, reduced, "evaluate_full_dataset" if self._in_full else "evaluate_batch")
 
     # --- batches
 

@@ -285,3 +285,26 @@ def test_any_tree_is_valid_or_told(template: dict[str, Any], config: dict[str, A
         told = error.problems
     assert told
     assert all(line.isprintable() for line in told)
+
+
+@pytest.mark.parametrize(
+    "searcher",
+    [
+        {"name": "adaptive_asha", "max_trials": 4, "max_length": 100},
+        {"name": "async_halving", "max_trials": 4, "max_length": 100, "num_rungs": 2},
+        {"name": "optuna", "max_trials": 4},
+        {"name": "custom", "max_trials": 4, "class": "mine:Search"},
+    ],
+)
+def test_a_search_that_compares_needs_a_script_that_reports(
+    problems: Problems, build: Build, code: Path, searcher: dict[str, Any]
+) -> None:
+    (code / "train.py").write_text("import torch")
+    config = {"entrypoint": "python3 train.py"}
+    (told,) = problems(searcher={"metric": "loss", **searcher}, **config)
+    assert told.startswith(f"searcher.name: {searcher['name']} compares trials by searcher.metric, and train.py")
+    for fixed in ("single", "random", "grid"):
+        more = {"max_trials": 2} if fixed == "random" else {}
+        build(searcher={"name": fixed, "metric": "loss", **more}, **config)
+    (code / "train.py").write_text("import hpc_det.pytorch")
+    build(searcher={"metric": "loss", **searcher}, **config)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.config.context import Context
-from hpc_det.config.entrypoint import check_entrypoint
+from hpc_det.config.entrypoint import check_entrypoint, silent_script
 from hpc_det.config.entrypoint_command import LAUNCHERS
 
 LOADERS = "def build_training_data_loader(self): ...\n    def build_validation_data_loader(self): ...\n"
@@ -225,3 +225,50 @@ def test_an_entrypoint_that_cannot_be_read_is_told(tmp_path: Path, entrypoint: s
 
 def test_the_users_code_is_never_run(tmp_path: Path) -> None:
     assert check(tmp_path, f"raise SystemExit(3)\n{HEAD}class T(PyTorchTrial):\n    {WHOLE}") == []
+
+
+# --- scripts that report no metric
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "files"),
+    [
+        ("python3 train.py --lr 0.1", {"train.py": "import torch"}),
+        (["python3", "-u", "train.py"], {"train.py": "import model", "model.py": "import torch"}),
+        ("python3 -m hpc_det.launch.torch_distributed train.py", {"train.py": "print('hpc_det')"}),
+        ("python3 -m hpc_det.launch.torch_distributed -- python3 src/train.py", {"src/train.py": "from .x import y"}),
+    ],
+)
+def test_a_script_without_the_package_reports_nothing(
+    tmp_path: Path, entrypoint: object, files: dict[str, str]
+) -> None:
+    assert silent_script(entrypoint, written(tmp_path, files)) in ("train.py", "src/train.py")
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "files"),
+    [
+        ("python3 train.py", {"train.py": "def main():\n    from hpc_det import pytorch"}),
+        ("python3 train.py", {"train.py": "import determined as det"}),
+        ("python3 train.py", {"train.py": "import a", "a.py": "import b, a", "b/__init__.py": "import hpc_det.sgd"}),
+        ("python3 src/train.py", {"src/train.py": "from loops import run", "src/loops.py": "from hpc_det import sgd"}),
+        ("python3 src/train.py", {"src/train.py": "from . import loops", "src/loops.py": "import hpc_det"}),
+        ("python3 train.py", {"train.py": "import importlib"}),
+        ("python3 train.py", {"train.py": "exec(open('other').read())"}),
+        ("python3 train.py", {"train.py": "if"}),
+        ("bash train.sh", {"train.sh": ""}),
+        ("cd src && python3 train.py", {"src/train.py": ""}),
+        ("python3 -m hpc_det.launch.torch_distributed --trial model_def:T", {"model_def.py": ""}),
+        ("model_def:T", {"model_def.py": ""}),
+        ("python3 train.py", {}),
+    ],
+)
+def test_what_may_report_is_no_silent_script(tmp_path: Path, entrypoint: object, files: dict[str, str]) -> None:
+    assert silent_script(entrypoint, written(tmp_path, files)) is None
+
+
+def written(folder: Path, files: dict[str, str]) -> Context:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    return Context(folder)

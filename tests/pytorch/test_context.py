@@ -353,3 +353,14 @@ def test_gradients_that_stay_do_not_go_with_aggregation() -> None:
     optimizer = context.wrap_optimizer(torch.optim.SGD([nn.Parameter(torch.zeros(1))]))
     with pytest.raises(UsageError, match=r"auto_zero_grads=False does not go with .*aggregation_frequency 4"):
         context.step_optimizer(optimizer, auto_zero_grads=False)
+
+
+def test_an_optimizer_that_is_not_wrapped_is_not_stepped() -> None:
+    context = PyTorchTrialContext.from_config({})
+    model = context.wrap_model(torch.nn.Linear(1, 1))
+    own = torch.optim.SGD(model.parameters())
+    context.wrap_optimizer(torch.optim.Adam(model.parameters()))
+    context.backward(model(torch.ones(1, 1)).sum())
+    with pytest.raises(UsageError, match=r"this SGD is not wrapped, .*; call context.wrap_optimizer"):
+        context.step_optimizer(own)
+    assert all(parameter.grad is not None for parameter in model.parameters())

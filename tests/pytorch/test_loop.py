@@ -387,6 +387,29 @@ def test_a_validation_can_end_the_training_at_once(on_ranks: OnRanks, tmp_path: 
     assert life.steps("training") == [4, 8, 10]
 
 
+class Weary(PyTorchCallback):
+    """Asks to stop at the first report of training."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        self._context = context
+
+    def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: list[dict[str, Any]]) -> None:
+        if self._context.distributed.rank == self._context.distributed.size - 1:
+            self._context.set_stop_requested(True)
+
+
+class Wearied(Tiny):
+    def build_callbacks(self) -> dict[str, PyTorchCallback]:
+        return {"weary": Weary(self.context)}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_stop_asked_for_at_a_report_counts_at_that_report(on_ranks: OnRanks, tmp_path: Path, size: int) -> None:
+    life = Life.begin(tmp_path, Wearied)
+    on_ranks(size, several, life, math.inf)
+    assert (life.steps("training"), life.steps("validation"), life.checkpoints) == ([4], [4], [4])
+
+
 class BareLoss(Tiny):
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
         return super().train_batch(batch, epoch_idx, batch_idx)["loss"]

@@ -14,8 +14,10 @@ import torch
 from hpc_det.core.content import load
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.pytorch import PyTorchTrialContext
 from hpc_det.pytorch.reducer import MetricReducer, Reducers
 from tests.core.ranks import OnRanks
+from tests.pytorch.trials import Life, Tiny
 
 ALONE = Distributed()
 
@@ -61,7 +63,7 @@ def test_a_reducer_is_wrapped_once_and_a_function_as_often_as_wanted() -> None:
     reducers.wrap(mine, "a", for_validation=False)
     with pytest.raises(UsageError, match="this Average is wrapped already"):
         reducers.wrap(mine, "b", for_training=False)
-    assert reducers.wrap(collected, "a") is not reducers.wrap(collected, "b")
+    assert reducers.wrap(collected, "c") is not reducers.wrap(collected, "b")
 
 
 @pytest.mark.parametrize("wrong", [Average, "auc", None, 7])
@@ -464,3 +466,44 @@ def test_a_reducers_own_state_is_used_for_checkpoints_and_validations(tmp_path: 
         warnings.simplefilter("error")
         (state,) = saved(reducers, tmp_path)
     assert state["updates"] == {"sum": 1.0, "where": "/there"}
+
+
+# --- names
+
+
+def test_two_reducers_of_one_name_are_an_error_where_they_meet() -> None:
+    reducers = Reducers()
+    reducers.wrap(sum, "total", for_validation=False)
+    reducers.wrap(max, "total", for_training=False)
+    with pytest.raises(UsageError, match="'total' is that of another reducer"):
+        reducers.wrap(min, "total")
+    reducers.wrap(min, "least")
+
+
+def test_two_reducers_that_return_one_metric_are_an_error() -> None:
+    reducers = Reducers()
+    reducers.wrap(lambda updates: {"total": 1})
+    reducers.wrap(lambda updates: {"total": 2})
+    with pytest.raises(UsageError, match="both return the metric 'total'"):
+        reducers.reduce(Distributed(), training=True)
+
+
+class Shadowing(Tiny):
+    """A reducer has the name of a metric of batches."""
+
+    where = "training"
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        super().__init__(context)
+        training = self.where == "training"
+        context.wrap_reducer(len, "loss", for_training=training, for_validation=not training)
+
+
+class ShadowingValidation(Shadowing):
+    where = "validation"
+
+
+@pytest.mark.parametrize(("trial", "source"), [(Shadowing, "train_batch"), (ShadowingValidation, "evaluate_batch")])
+def test_a_reducer_never_replaces_a_metric_of_batches(tmp_path: Path, trial: type[Tiny], source: str) -> None:
+    with pytest.raises(UsageError, match=f"{source} and a reducer both return the metric 'loss'"):
+        Life.begin(tmp_path, trial).attempt()

@@ -10,17 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.core.rng import restore_rng, rng_state
+from hpc_det.core.distributed import Distributed
+from hpc_det.core.rng import restore_rng, rng_state, seed_everything
 from hpc_det.errors import UsageError
-from hpc_det.pytorch import Batch, Epoch, PyTorchTrial, PyTorchTrialContext, Trainer, init
+from hpc_det.pytorch import Batch, Epoch, PyTorchTrial, PyTorchTrialContext, Trainer, TrainUnit, init
 from hpc_det.pytorch.stored import stored_state
 from hpc_det.store.files import read_json, read_lines
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
+from tests.core.ranks import OnRanks
 from tests.pytorch.trials import Life, Tiny, differences
 
 HPARAMS = {"global_batch_size": 4, "workers": 0}
@@ -131,6 +134,26 @@ def test_a_length_must_be_given_and_be_a_number(root: Path) -> None:
         trained(root, max_length=Batch([3]))
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_length": 7}, ("max_length is 7", "Batch(7)", "Epoch(7)")),
+        ({"max_length": Batch(1), "validation_period": 2.5}, ("validation_period is 2.5", "Batch(100)")),
+        ({"max_length": Batch(1), "checkpoint_period": "7"}, ("checkpoint_period is '7'", "Batch(100)")),
+        ({"max_length": Batch(1), "reporting_period": TrainUnit(5)}, ("reporting_period is", "Batch(100)")),
+        ({"max_length": Batch(0)}, ("max_length", "value=0", "Batch(1)")),
+        ({"max_length": Epoch(-1)}, ("max_length", "value=-1", "Epoch(1)")),
+        ({"max_length": Batch(1), "checkpoint_policy": "bset"}, ("checkpoint_policy is 'bset'", "'best'")),
+        ({"max_length": Batch(1), "checkpoint_policy": None}, ("checkpoint_policy is None", "best, all, none")),
+    ],
+)
+def test_what_fit_cannot_use_is_named_with_a_remedy(root: Path, options: dict[str, Any], told: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as refused:
+        trained(root, **options)
+    assert str(refused.value).startswith(("fit: ", "max_length: "))
+    assert all(part in str(refused.value) for part in told)
+
+
 def test_the_configuration_may_give_the_length(root: Path) -> None:
     folder = trained(root, {"searcher": {"metric": "loss", "max_length": {"records": 12}}})
     assert steps(folder, "validation") == [3]
@@ -207,6 +230,22 @@ def test_the_seed_of_the_script_is_the_seed_of_the_trial(root: Path) -> None:
         assert context.get_trial_seed() == 4321
     with init(hparams=HPARAMS, exp_conf={"reproducibility": {"experiment_seed": 7}}) as context:
         assert context.get_trial_seed() != 4321
+
+
+def drawn(distributed: Distributed, root: str, experiment_seed: int | None) -> list[float]:
+    """What a script draws outside a job, whose ranks begin with different generators."""
+    os.environ["HPC_DET_ROOT"] = root
+    seed_everything(distributed.rank + int.from_bytes(os.urandom(3), "big"))
+    exp_conf = {} if experiment_seed is None else {"reproducibility": {"experiment_seed": experiment_seed}}
+    with init(exp_conf=exp_conf, distributed=distributed):
+        return [random.random(), float(np.random.random()), float(torch.rand(()))]
+
+
+def test_generators_are_seeded_outside_a_job_as_within(on_ranks: OnRanks, root: Path) -> None:
+    (seeded, other), again = on_ranks(2, drawn, str(root), 7), drawn(Distributed(), str(root), 7)
+    assert seeded == other == again
+    first, second = on_ranks(2, drawn, str(root), None)
+    assert first == second != seeded
 
 
 def test_arguments_reach_the_trial(root: Path) -> None:

@@ -85,3 +85,10 @@ def test_lengths_in_batches_for_the_progress_bar() -> None:
     assert Batch(3).batches(20) == Batch(3).batches(None) == 3
     with pytest.raises(UsageError, match=r"the training loader has no length.*give the length in batches"):
         Epoch(3).batches(None)
+
+
+@pytest.mark.parametrize("value", ["7", 2.5, True, None, b"7"])
+def test_an_amount_is_a_whole_number_or_several(value: Any) -> None:
+    with pytest.raises(UsageError, match="Batch"):
+        Batch(value)
+    assert Epoch(range(3)).value == range(3)

@@ -1,7 +1,12 @@
 """Batch inference on all slots of a job: validation without training.
 
-The records are the validation data, `evaluate_batch` is the inference, and what training needs is there for show. A run
-that is preempted does its validation again from the start.
+The records are the validation data, `evaluate_batch` is the inference, and what training needs is there for show.
+
+A validation is not resumed in the middle: a job that is preempted, or whose time runs out, starts again at record 0,
+and `evaluate_batch` sees records a second time. So each validation starts its files anew (`on_validation_start`)
+instead of adding to them, and nothing is there twice. What sends its results elsewhere, such as to a database, writes
+them under the number of the record, so that the second time replaces the first. For more records than a job's time
+allows, see `shards` in inference.yaml.
 """
 
 from pathlib import Path
@@ -41,7 +46,8 @@ class DigitsInference(PyTorchTrial):
         trained = load_trial_from_checkpoint_path(context.get_hparam("checkpoint"))
         self.model = context.wrap_model(trained.model)
         context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.0))  # for show
-        folder = Path(context.get_data_config()["predictions"]).expanduser()
+        self.shard, self.shards = context.get_hparam("shard"), context.get_data_config()["shards"]
+        folder = Path(context.get_data_config()["predictions"]).expanduser() / f"shard-{self.shard}"
         self.file = PredictionsFile(folder / f"rank-{context.distributed.get_rank()}.csv")
 
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
@@ -55,9 +61,8 @@ class DigitsInference(PyTorchTrial):
 
     def build_validation_data_loader(self) -> DataLoader:
         images = torch.tensor(load_digits().images, dtype=torch.float32).unsqueeze(1) / 16
-        return DataLoader(
-            TensorDataset(torch.arange(len(images)), images), batch_size=self.context.get_per_slot_batch_size()
-        )
+        numbers = torch.arange(len(images))[self.shard :: self.shards]
+        return DataLoader(TensorDataset(numbers, images[numbers]), batch_size=self.context.get_per_slot_batch_size())
 
     def evaluate_batch(self, batch):
         numbers, images = batch

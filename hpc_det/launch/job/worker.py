@@ -27,6 +27,7 @@ from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.scheduler import JobState, scheduler
 from hpc_det.schedulers.shared_answers import SharedAnswers
+from hpc_det.search.fixed import FixedSearch
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
@@ -165,6 +166,12 @@ class Worker:
             return work
         trial = self._experiment.trial(number)
         how = _how(trial, action)
+        if how is Exit.COMPLETED and not isinstance(self._search.state().method, FixedSearch):
+            self._say(
+                f"trial {number} ended without reporting searcher.metric, by which this search compares trials, and so "
+                f"counts as failed; report it from hpc_det.pytorch, or use searcher single, grid or random"
+            )
+            how, self._code = Exit.FAILED, GAVE_UP
         if how is Exit.CANCELLED and self._is_killed_alone(trial):
             self._search.end(self._number, number, how)
             return self._search.ask(self._number, self._job_id)

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpc_det.pytorch.ddp import data_parallel
 from hpc_det.pytorch.device import ToDevice
+from hpc_det.pytorch.unshared import Unshared
 from hpc_det.sgd.operator import registered
 from hpc_det.sgd.operator.errors import MissingLoader
 from hpc_det.sgd.operator.options import check_options
@@ -116,7 +117,10 @@ class BaseOperator:
         if isinstance(self._precision, Apex):
             self._precision.prepare(on_device, self._optimizers, apex_args or {})
         self._models = [registered.unwrapped(model) for model in on_device]
+        self._unshared = Unshared("register")
         self._wrapped = [self._data_parallel(model, ddp_args or {}) for model in on_device]
+        for optimizer in self._optimizers:
+            self._unshared.watch(optimizer)
         back = [registered.shaped(self._wrapped, models), registered.shaped(self._optimizers, optimizers)]
         back += [self._criterion] if criterion is not None else []
         back += [registered.shaped(self._schedulers, schedulers)] if schedulers is not None else []
@@ -124,8 +128,10 @@ class BaseOperator:
 
     def _data_parallel(self, model: nn.Module, options: dict[str, Any]) -> nn.Module:
         """DDP refuses a model in which nothing is trained."""
-        is_trained = any(parameter.requires_grad for parameter in model.parameters())
-        if not (self._is_distributed and self._wrap_ddp and is_trained) or isinstance(model, DistributedDataParallel):
+        if not (self._is_distributed and self._wrap_ddp) or isinstance(model, DistributedDataParallel):
+            return model
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            self._unshared.add(model)
             return model
         return data_parallel(model, self._device, options)
 

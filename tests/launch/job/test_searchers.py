@@ -104,3 +104,13 @@ def test_a_trial_that_begins_with_anothers_weights_is_told_where_they_are_or_fai
     }
     log = gang.experiment.trial(3).job_log.read_text()
     assert re.search("trial 3 begins with trial [12], which has no checkpoint", log)
+
+
+def test_a_trial_that_reports_no_metric_has_failed_where_trials_are_compared(gang: Gang) -> None:
+    gang.plan("true")
+    halving = {"name": "async_halving", "max_trials": 2, "num_rungs": 2, "divisor": 2, "stop_once": False}
+    write_json(gang.experiment.effective, {**EFFECTIVE, "searcher": {**EFFECTIVE["searcher"], **halving}})
+    job = gang.start_job(1)
+    assert job.wait(timeout=DEADLINE_S) == 1
+    assert {trial.ended for trial in gang.search().trials.values()} == {Exit.FAILED}
+    assert "trial 1 ended without reporting searcher.metric" in gang.printed.read_text()
