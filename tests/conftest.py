@@ -15,10 +15,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.lab import pbs_real, slurm
+from tests.lab.isolation import forget_other_schedulers
 from tests.lab.pbs_fixture import any_pbs as any_pbs
 from tests.lab.pbs_fixture import pbs_lab as pbs_lab
 from tests.leaks import LeakCheck
 from tests.machine import busy
+
+forget_other_schedulers(os.environ, keep_pbs=pbs_real.ASKED_FOR)
 
 # A rank that is alone takes a thread for each core, and where others want the cores, too, its threads mostly spin.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -388,14 +388,15 @@ def test_on_the_real_slurm(
     hpc_det: Command, slurm_lab: SlurmLab, stub: Stub, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a user who is no operator, and as one who is."""
-    monkeypatch.setenv("SLURM_CONF", str(slurm_lab.conf))
+    slurm_lab.use(monkeypatch)
     slurm_lab.preempt(seconds=600)
     folder = Life.submitted(root).folder.path
     monkeypatch.setattr("hpc_det.cli.job.here.this_user", lambda: "nobody")
     monkeypatch.setattr("hpc_det.cli.job.listing.this_user", lambda: "nobody")
     as_nobody = "setpriv --reuid=nobody --regid=nogroup --clear-groups"
     for command in ("sbatch", "squeue", "scontrol"):
-        stub(command, f'exec {as_nobody} {shutil.which(command)} "$@"')
+        stubbed = stub(command, f'exec {as_nobody} {slurm_lab.bin / command} "$@"')
+    monkeypatch.setenv("PATH", f"{stubbed.parent}{os.pathsep}{os.environ['PATH']}")
 
     def submit(*flags: str) -> str:
         asked = ["--chdir", str(folder), "--output=/dev/null", *flags, "--wrap=true"]
@@ -426,7 +427,7 @@ def test_on_the_real_slurm(
     assert "Invalid --nice value" in slurm_lab._ended("sbatch", "--nice=-1", "--wrap=true").stderr
 
     for command in ("squeue", "scontrol"):  # an operator
-        stub(command, f'exec {shutil.which(command, path="/usr/bin")} "$@"')
+        stub(command, f'exec {slurm_lab.bin / command} "$@"')
     assert hpc_det("job", "update", array, "--priority", "1").code == 0
     assert order()[0] == array
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.resources import data_path
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
@@ -37,7 +38,9 @@ AS_USER = Callable[..., Result]
 
 @pytest.fixture
 def commons(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that everybody may go through, with a Slurm that takes every job and knows none."""
+    """A folder that everybody may go through, with a Slurm that takes every job and knows none. The package finds its
+    data there: this checkout may lie where only its owner may read.
+    """
     folder = Path(tempfile.mkdtemp(dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")))
     (folder / "bin").mkdir()
     for name, body in {"sbatch": "echo 4711", "squeue": "", "scancel": "exit 1"}.items():
@@ -45,9 +48,19 @@ def commons(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (folder / "bin" / name).chmod(0o755)
     for path in (folder, folder / "bin"):
         path.chmod(0o755)
+    for name in ("conf", "slurm_templates"):
+        _copy_for_everybody(data_path(name), folder / "package" / "_data" / name)
+    (folder / "package").chmod(0o755)
+    monkeypatch.setattr("hpc_det.resources._PACKAGE", folder / "package")
     monkeypatch.setenv("PATH", f"{folder / 'bin'}:/bin")
     yield folder
     shutil.rmtree(folder)
+
+
+def _copy_for_everybody(source: Path, target: Path) -> None:
+    shutil.copytree(source, target)
+    for path in (target.parent, target, *target.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 @pytest.fixture

@@ -125,16 +125,14 @@ def test_a_page_does_all_that_it_says_on_this_machine(path: Path, tmp_path: Path
 
 @pytest.mark.slurm
 def test_the_quickstart_does_what_it_says_on_a_slurm(slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in slurm_lab.env.items():
-        monkeypatch.setenv(name, value)
+    slurm_lab.use(monkeypatch)
     page = Page.read(CHECKOUT / "docs" / "quickstart.md")
     Reader(slurm_lab.folder()).follow(page, lambda command: "slurm" in command.marks)
 
 
 @pytest.mark.slurm
 def test_a_real_slurm_is_detected_as_the_page_shows(slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in slurm_lab.env.items():
-        monkeypatch.setenv(name, value)
+    slurm_lab.use(monkeypatch)
     page = Page.read(CHECKOUT / "docs" / "clusters.md")
     Reader(slurm_lab.folder()).follow(page, lambda command: "slurm" in command.marks)
 

@@ -23,8 +23,7 @@ name: lab
 scheduler: slurm
 slots_per_node: 2
 max_nodes: 3
-slot_type: gpu
-gpu_flag: gres
+slot_type: cpu
 resource_pool: low
 signal_lead_s: 70
 resume: successor

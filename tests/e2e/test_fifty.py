@@ -23,7 +23,7 @@ name: lab
 scheduler: pbs
 slots_per_node: 1
 max_nodes: 3
-slot_type: gpu
+slot_type: cpu
 resource_pool: low
 setup: ["export PYTHONPATH={repository}"]
 """

@@ -12,7 +12,6 @@ import pytest
 import hpc_det as package
 from hpc_det.checkpoint.committed import newest_steps
 from tests.e2e.story import WAITS_AT, Story, hpc_det
-from tests.lab import pbs_real
 from tests.lab.pbs_lab import PbsLab
 
 TWO_SLOTS = "resources.slots_per_trial=2"
@@ -21,7 +20,7 @@ name: lab
 scheduler: pbs
 slots_per_node: 1
 max_nodes: 3
-slot_type: {slot}
+slot_type: cpu
 resource_pool: {queue}
 setup: ["export PYTHONPATH={repository}"]
 start_agents_with: {starter}
@@ -34,7 +33,7 @@ def profile(any_pbs: PbsLab, state_folder: Path) -> Callable[[str], None]:
     folder = state_folder / "conf" / "cluster"
     folder.mkdir(parents=True)
     any_pbs.set_kill_delay("low", 30)  # the machine may be slow
-    site = {"queue": any_pbs.queue or "null", "slot": "cpu" if pbs_real.ASKED_FOR else "gpu"}
+    site = {"queue": any_pbs.queue or "null"}
 
     def write(starter: str) -> None:
         text = PROFILE.format(repository=Path(package.__file__).parents[1], starter=starter, **site)

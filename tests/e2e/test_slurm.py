@@ -22,8 +22,7 @@ name: lab
 scheduler: slurm
 slots_per_node: 2
 max_nodes: 3
-slot_type: gpu
-gpu_flag: gres
+slot_type: cpu
 cpus_per_slot: 1
 resource_pool: low
 signal_lead_s: 70
@@ -37,8 +36,7 @@ def use(lab: SlurmLab, patch: pytest.MonkeyPatch, profile: str | None = None) ->
     (folder / "conf" / "cluster").mkdir(parents=True)
     (folder / "conf" / "cluster" / "lab.yaml").write_text(profile or PROFILE)
     patch.setenv("HPC_DET_ROOT", str(folder))
-    for name, value in lab.env.items():
-        patch.setenv(name, value)
+    lab.use(patch)
 
 
 @pytest.fixture(scope="module")

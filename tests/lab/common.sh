@@ -1,8 +1,13 @@
 # What slurm-up and slurm-down share: where the lab lies, what it is called, and how to tell its processes.
 lab=$(realpath -m "${HPC_DET_LAB:-/var/tmp/hpc-det-lab}")
 bridge=hpcdet0 netns=hpcdet-node # a lab of one machine has one bridge and these network namespaces: netns1, netns2...
+# Only Debian's Slurm, and no variable that another one has set: this machine may have a Slurm of its own.
+for name in $(compgen -e); do
+  case $name in HPC_DET_LAB* | HOME | TERM | *_proxy | *_PROXY) ;; *) unset "$name" ;; esac
+done
+unset name
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 export SLURM_CONF=$lab/etc/slurm.conf
-PATH=$PATH:/usr/sbin:/sbin
 
 die() {
   echo "${0##*/}: $*" >&2

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.lab.isolation import path_with_only
 from tests.lab.pbs import client
 from tests.lab.pbs.commands import MANAGER
 from tests.lab.pbs.qstat import typed_job
@@ -82,8 +83,8 @@ class PbsLab:
 
     @property
     def env(self) -> dict[str, str]:
-        """What to add to a subprocess's environment so that its PBS commands reach this site."""
-        return {"PATH": f"{self.site.bin}{os.pathsep}{os.environ['PATH']}"}
+        """What to add to a subprocess's environment so that its PBS commands reach this site, and no other."""
+        return {"PATH": path_with_only(self.site.bin, os.environ["PATH"], self.site.home / "machine")}
 
     def ended(self, *command: str | Path, cwd: Path | None = None, manager: bool = False) -> Done:
         env = os.environ | self.env | ({MANAGER: "1"} if manager else {})

@@ -9,13 +9,17 @@ import tempfile
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from tests.leaks import MARK
+import pytest
+
+from tests.lab.isolation import ACCOUNTING_COMMANDS, SLURM_COMMANDS, path_with_only, path_without
 from tests.wait import DEADLINE_S
 
 SCRIPTS = Path(__file__).parent
-ACCOUNTING_COMMANDS = {"sacct", "sacctmgr", "sreport"}
+DEBIAN = Path("/usr/bin")
+"""Where its packages put the commands of Slurm; a site's own Slurm may come first on PATH."""
 
 
 def available() -> str | None:
@@ -42,7 +46,9 @@ class SlurmLab:
         done = subprocess.run([SCRIPTS / "slurm-up"], capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"slurm-up failed:\n{done.stdout}{done.stderr}")
-        return cls(Path(done.stdout.splitlines()[-1].removeprefix("export SLURM_CONF=")))
+        lab = cls(Path(done.stdout.splitlines()[-1].removeprefix("export SLURM_CONF=")))
+        lab._make_bin()
+        return lab
 
     @staticmethod
     def is_running() -> bool:
@@ -52,9 +58,35 @@ class SlurmLab:
         subprocess.run([SCRIPTS / "slurm-down"], check=True)
 
     @property
+    def path(self) -> Path:
+        return self.conf.parent.parent
+
+    @property
+    def bin(self) -> Path:
+        """The commands of the lab's Slurm."""
+        return self.path / "bin"
+
+    def _make_bin(self) -> None:
+        self.bin.mkdir(exist_ok=True)
+        for command in SLURM_COMMANDS:
+            link = self.bin / command
+            if not link.is_symlink():
+                link.symlink_to(DEBIAN / command)
+
+    @property
     def env(self) -> dict[str, str]:
-        """What to add to a subprocess's environment so that its Slurm commands reach the lab."""
-        return {"SLURM_CONF": str(self.conf)}
+        """What to add to an environment so that Slurm commands reach this Slurm, and no other scheduler is found."""
+        return {"SLURM_CONF": str(self.conf), "PATH": path_with_only(self.bin, os.environ["PATH"], self._links)}
+
+    def use(self, patch: pytest.MonkeyPatch) -> None:
+        """As the scheduler of this process and of all that it starts."""
+        for name, value in self.env.items():
+            patch.setenv(name, value)
+
+    @cached_property
+    def _links(self) -> Path:
+        """To this machine's commands that are not a scheduler's."""
+        return self.folder()
 
     def run(self, *command: str | Path, cwd: Path | None = None) -> str:
         """Standard output of a command; an error carries what it said."""
@@ -70,7 +102,7 @@ class SlurmLab:
 
     def folder(self) -> Path:
         """A fresh folder that all nodes see."""
-        return Path(tempfile.mkdtemp(dir=self.conf.parent.parent / "work"))
+        return Path(tempfile.mkdtemp(dir=self.path / "work"))
 
     def job(self, job_id: int | str) -> dict[str, str]:
         """The fields of `scontrol show job`."""
@@ -100,7 +132,7 @@ class SlurmLab:
             subprocess.run(["kill", "-KILL", *pids], stderr=subprocess.DEVNULL)  # some end meanwhile, others begin
 
     def repair_node(self, number: int) -> None:
-        self.run("env", f"--unset={MARK}", SCRIPTS / "slurm-up", "--node", str(number))  # it outlives a test
+        self.run(SCRIPTS / "slurm-up", "--node", str(number))
 
     def cancel_all(self, deadline_s: float = 120) -> None:
         """Ends every job of the lab and waits until the last of their processes is gone."""
@@ -115,14 +147,8 @@ class SlurmLab:
             time.sleep(0.1)
 
     def path_without_accounting(self) -> str:
-        """A `PATH` as on a site without slurmdbd: every command of this machine's but those that ask it."""
-        folder = self.folder()
-        for bin_dir in os.environ["PATH"].split(os.pathsep):
-            for command in Path(bin_dir).glob("*"):
-                link = folder / command.name
-                if command.name not in ACCOUNTING_COMMANDS and not link.is_symlink():
-                    link.symlink_to(command.absolute())
-        return str(folder)
+        """A `PATH` as on a site without slurmdbd."""
+        return path_without(ACCOUNTING_COMMANDS, self.env["PATH"], self.folder())
 
 
 def parse_fields(text: str) -> dict[str, str]:

@@ -375,7 +375,7 @@ def test_without_flags_of_the_user_there_is_no_empty_line() -> None:
 def test_a_job_on_the_real_slurm_is_held_until_released_and_ends_when_cancelled(
     slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SLURM_CONF", str(slurm_lab.conf))
+    slurm_lab.use(monkeypatch)
     chosen, folder = Slurm(), slurm_lab.folder()
     script = folder / "job.sh"
     script.write_text("#!/bin/bash\n#SBATCH --begin=now+1hour --output=/dev/null\nexec sleep 900\n")
@@ -396,7 +396,7 @@ def test_a_job_on_the_real_slurm_is_held_until_released_and_ends_when_cancelled(
 def test_the_real_slurm_has_forgotten_a_job_that_never_was(
     slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SLURM_CONF", str(slurm_lab.conf))
+    slurm_lab.use(monkeypatch)
     assert Slurm().status(["987654"], run_command)["987654"].reason == "forgotten by Slurm"
     Slurm().cancel("987654", run_command)  # harmless
 

@@ -25,6 +25,17 @@ from tests.lab.pbs.main import main
 sys.exit(main({name!r}, {site!r}, sys.argv[1:]))
 """
 
+# Whatever /etc/profile has set is undone: this machine may have a PBS, whose commands come first there.
+BASH_PROFILE = """mapfile -d '' -t given </proc/$$/environ
+for name in $(compgen -e); do
+  case $name in PWD | OLDPWD | SHLVL | _) ;; *) unset "$name" 2>/dev/null ;; esac
+done
+for variable in "${{given[@]}}"; do export "$variable" 2>/dev/null; done
+unset given name variable
+export PATH={bin}:/bin:/usr/bin
+"""
+SH_PROFILE = "export PATH={bin}:/bin:/usr/bin\n"
+
 
 @dataclass
 class QueueSettings:
@@ -106,8 +117,8 @@ class Site:
         for name in COMMANDS:
             self._make_command(name)
         self.user_home.mkdir()
-        (self.user_home / ".bash_profile").write_text(f"export PATH=$PATH:{self.bin}\n")
-        (self.user_home / ".profile").write_text(f"export PATH=$PATH:{self.bin}\n")
+        (self.user_home / ".bash_profile").write_text(BASH_PROFILE.format(bin=self.bin))
+        (self.user_home / ".profile").write_text(SH_PROFILE.format(bin=self.bin))
         names = "".join(f"127.0.1.{number} {name}\n" for number, name in enumerate(settings.nodes, 1))
         self.hosts.write_text(Path("/etc/hosts").read_text() + names)
         (self.home / "settings.json").write_text(json.dumps(asdict(settings)))

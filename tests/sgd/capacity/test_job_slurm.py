@@ -15,8 +15,7 @@ BRIDGE = "hpcdet0"
 
 @pytest.fixture(autouse=True)
 def _on_the_lab(slurm_lab: SlurmLab, stand_in: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in slurm_lab.env.items():
-        monkeypatch.setenv(name, value)
+    slurm_lab.use(monkeypatch)
 
 
 @pytest.fixture
