@@ -14,6 +14,7 @@ from hpc_det.schedulers.scheduler import JobState, Scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.stop import Reason, request_stop
+from hpc_det.submit.interrupted import unknown_jobs
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trials import state_now
 from hpc_det.view.watch import POLL_S, Watch, ask_every_s, insist_on_completion, say, state
@@ -132,10 +133,13 @@ def _withdraw_jobs(view: ExperimentView) -> None:
 
 def _cancel_jobs(view: ExperimentView) -> None:
     """Returns when the scheduler says that all jobs are gone."""
-    if not view.jobs:
-        return
     view.look()
-    scheduler, job_ids = schedulers.scheduler(view.jobs[0].scheduler), view.job_ids()
+    if not view.jobs and not view.submitter:
+        return
+    name = view.plan().scheduler
+    scheduler, job_ids = schedulers.scheduler(name), view.job_ids()
+    if view.submitter:  # the scheduler may have a job whose id is not on disk yet
+        job_ids += unknown_jobs(view.folder, name)
     for job_id in _left(scheduler, job_ids):
         scheduler.cancel(job_id, run_command)
     end = time.monotonic() + KILL_WAIT_S

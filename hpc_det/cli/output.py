@@ -25,6 +25,7 @@ MOST_BY_RICH = 100
 COLOURS = {
     "RUNNING": "green",
     "COMPLETED": "cyan",
+    "SUBMITTING": "yellow",
     "QUEUED": "yellow",
     "PAUSED": "yellow",
     "ERROR": "red",

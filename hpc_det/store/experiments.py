@@ -46,8 +46,12 @@ class ExperimentStore:
         return found
 
     def all(self) -> Iterator[ExperimentFolder]:
-        """Every experiment that was created to the end and that this user may read, oldest first."""
-        return (found for found in map(self.folder, self._numbers()) if os.path.exists(found.config))
+        """Every experiment that is in sight and that this user may read, oldest first."""
+        return (found for found in self.folders() if is_in_sight(found))
+
+    def folders(self) -> Iterator[ExperimentFolder]:
+        """Also those that are being created, and what is left of those that never were."""
+        return map(self.folder, self._numbers())
 
     def next_id(self) -> int:
         """The id that `create` would take now."""
@@ -104,3 +108,8 @@ class ExperimentStore:
         except PermissionError as error:
             raise UsageError(f"{error.filename}: may not be read; nothing there is shared with you") from None
         return sorted(int(rest) for name in names if (rest := name[len(prefix) :]).isdecimal())
+
+
+def is_in_sight(experiment: ExperimentFolder) -> bool:
+    """Whether all its files are there, and its jobs may be in the queue."""
+    return os.path.exists(experiment.config)

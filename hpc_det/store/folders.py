@@ -8,6 +8,7 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
                warm_start.json   whose weights all trials take  " (with a searcher.source_...)
                plan.json         what its jobs are              "
                storage.json      where its checkpoints lie      " (if elsewhere)
+               submitting.json   which process submits it now   whoever submits its jobs
                about.json        its name, labels, and more     `hpc-det experiment set`, label, archive
                masked/           those of these with secrets,   " (if it is shared)
                                  without them, for colleagues
@@ -190,6 +191,11 @@ class ExperimentFolder:
         return self.path / "cluster.json"
 
     @property
+    def submitting(self) -> Path:
+        """Which process submits its jobs, as long as it does: see hpc_det.store.submitting."""
+        return self.path / "submitting.json"
+
+    @property
     def about(self) -> Path:
         """What its owner has said of it since: see hpc_det.store.about."""
         return self.path / "about.json"
@@ -304,7 +310,7 @@ class ExperimentFolder:
         return sorted(self.jobs.glob(f"{number}-*.next.json"))
 
     def job(self, number: int = 1) -> Path:
-        """The scheduler's id of it, written right after the submission."""
+        """The scheduler's id of it, written right after the submission, or by the job where that came to no end."""
         return self.jobs / f"{number}.json"
 
     def root(self) -> Path:
@@ -323,7 +329,11 @@ class ExperimentFolder:
         return [self.trial(number) for number in numbers]
 
     def remove(self) -> None:
-        """With the folder for checkpoints that lie elsewhere; what is in an object store stays there."""
+        """With the folder for checkpoints that lie elsewhere; what is in an object store stays there.
+
+        The config goes first: what a KILL leaves behind is no experiment.
+        """
+        self.config.unlink(missing_ok=True)
         if elsewhere := self.checkpoints_elsewhere():
             shutil.rmtree(elsewhere, ignore_errors=True)
         shutil.rmtree(self.path, ignore_errors=True)

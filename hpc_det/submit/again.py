@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.secret_files import read_secrets
+from hpc_det.store.submitting import submitting
 from hpc_det.submit.jobs import prepare_jobs, queue_jobs, write_jobs
 from hpc_det.submit.max_length import check_max_length
 from hpc_det.submit.of_others import check_is_ones_own, without_hooks
@@ -78,17 +80,20 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
     check_storage(found)
     before = read_secrets(experiment.effective) or {}
     check_max_length(experiment, before["searcher"].get("max_length"), found.tree["searcher"].get("max_length"))
-    write_effective(experiment, found.tree)
-    try:
-        left = _Left.of(experiment)
-        jobs = prepare_jobs(found, experiment, left.count, worker=left.next_worker, script=left.next_script)
-        write_jobs(jobs, experiment)
-        _reopen(experiment, left)
-        queue_jobs(jobs, experiment, left.search)
-    except BaseException:
-        write_effective(experiment, before)
-        raise
-    write_config(experiment, found.tree, found.origins)
+    origins_before = dict(read_json(experiment.origin) or {})
+    with _submitting(experiment):
+        write_effective(experiment, found.tree)
+        try:
+            left = _Left.of(experiment)
+            jobs = prepare_jobs(found, experiment, left.count, worker=left.next_worker, script=left.next_script)
+            write_jobs(jobs, experiment)
+            write_config(experiment, found.tree, found.origins)
+            _reopen(experiment, left)
+            queue_jobs(jobs, experiment, left.search)
+        except BaseException:
+            write_effective(experiment, before)
+            write_config(experiment, before, origins_before)
+            raise
     return left.count
 
 
@@ -97,18 +102,24 @@ def submit_again(experiment: ExperimentFolder) -> int:
     found = stored(experiment, [])
     left = _Left.of(experiment)
     jobs = prepare_jobs(found, experiment, left.count, worker=left.next_worker, script=left.next_script)
-    write_jobs(jobs, experiment)
-    paused_by = left.search.state().paused or ""
-    _lose_workers(left.search)
-    left.search.activate()
-    for trial in experiment.trials():
-        trial.stop.unlink(missing_ok=True)
-    try:
-        queue_jobs(jobs, experiment, left.search)
-    except BaseException:
-        left.search.pause(paused_by)
-        raise
+    with _submitting(experiment):
+        write_jobs(jobs, experiment)
+        paused_by = left.search.state().paused or ""
+        _lose_workers(left.search)
+        left.search.activate()
+        for trial in experiment.trials():
+            trial.stop.unlink(missing_ok=True)
+        try:
+            queue_jobs(jobs, experiment, left.search)
+        except BaseException:
+            left.search.pause(paused_by)
+            raise
     return left.count
+
+
+def _submitting(experiment: ExperimentFolder) -> AbstractContextManager[None]:
+    before = SearchJournal(experiment).state().submissions
+    return submitting(experiment, first_script=_submitted(experiment) + 1, before=before)
 
 
 @dataclass(frozen=True)

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpc_det.config.secrets import masked_lines, masked_variables
-from hpc_det.errors import UsageError
+from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.job.excluded import excluded_hosts
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.plan.placement import placement
 from hpc_det.plan.planner import plan_jobs
-from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.command import CommandError, run_command
 from hpc_det.schedulers.scheduler import Submission, scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.secret_files import write_secrets
+from hpc_det.store.submitting import note_call, record_job
+from hpc_det.submit.interrupted import unknown_jobs
 from hpc_det.submit.render import render
 
 if TYPE_CHECKING:
@@ -67,26 +68,28 @@ def write_jobs(jobs: Jobs, folder: ExperimentFolder) -> None:
 
 def queue_jobs(jobs: Jobs, folder: ExperimentFolder, search: SearchJournal) -> list[str]:
     """One call of the scheduler for each array; the ids. Where the number of jobs at once is limited, one array waits
-    for the other. Where one is refused, none is left in the queue, and HpcDetError says why.
+    for the other. Where one is refused, none is left in the queue, and HpcDetError says why. Needs `submitting`.
     """
     arrays, queued, exclude = list(jobs.arrays.values()), list[str](), excluded_hosts(folder)
     search.submitted(arrays[0].first, sum(array.workers for array in arrays), stay=arrays[0].is_shared)
-    with cancelled_on_failure(jobs.plan.scheduler, queued):
+    with _cancelled_on_failure(folder, jobs.plan.scheduler, queued):
         for number, array in jobs.arrays.items():
             after = queued[-1] if queued and array.at_once else None
             submission = Submission(script=str(folder.script(number)), array=array, after=after, exclude=exclude)
             queued.append(_queue(jobs.plan, folder, submission))
-            record = {"job_id": queued[-1], "scheduler": jobs.plan.scheduler, "submitted": time.time()}
-            write_json(folder.job(number), {**record, "first": array.first, "workers": array.workers})
+            record_job(folder, number, queued[-1], jobs.plan.scheduler, first=array.first, workers=array.workers)
             if jobs.plan.resume == "chain":
                 _queue_chain(jobs.plan, folder, submission, queued)
                 write_json(folder.next_jobs(number, 0), {"jobs": queued})
+        if source := search.state().cancelled:
+            raise UsageError(f"experiment {folder.id}: was canceled by {source} while its jobs were submitted")
     return queued
 
 
 def _queue(plan: JobPlan, folder: ExperimentFolder, submission: Submission) -> str:
     from hpc_det.submit.executor import GangExecutor  # submitit loads for a real submission only
 
+    note_call(folder)
     return GangExecutor(folder.submitit, plan.scheduler, submission).submit_script()
 
 
@@ -97,14 +100,23 @@ def _queue_chain(plan: JobPlan, folder: ExperimentFolder, first: Submission, que
 
 
 @contextmanager
-def cancelled_on_failure(scheduler_name: str, queued: list[str]) -> Iterator[None]:
+def _cancelled_on_failure(folder: ExperimentFolder, scheduler_name: str, queued: list[str]) -> Iterator[None]:
     """Jobs of an experiment that could not be submitted as a whole do not stay in the queue."""
     try:
         yield
-    except BaseException:
-        for job_id in queued:
+    except BaseException as error:
+        unknown = _found_after(error, folder, scheduler_name)
+        for job_id in [*queued, *unknown]:
             scheduler(scheduler_name).cancel(job_id, run_command)
         raise
+
+
+def _found_after(error: BaseException, folder: ExperimentFolder, scheduler_name: str) -> list[str]:
+    """Where a call of the scheduler was cut off, what it may have queued all the same."""
+    is_refusal = isinstance(error, HpcDetError) and "timed out" not in str(error).lower()
+    with suppress(CommandError):
+        return [] if is_refusal else unknown_jobs(folder, scheduler_name)
+    return []
 
 
 def check_path(what: str, path: str) -> None:

@@ -27,8 +27,9 @@ from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.group import Group
 from hpc_det.store.modes import PRIVATE_FOLDER, make_folder
 from hpc_det.store.secret_files import write_secrets
+from hpc_det.store.submitting import submitting
 from hpc_det.submit.git import git_state
-from hpc_det.submit.jobs import Jobs, cancelled_on_failure, prepare_jobs, queue_jobs, write_jobs
+from hpc_det.submit.jobs import Jobs, prepare_jobs, queue_jobs, write_jobs
 from hpc_det.submit.snapshot import Snapshot, copy_snapshot, snapshot_files
 from hpc_det.submit.source import source_checkpoint
 from hpc_det.submit.storage import check_storage, make_storage
@@ -74,25 +75,22 @@ def submit(
     submission = prepare(effective, store.folder(store.next_id()), is_live=live is not None)
     folder = store.create(group)
     try:
-        # Others may have taken the number meanwhile.
-        jobs = prepare_jobs(effective, folder, submission.trials)
-        _write(replace(submission, jobs=jobs), effective, folder, is_live=live is not None)
-        if live:
-            live(folder)
-        queued = _pause(folder, paused_by) if paused_by else queue_jobs(jobs, folder, SearchJournal(folder))
-        # The config comes last: a folder without it was never created.
-        with cancelled_on_failure(effective.cluster.scheduler, queued):
+        with submitting(folder):
+            # Others may have taken the number meanwhile.
+            jobs = prepare_jobs(effective, folder, submission.trials)
+            _write(replace(submission, jobs=jobs), effective, folder, is_live=live is not None)
+            if live:
+                live(folder)
+            # The config is the last file: from here on the experiment is in sight, before the scheduler is asked.
             write_config(folder, effective.tree, effective.origins)
+            if paused_by:
+                SearchJournal(folder).pause(paused_by)
+            else:
+                queue_jobs(jobs, folder, SearchJournal(folder))
     except BaseException:
         folder.remove()
         raise
     return folder
-
-
-def _pause(folder: ExperimentFolder, source: str) -> list[str]:
-    """Of no jobs."""
-    SearchJournal(folder).pause(source)
-    return []
 
 
 def trials_expected(effective: Effective) -> int:

@@ -13,7 +13,7 @@ from hpc_det.view.summary import reached
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 _STATES = (ExperimentState.RUNNING, ExperimentState.QUEUED, ExperimentState.PAUSED)
-_FIXED = {"ID": 5, "STATE": 10, "PROGRESS": 14, "BEST": 16, "TRY": 4, "SLOTS": 6}
+_FIXED = {"ID": 5, "STATE": 11, "PROGRESS": 14, "BEST": 16, "TRY": 4, "SLOTS": 6}
 HEADINGS = ("ID", "NAME", "STATE", "PROGRESS", "BEST", "LOSS", "TRY", "SLOTS")
 SHORTEST, LONGEST = 10, 40
 """Of names and of losses."""

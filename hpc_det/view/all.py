@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hpc_det.errors import HpcDetError
-from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.experiments import ExperimentStore, is_in_sight
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.submit.interrupted import remove_unsubmitted
 from hpc_det.view.index import Index, trace_of
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import DAMAGED, NOT_SHOWN, Summary, summary
@@ -48,8 +49,11 @@ class Found:
 
 def look(store: ExperimentStore) -> Found:
     found, index = Found(), Index(store)
-    for experiment in store.all():
-        if known := index.find(experiment):
+    for experiment in store.folders():
+        if not is_in_sight(experiment):
+            with suppress(OSError):  # another process removes it, or it is somebody else's
+                remove_unsubmitted(experiment)
+        elif known := index.find(experiment):
             found.resting.append(known)
         else:
             _read(experiment, index, found)
@@ -65,7 +69,7 @@ def _read(experiment: ExperimentFolder, index: Index, found: Found) -> None:
         with suppress(FileNotFoundError):  # it was deleted meanwhile
             found.damaged.append(_damaged(experiment))
         return
-    if settled := view.settled():
+    if not view.submitter and (settled := view.settled()):
         found.resting.append(summary(view, settled))
         index.keep(found.resting[-1], trace)
     else:

@@ -30,6 +30,11 @@ def insist_on_end(experiments: Sequence[ExperimentFolder]) -> None:
         for number, state in states(views).items()
         if not state.is_final
     ]
+    problems += [
+        f"experiment {view.id}: {view.submitter} submits its jobs, or was killed while it did; try again in a moment"
+        for view in views
+        if view.submitter
+    ]
     if problems:
         raise UsageError(problems)
 

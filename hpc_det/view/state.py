@@ -20,11 +20,14 @@ from hpc_det.search.sample import Sample
 from hpc_det.search.state import Entry, SearchState
 from hpc_det.store.about import About, read_about
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.submitting import Submitter, submitter_of
 from hpc_det.view import story
 from hpc_det.view.trials import counted
 
 
 class ExperimentState(str, enum.Enum):
+    SUBMITTING = "SUBMITTING"
+    """A process submits its jobs, or was killed while it did."""
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
     PAUSED = "PAUSED"
@@ -34,7 +37,10 @@ class ExperimentState(str, enum.Enum):
 
     @property
     def is_final(self) -> bool:
-        return self not in (ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.PAUSED)
+        return self not in _NOT_FINAL
+
+
+_NOT_FINAL = (ExperimentState.SUBMITTING, ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.PAUSED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +67,8 @@ class ExperimentView:
             self.config: Tree = self._journal.config(1)
         self.jobs: list[SubmittedJob] = []
         """All that was submitted, oldest first."""
+        self.submitter: Submitter | None = None
+        """The process that submits its jobs, or was interrupted."""
         self.submitted = 0.0
         """When a submission began last, in seconds since the epoch. Its job is known only when it has succeeded."""
         self.waits_for: str | None = None
@@ -82,6 +90,7 @@ class ExperimentView:
                 self.entries += 1
                 self.told += [entry] if entry["event"] in ("reported", "ended") else []
                 self.submitted = entry["time"] if entry["event"] == "submitted" else self.submitted
+            self.submitter = submitter_of(self.folder)  # before the jobs, which are there when it is not
             self.jobs += _jobs(self.folder, after=len(self.jobs))
             return self._journal.state()
 
@@ -136,6 +145,8 @@ class ExperimentView:
             return ExperimentState.RUNNING
         if found & {JobState.QUEUED, JobState.HELD}:
             return ExperimentState.QUEUED
+        if self.submitter and JobState.UNKNOWN not in found:
+            return ExperimentState.SUBMITTING
         if JobState.UNKNOWN in found or not found:
             return ExperimentState.RUNNING if self._seems_to_run() else ExperimentState.QUEUED
         return self._after_all_jobs()

@@ -105,6 +105,8 @@ def why(view: ExperimentView, state: ExperimentState) -> str | None:
     """What it waits for, what its trials do next, or what ended it, in a sentence."""
     search = view.search
     match state:
+        case ExperimentState.SUBMITTING:
+            return f"by {view.submitter}"
         case ExperimentState.QUEUED:
             return view.waits_for
         case ExperimentState.PAUSED:

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 
 from hpc_det.errors import HpcDetError
 from hpc_det.schedulers import scheduler as schedulers
-from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.command import CommandError, run_command
 from hpc_det.schedulers.scheduler import JobState, JobStatus, Scheduler
 from hpc_det.schedulers.shared_answers import ASK_S, SharedAnswers
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.submit.interrupted import settle
 from hpc_det.view.state import ExperimentState, ExperimentView
 
 NO_NEWS = JobStatus(JobState.UNKNOWN)
@@ -33,6 +34,7 @@ def states(views: Iterable[ExperimentView]) -> dict[int, ExperimentState]:
     found: dict[int, ExperimentState] = {}
     waiting: dict[str, list[tuple[ExperimentView, list[str]]]] = {}
     for view in views:
+        settle_submission(view)
         settled = view.settled()
         if settled or not view.jobs:
             found[view.id] = settled or view.state([])
@@ -43,6 +45,19 @@ def states(views: Iterable[ExperimentView]) -> dict[int, ExperimentState]:
         for view, job_ids in asked:
             found[view.id] = view.state([statuses[job] for job in job_ids])
     return found
+
+
+def settle_submission(view: ExperimentView) -> None:
+    """Where the process that submitted its jobs was killed. As long as the scheduler does not answer, it stays
+    SUBMITTING.
+    """
+    if view.submitter is None:
+        return
+    try:
+        if settle(view.folder):
+            view.look()
+    except CommandError as error:
+        say(f"experiment {view.id}: {view.submitter} was killed while it submitted, and its jobs are unknown: {error}")
 
 
 def state(view: ExperimentView) -> ExperimentState:
@@ -65,6 +80,7 @@ class Watch:
         """Of the search's journal, at the last question."""
         self._pause_s = 0.0
         self._next_ask = 0.0
+        self._next_settle = 0.0
         self._heard: dict[str, JobStatus] = {}
         self._believed: list[JobStatus] = []
 
@@ -73,6 +89,7 @@ class Watch:
         self.view.look()
         if not self.view.folder.config.exists():
             raise HpcDetError(f"experiment {self.view.id}: was deleted")
+        self._settle_submission()
         if settled := self.view.settled():
             return settled
         is_due = time.monotonic() >= self._next_ask or self.view.entries != self._entries
@@ -81,6 +98,11 @@ class Watch:
             self._ask(schedulers.scheduler(self.view.jobs[0].scheduler))
         found = self.view.state(self._believed)
         return ExperimentState.QUEUED if found.is_final and self._has_another_job() else found
+
+    def _settle_submission(self) -> None:
+        if self.view.submitter and time.monotonic() >= self._next_settle:
+            self._next_settle = time.monotonic() + LONGEST_PAUSE_S / 10
+            settle_submission(self.view)
 
     def _has_another_job(self) -> bool:
         """Since the last question, or in a moment: what is believed of the former ones is no end."""

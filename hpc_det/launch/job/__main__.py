@@ -23,11 +23,12 @@ from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.process import adopt_orphans, children, ends_with_parent
 from hpc_det.schedulers.command import CommandError
-from hpc_det.schedulers.scheduler import scheduler
+from hpc_det.schedulers.scheduler import array_of, scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.folders import ExperimentFolder, job_log
 from hpc_det.store.journal import Journal
 from hpc_det.store.modes import take_umask_of
+from hpc_det.store.submitting import record_job
 
 ORPHANS_POLL_S = 0.1
 
@@ -38,7 +39,8 @@ class Job:
         self._plan = JobPlan.of(experiment)
         self._scheduler = scheduler(self._plan.scheduler)
         self._way_back = WayBack(experiment, script)
-        array = JobArray.of(experiment, script)
+        self._script = script
+        self._array = array = JobArray.of(experiment, script)
         index = self._scheduler.array_index(os.environ)
         self._log = job_log(experiment.script(script), f"-{index}" if array.count > 1 else "")
         start = array.first + index * array.workers_each
@@ -52,6 +54,7 @@ class Job:
     def run(self) -> int:
         """0 when nothing is left to do or the job is back in the queue, 1 after a trial that was given up."""
         note_time(self._log)  # of what the site's modules and setup have said
+        self._record_itself()
         if self._has_nothing_to_do():
             self._way_back.leave()
             return 0
@@ -66,6 +69,20 @@ class Job:
             return self._come_back()
         self._way_back.leave()
         return GAVE_UP if any(codes) else 0
+
+    def _record_itself(self) -> None:
+        """Where its submitter was killed before it could, or has not done it yet."""
+        if not self._experiment.job(self._script).exists():
+            job_id, array = array_of(self._scheduler.job_id(os.environ)), self._array
+            with suppress(OSError):  # a full disk
+                record_job(
+                    self._experiment,
+                    self._script,
+                    job_id,
+                    self._plan.scheduler,
+                    first=array.first,
+                    workers=array.workers,
+                )
 
     def _has_nothing_to_do(self) -> bool:
         """Another job did it all for the same workers: a successor, or a start by hand, that came too late."""

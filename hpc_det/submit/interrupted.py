@@ -1,0 +1,119 @@
+"""Submissions whose process was killed: what the scheduler has of them becomes the experiment's, the rest is given up.
+
+Every job names the experiment's folder to its scheduler: as its working folder, in the path of its log, or on its
+command line. So a job is found in the queue even if nobody has written down its id. One that has begun writes it itself
+(`hpc_det.launch.job`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.schedulers import local_queue
+from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.queue import queue, this_user
+from hpc_det.schedulers.scheduler import array_of
+from hpc_det.search.journal import SearchJournal
+from hpc_det.store.experiments import is_in_sight
+from hpc_det.store.files import read_json, write_json
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.submitting import Submitter, age_s, is_gone, record_job, submitter_of
+
+PAUSED_BY = "an interrupted submission"
+SETTLES_S = 3.0
+"""A killed submitter leaves its call of the scheduler behind, which may queue the job a moment later."""
+BARE_FOR_S = 3600.0
+"""A folder without a submitter counts as left by a killed `create` after so long."""
+
+
+def unknown_jobs(experiment: ExperimentFolder, scheduler: str) -> list[str]:
+    """Jobs and arrays of this experiment in the queue whose ids no file of it has, oldest first.
+
+    Raises CommandError.
+    """
+    listed = local_queue.jobs() if scheduler == "local" else queue(scheduler).jobs(run_command)
+    own = (job for job in listed if job.user == this_user() and Path(job.path).is_relative_to(experiment.path))
+    ids = {array_of(job.job_id) for job in own} - _known_jobs(experiment)
+    return sorted(ids, key=lambda job_id: int(re.findall(r"\d+", job_id)[0]))
+
+
+def _known_jobs(experiment: ExperimentFolder) -> set[str]:
+    ids: set[str] = set()
+    for script in _scripts(experiment):
+        ids |= {(read_json(experiment.job(script)) or {"job_id": ""})["job_id"]}
+        for path in experiment.all_next_jobs(script):
+            ids |= set((read_json(path) or {"jobs": []})["jobs"])
+    return {array_of(job_id) for job_id in ids}
+
+
+def settle(experiment: ExperimentFolder) -> bool:
+    """Bring a submission whose process is gone to its end; False where there is none. Raises CommandError where the
+    scheduler does not answer: then it stays as it is.
+    """
+    submitter = submitter_of(experiment) if experiment.is_own() else None
+    if submitter is None or not is_gone(experiment, submitter):
+        return False
+    if is_in_sight(experiment):
+        time.sleep(max(0.0, SETTLES_S - age_s(experiment)))
+        _settle(experiment, submitter)
+        experiment.submitting.unlink(missing_ok=True)
+    else:
+        experiment.remove()
+    return True
+
+
+def remove_unsubmitted(experiment: ExperimentFolder) -> None:
+    """Remove what a killed `create` has left before the experiment was in sight. Nothing of it is in the queue."""
+    if experiment.is_own() and not settle(experiment):
+        is_old = time.time() - experiment.path.stat().st_mtime > BARE_FOR_S
+        if is_old and _is_bare(experiment):
+            experiment.remove()
+
+
+def _is_bare(experiment: ExperimentFolder) -> bool:
+    """Whether nothing is in its folder but, at most, a submitter that is not whole."""
+    begins = f".{experiment.submitting.name}."
+    return all(entry.name.startswith(begins) for entry in experiment.path.iterdir())
+
+
+def _settle(experiment: ExperimentFolder, submitter: Submitter) -> None:
+    plan = JobPlan.of(experiment)
+    found = unknown_jobs(experiment, plan.scheduler)
+    scripts = [script for script in _scripts(experiment) if script >= submitter.first_script]
+    _adopt(experiment, plan, scripts, found)
+    missing = _without_job(experiment, scripts)
+    search = SearchJournal(experiment)
+    if search.state().submissions == submitter.before > 0:  # it was killed before it changed anything
+        return
+    for script in missing:
+        array = JobArray.of(experiment, script)
+        for worker in range(array.first, array.first + array.workers):
+            search.lose(worker, "")  # no other worker relies on it any more
+    if missing == scripts:
+        search.pause(PAUSED_BY)
+
+
+def _adopt(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int], job_ids: list[str]) -> None:
+    """The first job is of the first script without one: each id is written before the next script is submitted. In a
+    chain the others wait for its end.
+    """
+    if not scripts or not job_ids:
+        return
+    if missing := _without_job(experiment, scripts):
+        array = JobArray.of(experiment, missing[0])
+        record_job(experiment, missing[0], job_ids[0], plan.scheduler, first=array.first, workers=array.workers)
+    if plan.resume == "chain":
+        first = json.loads(experiment.job(scripts[0]).read_text(encoding="utf-8"))["job_id"]
+        write_json(experiment.next_jobs(scripts[0], 0), {"jobs": list(dict.fromkeys([first, *job_ids]))})
+
+
+def _scripts(experiment: ExperimentFolder) -> list[int]:
+    return sorted(int(path.name.partition(".")[0]) for path in experiment.jobs.glob("*.array.json"))
+
+
+def _without_job(experiment: ExperimentFolder, scripts: list[int]) -> list[int]:
+    return [script for script in scripts if not experiment.job(script).exists()]

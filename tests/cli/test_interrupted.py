@@ -1,0 +1,327 @@
+"""A process that submits jobs is killed, at every step: no job is left that no list shows, and no folder in the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hpc_det.cli.main import main
+from hpc_det.search.journal import SearchJournal
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.files import write_json
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.submitting import submitter_of, submitting
+from hpc_det.submit import executor  # noqa: F401  # loaded once, not by each process that is killed
+from hpc_det.submit.interrupted import PAUSED_BY
+from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.watch import Watch, state
+from tests.cli.conftest import Command
+from tests.stub import Stub
+from tests.stub import stub as stub
+
+ARRAYS = """
+name: tiny
+entrypoint: model_def:MyTrial
+searcher: {name: random, metric: accuracy, max_length: 10, max_trials: 5, max_concurrent_trials: 2}
+"""
+WRITES = ("os.mkdir", "os.rename", "os.link", "os.remove", "os.utime", "os.symlink", "subprocess.Popen")
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A Slurm in which jobs wait for ever: a file for each, with its working folder in it."""
+
+    folder: Path
+
+    def jobs(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir())
+
+
+@pytest.fixture
+def queue(tmp_path: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """sbatch ends the process $KILLED, before or after the job is in the queue."""
+    folder = tmp_path / "queue"
+    folder.mkdir()
+    stub(
+        "sbatch",
+        f"""[ "$KILLED" = before ] && kill -KILL $PPID && exit 1
+        work=$(sed -n 's/^#SBATCH --chdir=//p' "${{!#}}")
+        job=$((4711 + $(ls {tmp_path}/ids 2>/dev/null | wc -l))); mkdir -p {tmp_path}/ids; touch {tmp_path}/ids/$job
+        echo "$work" >{folder}/$job
+        [ "$KILLED" = after ] && kill -KILL $PPID
+        [ -n "$REFUSES" ] && echo "sbatch: error: $REFUSES" >&2 && exit 1
+        echo $job""",
+    )
+    stub(
+        "squeue",
+        f"""cd {folder}
+        for word; do case $word in
+        --jobs=*) for job in $(tr , ' ' <<<"${{word#*=}}"); do [ -e $job ] && echo "$job|PENDING|Priority"; done;;
+        --Format=*) m=${{word#*JobArrayID:}}; m=${{m%%,*}}; for job in *; do [ -e "$job" ] && echo -n "$job${{m}}n$m$(
+            id -un)${{m}}low${{m}}PENDING${{m}}Priority${{m}}N/A${{m}}N/A${{m}}0${{m}}9${{m}}cpu=1$m$(<$job)$m"; done;;
+        esac; done; true""",
+    )
+    stub("scancel", f"rm -f {folder}/${{!#}}")
+    monkeypatch.setattr("hpc_det.submit.interrupted.SETTLES_S", 0.0)
+    monkeypatch.setattr("hpc_det.submit.interrupted.BARE_FOR_S", 0.0)
+    return Queue(folder)
+
+
+@pytest.fixture
+def arguments(config: Path, code: Path, root: Path) -> list[str]:
+    return ["experiment", "create", str(config), str(code), "--cluster", "slurm"]
+
+
+def in_a_process(arguments: list[str], prepare: Callable[[], None] = lambda: None) -> int:
+    """`hpc-det ARGUMENTS` in a process of its own: as waitpid(2) tells its end."""
+    if (pid := os.fork()) == 0:
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            prepare()
+            os._exit(main(arguments))
+        except SystemExit as error:
+            os._exit(int(str(error.code)))
+        finally:
+            os._exit(99)
+    return os.waitpid(pid, 0)[1]
+
+
+def killed_before(step: int, root: Path, number: int = signal.SIGKILL) -> Callable[[], None]:
+    """Has this process get the signal before its so-manyth change below `root`, or process that it starts."""
+
+    def prepare() -> None:
+        left = [step]
+
+        def watch(event: str, values: tuple[object, ...]) -> None:
+            writes = event in WRITES or (event == "open" and isinstance(values[2], int) and values[2] & os.O_CREAT)
+            if writes and (event == "subprocess.Popen" or str(root) in str(values[0])):
+                left[0] -= 1
+                if left[0] == 0:
+                    os.kill(os.getpid(), number)
+
+        sys.addaudithook(watch)
+
+    return prepare
+
+
+def is_settled(root: Path, queue: Queue) -> None:
+    """What must be so after a kill and any command that looks at all experiments."""
+    shown = list(ExperimentStore(root).all())
+    known = [job for experiment in shown for job in ExperimentView(experiment).job_ids()]
+    assert set(queue.jobs()) <= set(known)
+    for experiment in ExperimentStore(root).folders():
+        assert submitter_of(experiment) is None
+        assert experiment.config.exists()
+    for experiment in shown:
+        assert state(ExperimentView(experiment)) in (ExperimentState.QUEUED, ExperimentState.PAUSED)
+
+
+def ends_well(hpc_det: Command, root: Path, queue: Queue) -> None:
+    for experiment in list(ExperimentStore(root).all()):
+        hpc_det("e", "kill", experiment.id)
+        assert hpc_det("e", "delete", experiment.id, "--yes").code == 0
+    assert queue.jobs() == []
+    assert list(ExperimentStore(root).all()) == []
+
+
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.long)])
+def test_create_is_killed_at_every_step(
+    hpc_det: Command, root: Path, config: Path, arguments: list[str], queue: Queue, every: int
+) -> None:
+    config.write_text(ARRAYS)
+    step, ended, jobs = 1, signal.SIGKILL.value, 0
+    while ended == signal.SIGKILL:
+        ended = in_a_process(arguments, killed_before(step, root))
+        hpc_det("e", "list")
+        is_settled(root, queue)
+        jobs += len(queue.jobs())
+        ends_well(hpc_det, root, queue)
+        step += every
+    assert ended == 0, "the last one was not killed"
+    assert step > 40
+    assert jobs > 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_create_that_is_told_to_end_leaves_nothing(
+    root: Path, config: Path, arguments: list[str], queue: Queue, number: signal.Signals
+) -> None:
+    config.write_text(ARRAYS)
+    step, ended = 1, -number
+    while ended in (-number, 128 + number):  # before it has made the folder the signal ends it as any command
+        ended = os.waitstatus_to_exitcode(in_a_process(arguments, killed_before(step, root, number)))
+        if ended:
+            assert queue.jobs() == []
+            assert not any(any(folder.path.iterdir()) for folder in ExperimentStore(root).folders())
+        step += 17
+    assert ended == 0
+    assert step > 40
+
+
+def test_a_job_that_was_queued_when_its_submitter_was_killed_is_its_experiments(
+    hpc_det: Command, root: Path, arguments: list[str], queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KILLED", "after")
+    assert in_a_process(arguments) == signal.SIGKILL
+    experiment = ExperimentStore(root).existing(1)
+    assert submitter_of(experiment)
+    assert "QUEUED" in hpc_det("e", "list").out
+    assert ExperimentView(experiment).job_ids() == queue.jobs() == ["4711"]
+    assert hpc_det("e", "kill", "1").code == 0
+    assert queue.jobs() == []
+
+
+@pytest.mark.parametrize("command", ["kill", "pause", "describe", "wait"])
+def test_any_command_that_names_the_experiment_settles_it(
+    hpc_det: Command, root: Path, arguments: list[str], queue: Queue, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("KILLED", "after")
+    in_a_process(arguments)
+    experiment = ExperimentStore(root).existing(1)
+    if command == "wait":
+        assert Watch(experiment).state() is ExperimentState.QUEUED
+    else:
+        assert hpc_det("e", command, "1").code == 0
+    assert submitter_of(experiment) is None
+    assert experiment.job().exists()
+
+
+def test_what_the_scheduler_never_got_waits_for_activate(
+    hpc_det: Command, root: Path, arguments: list[str], queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KILLED", "before")
+    in_a_process(arguments)
+    assert "PAUSED" in hpc_det("e", "list").out
+    assert SearchJournal(ExperimentStore(root).existing(1)).state().paused == PAUSED_BY
+    monkeypatch.delenv("KILLED")
+    assert hpc_det("e", "activate", "1").code == 0
+    is_settled(root, queue)
+    assert len(queue.jobs()) == 1
+    ends_well(hpc_det, root, queue)
+
+
+@pytest.mark.parametrize("command", ["activate", "continue"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_jobs_of_a_later_submission_are_found_too(
+    hpc_det: Command,
+    root: Path,
+    arguments: list[str],
+    queue: Queue,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    when: str,
+) -> None:
+    assert in_a_process(arguments) == 0
+    hpc_det("e", "pause" if command == "activate" else "kill", "1")
+    assert queue.jobs() == []
+    monkeypatch.setenv("KILLED", when)
+    assert in_a_process(["experiment", command, "1"]) == signal.SIGKILL
+    monkeypatch.delenv("KILLED")
+    hpc_det("e", "list")
+    is_settled(root, queue)
+    expected = ExperimentState.QUEUED if when == "after" else ExperimentState.PAUSED
+    assert state(ExperimentView(ExperimentStore(root).existing(1))) is expected
+    ends_well(hpc_det, root, queue)
+
+
+@pytest.mark.parametrize("command", ["activate", "continue"])
+def test_a_later_submission_is_killed_at_every_step(
+    hpc_det: Command, root: Path, arguments: list[str], queue: Queue, command: str
+) -> None:
+    in_a_process(arguments)
+    step, ended = 1, signal.SIGKILL.value
+    while ended == signal.SIGKILL:
+        hpc_det("e", "pause", "1")
+        if command == "continue":
+            hpc_det("e", "kill", "1")
+        ended = in_a_process(["experiment", command, "1"], killed_before(step, root))
+        hpc_det("e", "list")
+        experiment = ExperimentStore(root).existing(1)
+        assert submitter_of(experiment) is None
+        assert set(queue.jobs()) <= set(ExperimentView(experiment).job_ids())
+        hpc_det("e", "kill" if command == "continue" else "pause", "1")
+        if command == "activate":  # where it was killed between two entries of the search's journal
+            hpc_det("e", "continue", "1")
+        step += 13
+    assert ended == 0
+    ends_well(hpc_det, root, queue)
+
+
+def test_an_answer_that_never_came_leaves_no_job(
+    hpc_det: Command, root: Path, arguments: list[str], queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """slurmctld may queue a job and be too busy to say so."""
+    monkeypatch.setenv("REFUSES", "Batch job submission failed: Socket timed out on send/recv operation")
+    assert hpc_det(*arguments).code == 1
+    assert queue.jobs() == []
+    assert list(ExperimentStore(root).folders()) == []
+
+
+# --- while the submitter lives
+
+
+@pytest.fixture
+def being_submitted(hpc_det: Command, root: Path, arguments: list[str], queue: Queue) -> ExperimentFolder:
+    """Experiment 1, whose job is not in the queue yet."""
+    hpc_det(*arguments, "--paused")
+    experiment = ExperimentStore(root).existing(1)
+    SearchJournal(experiment).activate()
+    return experiment
+
+
+def test_an_experiment_is_in_sight_while_its_jobs_are_submitted(
+    hpc_det: Command, being_submitted: ExperimentFolder
+) -> None:
+    with submitting(being_submitted):
+        assert "SUBMITTING" in hpc_det("e", "list").out
+        told = hpc_det("e", "describe", "1", "--json")
+        assert (told.code, '"state": "SUBMITTING"' in told.out) == (0, True)
+        assert f"process {os.getpid()}" in told.out
+        assert hpc_det("e", "list", "--state", "SUBMITTING").out.count("tiny") == 1
+        assert Watch(being_submitted).state() is ExperimentState.SUBMITTING
+
+
+def test_of_two_submissions_of_one_experiment_one_is_refused(
+    hpc_det: Command, being_submitted: ExperimentFolder, queue: Queue
+) -> None:
+    SearchJournal(being_submitted).pause("ada")
+    with submitting(being_submitted):
+        assert hpc_det("e", "activate", "1").code == 2
+    assert queue.jobs() == []
+    assert hpc_det("e", "activate", "1").code == 0
+
+
+def test_it_is_killed_and_not_deleted_meanwhile(hpc_det: Command, being_submitted: ExperimentFolder) -> None:
+    with submitting(being_submitted):
+        assert hpc_det("e", "kill", "1").code == 0
+        assert hpc_det("e", "delete", "1", "--yes").code == 2
+    assert hpc_det("e", "delete", "1", "--yes").code == 0
+
+
+def test_a_submitter_on_another_host_counts_as_gone_when_it_is_silent(being_submitted: ExperimentFolder) -> None:
+    silent = {"host": "login9", "pid": 1, "ticks": 1, "started": time.time(), "first_script": 1, "before": 0}
+    write_json(being_submitted.submitting, silent)
+    assert state(ExperimentView(being_submitted)) is ExperimentState.SUBMITTING
+    long_ago = time.time() - 7200
+    os.utime(being_submitted.submitting, (long_ago, long_ago))
+    assert state(ExperimentView(being_submitted)) is ExperimentState.PAUSED
+
+
+def test_a_scheduler_that_does_not_answer_changes_nothing(
+    hpc_det: Command, root: Path, arguments: list[str], queue: Queue, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KILLED", "after")
+    in_a_process(arguments)
+    squeue = stub("squeue", "")
+    before = squeue.read_text()
+    stub("squeue", "exit 1")
+    assert "SUBMITTING" in hpc_det("e", "list").out
+    assert submitter_of(ExperimentStore(root).existing(1))
+    squeue.write_text(before)
