@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.store.direct import past_the_cache, write_at
+from hpc_det.store.modes import open_file
 
 BLOCK = 2 << 20
 _BLOCKS = 2
@@ -92,7 +93,7 @@ class ChecksummedFile:
 def checksummed(path: Path, go_on: Callable[[], object] = lambda: None) -> Iterator[ChecksummedFile]:
     """Write `path`; flushed to disk when the block ends. `go_on` is asked before each block, and raises to end it."""
     with ExitStack() as stack:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         stack.callback(os.close, descriptor)
         past_the_cache(descriptor)
         disk = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="disk"))

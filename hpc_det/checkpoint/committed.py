@@ -10,20 +10,32 @@ Anything without that exact shape is not a checkpoint: a torn one is never chose
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hpc_det.checkpoint.reading import blocks_of, differences, read_blocks
-from hpc_det.store.modes import make_folders
+from hpc_det.checkpoint.inspection import in_words, irregularities
+from hpc_det.checkpoint.reading import blocks_of, differences, open_regular, read_blocks
+from hpc_det.store.modes import make_folders, set_file_mode
 
 MANIFEST = "manifest.json"
+CODE, LOAD_DATA = "code", "load_data.json"
+"""The folder of the trial's code in a checkpoint, and the file that says whether a checkpoint has one."""
 _CHUNK = 1 << 22
+_LARGEST_MANIFEST = 1 << 26
+"""Bytes: of half a million files."""
+_MOST = 1 << 62
+"""Batches, or bytes of a file."""
+
+
+class OddManifest(Exception):
+    """What is wrong with a manifest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,25 +64,72 @@ class Committed:
     def size_bytes(self) -> int:
         return sum(entry.size for entry in self.files.values())
 
+    def is_code(self, name: str) -> bool:
+        """Whether it belongs to the code, which no training resumes from: it never decides about a resume."""
+        return PurePosixPath(name).parts[:1] == (CODE,) and LOAD_DATA in self.files
+
+    @property
+    def state(self) -> dict[str, FileEntry]:
+        """The files that decide about a resume."""
+        return {name: entry for name, entry in self.files.items() if not self.is_code(name)}
+
+    @property
+    def code(self) -> dict[str, FileEntry]:
+        return {name: entry for name, entry in self.files.items() if self.is_code(name)}
+
     def damage(self, *, folder: Path | None = None) -> list[str]:
-        """What differs from the manifest, a sentence each; reads every byte (crc32 is free next to a disk).
+        """What is wrong with its state, a sentence each; reads every byte (crc32 is free next to a disk).
 
         `folder`: where the files are until they are at its path.
         """
-        blocks = blocks_of(self.files)
-        return differences(self.files, zip(blocks, read_blocks(folder or self.path, self.files, blocks), strict=True))
+        return self._damage(folder or self.path, self.state, is_code=False)
+
+    def code_damage(self) -> list[str]:
+        """What is wrong with its code, a sentence each."""
+        return self._damage(self.path, self.code, is_code=True)
+
+    def irregularities(self, folder: Path, *, is_code: bool) -> dict[str, str]:
+        """What is wrong with the entries of its folder before any is opened, by name: of its code, or of all else."""
+        found = irregularities(
+            folder, {name: entry.size for name, entry in self.files.items()}, {MANIFEST, *self.removed}
+        )
+        return {name: problem for name, problem in found.items() if self.is_code(name) is is_code}
+
+    def _damage(self, folder: Path, files: dict[str, FileEntry], *, is_code: bool) -> list[str]:
+        wrong = self.irregularities(folder, is_code=is_code)
+        rest = {name: entry for name, entry in files.items() if name not in wrong}
+        blocks = blocks_of(rest)
+        return in_words(wrong | differences(rest, zip(blocks, read_blocks(folder, rest, blocks), strict=True)))
 
 
 Damage = Callable[[Committed], list[str]]
 
+SetAside = Callable[[Path, int | None, list[str]], object]
+"""Called for a checkpoint that is not whole: its folder, its batches if they are known, and what is wrong with it."""
+
 
 def committed(checkpoints: Path) -> list[Committed]:
     """All committed checkpoints, the newest first."""
+    return newest_first(found for found in map(committed_at, _folders(checkpoints)) if found)
+
+
+def odd_ones(checkpoints: Path) -> Iterator[tuple[Path, str]]:
+    """The folders whose manifest is there and says nothing, and why."""
+    for folder in _folders(checkpoints):
+        try:
+            read_manifest(folder)
+        except FileNotFoundError:
+            continue
+        except (OddManifest, OSError) as error:
+            yield folder, f"{MANIFEST}: {getattr(error, 'strerror', None) or error}"
+
+
+def _folders(checkpoints: Path) -> list[Path]:
     try:
-        folders = [entry for entry in checkpoints.iterdir() if not entry.name.startswith(".")]
+        names = [name for name in os.listdir(checkpoints) if not name.startswith(".")]
     except FileNotFoundError:
         return []
-    return newest_first(checkpoint for checkpoint in map(committed_at, folders) if checkpoint)
+    return [checkpoints / name for name in sorted(names) if os.path.isdir(checkpoints / name)]
 
 
 def newest_first(checkpoints: Iterable[Committed]) -> list[Committed]:
@@ -78,13 +137,21 @@ def newest_first(checkpoints: Iterable[Committed]) -> list[Committed]:
 
 
 def newest_steps(checkpoints: Path) -> int:
-    """Batches in the newest committed checkpoint; 0 with none."""
-    return max((checkpoint.steps for checkpoint in committed(checkpoints)), default=0)
+    """Batches in the newest checkpoint that a trial may resume from; 0 with none."""
+    return max((checkpoint.steps for checkpoint in committed(checkpoints) if not checkpoint.removed), default=0)
 
 
-def newest_good(checkpoints: Path, damage: Damage = Committed.damage) -> tuple[Committed | None, list[str]]:
-    """The newest checkpoint that is whole, and what was wrong with each newer one that was skipped."""
+def newest_good(
+    checkpoints: Path, damage: Damage = Committed.damage, set_aside: SetAside = lambda *_: None
+) -> tuple[Committed | None, list[str]]:
+    """The newest checkpoint that is whole, and what was wrong with each newer one that was skipped.
+
+    `set_aside` is called for each that is not whole.
+    """
     skipped: list[str] = []
+    for folder, problem in odd_ones(checkpoints):
+        skipped.append(f"checkpoint {folder.name} is damaged: {problem}")
+        set_aside(folder, None, [problem])
     for checkpoint in committed(checkpoints):
         if checkpoint.removed:
             skipped.append(f"checkpoint {checkpoint.uuid} at {checkpoint.steps} batches {lacks_files(checkpoint)}")
@@ -92,6 +159,7 @@ def newest_good(checkpoints: Path, damage: Damage = Committed.damage) -> tuple[C
         if not (found := damage(checkpoint)):
             return checkpoint, skipped
         skipped.append(f"checkpoint {checkpoint.uuid} at {checkpoint.steps} batches is damaged: {'; '.join(found)}")
+        set_aside(checkpoint.path, checkpoint.steps, found)
     return None, skipped
 
 
@@ -101,7 +169,7 @@ def lacks_files(checkpoint: Committed) -> str:
 
 def checksum(path: Path) -> FileEntry:
     crc, size = 0, 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(_CHUNK):
             crc = zlib.crc32(chunk, crc)
             size += len(chunk)
@@ -125,22 +193,37 @@ def manifest_of(checkpoint: Committed) -> str:
     return json.dumps(sealed(manifest), indent=1)
 
 
-def parsed(manifest_text: bytes, folder: Path) -> Committed | None:
-    """The checkpoint in `folder`, which may be a copy under another name; None where its manifest is torn."""
+def parsed(manifest_text: bytes, folder: Path) -> Committed:
+    """The checkpoint in `folder`, which may be a copy under another name. Raises OddManifest."""
     try:
         manifest = json.loads(manifest_text)
-    except ValueError:
-        return None
-    if not isinstance(manifest, dict) or manifest != sealed(manifest):
-        return None
-    files = {name: FileEntry(**entry) for name, entry in manifest["files"].items()}
-    return Committed(
-        path=folder,
-        steps=manifest["steps_completed"],
-        time=manifest["time"],
-        files=files,
-        removed=tuple(manifest.get("removed", ())),
-    )
+        if not isinstance(manifest, dict) or manifest != sealed(manifest):
+            raise OddManifest("torn: its checksum does not fit")
+        files = {name: FileEntry(**entry) for name, entry in manifest["files"].items()}
+        removed = tuple(manifest.get("removed", ()))
+        found = Committed(
+            path=folder, steps=manifest["steps_completed"], time=manifest["time"], files=files, removed=removed
+        )
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise OddManifest("not of the shape that a manifest has") from None
+    if problems := [*_odd_values(found)]:
+        raise OddManifest("; ".join(problems))
+    return found
+
+
+def _odd_values(checkpoint: Committed) -> Iterator[str]:
+    counts = {"steps_completed": (checkpoint.steps, _MOST)}
+    for name, entry in checkpoint.files.items():
+        counts |= {f"size of {name!r}": (entry.size, _MOST), f"crc32 of {name!r}": (entry.crc32, 1 << 32)}
+    for what, (value, end) in counts.items():
+        if type(value) is not int or not 0 <= value < end:
+            yield f"{what} is {value!r}"
+    if type(checkpoint.time) not in (int, float) or not math.isfinite(checkpoint.time):
+        yield f"time is {checkpoint.time!r}"
+    if not all(isinstance(name, str) for name in checkpoint.removed):
+        yield "removed is no list of names"
+    else:
+        yield from outside([*checkpoint.files, *checkpoint.removed])
 
 
 def delete(folder: Path, hidden: str) -> None:
@@ -156,10 +239,8 @@ def copy_whole(checkpoint: Committed, get: Callable[[str, Path], object]) -> lis
     """By `get(name, target)`, file by file, into a hidden folder, and by one rename to its path, where it may replace a
     damaged one.
 
-    Returns what is damaged; then there is nothing new at its path.
+    Returns what is damaged of its state; then there is nothing new at its path. Its code may be damaged.
     """
-    if problems := outside(checkpoint.files):
-        return problems
     partial = checkpoint.path.with_name(f".partial-{checkpoint.uuid}")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -168,8 +249,10 @@ def copy_whole(checkpoint: Committed, get: Callable[[str, Path], object]) -> lis
             make_folders(target.parent)
             try:
                 get(name, target)
-            except FileNotFoundError:
-                return [f"{name}: missing"]
+                set_file_mode(target)
+            except FileNotFoundError as error:
+                if not checkpoint.is_code(name):
+                    return [f"{name}: {error.strerror or 'missing'}"]
         if damage := checkpoint.damage(folder=partial):
             return damage
         if checkpoint.path.exists():
@@ -184,13 +267,27 @@ def outside(names: Iterable[str]) -> list[str]:
     """A sentence for each that leads out of a checkpoint's folder: a bucket may be writable for others, and its names
     become paths here.
     """
-    paths = ((name, PurePosixPath(name)) for name in names)
-    return [f"{name!r} is no file of a checkpoint" for name, path in paths if path.is_absolute() or ".." in path.parts]
+    return [f"{name!r} is no file of a checkpoint" for name in names if not _is_inside(name)]
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    is_plain = str(path) == name and path.parts != () and "\0" not in name
+    return is_plain and not path.is_absolute() and ".." not in path.parts
+
+
+def read_manifest(folder: Path) -> Committed:
+    """Raises OddManifest, and OSError where there is none or it cannot be read."""
+    with open_regular(folder / MANIFEST) as file:
+        text = file.read(_LARGEST_MANIFEST + 1)
+    if len(text) > _LARGEST_MANIFEST:
+        raise OddManifest(f"more than {_LARGEST_MANIFEST} bytes")
+    return parsed(text, folder)
 
 
 def committed_at(folder: Path) -> Committed | None:
     """None where its manifest is missing or torn."""
     try:
-        return parsed((folder / MANIFEST).read_bytes(), folder)
-    except OSError:
+        return read_manifest(folder)
+    except (OddManifest, OSError):
         return None

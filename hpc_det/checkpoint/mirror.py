@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from pathlib import Path
 
-from hpc_det.checkpoint.committed import Committed, Damage, committed, lacks_files, newest_first, newest_good
+from hpc_det.checkpoint.committed import (
+    Committed,
+    Damage,
+    SetAside,
+    committed,
+    lacks_files,
+    newest_first,
+    newest_good,
+)
+from hpc_det.checkpoint.damaged import note
 from hpc_det.checkpoint.remote import Remote
 from hpc_det.errors import HpcDetError
 
@@ -28,14 +37,17 @@ class Mirror:
         here = {checkpoint.uuid: checkpoint for checkpoint in committed(self._checkpoints)}
         return newest_first({**(self._stored or {}), **here}.values())
 
-    def newest_good(self, damage: Damage = Committed.damage) -> tuple[Committed | None, list[str]]:
+    def newest_good(
+        self, damage: Damage = Committed.damage, set_aside: SetAside = lambda *_: None
+    ) -> tuple[Committed | None, list[str]]:
         """The newest that is whole, fetched if it is not here, and what was wrong with each that was skipped.
 
-        `damage`: of one that is here.
+        `damage`: of one that is here; `set_aside`: see committed.newest_good. One that is damaged in the store is set
+        aside there.
 
         Raises HpcDetError where the store does not answer and nothing is here to go on from.
         """
-        here, skipped = newest_good(self._checkpoints, damage)
+        here, skipped = newest_good(self._checkpoints, damage, set_aside)
         try:
             fetched = self._fetch(here.steps if here else -1, skipped)
         except Exception as error:
@@ -85,9 +97,17 @@ class Mirror:
             if checkpoint.removed:
                 skipped.append(f"checkpoint {checkpoint.uuid} in {self._remote.url} {lacks_files(checkpoint)}")
                 continue
-            damage = self._remote.download(checkpoint)
-            if not damage:
-                return checkpoint
+            if not self._remote.download(checkpoint) or not (damage := self._remote.download(checkpoint)):
+                return checkpoint  # the way from the store may have been what was wrong at first
             skipped.append(f"checkpoint {checkpoint.uuid} in {self._remote.url} is damaged: {'; '.join(damage)}")
             del self._known()[checkpoint.uuid]
+            self._set_aside(checkpoint, damage)
         return None
+
+    def _set_aside(self, checkpoint: Committed, damage: list[str]) -> None:
+        try:
+            place = self._remote.set_aside(checkpoint.uuid)
+        except Exception as error:
+            print(f"hpc-det: warning: {self._remote.url}: {self._remote.in_words(error)}", flush=True)
+        else:
+            note(self._checkpoints, checkpoint.uuid, checkpoint.steps, damage, place)

@@ -61,7 +61,8 @@ def superfluous(
     `validations`: batches -> searcher metric; NaN is worst.
     """
     the_best = _best_first(checkpoints, validations, smaller_is_better)[:best]
-    kept = {item.uuid for item in [*the_best, *checkpoints[:latest]]}
+    whole = [item for item in checkpoints if not item.removed]  # a trial resumes from no other
+    kept = {item.uuid for item in [*the_best, *checkpoints[:latest], *whole[:latest]]}
     return [item for item in checkpoints if item.uuid not in kept]
 
 

@@ -8,13 +8,17 @@ gave 13 MB/s in sequence, github.com/Garden-AI/rootstock issue 167).
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+
+from hpc_det.checkpoint.inspection import kind_of
 
 if TYPE_CHECKING:
     from hpc_det.checkpoint.committed import FileEntry
@@ -51,9 +55,19 @@ def read_blocks(folder: Path, files: Mapping[str, FileEntry], blocks: Iterable[B
         return list(pool.map(partial(_read, folder, files), blocks))
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """For reading. Raises OSError for a link and for what is no regular file; it never waits for a FIFO's writer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"{kind_of(mode)}, and no regular file", str(path))
+    return open(descriptor, "rb")
+
+
 def _read(folder: Path, files: Mapping[str, FileEntry], block: Block) -> Found:
     try:
-        with (folder / block.name).open("rb", buffering=0) as file:
+        with open_regular(folder / block.name) as file:
             size = os.fstat(file.fileno()).st_size
             if size != files[block.name].size:
                 return f"{size} bytes, the manifest says {files[block.name].size}"
@@ -74,11 +88,11 @@ def _checksum(file: int, block: Block) -> int:
     return crc
 
 
-def differences(files: Mapping[str, FileEntry], found: Iterable[tuple[Block, Found]]) -> list[str]:
-    """From the manifest, a sentence for each file. Raises KeyError where a block of one has not been read."""
+def differences(files: Mapping[str, FileEntry], found: Iterable[tuple[Block, Found]]) -> dict[str, str]:
+    """From the manifest, by the name of the file. Raises KeyError where a block of one has not been read."""
     known = {(block.name, block.offset): each for block, each in found}
     results = {name: [known[block.name, block.offset] for block in blocks_of({name: files[name]})] for name in files}
-    return [f"{Path(name).name}: {problem}" for name in files if (problem := _difference(files[name], results[name]))]
+    return {name: problem for name in files if (problem := _difference(files[name], results[name]))}
 
 
 def _difference(entry: FileEntry, found: list[Found]) -> str | None:

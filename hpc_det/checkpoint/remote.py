@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from hpc_det.checkpoint.committed import MANIFEST, Committed, copy_whole, manifest_of, parsed
+from hpc_det.checkpoint.committed import MANIFEST, Committed, OddManifest, copy_whole, manifest_of, parsed
 from hpc_det.errors import UsageError
 from hpc_det.store.folders import TrialFolder
 
@@ -74,6 +74,12 @@ class Remote:
         source = f"{self._root}/{checkpoint.uuid}"
         return copy_whole(checkpoint, lambda name, target: self._fs.get_file(f"{source}/{name}", str(target)))
 
+    def set_aside(self, uuid: str) -> str:
+        """Without its manifest it is no checkpoint any more; it stays where it is. Its place."""
+        folder = f"{self._root}/{uuid}"
+        self._fs.mv(f"{folder}/{MANIFEST}", f"{folder}/damaged-{MANIFEST}")
+        return f"{self.url}/{uuid}"
+
     def has(self, uuid: str) -> bool:
         self._fs.invalidate_cache()
         return bool(self._fs.exists(f"{self._root}/{uuid}/{MANIFEST}"))
@@ -94,10 +100,10 @@ class Remote:
     def _manifest(self, path: Path) -> Committed | None:
         try:
             text = self._fs.cat_file(f"{self._root}/{path.name}/{MANIFEST}")
-        except FileNotFoundError:
+            found = parsed(text, path)
+        except (FileNotFoundError, OddManifest):
             return None
-        found = parsed(text, path)
-        return found if found and json.loads(text)["uuid"] == path.name else None
+        return found if json.loads(text).get("uuid") == path.name else None
 
 
 def remote_of(trial: TrialFolder, storage: Mapping[str, Any]) -> Remote | None:

@@ -17,8 +17,10 @@ from pathlib import Path
 
 from hpc_det.checkpoint.checksummed import ChecksummedFile, checksummed
 from hpc_det.checkpoint.committed import MANIFEST, Committed, FileEntry, checksum, manifest_of
-from hpc_det.store.files import flush_folder
-from hpc_det.store.modes import make_folder, make_folders
+from hpc_det.checkpoint.reading import open_regular
+from hpc_det.errors import HpcDetError
+from hpc_det.store.files import flush_folder, write_atomic, write_flushed
+from hpc_det.store.modes import make_folder, make_folders, set_file_mode
 
 
 @dataclass(frozen=True)
@@ -56,28 +58,42 @@ class Staging:
         """Take in files that somebody else, a callback, put into the partial folder, and flush them to disk."""
         for path in self.partial.rglob("*"):
             name = str(path.relative_to(self.partial))
+            if path.is_symlink():
+                _replace_link(path)
             if path.is_dir():
                 flush_folder(path)
             elif name not in entries:
-                _flush_file(path)
-                entries[name] = checksum(path)
+                entries[name] = _flushed(path)
 
     def commit(self, steps: int, entries: dict[str, FileEntry]) -> Committed:
         """Rank 0 only, when every rank's files are written. `entries` are those of all ranks."""
         checkpoint = Committed(path=self.checkpoints / self.uuid, steps=steps, time=time.time(), files=entries)
-        with open(self.partial / MANIFEST, "w", encoding="utf-8") as file:
-            file.write(manifest_of(checkpoint))
-            file.flush()
-            os.fsync(file.fileno())
+        write_flushed(self.partial / MANIFEST, manifest_of(checkpoint))
         flush_folder(self.partial)
         os.rename(self.partial, checkpoint.path)
         flush_folder(self.checkpoints)
         return checkpoint
 
 
-def _flush_file(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+def _flushed(path: Path) -> FileEntry:
+    """The entry of a file that others made. Raises HpcDetError for what cannot be in a checkpoint, as a FIFO."""
+    try:
+        set_file_mode(path)
+        with open_regular(path) as file:
+            os.fsync(file.fileno())
+        return checksum(path)
+    except OSError as error:
+        raise HpcDetError(f"{path}: cannot become part of a checkpoint: {error.strerror}") from None
+
+
+def _replace_link(path: Path) -> None:
+    """By a copy of what it leads to: a checkpoint holds all that it needs. Raises HpcDetError for no file."""
+    if not path.is_file():
+        raise HpcDetError(
+            f"{path}: a symbolic link to {os.readlink(path)}, which is no file, cannot become part of a checkpoint; "
+            f"write the files themselves"
+        )
+    write_atomic(path, path.read_bytes())
 
 
 def new_staging(checkpoints: Path) -> Staging:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hpc_det.checkpoint.code import mend_code
 from hpc_det.checkpoint.committed import (
     MANIFEST,
     Committed,
@@ -23,6 +24,8 @@ from hpc_det.checkpoint.committed import (
     newest_first,
     outside,
 )
+from hpc_det.checkpoint.inspection import in_words
+from hpc_det.checkpoint.reading import open_regular
 from hpc_det.checkpoint.remote import Remote, remote_of
 from hpc_det.errors import HpcDetError
 from hpc_det.store.files import write_atomic
@@ -75,19 +78,24 @@ class TrialStorage:
             for name in names:
                 (rest.path / name).unlink(missing_ok=True)
 
-    def copy(self, checkpoint: Committed, target: Path) -> None:
-        """A whole copy at `target`, out of its folder, or else out of the store.
+    def copy(self, checkpoint: Committed, target: Path) -> list[str]:
+        """A copy with its whole state at `target`, out of its folder, or else out of the store.
 
-        Raises HpcDetError with all that is damaged; then nothing is at `target`.
+        Returns a sentence for each file of its code that was damaged. Raises HpcDetError with all that is damaged of
+        its state; then nothing is at `target`.
         """
         copied, damage = replace(checkpoint, path=target), ["not in its folder"]
         if committed_at(checkpoint.path):
-            damage = copy_whole(copied, lambda name, to: shutil.copyfile(checkpoint.path / name, to))
+            damage = in_words(checkpoint.irregularities(checkpoint.path, is_code=False)) or copy_whole(
+                copied, lambda name, to: _copy_file(checkpoint.path / name, to)
+            )
         if damage and (remote := self._store_with(checkpoint.uuid)):
             with answering(remote):
                 damage = remote.download(copied)
         if damage:
             raise HpcDetError([f"checkpoint {checkpoint.uuid}: damaged: {problem}" for problem in damage])
+        experiment = self.trial.experiment()
+        return mend_code(copied, [], [experiment.code_kept, experiment.code])
 
     def _store_with(self, uuid: str) -> Remote | None:
         """The store, if it has this checkpoint."""
@@ -95,6 +103,16 @@ class TrialStorage:
             return None
         with answering(self._remote):
             return self._remote if self._remote.has(uuid) else None
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """Raises FileNotFoundError for what cannot be read, which the store may have."""
+    try:
+        file = open_regular(source)
+    except OSError as error:
+        raise FileNotFoundError(error.errno, error.strerror, str(source)) from None
+    with file, target.open("wb") as copied:
+        shutil.copyfileobj(file, copied)
 
 
 def clear_leftovers(trial: TrialFolder) -> None:

@@ -13,6 +13,7 @@ from hpc_det.cli.several import at_once
 from hpc_det.errors import UsageError
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view.checkpoints import StoredCheckpoint, best_first, effective_config, of_experiment, of_trial
+from hpc_det.view.watch import say
 
 
 def download(checkpoints: Sequence[StoredCheckpoint], output: Path) -> None:
@@ -21,7 +22,8 @@ def download(checkpoints: Sequence[StoredCheckpoint], output: Path) -> None:
     def copied(item: StoredCheckpoint) -> None:
         target = output / item.uuid
         _insist_on_room(target)
-        item.storage.copy(item.checkpoint, target)
+        for problem in item.storage.copy(item.checkpoint, target):
+            say(f"warning: {problem}")
         click.echo(target)
 
     output.mkdir(parents=True, exist_ok=True)

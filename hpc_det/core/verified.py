@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.checkpoint.committed import Committed, FileEntry, committed_at, newest_good
+from hpc_det.checkpoint.damaged import set_aside
+from hpc_det.checkpoint.inspection import in_words
 from hpc_det.checkpoint.mirror import Mirror
 from hpc_det.checkpoint.reading import Block, blocks_of, differences, read_blocks
 from hpc_det.core.distributed import Distributed
@@ -33,7 +35,8 @@ class Readers:
     reads: Reads
 
     def newest(self, checkpoints: Path, mirror: Mirror | None) -> tuple[Path, int] | None:
-        """The folder and batches of the newest one that is whole. Rank 0 names those that it skips.
+        """The folder and batches of the newest one that is whole. Rank 0 names those that it skips, and sets damaged
+        ones aside.
 
         Raises HpcDetError where a node does not find it as rank 0 has fetched it from the store.
         """
@@ -61,7 +64,7 @@ class Readers:
             self.distributed.broadcast_json({"look": str(checkpoint.path)})
             return self.damage(checkpoint.path)
 
-        checkpoint, skipped = (mirror.newest_good if mirror else partial(newest_good, checkpoints))(damage)
+        checkpoint, skipped = (mirror.newest_good if mirror else partial(newest_good, checkpoints))(damage, set_aside)
         for problem in skipped:
             print(f"hpc-det: skipped: {problem}", flush=True)
         if checkpoint is None:
@@ -69,19 +72,32 @@ class Readers:
         return {"found": checkpoint.uuid, "steps": checkpoint.steps, "is_read": checkpoint.uuid in read}
 
     def damage(self, folder: Path) -> list[str]:
-        """What differs from the manifest of the checkpoint in `folder`, on any node."""
+        """What is wrong with the state in the checkpoint in `folder`, on any node.
+
+        Raises HpcDetError where a rank does not see the checkpoint at all, which is no damage to it.
+        """
         gang, checkpoint = self.distributed, committed_at(folder)
-        files = checkpoint.files if checkpoint else {}
+        if irregular := gang.broadcast_json(_irregularities(checkpoint) if gang.is_chief else None):
+            return [*irregular]
+        files = checkpoint.state if checkpoint else {}
         own = {"node": gang.rank - gang.local_rank, "manifest": bool(checkpoint), "reads": [*filter(self.reads, files)]}
         ranks = gang.gather_json(own)
         if blind := [number for number, rank in enumerate(ranks) if not rank["manifest"]]:
-            return [f"rank {number} sees no manifest" for number in blind]
+            raise HpcDetError(
+                f"{folder}: rank {', '.join(map(str, blind))} sees no manifest there; checkpoints belong on a file "
+                f"system that all nodes share: see checkpoint_storage"
+            )
         shares = shared([rank["node"] for rank in ranks], [rank["reads"] for rank in ranks], files)
         found = gang.gather_json(read_blocks(folder, files, shares[gang.rank]))
         nodes: dict[int, list[Any]] = {}
         for rank, share, results in zip(ranks, shares, found, strict=True):
             nodes.setdefault(rank["node"], []).extend(zip(share, results, strict=True))
-        return list(dict.fromkeys(chain(*(differences(_those_of(files, read), read) for read in nodes.values()))))
+        wrong = (in_words(differences(_those_of(files, read), read)) for read in nodes.values())
+        return list(dict.fromkeys(chain(*wrong)))
+
+
+def _irregularities(checkpoint: Committed | None) -> list[str]:
+    return in_words(checkpoint.irregularities(checkpoint.path, is_code=False)) if checkpoint else []
 
 
 def shared(nodes: Sequence[int], reads: Sequence[Sequence[str]], files: Mapping[str, FileEntry]) -> list[list[Block]]:

@@ -14,12 +14,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from hpc_det.checkpoint.committed import MANIFEST, committed
+from hpc_det.checkpoint.committed import CODE, LOAD_DATA, MANIFEST, OddManifest, read_manifest
+from hpc_det.checkpoint.inspection import in_words, irregularities
 from hpc_det.core.distributed import Distributed
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.pytorch.context import PyTorchTrialContext
 from hpc_det.pytorch.fresh_import import importing_from
-from hpc_det.pytorch.portable import CODE, LOAD_DATA, METADATA
+from hpc_det.pytorch.portable import METADATA
 from hpc_det.pytorch.state import restore_models
 from hpc_det.pytorch.stored import state_file, stored_state
 from hpc_det.pytorch.trial import PyTorchTrial
@@ -62,7 +63,7 @@ def load_trial_from_checkpoint_path(
     """
     options = _torch_options({**(torch_load_kwargs or {}), **legacy})
     folder = Path(path).resolve()
-    _check_folder(folder)
+    _check_folder(folder, imports_code=trial_class is None)
     about = _about(folder)
     with nullcontext() if trial_class else importing_from(folder / CODE):
         trial_class = trial_class or _class_of(about, folder)
@@ -88,9 +89,11 @@ def _torch_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name != "weights_only"}
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path, *, imports_code: bool) -> None:
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; name the folder of a checkpoint, checkpoints/UUID of its trial")
+    if wrong := in_words(irregularities(folder)):  # before anything is opened
+        raise HpcDetError([f"{folder}: not loaded: {problem}" for problem in wrong])
     if _trial_type(folder) == "DeepSpeedTrial":
         raise UsageError(
             f"{folder}: a DeepSpeedTrial's, whose weights are in the shards of its engines, model0 and so on; get them "
@@ -98,12 +101,20 @@ def _check_folder(folder: Path) -> None:
             f"load_checkpoint(folder, tag='model0') of an engine"
         )
     state_file(folder)
-    if not (folder / MANIFEST).exists():
-        return  # Determined wrote none
-    checkpoint = next((known for known in committed(folder.parent) if known.path == folder), None)
-    problems = checkpoint.damage() if checkpoint else [f"{MANIFEST} itself"]
+    problems = _damage(folder, imports_code)
     if problems:
         raise HpcDetError([f"{folder}: damaged: {problem}; use another checkpoint" for problem in problems])
+
+
+def _damage(folder: Path, imports_code: bool) -> list[str]:
+    try:
+        checkpoint = read_manifest(folder)
+    except FileNotFoundError:
+        return []  # Determined wrote none
+    except (OddManifest, OSError) as error:
+        return [f"{MANIFEST}: {error}"]
+    problems, of_code = checkpoint.damage(), checkpoint.code_damage() if imports_code else []
+    return [*problems, *(f"{problem} (with `trial_class` its code is not needed)" for problem in of_code)]
 
 
 def _trial_type(folder: Path) -> str | None:

@@ -173,6 +173,7 @@ class Loop:
     def _checkpoint_to_resume(self) -> Path | None:
         """The newest of this trial. A run outside any job has a new folder, and may be told of one in an older one."""
         if found := self._checkpoints.newest(self._strategy.reads):
+            self._mend_code(found[0])
             return found[0]
         told = self._warm_start
         if told is None:
@@ -183,6 +184,11 @@ class Loop:
             how = "goes on from" if is_own else "begins with the weights, of another trial or seed, in"
             print(f"hpc-det: {how} {told}", flush=True)
         return told if is_own else None
+
+    def _mend_code(self, folder: Path) -> None:
+        if self._distributed.is_chief:
+            for problem in self._portable.mend(folder):
+                print(f"hpc-det: warning: {problem}", flush=True)
 
     def _read_progress(self, folder: Path) -> int:
         """The number of ranks that the gang had."""

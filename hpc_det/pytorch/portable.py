@@ -19,15 +19,15 @@ from typing import Any
 
 import torch
 
-from hpc_det.checkpoint.committed import FileEntry, checksum
+from hpc_det.checkpoint.code import mend_code
+from hpc_det.checkpoint.committed import CODE, LOAD_DATA, FileEntry, checksum, committed_at
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.state import PROGRESS
 from hpc_det.pytorch.trial import Trial, kind_of
 from hpc_det.store.files import flush_folder, read_json
+from hpc_det.store.modes import make_folders
 
-CODE = "code"
-LOAD_DATA = "load_data.json"
 METADATA = "metadata.json"
 _IDENTITY = ("trial_seed", "experiment_id", "trial_id")
 """Runs outside any job have the same ids, and are told apart by their seed."""
@@ -54,11 +54,27 @@ class Portable:
             }
         )
         self._identity = {name: spec[name] for name in _IDENTITY}
+        self._recorded: dict[str, FileEntry] = {}
+        """Of the code in a checkpoint of this trial: no damage since passes for the code."""
 
     def is_of_this_trial(self, folder: Path) -> bool:
         """Whether the checkpoint in `folder` was written by this trial, with all that a resume needs."""
         stored = read_json(folder / LOAD_DATA) or {}
         return (folder / PROGRESS).exists() and {name: stored.get(name) for name in _IDENTITY} == self._identity
+
+    def mend(self, folder: Path) -> list[str]:
+        """Compare the code in the checkpoint in `folder`, one of this experiment, and restore what is damaged.
+
+        Returns a sentence for all that was: see `mend_code`.
+        """
+        checkpoint = committed_at(folder)
+        if checkpoint is None:
+            return []
+        if self._code is None:
+            return mend_code(checkpoint, [], [])
+        found = mend_code(checkpoint, [self._kept], [self._code])
+        self._recorded = {name.removeprefix(f"{CODE}/"): entry for name, entry in checkpoint.code.items()}
+        return found
 
     def write(self, folder: Path, steps: int) -> dict[str, FileEntry]:
         """Add to the partial folder of a checkpoint at `steps` batches; the entries of the files in `code/`.
@@ -81,7 +97,8 @@ class Portable:
         if self._code is None:
             return {}
         files = (path for path in sorted(self._kept.rglob("*")) if path.is_file())
-        return {str(path.relative_to(self._kept)): checksum(path) for path in files}
+        found = {str(path.relative_to(self._kept)): checksum(path) for path in files}
+        return found | {name: entry for name, entry in self._recorded.items() if name in found}
 
 
 def keep_code(code: Path) -> Path:
@@ -123,7 +140,7 @@ def _keep(source: str, target: str) -> None:
 
 def _place(kept: Path, target: Path) -> None:
     """A hard link, or a copy where the file system has none."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(target.parent)
     try:
         os.link(kept, target)
     except OSError:

@@ -63,17 +63,23 @@ def write_first(path: Path, content: str | bytes) -> bool:
 
 def _written_beside(path: Path, content: str | bytes, private: bool) -> Path:
     """A file with `content`, on disk, under a name of its own in the folder of `path`."""
-    partial, flags = path.with_name(f".{path.name}.{uuid.uuid4().hex}"), os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    descriptor = os.open(partial, flags, PRIVATE_FILE) if private else open_file(partial, flags)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
+        write_flushed(partial, content, private=private)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
     return partial
+
+
+def write_flushed(path: Path, content: str | bytes, *, private: bool = False) -> None:
+    """Make the file `path`, on disk; its name is durable when its folder is flushed."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    descriptor = os.open(path, flags, PRIVATE_FILE) if private else open_file(path, flags)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_json(path: Path, data: Any, *, private: bool = False) -> None:

@@ -76,6 +76,13 @@ def let_group_read(descriptor: int) -> None:
         os.fchmod(descriptor, SHARED_FILE)
 
 
+def set_file_mode(path: Path) -> None:
+    """What others have made with the mode of their umask is for whom its folder is."""
+    mode = SHARED_FILE if is_shared(path.parent) else PRIVATE_FILE
+    if stat.S_IMODE(os.lstat(path).st_mode) != mode:
+        path.chmod(mode)
+
+
 def share_copy(path: Path) -> None:
     """A file that was copied with the mode of its source: in a shared folder the group reads and runs what its owner
     does, and nobody else.

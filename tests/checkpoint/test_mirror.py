@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.checkpoint.committed import committed
+from hpc_det.checkpoint.damaged import damaged_ones
 from hpc_det.checkpoint.mirror import Mirror
 from hpc_det.checkpoint.remote import Remote
 from hpc_det.errors import HpcDetError
@@ -95,6 +96,34 @@ def test_a_damaged_one_there_is_named_and_the_next_is_taken(remote: Moody, here:
     assert found is not None
     assert found.steps == 5
     assert skipped.startswith(f"checkpoint {newer.uuid} in file://{here.parent}/bucket is damaged: state.pt: ")
+
+
+def test_a_damaged_one_there_is_set_aside_and_counts_no_more(remote: Moody, here: Path) -> None:
+    older, newer = saved(here, 5), saved(here, 9)
+    Mirror(remote, here).update([newer, older], set())
+    (here.parent / "bucket" / newer.uuid / "state.pt").write_bytes(b"rubbish")
+    lost(here)
+    Mirror(remote, here).newest_good()
+    assert steps_in(remote, here) == [5]
+    assert (here.parent / "bucket" / newer.uuid / "state.pt").exists(), "it is kept"
+    (aside,) = damaged_ones(here)
+    assert (aside.uuid, aside.steps, aside.place) == (newer.uuid, 9, f"{remote.url}/{newer.uuid}")
+    mirror = Mirror(remote, here)
+    mirror.update([older], {newer.uuid})
+    assert [found.steps for found in mirror.all()] == [5]
+
+
+def test_a_download_that_was_torn_on_its_way_is_tried_again(
+    remote: Moody, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = saved(here, 9)
+    Mirror(remote, here).update([own], set())
+    lost(here)
+    answers = [["state.pt: 3 bytes"]]
+    download = remote.download
+    monkeypatch.setattr(remote, "download", lambda found: answers.pop() if answers else download(found))
+    assert Mirror(remote, here).newest_good() == (own, [])
+    assert (steps_in(remote, here), damaged_ones(here)) == ([9], [])
 
 
 def test_what_is_not_kept_leaves_the_store(remote: Moody, here: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,11 @@ def test_validations_without_a_checkpoint_take_no_place() -> None:
 
 def test_nothing_to_keep_and_nothing_there() -> None:
     assert kept([], {}, best=1, latest=1) == []
+
+
+def test_what_no_trial_resumes_from_pushes_nothing_out() -> None:
+    """Its owner removed files of the newest; what is trained anew has fewer batches."""
+    partial, *whole = newest_first([10, 20, 30])
+    every = [replace(partial, removed=("state_dict.pth",)), *whole]
+    gone = superfluous(every, {}, smaller_is_better=True, best=0, latest=1)
+    assert [item.steps for item in gone] == [10]

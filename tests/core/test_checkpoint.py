@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hpc_det.checkpoint.committed import FileEntry, committed
+from hpc_det.checkpoint.damaged import damaged_ones
 from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.content import load
 from hpc_det.core.distributed import Distributed
@@ -85,7 +86,7 @@ def files_of_ranks(distributed: Distributed, folder: Path) -> list[int | None]:
         checkpoints.save(steps, {f"rank-{distributed.rank}.pth": torch.full((1000,), steps)})
     for damaged in ("rank-0.pth", "rank-1.pth"):
         if distributed.is_chief:
-            (committed(folder)[len(batches)].path / damaged).write_bytes(b"torn")
+            (committed(folder)[0].path / damaged).write_bytes(b"torn")
         distributed.barrier()
         found = checkpoints.newest(lambda name: name == f"rank-{distributed.rank}.pth")
         batches.append(found[1] if found else None)
@@ -99,13 +100,13 @@ def test_damage_to_a_file_that_one_rank_reads_is_known_to_all(on_ranks: OnRanks,
 def test_damaged_ones_are_named_and_skipped(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     newest = newest_of_damaged(Distributed(), folder)
     assert newest is not None
-    _, twenty, thirty = sorted(committed(folder), key=lambda checkpoint: checkpoint.steps)
-    lines = capfd.readouterr().out.splitlines()
-    assert lines[0] == (
-        f"hpc-det: skipped: checkpoint {thirty.uuid} at 30 batches is damaged: note.txt: No such file or directory"
-    )
-    assert lines[1].startswith(f"hpc-det: skipped: checkpoint {twenty.uuid} at 20 batches is damaged: note.txt: crc32 ")
-    assert len(lines) == 2
+    thirty, twenty = damaged_ones(folder)
+    assert [(found.steps, len(found.problems)) for found in (thirty, twenty)] == [(30, 1), (20, 1)]
+    lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("hpc-det: skipped: ")]
+    for found, line in zip((thirty, twenty), lines, strict=True):
+        assert found.uuid in line
+        assert found.problems[0] in line
+        assert found.problems[0].startswith("extra/note.txt: ")
 
 
 @pytest.mark.parametrize("exists", [True, False])
@@ -135,4 +136,4 @@ def test_files_whose_checksums_are_known_are_not_read_again(folder: Path) -> Non
     (checkpoint,) = committed(folder)
     assert set(checkpoint.files) == {"a.pth", "code/model_def.py", "extra/note.txt"}
     assert checkpoint.files["code/model_def.py"] == FileEntry(size=17, crc32=0xDEAD)
-    assert [problem.partition(":")[0] for problem in checkpoint.damage()] == ["model_def.py"]
+    assert [problem.partition(":")[0] for problem in checkpoint.damage()] == ["code/model_def.py"]

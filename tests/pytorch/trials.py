@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import TensorDataset
 
-from hpc_det.checkpoint.committed import committed, newest_good
+from hpc_det.checkpoint.committed import LOAD_DATA, committed, newest_good
 from hpc_det.checkpoint.prune import Policy
 from hpc_det.config.merge import merge
 from hpc_det.core.checkpoint import CheckpointContext
@@ -30,7 +30,7 @@ from hpc_det.core.searcher import SearcherContext
 from hpc_det.launch.watch.heartbeat import Phase
 from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
 from hpc_det.pytorch.loop import Loop
-from hpc_det.pytorch.portable import LOAD_DATA, METADATA, Portable
+from hpc_det.pytorch.portable import METADATA, Portable
 from hpc_det.pytorch.profiling.measurements import Measurements
 from hpc_det.pytorch.schedule import Schedule
 from hpc_det.pytorch.strategy import Strategy
@@ -188,6 +188,8 @@ class Life:
     policy: Callable[[], Policy] | None = None
     """How many checkpoints the experiment keeps, as of now."""
     saves_behind: bool = True
+    code: Path | None = None
+    """What checkpoints take along."""
 
     @classmethod
     def begin(cls, path: Path, trial_class: type[Trial] = Tiny, hparams: Any = None, **config: Any) -> Life:
@@ -219,7 +221,7 @@ class Life:
             checkpoints=CheckpointContext(self.folder.checkpoints, context.distributed),
             pace=SavePace(self.folder, context.distributed, **self.pace),
             log=MetricsLog(self.folder, self.attempts),
-            portable=Portable(spec, self.trial_class, None, is_trainer=False),
+            portable=Portable(spec, self.trial_class, self.code, is_trainer=False),
             weights=self.weights,
             policy=self.policy,
             searcher=SearcherContext(self.folder, worker, context.distributed) if worker is not None else None,

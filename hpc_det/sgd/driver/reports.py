@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpc_det.checkpoint.committed import Committed, FileEntry, committed, delete, newest_good
+from hpc_det.checkpoint.damaged import set_aside
 from hpc_det.checkpoint.prune import superfluous
 from hpc_det.checkpoint.staging import Staging
 from hpc_det.errors import UsageError
@@ -89,7 +90,7 @@ class Reports:
         self._attempt = secrets.token_hex(4)
         for leftover in self._checkpoints.glob(".partial-*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        newest, skipped = newest_good(self._checkpoints)
+        newest, skipped = newest_good(self._checkpoints, set_aside=set_aside)
         for problem in skipped:
             _log.warning("skipped: %s", problem)
         gang.on_report = self._hear

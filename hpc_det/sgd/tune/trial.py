@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from hpc_det.checkpoint.committed import Committed, committed, delete, newest_good
+from hpc_det.checkpoint.damaged import set_aside
 from hpc_det.checkpoint.prune import RESUME_DEPTH, superfluous
 from hpc_det.checkpoint.staging import new_staging
 from hpc_det.errors import InvalidHP
@@ -97,7 +98,7 @@ class TrialProcess:
             trainable.load_checkpoint(checkpoint_data(own.path))
 
     def _newest(self) -> tuple[Committed | None, dict[str, Any] | None]:
-        own, skipped = newest_good(self._folder.checkpoints)
+        own, skipped = newest_good(self._folder.checkpoints, set_aside=set_aside)
         for problem in skipped:
             print(f"skipped: {problem}", flush=True)
         return own, read_json(own.path / STATE) if own else None

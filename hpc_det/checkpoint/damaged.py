@@ -1,0 +1,81 @@
+"""Checkpoints that are not whole are set aside: renamed and kept, so that nothing counts them, and nothing is lost.
+
+    checkpoints/.damaged-UUID        its folder
+                .damaged-UUID.json   {"uuid", "steps", "time", "problems", "place"}: what was found, and when
+
+A hidden name is no checkpoint for whoever lists them: neither for retention nor for progress.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hpc_det.errors import HpcDetError
+from hpc_det.store.files import flush_folder, read_json, write_json
+
+_PREFIX, _RECORD = ".damaged-", ".json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damaged:
+    uuid: str
+    steps: int | None
+    """Batches trained; None: unknown."""
+    time: float
+    """When it was set aside; seconds since the epoch."""
+    problems: list[str]
+    place: str
+    """Where it is now."""
+
+
+def set_aside(folder: Path, steps: int | None, problems: list[str]) -> None:
+    """Only for the process that writes the checkpoints beside `folder`. Raises HpcDetError where it cannot be renamed:
+    it would count as the newest, and each new checkpoint be deleted for its sake.
+    """
+    aside = folder.with_name(f"{_PREFIX}{folder.name}")
+    try:
+        if os.path.isdir(aside) and not os.path.islink(aside):
+            shutil.rmtree(aside, ignore_errors=True)  # of the same checkpoint, which came back from a store
+        os.rename(folder, aside)
+        flush_folder(folder.parent)
+        note(folder.parent, folder.name, steps, problems, str(aside))
+    except OSError as error:
+        raise HpcDetError(
+            f"{folder}: damaged ({'; '.join(problems)}), and cannot be renamed to {aside.name}: {error.strerror}; "
+            f"move it away"
+        ) from None
+
+
+def note(checkpoints: Path, uuid: str, steps: int | None, problems: list[str], place: str) -> None:
+    found = Damaged(uuid=uuid, steps=steps, time=time.time(), problems=problems, place=place)
+    write_json(checkpoints / f"{_PREFIX}{uuid}{_RECORD}", asdict(found))
+    print(f"hpc-det: checkpoint {uuid} is set aside; it is kept as {place}", flush=True)
+
+
+def damaged_ones(checkpoints: Path) -> list[Damaged]:
+    """Those that were set aside, the oldest first."""
+    try:
+        names = [name for name in os.listdir(checkpoints) if name.startswith(_PREFIX)]
+    except OSError:
+        return []
+    uuids = {name.removeprefix(_PREFIX).removesuffix(_RECORD) for name in names}
+    return sorted((_known(checkpoints, uuid) for uuid in uuids), key=lambda found: (found.time, found.uuid))
+
+
+def _known(checkpoints: Path, uuid: str) -> Damaged:
+    """A kill between the rename and the record leaves the folder alone."""
+    folder = checkpoints / f"{_PREFIX}{uuid}"
+    try:
+        return Damaged(**(read_json(folder.with_name(f"{folder.name}{_RECORD}")) or {}))
+    except (ValueError, TypeError, OSError):
+        return Damaged(uuid=uuid, steps=None, time=0.0, problems=["no record says why"], place=str(folder))
+
+
+def remove_damaged(checkpoints: Path, uuid: str) -> None:
+    """For good, as its owner wants."""
+    shutil.rmtree(checkpoints / f"{_PREFIX}{uuid}", ignore_errors=True)
+    (checkpoints / f"{_PREFIX}{uuid}{_RECORD}").unlink(missing_ok=True)
