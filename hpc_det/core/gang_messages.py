@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpc_det.core.gang_store import address_of_rank_0
 from hpc_det.core.sealed import shared_secret
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.channel import Line, Message, connect
@@ -267,11 +268,12 @@ def open_messages(rank: int, size: int, nodes: int, env: Mapping[str, str]) -> G
 
 
 def _own_host(nodes: int, env: Mapping[str, str]) -> str:
-    """The address of the route between the nodes, which the agent knows; loopback for a gang on one node."""
+    """Loopback for a gang on one node; otherwise where the others find rank 0 anyway, by MASTER_ADDR."""
     if nodes == 1:
         return "127.0.0.1"
-    wanted = env.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
-    return env.get("HPC_DET_ADDRESS") or own_address(nodes, wanted or None, "GLOO_SOCKET_IFNAME")[0]
+    if (name := env.get("MASTER_ADDR")) and ":" not in (address := address_of_rank_0(name, nodes)):
+        return address
+    return own_address(nodes, None)[0]
 
 
 def _key(secret: bytes, run: int) -> bytes:

@@ -3,9 +3,11 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partialmethod
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from hpc_det.core.gang_messages import GangMessages, OtherRank, RankGone, RankZe
 from hpc_det.errors import HpcDetError, UsageError
 from tests.core.connected import KEY, connected
 from tests.core.ranks import OnRanks
+from tests.node.relay import relay
 from tests.wait import DEADLINE_S, wait_for
 
 
@@ -141,6 +144,23 @@ def test_a_rank_comes_once_and_nobody_else_comes(monkeypatch: pytest.MonkeyPatch
         for rank, key in ((1, KEY), (0, KEY), (2, KEY), (1, bytes(32)), (True, KEY), ("1", KEY)):
             with pytest.raises(RankGone, match="has no connection to rank 0"):
                 OtherRank(rank, 2, zero.host, zero.port, key)  # type: ignore[arg-type]
+
+
+def test_what_a_rank_has_sent_counts_once_whoever_sends_it_again() -> None:
+    with connected(3) as ranks:
+        zero = ranks[0]
+        assert isinstance(zero, RankZero)
+        with closing(RankZero(2, "127.0.0.1", KEY)) as other, relay((other.host, other.port)) as between:
+            with closing(OtherRank(1, 2, between.host, between.port, KEY)) as one:
+                one.to_rank_0("kind", "recorded")
+                wait_for(lambda: other._values.get("kind") == {1: "recorded"})
+            for listener in (other, zero):
+                with socket.create_connection((listener.host, listener.port), DEADLINE_S) as again:
+                    again.sendall(between.recorded["to listener"])
+                    while again.recv(4096):  # until it hangs up
+                        pass
+            assert other._arrivals["kind"] == 1
+        assert "kind" not in zero._values
 
 
 def test_a_rank_that_finds_nobody_says_where_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
