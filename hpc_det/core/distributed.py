@@ -12,17 +12,20 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, Store
 
+from hpc_det.core.gang_messages import GangMessages, open_messages
+from hpc_det.core.gang_store import gang_store, keep_to_this_node
 from hpc_det.core.sealed import Alone, SealedGroup, shared_secret
 from hpc_det.errors import UsageError
 from hpc_det.node.network import limit_look_ups
+
+ON_RANK_0_S = 24 * 3600.0
+"""For what rank 0 does alone while the others wait, such as an evaluation of the full dataset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +75,24 @@ class Distributed:
         return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
     def start(self) -> None:
-        """Join the process group (env:// rendezvous): gloo for CPU tensors, nccl beside it where there are GPUs.
+        """Join the process group: gloo for CPU tensors, nccl beside it where there are GPUs. Then connect to rank 0.
 
-        One that exists already is used. Raises UsageError where the node has no GPU for this rank.
+        A group that exists already is used. Raises UsageError where the node has no GPU for this rank.
         """
         self._check_gpu()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.size > 1 and not dist.is_initialized():
             limit_look_ups(os.environ)
-            dist.init_process_group("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
+            if self.nodes == 1:
+                keep_to_this_node(os.environ)
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
+                store=gang_store(self.rank, self.size, self.nodes, os.environ),
+                rank=self.rank,
+                world_size=self.size,
+            )
+        _ = self.messages
 
     def _check_gpu(self) -> None:
         """NCCL refuses two ranks on one GPU, each in words of its own."""
@@ -101,8 +112,14 @@ class Distributed:
             )
         print(f"hpc-det: slots are GPUs, which torch {torch.__version__} cannot use: training on the CPU", flush=True)
 
+    def leave(self) -> None:
+        """Close the connection to rank 0; the process group stays."""
+        if messages := vars(self).pop("messages", None):
+            messages.close()
+
     def stop(self) -> None:
-        for objects in ("_gang", "_node", "_store"):
+        self.leave()
+        for objects in ("_gang", "_node"):
             vars(self).pop(objects, None)  # they hold process groups, whose destructors must not come later
         if dist.is_initialized():  # with one rank, too, where DeepSpeed needed one
             dist.destroy_process_group()
@@ -181,29 +198,24 @@ class Distributed:
         return SealedGroup(ranks, self.rank, shared_secret(self.env), group)
 
     def wait_for_rank_0(self) -> None:
-        """Collective, but without a limit: in the others gloo gives up after half an hour."""
-        if self.size > 1:
-            key = f"rank 0 came here/{next(self._waits)}"
-            if self.is_chief:
-                self._store.set(key, "")
-            self._store.wait([key], timedelta(days=365))
+        """Collective, but with a longer limit: in the others gloo gives up after half an hour."""
+        number, kind = next(self._waits), "rank 0 is here"
+        if self.is_chief:
+            self.messages.to_all(kind, number)
+        else:
+            what = "finished what it does alone"
+            self.messages.from_rank_0(kind, what, limit_s=ON_RANK_0_S, is_it=lambda value: value >= number)
 
     @cached_property
     def _waits(self) -> Iterator[int]:
         return itertools.count()
 
-    @cached_property
-    def _store(self) -> Store:
-        return self.side_store()
-
     # --- for threads
 
-    def side_store(self) -> Store:
-        """A key-value store of all ranks on a connection of its own, for a thread that waits in it."""
-        if self.size == 1:
-            return HashStore()
-        store: Store = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
-        return store
+    @cached_property
+    def messages(self) -> GangMessages:
+        """Without collectives. Made by `start`."""
+        return open_messages(self.rank, self.size, self.nodes, self.env)
 
 
 def _gpus(count: int, env: Mapping[str, str]) -> str:

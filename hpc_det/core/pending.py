@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from datetime import timedelta
 from threading import Event, Thread
 from typing import Any
 
@@ -17,61 +15,84 @@ from torch.serialization import get_crc32_options, set_crc32_options
 from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.checkpoint.staging import Staging
 from hpc_det.core.distributed import Distributed
+from hpc_det.core.gang_messages import RankGone
+
+SILENT_S = 1800.0
+"""So long may no rank report anything of a checkpoint: one block may wait for a file server to come back."""
+REPORT_S = 60.0
+"""How often a rank reports that it still writes."""
 
 
 class Abandoned(Exception):
     """Nobody wants this checkpoint any more."""
 
 
+_FILES, _ENDED = "files of a checkpoint", "end of a save"
+
+
 class Pending:
-    """No collective is in it, so that training may go on meanwhile: ranks tell rank 0 through the gang's store."""
+    """No collective is in it, so that training may go on meanwhile: ranks report to rank 0 by messages."""
 
     def __init__(self, staging: Staging, distributed: Distributed) -> None:
         self.staging = staging
-        self._distributed = distributed
+        self._messages = distributed.messages
         self._entries: dict[str, FileEntry] = {}
         self._abandoned = Event()
+        self._reported = time.monotonic()
 
     def write(self, files: Mapping[str, Any]) -> None:
         """Name -> what torch.save takes."""
         with _without_second_checksum():
             for name, content in files.items():
-                with self.staging.file(name, self._entries, self._go_on) as file:
+                with self.staging.file(name, self._entries, self._go_on_writing) as file:
                     torch.save(content, file)  # type: ignore[arg-type]  # anything that writes will do
 
     def everyones(self) -> dict[str, FileEntry]:
-        """The entries of all ranks on rank 0, when all have written; nothing on others. Raises Abandoned."""
-        store, gang = self._distributed.side_store(), self._distributed
-        keys = [f"saved/{self.staging.uuid}/{rank}" for rank in range(gang.size)]
-        store.set(keys[gang.rank], json.dumps({name: asdict(entry) for name, entry in self._entries.items()}))
-        if not gang.is_chief:
+        """The entries of all ranks on rank 0, when all have written; nothing on others.
+
+        Raises Abandoned; RankGone, with its number, for a rank that has ended or reports nothing any more.
+        """
+        uuid = self.staging.uuid
+        self._report({name: asdict(entry) for name, entry in self._entries.items()})
+        if self._messages.rank > 0:
             return {}
-        for pause_s in _pauses():
-            if store.check(keys):
-                break
-            self._abandoned.wait(pause_s)
-            self._go_on()
-        written = [json.loads(store.get(key)) for key in keys]
-        for key in keys:
-            store.delete_key(key)
-        return {name: FileEntry(**entry) for part in written for name, entry in part.items()}
+        written = self._messages.from_all(
+            _FILES,
+            f"reported its files of checkpoint {uuid}",
+            limit_s=SILENT_S,
+            is_it=lambda report: report[0] == uuid and report[1] is not None,
+            go_on=self._go_on,
+        )
+        return {name: FileEntry(**entry) for _, entries in written for name, entry in entries.items()}
 
     def end(self) -> None:
         """Rank 0, which has committed it or never will, tells those that `await_end`."""
-        self._distributed.side_store().set(self._end, "")
+        self._messages.to_all(_ENDED, self.staging.uuid)
 
     def await_end(self, timeout_s: float) -> None:
         """Not on rank 0. It may come later, or with the death of rank 0."""
-        with suppress(RuntimeError):
-            self._distributed.side_store().wait([self._end], timedelta(seconds=timeout_s))
-
-    @property
-    def _end(self) -> str:
-        return f"saved/{self.staging.uuid}"
+        with suppress(RankGone):
+            self._messages.from_rank_0(
+                _ENDED,
+                f"committed checkpoint {self.staging.uuid}",
+                limit_s=timeout_s,
+                is_it=lambda uuid: uuid == self.staging.uuid,
+            )
 
     def abandon(self) -> None:
         """From another thread."""
         self._abandoned.set()
+        self._messages.wake()
+
+    def _report(self, entries: dict[str, Any] | None) -> None:
+        """None: this rank still writes."""
+        self._reported = time.monotonic()
+        self._messages.to_rank_0(_FILES, [self.staging.uuid, entries])
+
+    def _go_on_writing(self) -> None:
+        self._go_on()
+        if time.monotonic() - self._reported > REPORT_S:
+            self._report(None)
 
     def _go_on(self) -> None:
         if self._abandoned.is_set():
@@ -109,13 +130,6 @@ class Behind:
             pass
         except BaseException as error:
             self._error = error
-
-
-def _pauses() -> Iterator[float]:
-    """Short at first, for small gangs; a large one asks its store seldom."""
-    began = time.monotonic()
-    while True:
-        yield min(0.002 + (time.monotonic() - began) / 10, 0.1)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,10 @@ class Attempt:
 
     def to_env(self) -> dict[str, str]:
         return {f"HPC_DET_{name.upper()}": str(value) for name, value in vars(self).items()}
+
+    def store_of_ranks(self) -> dict[str, str]:
+        """For the ranks of one start of a launcher: the file that those of one node may meet in (core.gang_store)."""
+        return {"HPC_DET_STORE": str(Path(self.socket).with_name(f"store-{os.getpid()}"))}
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Attempt:

@@ -66,6 +66,7 @@ def main(argv: list[str]) -> NoReturn:
     try:
         attempt = Attempt.from_env(os.environ)
         launch = parse_or_note(argv, "deepspeed", attempt)
+        os.environ.update(attempt.store_of_ranks())
         command = _checked(launch, attempt)
     except HpcDetError as error:
         print(error, file=sys.stderr)

@@ -111,7 +111,7 @@ class Ranks:
             return subprocess.Popen(
                 self._launch.rank_command,
                 # A rank that is killed shall not take its last words along.
-                env={"PYTHONUNBUFFERED": "1", **os.environ, **environment},
+                env={"PYTHONUNBUFFERED": "1", **os.environ, **self._attempt.store_of_ranks(), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

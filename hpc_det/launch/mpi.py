@@ -131,6 +131,7 @@ def main(argv: list[str]) -> int:
     try:
         attempt = Attempt.from_env(os.environ)
         launch = parse_or_note(argv, "mpi", attempt)
+        os.environ.update(attempt.store_of_ranks())
     except HpcDetError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -43,6 +43,7 @@ def main(argv: list[str]) -> NoReturn:
     try:
         attempt = Attempt.from_env(os.environ)
         launch = parse_or_note(argv, "torch_distributed", attempt)
+        os.environ.update(attempt.store_of_ranks())
         if attempt.nodes * attempt.ranks_per_node == 1 and not launch.overrides:
             sys.exit(direct.run(launch, attempt))
     except HpcDetError as error:

@@ -50,6 +50,11 @@ def variables(interface: str) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
 
+def loopback_interface() -> str | None:
+    """Its name; None where it has no IPv4 address."""
+    return next((name for _, name in socket.if_nameindex() if _interface_address(name) == "127.0.0.1"), None)
+
+
 def _address_of(interface: str, setting: str) -> str:
     address = _interface_address(interface)
     if address is None:

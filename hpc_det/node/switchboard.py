@@ -60,13 +60,19 @@ class Switchboard:
     """Listens at a free port of the one address `host`. Raises HpcDetError where it cannot.
 
     `key_for`: the key that whoever has this identity must show; None where there can be nobody like that.
-    `is_allowed`: whether anybody may come from that address. Both are called by the switchboard's thread.
+    `is_allowed`: whether anybody may come from that address. `on_event`: takes the events instead of the queue. All
+    are called by the switchboard's thread.
     """
 
     def __init__(
-        self, host: str, key_for: Callable[[dict[str, Any]], bytes | None], is_allowed: Callable[[str], bool]
+        self,
+        host: str,
+        key_for: Callable[[dict[str, Any]], bytes | None],
+        is_allowed: Callable[[str], bool],
+        on_event: Callable[[Event], None] | None = None,
     ) -> None:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._emit = on_event or self.events.put
         self.answers: dict[str, Callable[[Line, Message], None]] = {}
         """By a message's "do": called by the switchboard's thread, and the message is no event."""
         self._key_for, self._is_allowed = key_for, is_allowed
@@ -96,6 +102,14 @@ class Switchboard:
             os.eventfd_write(self._bell, 1)
             self._thread.join()
             os.close(self._bell)
+
+    def let_go(self) -> None:
+        """In a forked child: the connections are the parent's, and end with it."""
+        for caller in (*self._strangers, *self._lines):
+            caller.connection.close()
+        self._server.close()
+        self._selector.close()
+        os.close(self._bell)
 
     def _serve(self) -> None:
         try:
@@ -164,13 +178,13 @@ class Switchboard:
         caller.seals = Seals(handshake.to_client)
         del self._strangers[caller]
         self._lines.add(caller)
-        self.events.put(Event("arrived", caller, None))
+        self._emit(Event("arrived", caller, None))
 
     def _deliver(self, caller: _Caller, said: Message) -> None:
         do = said.head.get("do")
         answer = self.answers.get(do) if isinstance(do, str) else None
         if answer is None:
-            self.events.put(Event("said", caller, said))
+            self._emit(Event("said", caller, said))
             return
         try:
             answer(caller, said)
@@ -191,7 +205,7 @@ class Switchboard:
         caller.drop()
         if self._strangers.pop(caller, None) is None:
             self._lines.remove(caller)
-            self.events.put(Event("gone", caller, None))
+            self._emit(Event("gone", caller, None))
 
     def _send_later(self, caller: _Caller) -> None:
         self._unsent.append(caller)

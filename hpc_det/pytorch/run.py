@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import os
 import socket
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,7 +77,7 @@ class Run:
         """A rank that a node agent's launcher has started."""
         attempt, distributed, outside = process.attempt, Distributed.from_env(env), process.heart.progress
         process.heart.progress = lambda: Progress("meeting", 0)
-        with gang(distributed), _stops(distributed, attempt.secret, process.signals, process.line) as stop:
+        with gang(distributed), _stops(distributed, process.signals, process.line) as stop:
             distributed.barrier()  # a network that joins ranks and carries nothing shows here
             process.heart.progress = lambda: stop.progress
             if distributed.is_chief:
@@ -108,8 +106,7 @@ class Run:
         cls, spec: dict[str, Any], folder: TrialFolder, distributed: Distributed, signals: SignalPipe, *, test: bool
     ) -> Iterator[Run]:
         """Outside any job: under torchrun or another launcher, or in one process. Within `gang`."""
-        secret = distributed.broadcast_json(uuid.uuid4().hex)
-        with _stops(distributed, secret, signals, None) as stop:
+        with _stops(distributed, signals, None) as stop:
             yield cls(
                 spec=spec,
                 folder=folder,
@@ -202,6 +199,7 @@ def gang(distributed: Distributed) -> Iterator[None]:
     yield
     # Objects that hold the process group go first: gloo aborts in their destructors otherwise (pytorch 190489).
     gc.collect()
+    distributed.leave()
     if is_ours:
         distributed.stop()
 
@@ -246,30 +244,18 @@ def _mirror(trial: TrialFolder, config: dict[str, Any]) -> Mirror | None:
 
 
 @contextmanager
-def _stops(distributed: Distributed, secret: str, signals: SignalPipe, line: Line | None) -> Iterator[StopAgreement]:
-    """How the ranks agree on a stop, from a signal or the agent's bell on.
-
-    Its threads end with it, but for one after the failure of a gang: it waits for ranks that may be dead.
-    """
-    # Whoever reaches the store can read its keys, and the secret seals objects (hpc_det.core.sealed).
-    prefix = f"stop/{hashlib.sha256(secret.encode()).hexdigest()}"
-    alone = distributed.size == 1
-    waiting = distributed.side_store()
-    speaking = waiting if alone else distributed.side_store()
-    stop = StopAgreement(distributed.rank, distributed.size, waiting, prefix)
+def _stops(distributed: Distributed, signals: SignalPipe, line: Line | None) -> Iterator[StopAgreement]:
+    """How the ranks agree on a stop, from a signal or the agent's bell on."""
+    stop = StopAgreement(distributed.messages)
 
     def notice(deadline: float | None) -> None:
         stop.deadline = deadline
-        give_notice(speaking, prefix)
+        give_notice(distributed.messages)
 
     listener = Listener(signals, line, notice)
-    all_well = False
     try:
         yield stop
         distributed.barrier()
-        all_well = True
     finally:
         listener.close()
-        if all_well or alone:
-            give_notice(speaking, prefix)
-            stop.close()
+        stop.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -31,17 +30,14 @@ class Alone:
 
 
 class InGang:
-    """Over the store of the process group, on connections of its own."""
+    """Over messages of the ranks, which are opened over the process group."""
 
-    def __init__(self, secret: str, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str]) -> None:
         from hpc_det.core.distributed import Distributed
         from hpc_det.core.preempt import StopAgreement
 
-        distributed = Distributed.from_env(env)
-        # Whoever reaches the store can read its keys, and the secret is for the ranks alone.
-        self._prefix = f"stop/{hashlib.sha256(secret.encode()).hexdigest()}"
-        self._speaking = distributed.side_store()
-        self._stop = StopAgreement(distributed.rank, distributed.size, distributed.side_store(), self._prefix)
+        self._messages = Distributed.from_env(env).messages
+        self._stop = StopAgreement(self._messages)
 
     def should_stop(self) -> bool:
         return self._stop.should_stop()
@@ -49,10 +45,10 @@ class InGang:
     def give_notice(self) -> None:
         from hpc_det.core.preempt import give_notice
 
-        give_notice(self._speaking, self._prefix)
+        give_notice(self._messages)
 
 
-def agreement(secret: str, env: Mapping[str, str]) -> Agreement:
+def agreement(env: Mapping[str, str]) -> Agreement:
     """Of the gang that `env` describes. Raises UsageError where its ranks cannot speak with each other."""
     if int(env["WORLD_SIZE"]) == 1:
         return Alone()
@@ -63,4 +59,4 @@ def agreement(secret: str, env: Mapping[str, str]) -> Agreement:
             "may_stop: the ranks of a gang agree over the process group; call torch.distributed.init_process_group "
             "before"
         )
-    return InGang(secret, env)
+    return InGang(env)

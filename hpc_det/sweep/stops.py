@@ -50,7 +50,7 @@ class Stops:
         Raises UsageError in a gang without a process group.
         """
         if self._agreement is None:
-            self._agreement = agreement(self._process.attempt.secret, os.environ)
+            self._agreement = agreement(os.environ)
             if self._told.is_set():  # who was told a moment ago did not know of it
                 self._agreement.give_notice()
         if self._agreement.should_stop():

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 from hpc_det.config.merge import merge
 from hpc_det.core.distributed import Distributed
-from hpc_det.core.preempt import StopAgreement, give_notice
+from hpc_det.core.preempt import StopAgreement
 from hpc_det.pytorch import DataLoader, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
 from hpc_det.pytorch.trial import Trial
 from hpc_det.store.folders import TrialFolder
@@ -99,13 +99,11 @@ def train_life(life: Life, distributed: Distributed) -> None:
 
 
 @contextmanager
-def _stops(distributed: Distributed, prefix: str) -> Iterator[StopAgreement]:
+def _stops(distributed: Distributed, name: str) -> Iterator[StopAgreement]:
     """A real agreement, with its thread, that is asked at every batch."""
-    waiting = distributed.side_store()
-    speaking = waiting if distributed.size == 1 else distributed.side_store()
-    stop = StopAgreement(distributed.rank, distributed.size, waiting, prefix)
+    stop = StopAgreement(distributed.messages, name)
     yield stop
-    give_notice(speaking, prefix)
+    distributed.barrier()
     stop.close()
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -125,22 +126,6 @@ def test_a_node_needs_no_other_for_its_local_collectives(on_ranks: OnRanks) -> N
     assert on_ranks(4, one_node_only) == [[0, 1], [0, 1], None, None]
 
 
-# --- stores
-
-
-def side_by_side(distributed: Distributed) -> bytes:
-    """Two connections of a rank: a wait in one must not hold up the other."""
-    waiting, speaking = (distributed.side_store() for _ in range(2))
-    speaking.set(f"said/{distributed.rank}", str(distributed.rank))
-    other = (distributed.rank + 1) % distributed.size
-    waiting.wait([f"said/{other}"])
-    return waiting.get(f"said/{other}")
-
-
-def test_side_stores_reach_all_ranks(on_ranks: OnRanks) -> None:
-    assert on_ranks(2, side_by_side) == [b"1", b"0"]
-
-
 def test_without_any_variable_there_is_one_rank() -> None:
     assert Distributed.from_env({}) == Distributed(rank=0, size=1, local_rank=0, local_size=1, nodes=1)
 
@@ -166,7 +151,7 @@ def test_the_ranks_of_these_tests_pass_on_a_failure(on_ranks: OnRanks) -> None:
 
 def waits_forever(distributed: Distributed, there: Path) -> None:
     (there / str(distributed.rank)).touch()
-    distributed.side_store().wait(["never"])
+    threading.Event().wait()
 
 
 def test_the_ranks_of_these_tests_have_a_deadline_and_show_where_they_are_then(

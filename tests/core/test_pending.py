@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import torch
 
 from hpc_det.checkpoint import checksummed
 from hpc_det.checkpoint.committed import committed
+from hpc_det.core import pending
 from hpc_det.core.checkpoint import PART_S, CheckpointContext
 from hpc_det.core.content import load
 from hpc_det.core.distributed import Distributed
+from hpc_det.core.gang_messages import RankGone
 from hpc_det.core.pending import Behind
 from tests.core.ranks import OnRanks
 from tests.wait import DEADLINE_S, wait_for
@@ -191,3 +194,53 @@ def test_ranks_write_apart_and_rank_0_commits_when_all_have(on_ranks: OnRanks, f
         assert steps == [20, 10]
         assert sorted(files) == ["rank-0.pth", "rank-1.pth"]
         assert [int(files[name][0]) for name in sorted(files)] == [20, 21]
+
+
+def save_without_rank_1(distributed: Distributed, folder: Path, *, is_gone: bool) -> str:
+    """What rank 0 says of the save then."""
+    context = CheckpointContext(folder, distributed)
+    if distributed.is_chief:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pending, "SILENT_S", 0.2)
+            uuid = context.begin(40, {"rank-0.pth": torch.zeros(10)})
+            with pytest.raises(RankGone) as error:
+                context.settled(wait=True)
+        distributed.barrier()
+        return str(error.value).replace(uuid, "UUID")
+    context._new({})  # it begins, and never writes
+    if is_gone:
+        distributed.leave()
+    distributed.barrier()
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("is_gone", "said"),
+    [
+        (False, "rank 1 has not reported its files of checkpoint UUID for 0.2 s"),
+        (True, "rank 1 ended and has not reported its files of checkpoint UUID"),
+    ],
+)
+def test_a_save_waits_for_no_rank_without_a_limit_and_names_it(
+    on_ranks: OnRanks, folder: Path, is_gone: bool, said: str
+) -> None:
+    zero, _ = on_ranks(2, partial(save_without_rank_1, is_gone=is_gone), folder)
+    assert zero == said
+    assert committed(folder) == []
+
+
+def writes_for_long(distributed: Distributed, folder: Path) -> int:
+    """How many reports rank 0 has got."""
+    context = CheckpointContext(folder, distributed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pending, "REPORT_S", 0.0)
+        blocks = torch.zeros(3 * checksummed.BLOCK, dtype=torch.uint8)
+        context.begin(40, {f"rank-{distributed.rank}.pth": blocks})
+        context.settled(wait=True)
+    return distributed.messages._arrivals["files of a checkpoint"]
+
+
+def test_a_rank_that_writes_for_long_reports_that_it_goes_on(on_ranks: OnRanks, folder: Path) -> None:
+    reports, _ = on_ranks(2, writes_for_long, folder)
+    assert reports >= 2 * 4, "one for each block, and then the files"
+    assert [checkpoint.steps for checkpoint in committed(folder)] == [40]

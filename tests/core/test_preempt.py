@@ -4,17 +4,19 @@ import random
 import threading
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._C._distributed_c10d import HashStore
 
 from hpc_det.core.distributed import Distributed
+from hpc_det.core.gang_messages import GangMessages, RankGone
 from hpc_det.core.preempt import StopAgreement, give_notice
+from tests.core.connected import connected
 from tests.core.ranks import OnRanks
-from tests.wait import DEADLINE_S
+from tests.wait import DEADLINE_S, wait_for
 
 LONGEST = 20_000
 """Ticks: a gang that was asked to stop is never this late."""
@@ -24,17 +26,18 @@ Step = Callable[[int, int, StopAgreement], bool]
 
 
 class Gang:
-    """Ranks as threads on one store, each at its own speed, none more than a tick ahead of another, as with DDP."""
+    """Ranks as threads, each at its own speed, none more than a tick ahead of another, as with DDP."""
 
-    def __init__(self, size: int, seed: int) -> None:
-        self.store = HashStore()
-        self.agreements = [StopAgreement(rank, size, self.store, "test") for rank in range(size)]
+    def __init__(self, messages: list[GangMessages], seed: int) -> None:
+        size = len(messages)
+        self.agreements = [StopAgreement(each) for each in messages]
         self.stopped_at: list[int | None] = [None] * size
         self._pace = [random.Random(f"{seed} {rank}") for rank in range(size)]
         self._lockstep = threading.Barrier(size, timeout=DEADLINE_S)
 
-    def notice(self) -> None:
-        give_notice(self.store, "test")
+    def close(self) -> None:
+        for agreement in self.agreements:
+            agreement.close()
 
     def run(self, step: Step) -> list[int | None]:
         """The tick at which each rank left; None for one that did not."""
@@ -60,6 +63,18 @@ def ask(rank: int, tick: int, agreement: StopAgreement) -> bool:
     return agreement.should_stop()
 
 
+@contextmanager
+def gang_of(size: int, seed: int) -> Iterator[tuple[Gang, list[GangMessages]]]:
+    with connected(size) as messages, closing(Gang(messages, seed)) as gang:
+        yield gang, messages
+
+
+@contextmanager
+def agreements(size: int) -> Iterator[tuple[list[StopAgreement], list[GangMessages]]]:
+    with gang_of(size, 0) as (gang, messages):
+        yield gang.agreements, messages
+
+
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 @settings(max_examples=150)
 @given(
@@ -70,72 +85,98 @@ def ask(rank: int, tick: int, agreement: StopAgreement) -> bool:
 def test_all_ranks_stop_at_the_same_tick_whenever_notice_is_given(
     size: int, notices: list[tuple[int, int]], seed: int
 ) -> None:
-    gang = Gang(size, seed)
+    with gang_of(size, seed) as (gang, messages):
 
-    def step(rank: int, tick: int, agreement: StopAgreement) -> bool:
-        if (rank, tick) in notices or tick == 12:
-            gang.notice()
-        return agreement.should_stop()
+        def step(rank: int, tick: int, agreement: StopAgreement) -> bool:
+            if (rank, tick) in notices or tick == 12:
+                give_notice(messages[rank])
+            return agreement.should_stop()
 
-    stopped_at = gang.run(step)
-    assert stopped_at[0] is not None
-    assert stopped_at == [stopped_at[0]] * size
-    assert all(agreement.stopped for agreement in gang.agreements)
+        stopped_at = gang.run(step)
+        assert stopped_at[0] is not None
+        assert stopped_at == [stopped_at[0]] * size
+        assert all(agreement.stopped for agreement in gang.agreements)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_notice_before_the_first_tick_is_not_lost(size: int) -> None:
-    gang = Gang(size, seed=size)
-    gang.notice()
-    assert len(set(gang.run(ask))) == 1
-    assert gang.stopped_at[0] is not None
+    with gang_of(size, seed=size) as (gang, messages):
+        give_notice(messages[-1])
+        assert len(set(gang.run(ask))) == 1
+        assert gang.stopped_at[0] is not None
 
 
 def test_every_rank_comes_to_know_that_a_stop_is_on_its_way() -> None:
-    store = HashStore()
-    agreements = [StopAgreement(rank, 3, store, "test") for rank in range(3)]
-    assert not any(agreement.noticed for agreement in agreements)
-    give_notice(store, "test")
-    store.wait(["test/verdict/0"])
-    assert all(agreement.noticed for agreement in agreements)
+    with agreements(3) as (ranks, messages):
+        assert not any(agreement.noticed for agreement in ranks)
+        give_notice(messages[2])
+        wait_for(lambda: all(agreement._settled for agreement in ranks))
+        assert all(agreement.noticed for agreement in ranks)
 
 
 def test_a_tick_that_never_comes_is_no_stop() -> None:
     """The last batch is done when the ranks agree on a later tick: training has finished and was not stopped."""
-    store = HashStore()
-    agreement = StopAgreement(0, 1, store, "test")
-    assert not agreement.should_stop()
-    give_notice(store, "test")
-    store.wait(["test/verdict/0"])
-    assert not agreement.stopped
-    assert [agreement.should_stop() for _ in range(2)][-1]
-    assert agreement.stopped
+    with agreements(1) as ([agreement], [messages]):
+        assert not agreement.should_stop()
+        give_notice(messages)
+        wait_for(lambda: agreement._settled)
+        assert not agreement.stopped
+        assert [agreement.should_stop() for _ in range(2)][-1]
+        assert agreement.stopped
 
 
 def test_nobody_stops_without_notice() -> None:
-    store = HashStore()
-    agreement = StopAgreement(0, 1, store, "test")
-    assert not any(agreement.should_stop() for _ in range(1000))
-    give_notice(store, "test")  # so that its thread ends
+    with agreements(1) as ([agreement], _):
+        assert not any(agreement.should_stop() for _ in range(1000))
 
 
 def test_a_step_without_notice_costs_next_to_nothing() -> None:
-    store = HashStore()
-    agreement = StopAgreement(0, 1, store, "test")
-    took_s = min(timeit.repeat(agreement.should_stop, timer=time.thread_time, number=20_000, repeat=5))
+    with agreements(1) as ([agreement], _):
+        took_s = min(timeit.repeat(agreement.should_stop, timer=time.thread_time, number=20_000, repeat=5))
     cost_us = took_s / 20_000 * 1e6
     print(f"should_stop: {cost_us:.3f} us")
-    give_notice(store, "test")
     assert cost_us < 5
 
 
-def stop_over_tcp(distributed: Distributed, notice_by: int, notice_at: int) -> int:
+def test_two_agreements_over_the_same_messages_are_two() -> None:
+    with connected(2) as messages:
+        first, second = ([StopAgreement(each, name) for each in messages] for name in ("first", "second"))
+        give_notice(messages[1], "first")
+        wait_for(lambda: all(agreement._settled for agreement in first))
+        assert not any(agreement.noticed for agreement in second)
+        for agreement in (*first, *second):
+            agreement.close()
+        assert not any(each._values for each in messages), "nothing is left behind"
+
+
+def until_stopped(agreement: StopAgreement) -> None:
+    while not agreement.should_stop():
+        pass
+
+
+def test_a_rank_that_is_gone_ends_the_agreement_on_every_other_and_is_named() -> None:
+    with agreements(3) as (ranks, messages):
+        messages[2].close()
+        give_notice(messages[1])
+        for agreement in ranks[:2]:
+            with pytest.raises(RankGone, match="rank 2 ended and has not answered"):
+                until_stopped(agreement)
+
+
+def test_rank_0_that_is_gone_ends_the_agreement() -> None:
+    with agreements(2) as ([_, one], messages):
+        one._stop_at = 1  # a proposal, whose verdict does not come
+        messages[0].close()
+        with pytest.raises(RankGone, match="rank 0 ended"):
+            one.should_stop()
+
+
+def stop_of_processes(distributed: Distributed, notice_by: int, notice_at: int) -> int:
     """The tick at which this rank left; a collective in every step, as the gradients' own."""
-    waiting, speaking = (distributed.side_store() for _ in range(2))
-    agreement = StopAgreement(distributed.rank, distributed.size, waiting, "stop/secret")
+    agreement = StopAgreement(distributed.messages)
     for tick in range(1, LONGEST):
         if tick == notice_at and distributed.rank == notice_by:
-            give_notice(speaking, "stop/secret")
+            give_notice(distributed.messages)
         if agreement.should_stop():
             return tick
         distributed.barrier()
@@ -143,18 +184,16 @@ def stop_over_tcp(distributed: Distributed, notice_by: int, notice_at: int) -> i
 
 
 @pytest.mark.parametrize(("notice_by", "notice_at"), [(0, 1), (1, 5)])
-def test_processes_on_a_tcp_store_stop_at_the_same_tick(on_ranks: OnRanks, notice_by: int, notice_at: int) -> None:
-    first, second = on_ranks(2, stop_over_tcp, notice_by, notice_at)
+def test_processes_stop_at_the_same_tick(on_ranks: OnRanks, notice_by: int, notice_at: int) -> None:
+    first, second = on_ranks(2, stop_of_processes, notice_by, notice_at)
     assert first == second >= notice_at
 
 
 def closes(distributed: Distributed) -> tuple[bool, bool]:
     """Whether a rank at the end of training takes itself for stopped, and whether its thread still runs."""
-    waiting, speaking = (distributed.side_store() for _ in range(2))
-    agreement = StopAgreement(distributed.rank, distributed.size, waiting, "stop/secret")
+    agreement = StopAgreement(distributed.messages)
     for _ in range(5):
         agreement.should_stop()
-    give_notice(speaking, "stop/secret")
     agreement.close()
     return agreement.stopped, any(thread.name == "stop-agreement" for thread in threading.enumerate())
 

@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,10 +14,10 @@ import pytest
 import torch
 import yaml
 from torch import nn
-from torch._C._distributed_c10d import HashStore
 from torch.utils.data import TensorDataset, default_collate
 
 from hpc_det.core.distributed import Distributed
+from hpc_det.core.gang_messages import GangMessages
 from hpc_det.core.preempt import StopAgreement, give_notice
 from hpc_det.core.rng import restore_rng, rng_state
 from hpc_det.errors import HpcDetError, UsageError
@@ -25,6 +26,7 @@ from hpc_det.pytorch.harness import load_trial_class
 from hpc_det.resources import data_path
 from tests.core.ranks import OnRanks
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
+from tests.wait import wait_for
 
 NAN = math.nan
 
@@ -134,13 +136,13 @@ def test_a_stop_changes_no_bit_with_workers(tmp_path: Path) -> None:
 class Noticing(Tiny):
     """Gives notice itself, from within a batch."""
 
-    store = HashStore()
+    stop: StopAgreement
     at = -1
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         if batch_idx == Noticing.at:
-            give_notice(Noticing.store, "test")
-            Noticing.store.wait(["test/verdict/0"])  # the agreement is quick or slow, but reached in this batch
+            give_notice(Noticing.stop._messages)
+            wait_for(lambda: Noticing.stop._settled)  # the agreement is quick or slow, but reached in this batch
         return super().train_batch(batch, epoch_idx, batch_idx)
 
 
@@ -149,9 +151,9 @@ def test_a_notice_in_any_batch_changes_no_bit(tmp_path: Path, batch: int) -> Non
     undisturbed, life = (Life.begin(tmp_path / name, Noticing) for name in ("undisturbed", "stopped"))
     Noticing.at = -1
     undisturbed.attempt()
-    Noticing.store, Noticing.at = HashStore(), batch
-    loop = life.attempt(StopAgreement(0, 1, Noticing.store, "test"))
-    assert loop.end == "stopped"
+    Noticing.stop, Noticing.at = StopAgreement(GangMessages()), batch
+    with closing(Noticing.stop):
+        assert life.attempt(Noticing.stop).end == "stopped"
     Noticing.at = -1
     life.attempt()
     assert_same(life, undisturbed)
@@ -162,10 +164,11 @@ def test_a_notice_at_any_time_changes_no_bit(tmp_path: Path) -> None:
     undisturbed.attempt()
     for number in range(8):
         life = Life.begin(tmp_path / str(number), Noticing)
-        store = HashStore()
-        timer = threading.Timer(random.Random(number).uniform(0, 0.03), give_notice, (store, "test"))
+        messages = GangMessages()
+        timer = threading.Timer(random.Random(number).uniform(0, 0.03), give_notice, [messages])
         timer.start()
-        life.attempt(StopAgreement(0, 1, store, "test"))
+        with closing(StopAgreement(messages)) as stop:
+            life.attempt(stop)
         timer.join()
         life.attempt()
         assert_same(life, undisturbed)

@@ -1,0 +1,162 @@
+"""Where the ranks meet, and who else can come there."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hpc_det.core.checkpoint import CheckpointContext
+from hpc_det.core.distributed import Distributed
+from hpc_det.core.gang_store import address_of_rank_0, gang_store, keep_to_this_node
+from hpc_det.core.preempt import StopAgreement, give_notice
+from hpc_det.errors import UsageError
+from hpc_det.node.rendezvous import free_port
+from tests.core.ranks import OnRanks
+from tests.listening import Listening, listening
+
+
+@contextmanager
+def started_with(distributed: Distributed, **environment: str) -> Iterator[Distributed]:
+    """The ranks of these tests, without the store that their test has for them: started as by another launcher."""
+    distributed.barrier()
+    distributed.stop()
+    os.environ.update({"TORCHELASTIC_USE_AGENT_STORE": "False", **environment})
+    again = Distributed.from_env(os.environ)
+    again.start()
+    yield again
+    again.barrier()
+    again.stop()
+    distributed.start()
+
+
+def listened_on(distributed: Distributed, environment: dict[str, str]) -> tuple[list[Listening], list[float]]:
+    with started_with(distributed, **environment) as again:
+        return listening(os.getpid()), again.sum(torch.ones(1)).tolist()
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+def test_a_gang_on_one_node_listens_on_loopback_alone(on_ranks: OnRanks, name: str) -> None:
+    port = free_port()
+    for rank, (found, total) in enumerate(on_ranks(2, listened_on, {"MASTER_ADDR": name, "MASTER_PORT": str(port)})):
+        assert found
+        assert all(each.is_loopback for each in found)
+        assert (port in [each.port for each in found]) == (rank == 0)
+        assert total == [2]
+
+
+def test_ranks_that_one_launcher_has_started_have_no_store_that_others_could_reach(
+    on_ranks: OnRanks, tmp_path: Path
+) -> None:
+    port = str(free_port())
+    file = {"HPC_DET_STORE": str(tmp_path / "store"), "HPC_DET_MASTER_PORT": port, "MASTER_PORT": port}
+    for rank, (found, total) in enumerate(on_ranks(2, listened_on, file)):
+        assert len(found) == (2 if rank == 0 else 1), "gloo's, and rank 0's for messages"
+        assert int(port) not in [each.port for each in found]
+        assert all(each.is_loopback for each in found)
+        assert total == [2]
+    assert [path.name for path in tmp_path.iterdir()] == ["store-0-2"], "that of the group before is gone with it"
+
+
+def twice(distributed: Distributed, environment: dict[str, str]) -> list[float]:
+    sums = []
+    for _ in range(2):
+        with started_with(distributed, **environment) as again:
+            sums += again.sum(torch.ones(1)).tolist()
+    return sums
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_a_gang_may_start_again(on_ranks: OnRanks, tmp_path: Path, in_file: bool) -> None:
+    port = str(free_port())
+    file = {"HPC_DET_STORE": str(tmp_path / "store"), "HPC_DET_MASTER_PORT": port} if in_file else {}
+    assert on_ranks(2, twice, {"MASTER_PORT": port, **file}) == [[2, 2], [2, 2]]
+
+
+def called_from_elsewhere(distributed: Distributed, port: int) -> list[str]:
+    """What a connection to rank 0's ports from another address of this machine comes to."""
+    with started_with(distributed, MASTER_PORT=str(port)) as again:
+        answers = []
+        for each in listening(os.getpid()) if again.is_chief else []:
+            try:
+                socket.create_connection(("127.0.0.2", each.port), 5).close()
+                answers.append("accepted")
+            except ConnectionRefusedError:
+                answers.append("refused")
+        return answers
+
+
+def test_nobody_is_let_in_by_another_address_of_the_machine(on_ranks: OnRanks) -> None:
+    first, _ = on_ranks(2, called_from_elsewhere, free_port())
+    assert first == ["refused"] * 3
+
+
+def as_of_two_nodes(distributed: Distributed, port: int, address: str) -> list[Listening]:
+    with started_with(distributed, MASTER_PORT=str(port), MASTER_ADDR=address, LOCAL_WORLD_SIZE="1", LOCAL_RANK="0"):
+        return listening(os.getpid())
+
+
+def test_between_nodes_rank_0_listens_at_the_address_that_the_others_are_given(on_ranks: OnRanks) -> None:
+    port = free_port()
+    found, _ = on_ranks(2, as_of_two_nodes, port, "127.0.0.3")
+    assert Listening("127.0.0.3", port) in found
+    assert sum(each.address == "127.0.0.3" for each in found) == 2, "the store, and messages"
+    assert "0.0.0.0" not in [each.address for each in found]
+
+
+def used(distributed: Distributed, folder: Path) -> list[int]:
+    """How many keys are in the store of the ranks' process group, before and after a little of everything."""
+    store = dist.distributed_c10d._get_default_store()
+    distributed.barrier()
+    counts = [store.num_keys()]
+    distributed.barrier()
+    context = CheckpointContext(folder, distributed)
+    for steps in range(3):
+        context.begin(steps, {f"rank-{distributed.rank}.pth": steps})
+        context.settled(wait=True)
+    stop = StopAgreement(distributed.messages)
+    give_notice(distributed.messages)
+    while not stop.should_stop():
+        distributed.barrier()
+    distributed.wait_for_rank_0()
+    distributed.barrier()
+    return [*counts, store.num_keys()]
+
+
+def test_nothing_of_ours_is_in_the_store_of_another_launcher(on_ranks: OnRanks, tmp_path: Path) -> None:
+    for before, after in on_ranks(2, used, tmp_path):
+        assert before == after
+
+
+def test_ranks_without_a_launcher_are_told_what_is_missing() -> None:
+    with pytest.raises(UsageError, match=r"^MASTER_ADDR is not set, and WORLD_SIZE is 2: "):
+        gang_store(0, 2, 1, {})
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(OSError, match=rf"rank 0 cannot listen on 127\.0\.0\.1:{port}, which MASTER_ADDR and"):
+            gang_store(0, 2, 1, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+
+
+def test_a_host_whose_name_leads_to_loopback_is_found_by_the_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's stock /etc/hosts gives a host's own name the address 127.0.1.1."""
+    answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
+    monkeypatch.setattr("hpc_det.core.gang_store.own_address", lambda nodes, wanted: ("10.1.2.3", None))
+    assert address_of_rank_0("debian", 2) == "10.1.2.3"
+    assert address_of_rank_0("debian", 1) == "127.0.1.1"
+    assert address_of_rank_0("localhost", 2) == "127.0.1.1", "whoever says so means this machine"
+
+
+def test_an_interface_that_the_user_names_is_taken() -> None:
+    env = {"GLOO_SOCKET_IFNAME": "eth7"}
+    keep_to_this_node(env)
+    assert env == {"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "lo"}
