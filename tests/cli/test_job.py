@@ -381,6 +381,11 @@ def test_on_pbs(hpc_det: Command, pbs_lab: PbsLab, monkeypatch: pytest.MonkeyPat
     assert pbs_lab.job(first)["Hold_Types"] == "u"
     assert hpc_det("job", "release", without_server).out == f"Released job {without_server}: it may start now\n"
     assert pbs_lab.job(first)["job_state"] == "Q"
+    pbs_lab.run("qhold", "-h", "o", first, manager=True)
+    assert [job["state"] for job in records(hpc_det, "-p", "low") if job["id"] == first] == ["HELD"]
+    refused = hpc_det("job", "release", first)
+    assert (refused.code, "an operator of the site" in refused.err) == (1, True)
+    assert pbs_lab.job(first)["job_state"] == "H"
 
 
 @pytest.mark.slurm
