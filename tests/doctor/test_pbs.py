@@ -53,6 +53,8 @@ def test_agents_need_a_way_to_the_nodes() -> None:
     needed = ("qsub", "qstat", "qdel", "qalter", "qselect")
     assert "pbs_tmrsh" in one(told_of(on_path(*needed, "pbs_tmrsh")), "agents can be started").told
     assert "start_agents_with" in one(told_of(on_path(*needed)), "on this PATH").remedy
+    not_for_pbs = one(told_of(on_path(*needed, "mpiexec")), "on this PATH")
+    assert "/usr/bin/mpiexec" in not_for_pbs.told
 
 
 def test_commands_that_are_missing() -> None:
