@@ -9,7 +9,7 @@ from typing import Any
 from hpc_det.doctor.finding import Finding
 from hpc_det.schedulers.command import CommandError, Run
 from hpc_det.schedulers.detect.ask import STARTERS, Which, starters, why_not_mpiexec
-from hpc_det.schedulers.detect.pbs import NODES, QUEUES, SCHEDULER, SERVER, answer, parse_scheduler
+from hpc_det.schedulers.detect.pbs import NODES, QUEUES, SCHEDULER, SERVER, answer, parse_scheduler, priority_note
 from hpc_det.schedulers.detect.site import Site
 
 SUBJECT = "PBS"
@@ -36,6 +36,7 @@ def findings(site: Site, ask: Run, which: Which) -> Iterator[Finding]:
     yield from _commands(ask, which)
     ((_name, server),) = answer(ask, SERVER)["Server"].items()
     yield _history(server)
+    yield _priorities(ask)
     yield from _queues(site)
     yield from _preemption(ask)
     yield _ok(f"arrays of up to {site.max_array_size} jobs" if site.max_array_size else "PBS tells no limit of arrays")
@@ -58,6 +59,12 @@ def _history(server: Mapping[str, Any]) -> Finding:
     if server.get("job_history_enable") == "True":
         return _ok(f"ended jobs are known for {server.get('job_history_duration', '336:00:00')}")
     return _ok("no job history: jobs are unknown once they have ended, and hpc_det's own files tell how")
+
+
+def _priorities(ask: Run) -> Finding:
+    if why_not := priority_note(answer(ask, SERVER)):
+        return _note(why_not, "ask the site; `hpc-det job update --ahead-of` changes places without priorities")
+    return _ok("the site's job_sort_formula takes priorities into account")
 
 
 def _queues(site: Site) -> Iterator[Finding]:

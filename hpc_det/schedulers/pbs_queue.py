@@ -14,7 +14,7 @@ from typing import Any
 from hpc_det.errors import printable
 from hpc_det.plan.priority import from_pbs_priority, pbs_priority_of
 from hpc_det.schedulers.command import Run
-from hpc_det.schedulers.detect.pbs import QUEUES, SERVER, answer
+from hpc_det.schedulers.detect.pbs import QUEUES, SERVER, answer, priority_note
 from hpc_det.schedulers.pbs_answers import holds_of, shown, status_of
 from hpc_det.schedulers.queue import Change, QueuedJob
 from hpc_det.schedulers.scheduler import JobState, JobStatus
@@ -36,6 +36,9 @@ class PbsQueue:
     def prioritize(self, job: QueuedJob, priority: int) -> list[Change]:
         wanted, before = pbs_priority_of(priority), pbs_priority_of(job.priority)
         return [_change(("qalter", "-p", str(wanted), job.named), ("qalter", "-p", str(before), job.named))]
+
+    def priority_note(self, run: Run) -> str:
+        return priority_note(answer(run, SERVER))
 
     def move(self, job: QueuedJob, pool: str) -> list[Change]:
         who_may = f"queue {pool!r} may be for other users or groups, or its limits may be too low for this job"

@@ -19,7 +19,7 @@ def told_of(which: Which = everything, sched: str | None = None, **server: Any) 
 
 
 def test_the_recorded_site_has_no_problem() -> None:
-    found = told_of()
+    found = told_of(job_sort_formula="10*job_priority+ncpus")
     assert set(verdicts(found)) == {"ok"}
     assert one(found, "server").told == "PBS 23.06.06, server pbshead, queues workq, low, high"
     assert "10 s lie between TERM and KILL" in one(found, "queue workq").told
@@ -47,6 +47,12 @@ def test_each_way_to_preempt(order: str, verdict: str, told: str) -> None:
     found = one(told_of(sched=f"Sched default\n    preempt_order = {order}\n"), f"preempt_order {order}")
     assert found.verdict == verdict
     assert told in found.told
+
+
+@pytest.mark.parametrize("formula", [None, "ncpus*walltime"])
+def test_priorities_that_do_not_count(formula: str | None) -> None:
+    found = one(told_of(job_sort_formula=formula), "job_sort_formula")
+    assert (found.verdict, "--ahead-of" in found.remedy) == ("note", True)
 
 
 def test_agents_need_a_way_to_the_nodes() -> None:

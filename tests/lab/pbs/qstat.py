@@ -173,6 +173,7 @@ def server_attributes(answer: dict[str, Any]) -> dict[str, Any]:
         "resources_default": {"ncpus": 1},
         "default_chunk": {"ncpus": 1},
         "resources_assigned": counts["resources_assigned"],
+        **({"job_sort_formula": formula} if (formula := settings["job_sort_formula"]) else {}),
         "scheduler_iteration": 20,
         "flatuid": "True",
         "resv_enable": "True",
