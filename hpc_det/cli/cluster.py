@@ -22,11 +22,16 @@ def cluster() -> None:
 
 
 @cluster.command()
+@click.option(
+    "--scheduler",
+    type=click.Choice(["slurm", "pbs"]),
+    help="The scheduler to ask, where the commands of both are on PATH; by default, the first that answers.",
+)
 @click.option("--name", help="What the profile is called; by default, what the scheduler calls the cluster.")
 @click.option("--write", is_flag=True, help="Write it where --cluster NAME finds it, instead of printing it.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write it to this file.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
-def detect(name: str | None, write: bool, output: Path | None, force: bool) -> None:
+def detect(scheduler: str | None, name: str | None, write: bool, output: Path | None, force: bool) -> None:
     """Ask the scheduler of this machine, and print a profile with what it says.
 
     \b
@@ -39,7 +44,7 @@ def detect(name: str | None, write: bool, output: Path | None, force: bool) -> N
 
     if write and output:
         raise UsageError("--write: --output names another file; give one of them")
-    site = ask(run_command, shutil.which)
+    site = ask(run_command, shutil.which, scheduler)
     called = _checked(name or site.name)
     text = to_yaml(site, called)
     target = state_root(os.environ) / "conf" / "cluster" / f"{called}.yaml" if write else output

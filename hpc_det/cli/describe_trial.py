@@ -17,7 +17,7 @@ from hpc_det.view.profile.record import profile
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import AttemptStory, Metrics
 from hpc_det.view.summary import best_of_one
-from hpc_det.view.trials import TrialState, trial_state
+from hpc_det.view.trials import TrialState, attempts_of, trial_state
 from hpc_det.view.watch import state as state_of
 
 Record = dict[str, Any]
@@ -90,7 +90,7 @@ class TrialFacts:
 def facts(view: ExperimentView, number: int, state: ExperimentState) -> TrialFacts:
     """Of a trial that the search has created; `state` is the experiment's."""
     folder, search = view.folder.trial(number), view.search
-    attempts = story.attempts(folder)
+    attempts = attempts_of(search, folder, is_over=state.is_final)
     hparams, seed = _sample(view, folder)
     return TrialFacts(
         folder=folder,

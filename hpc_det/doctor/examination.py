@@ -11,7 +11,7 @@ from hpc_det.doctor.finding import Finding
 from hpc_det.doctor.profiles import Profile
 from hpc_det.errors import HpcDetError
 from hpc_det.schedulers.command import CommandError, Run, outside_any_job, run_command
-from hpc_det.schedulers.detect.ask import Which, ask, scheduler_here
+from hpc_det.schedulers.detect.ask import Which, ask, scheduler_here, schedulers_here
 from hpc_det.schedulers.detect.site import Site
 from hpc_det.schedulers.pbs_answers import check_is_pbs
 
@@ -36,14 +36,15 @@ def examine(cluster: str | None, env: Mapping[str, str], run: Run, which: Which)
     scheduler = scheduler_here(which)
     read = list(profiles.read(cluster, env, scheduler))
     found = [each for each in read if isinstance(each, Profile)]
-    if cluster and found and not found[0].cluster.has_queue:
-        scheduler = None  # jobs of this profile do not meet it
+    if cluster and found:
+        scheduler = _scheduler_of(found[0], scheduler, which)
     # First, since it forks, which a process with threads must not.
     yield from _readable(this_machine.SUBJECT, this_machine.findings(env, has_nodes=scheduler is not None))
     mpi_launchers = list(dict.fromkeys(each.cluster.mpi_launcher[0] for each in found)) or ["mpirun"]
     with AskedOnce(run) as asked:
         asked.begin(_commands(scheduler, found, mpi_launchers, which))
-        site = _site(scheduler, asked, which) if scheduler else NO_SCHEDULER
+        only = scheduler if cluster and found else None
+        site = _site(scheduler, asked, which, only) if scheduler else NO_SCHEDULER
         if isinstance(site, Site):
             its = _SUBJECTS[site.scheduler]
             yield from _readable(its.SUBJECT, its.findings(site, asked, which))
@@ -76,13 +77,20 @@ def _commands(
     yield from filter(None, (launchers.version_command(name, which) for name in mpi_launchers if name != "srun"))
 
 
-def _site(scheduler: str, asked: Run, which: Which) -> Site | Finding:
+def _scheduler_of(profile: Profile, first: str | None, which: Which) -> str | None:
+    """That of the profile, if it is here. None: jobs of this profile meet no scheduler."""
+    if not profile.cluster.has_queue:
+        return None
+    return profile.cluster.scheduler if profile.cluster.scheduler in schedulers_here(which) else first
+
+
+def _site(scheduler: str, asked: Run, which: Which, only: str | None) -> Site | Finding:
     """What the scheduler says of the site, or why that is nothing."""
     subject = _SUBJECTS[scheduler].SUBJECT
     try:
         if scheduler == "pbs":
             check_is_pbs(asked)
-        return ask(asked, which)
+        return ask(asked, which, only)
     except CommandError as error:
         return _silent(subject, error)
     except _STRANGE as error:

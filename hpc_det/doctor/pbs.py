@@ -8,8 +8,8 @@ from typing import Any
 
 from hpc_det.doctor.finding import Finding
 from hpc_det.schedulers.command import CommandError, Run
-from hpc_det.schedulers.detect.ask import STARTERS, Which
-from hpc_det.schedulers.detect.pbs import NODES, QUEUES, SCHEDULER, SERVER, answer, parse_scheduler
+from hpc_det.schedulers.detect.ask import STARTERS, Which, starters, why_not_mpiexec
+from hpc_det.schedulers.detect.pbs import NODES, QUEUES, SCHEDULER, SERVER, answer, parse_scheduler, priority_note
 from hpc_det.schedulers.detect.site import Site
 
 SUBJECT = "PBS"
@@ -33,22 +33,24 @@ _problem = partial(_finding, "problem")
 def findings(site: Site, ask: Run, which: Which) -> Iterator[Finding]:
     """Raises CommandError where PBS stops answering."""
     yield _ok(f"{site.version}, server {site.name}, queues {', '.join(pool.name for pool in site.pools)}")
-    yield from _commands(which)
+    yield from _commands(ask, which)
     ((_name, server),) = answer(ask, SERVER)["Server"].items()
     yield _history(server)
+    yield _priorities(ask)
     yield from _queues(site)
     yield from _preemption(ask)
     yield _ok(f"arrays of up to {site.max_array_size} jobs" if site.max_array_size else "PBS tells no limit of arrays")
 
 
-def _commands(which: Which) -> Iterator[Finding]:
+def _commands(ask: Run, which: Which) -> Iterator[Finding]:
     if missing := [name for name in _NEEDED if not which(name)]:
         yield _problem(f"not on PATH: {', '.join(missing)}", "add the folder of PBS' commands to PATH")
-    if found := list(filter(which, STARTERS)):
+    if found := starters(ask, which):
         yield _ok(f"agents can be started on nodes with {', '.join(found)}")
     else:
+        why_not = f" ({why_not_mpiexec(ask, which)})" if which("mpiexec") else ""
         yield _note(
-            f"none of {', '.join(STARTERS)} is on this PATH, and jobs of several nodes need one",
+            f"none of {', '.join(STARTERS)} on this PATH can start agents, and jobs of several nodes need one{why_not}",
             "look on a compute node, and name it as start_agents_with in the profile",
         )
 
@@ -57,6 +59,12 @@ def _history(server: Mapping[str, Any]) -> Finding:
     if server.get("job_history_enable") == "True":
         return _ok(f"ended jobs are known for {server.get('job_history_duration', '336:00:00')}")
     return _ok("no job history: jobs are unknown once they have ended, and hpc_det's own files tell how")
+
+
+def _priorities(ask: Run) -> Finding:
+    if why_not := priority_note(answer(ask, SERVER)):
+        return _note(why_not, "ask the site; `hpc-det job update --ahead-of` changes places without priorities")
+    return _ok("the site's job_sort_formula takes priorities into account")
 
 
 def _queues(site: Site) -> Iterator[Finding]:

@@ -38,6 +38,8 @@ begun, and its exit code.
 POLL_S = 0.5
 START_S = 120.0
 """A host that has not begun by then is lost: PBS may leave its job alone for minutes, and a starter would wait on."""
+STARTER_LEAVES_S = 5.0
+"""How long starters may take to end once the exit code of every agent is there: one whose MoM is dead would wait on."""
 LEAVE_S = 15.0
 """How long all may take to leave after the order to end: a starter whose host is lost would wait for ever."""
 
@@ -93,9 +95,13 @@ class OnNodes:
                 if time.monotonic() >= start_by:
                     self._give_silent_up()
                     start_by = float("inf")
-                if (self.silent or any(self._codes.values())) and give_up_at == float("inf"):
+                if give_up_at < float("inf"):
+                    continue
+                if self.silent or any(self._codes.values()):
                     self._order("end")
                     give_up_at = time.monotonic() + LEAVE_S
+                elif len(self._codes) == self._hosts:
+                    give_up_at = time.monotonic() + STARTER_LEAVES_S
 
     def _look(self) -> None:
         """Who has ended. The files are read after the processes are seen: an agent's code comes before its end."""

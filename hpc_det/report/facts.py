@@ -20,7 +20,7 @@ from hpc_det.view.config import shown_config
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import AttemptStory, Validation
 from hpc_det.view.summary import best, why
-from hpc_det.view.trials import differing, flattened, length_unit
+from hpc_det.view.trials import attempts_of, differing, flattened, length_unit
 
 Record = dict[str, Any]
 
@@ -28,7 +28,10 @@ Record = dict[str, Any]
 def facts(view: ExperimentView, state: ExperimentState, now: float) -> Record:
     """All of an experiment as of `now`, in seconds since the epoch, as all moments in it. Can be written as JSON."""
     plan, searcher = view.plan(), view.config["searcher"]
-    attempts = {number: story.attempts(view.folder.trial(number)) for number in sorted(view.search.trials)}
+    attempts = {
+        number: attempts_of(view.search, view.folder.trial(number), is_over=state.is_final)
+        for number in sorted(view.search.trials)
+    }
     queued = _submissions(view, attempts)
     trials = [trial_facts(view, number, state, its, queued[number], now) for number, its in attempts.items()]
     seconds, best_one = _seconds(trials), _best(view, trials)

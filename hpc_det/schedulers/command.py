@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 
 from hpc_det.errors import HpcDetError
@@ -12,6 +13,8 @@ Run = Callable[[Sequence[str]], str]
 """Runs a command and returns its stdout; raises CommandError. Tests pass their own."""
 
 TIMEOUT_S = 60.0
+_TEMPORARY = ("/var/tmp", "/tmp")
+"""PBS' own default comes first."""
 
 
 class CommandError(HpcDetError):
@@ -52,10 +55,29 @@ def run_command(command: Sequence[str], env: Mapping[str, str] | None = None, ti
 def outside_any_job(env: Mapping[str, str], python: str | None = None) -> dict[str, str]:
     """`env` for a submission. Variables of a job that we run in would reach sbatch as options (sbatch(1), INPUT
     ENVIRONMENT VARIABLES), and the folder of `python`, which each job puts before the PATH, would be there once more
-    for each job after the other.
+    for each job after the other. `TMPDIR` is a folder that can be written.
     """
     of_site = ("SLURM_CONF", "PBS_CONF_FILE", "PBS_EXEC", "PBS_HOME", "PBS_SERVER", "PBS_DEFAULT")
     outside = {n: value for n, value in env.items() if n in of_site or not n.startswith(("SLURM_", "PBS_"))}
     if python and "PATH" in outside:
         outside["PATH"] = outside["PATH"].removeprefix(f"{os.path.dirname(python)}:")
-    return outside
+    return {**outside, **temporary_folder(outside)}
+
+
+def temporary_folder(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables for a `qsub`, which first copies the script to a temporary folder, where those of `env` cannot be
+    written: PBS removes a job's own, even before the job has ended where several nodes share the folder.
+    """
+    own = env.get("PBS_TMPDIR") or env.get("TMPDIR") or _TEMPORARY[0]
+    if _can_write(own):
+        return {}
+    folder = os.path.abspath(next(filter(_can_write, (*_TEMPORARY, ".")), own))
+    return {"TMPDIR": folder, **({"PBS_TMPDIR": folder} if "PBS_TMPDIR" in env else {})}
+
+
+def _can_write(folder: str) -> bool:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False

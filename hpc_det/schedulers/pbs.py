@@ -13,20 +13,19 @@ from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
 from hpc_det.schedulers.command import CommandError, Run, run_command
 from hpc_det.schedulers.pbs_answers import (
-    IDS_AT_ONCE,
     SCHEDULER,
     STATES,
-    asked,
     check_is_pbs,
     end_by_our_clock,
     end_of,
     ended_by,
-    is_over,
     shown,
+    statuses,
     waiting,
 )
 from hpc_det.schedulers.pbs_flags import INDEX, array_flags, directives, element_log, own_line, wanted
 from hpc_det.schedulers.pbs_hosts import hosts_in, named_hosts
+from hpc_det.schedulers.pbs_qstat import IDS_AT_ONCE, over_in
 from hpc_det.schedulers.scheduler import JobState, JobStatus, Submission, agent_command, common_variables
 
 BEING_REQUEUED = 60
@@ -76,16 +75,13 @@ class Pbs:
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
         """Without -x: that needs a history, which a site may not keep, and says no more of the living."""
-        found: dict[str, JobStatus] = {}
-        for start in range(0, len(job_ids), IDS_AT_ONCE):
-            found |= asked(job_ids[start : start + IDS_AT_ONCE], run)
-        return found
+        return statuses(job_ids, run)
 
     def cancel(self, job_id: str, run: Run) -> None:
         try:
             run(["qdel", job_id])
         except CommandError as error:
-            if not is_over(job_id, str(error)):
+            if job_id not in over_in(str(error)):
                 raise
 
     def withdraw(self, job_id: str, run: Run) -> None:

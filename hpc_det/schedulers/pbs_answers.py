@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers.command import CommandError, Run
+from hpc_det.schedulers.pbs_qstat import Answer, ask
 from hpc_det.schedulers.scheduler import JobState, JobStatus
 
 # qstat(1B), job states. A letter that is not here is news from a newer PBS: UNKNOWN, never a crash.
 STATES = {
     "Q": JobState.QUEUED,
-    "H": JobState.QUEUED,  # for another job, or by its user's own qhold, which is not ours to lift
+    "H": JobState.QUEUED,  # for another job, or by somebody's qhold, which is not ours to lift
     "W": JobState.QUEUED,
     "T": JobState.QUEUED,
     "R": JobState.RUNNING,
@@ -27,7 +27,13 @@ STATES = {
     "X": JobState.ENDED,
     "F": JobState.ENDED,
 }
-IDS_AT_ONCE = 50
+# pbs_job_attributes(7B), Hold_Types.
+_HOLDS = {
+    "u": "its user; let it go with `hpc-det job release {job_id}`, or with `qrls {job_id}`",
+    "o": "an operator of the site, who can let it go with `qrls -h o {job_id}`",
+    "s": "PBS or a manager of the site, who can let it go with `qrls -h s {job_id}`",
+    "p": "PBS for a wrong password; a manager of the site can let it go with `qrls -h p {job_id}`",
+}
 SCHEDULER = "Scheduler"
 """Who has ended a job that was preempted."""
 
@@ -47,27 +53,43 @@ def check_is_pbs(run: Run) -> None:
         )
 
 
-def asked(job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
+def statuses(job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
     """A job is over when qstat says so of its id. That it says nothing of it is no news."""
-    try:
-        output, said = run(["qstat", "-f", "-F", "json", *job_ids]), ""
-    except CommandError as error:
-        output, said = error.output, str(error)
-    known = dict(_jobs(output))
-    return {job_id: known.get(job_id) or _unlisted(job_id, said) for job_id in job_ids}
+    answer = ask(job_ids, run)
+    return {job_id: status_in(answer, job_id, job_id) for job_id in job_ids}
 
 
-def _jobs(output: str) -> Iterator[tuple[str, JobStatus]]:
-    with suppress(ValueError):
-        for job_id, job in json.loads(output).get("Jobs", {}).items():
-            yield job_id, status_of(job)
+def status_in(answer: Answer, job_id: str, *names: str) -> JobStatus:
+    """`names`: the ids by which PBS may call its end, which for an element of an array can be the array's."""
+    if job_id in answer.jobs:
+        return status_of(answer.jobs[job_id], job_id)
+    if answer.over.intersection(names):
+        return JobStatus(JobState.ENDED, "finished, or forgotten by PBS")
+    return JobStatus(JobState.UNKNOWN, answer.why_silent(job_id))
 
 
-def status_of(job: Mapping[str, Any]) -> JobStatus:
+def status_of(job: Mapping[str, Any], job_id: str) -> JobStatus:
     """Of a job's attributes, as qstat -f tells them."""
     letter = str(job.get("job_state"))
     state = _of_elements(job) if letter == "B" else STATES.get(letter, JobState.UNKNOWN)
-    return JobStatus(state, str(job.get("comment") or {"H": "held", "W": "waits for its time"}.get(letter, "")))
+    if letter == "H":  # PBS keeps the comment of before
+        return JobStatus(state, why_held(job, job_id))
+    return JobStatus(state, str(job.get("comment") or {"W": "waits for its time"}.get(letter, "")))
+
+
+def holds_of(job: Mapping[str, Any]) -> str:
+    """Those of `Hold_Types` that somebody has to lift: PBS itself holds a job that waits for the end of another."""
+    waits = re.search(r"\bafter", str(job.get("depend", "")))
+    return "".join(hold for hold in str(job.get("Hold_Types", "")) if hold in _HOLDS and not (hold == "s" and waits))
+
+
+def why_held(job: Mapping[str, Any], job_id: str) -> str:
+    """By whom, and the command that releases it."""
+    if holds := holds_of(job):
+        return "; ".join(f"held by {_HOLDS[hold].format(job_id=job_id)}" for hold in holds)
+    waits_for = re.findall(r"\bafter\w*((?::[^:,]+)+)", str(job.get("depend", "")))
+    ids = [job.partition("@")[0] for jobs in waits_for for job in jobs.strip(":").split(":")]
+    return f"held until the end of {', '.join(ids)}" if ids else str(job.get("comment") or "held")
 
 
 def _of_elements(array: Mapping[str, Any]) -> JobState:
@@ -78,21 +100,9 @@ def _of_elements(array: Mapping[str, Any]) -> JobState:
 
 def waiting(job_id: str, run: Run) -> list[str]:
     """The job, or the elements of the array, as far as they have not begun."""
-    jobs = dict(_jobs(run(["qstat", "-t", "-f", "-F", "json", job_id])))
-    return [job for job, status in jobs.items() if status.state is JobState.QUEUED and "[]" not in job]
-
-
-def _unlisted(job_id: str, said: str) -> JobStatus:
-    if is_over(job_id, said):
-        return JobStatus(JobState.ENDED, "finished, or forgotten by PBS")
-    return JobStatus(JobState.UNKNOWN, said or "qstat: an answer without this job")
-
-
-def is_over(job_id: str, said: str) -> bool:
-    """Exit codes 153 and 35 speak for one of the jobs that were asked for; the words name each."""
-    return (
-        f"Unknown Job Id {job_id}" in said or f"{job_id} Job has finished" in said or f"has finished {job_id}" in said
-    )
+    jobs: dict[str, Any] = json.loads(run(["qstat", "-t", "-f", "-F", "json", job_id])).get("Jobs", {})
+    states = {job: status_of(attributes, job).state for job, attributes in jobs.items()}
+    return [job for job, state in states.items() if state is JobState.QUEUED and "[]" not in job]
 
 
 def shown(job_id: str, run: Run) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def directives(plan: JobPlan, script: Path) -> list[str]:
         "-l": None if plan.time_limit_min is None else f"walltime={_walltime(plan.time_limit_min)}",
     }
     return [
-        f"-N {_name(plan.name)}",
+        f"-N {job_name(plan.name)}",
         f"-l select={plan.job_nodes}:{_chunk(plan)}",
         *([] if any("place=" in word for word in plan.submit_args) else ["-l place=scatter"]),
         *[f"{flag} {_quoted(value)}" for flag, value in optional.items() if value is not None],
@@ -65,8 +65,9 @@ def _walltime(minutes: int) -> str:
     return f"{minutes // 60:02}:{minutes % 60:02}:00"
 
 
-def _name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.+-]", "_", name)[:LONGEST_NAME]
+def job_name(name: str) -> str:
+    """`name` with "_" for each character that `qsub -N` refuses, and cut to the length that it takes."""
+    return re.sub(r"^[.+-]|[^A-Za-z0-9_.+-]", "_", name)[:LONGEST_NAME]
 
 
 def array_flags(array: JobArray) -> list[str]:

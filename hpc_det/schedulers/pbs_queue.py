@@ -14,10 +14,10 @@ from typing import Any
 from hpc_det.errors import printable
 from hpc_det.plan.priority import from_pbs_priority, pbs_priority_of
 from hpc_det.schedulers.command import Run
-from hpc_det.schedulers.detect.pbs import QUEUES, SERVER, answer
-from hpc_det.schedulers.pbs_answers import status_of
+from hpc_det.schedulers.detect.pbs import QUEUES, SERVER, answer, priority_note
+from hpc_det.schedulers.pbs_answers import holds_of, shown, status_of
 from hpc_det.schedulers.queue import Change, QueuedJob
-from hpc_det.schedulers.scheduler import JobState
+from hpc_det.schedulers.scheduler import JobState, JobStatus
 
 JOBS = ("qstat", "-f", "-F", "json")
 _WHO_MAY = "only a job's user, and the site's operators and managers, may change it"
@@ -37,6 +37,9 @@ class PbsQueue:
         wanted, before = pbs_priority_of(priority), pbs_priority_of(job.priority)
         return [_change(("qalter", "-p", str(wanted), job.named), ("qalter", "-p", str(before), job.named))]
 
+    def priority_note(self, run: Run) -> str:
+        return priority_note(answer(run, SERVER))
+
     def move(self, job: QueuedJob, pool: str) -> list[Change]:
         who_may = f"queue {pool!r} may be for other users or groups, or its limits may be too low for this job"
         return [_change(("qmove", pool, job.named), ("qmove", job.pool, job.named), who_may)]
@@ -51,14 +54,15 @@ class PbsQueue:
         run(["qhold", job.named])
 
     def release(self, job: QueuedJob, run: Run) -> None:
-        run(["qrls", job.named])
+        """Of all who hold it: PBS refuses to lift those that are not the user's."""
+        run(["qrls", "-h", holds_of(shown(job.job_id, run)) or "u", job.named])
 
 
 def _job(job_id: str, said: Mapping[str, Any]) -> QueuedJob:
-    state = status_of(said).state
-    if state is JobState.QUEUED and "u" in str(said.get("Hold_Types")):
-        state = JobState.HELD
-    slots, waiting, running = _slots(said)
+    status = status_of(said, job_id)
+    is_held = status.state is JobState.QUEUED and holds_of(said)
+    state = JobState.HELD if is_held else status.state
+    slots, waiting, running = _slots(said, status)
     return QueuedJob(
         job_id=job_id,
         named=job_id,
@@ -67,7 +71,7 @@ def _job(job_id: str, said: Mapping[str, Any]) -> QueuedJob:
         pool=str(said.get("queue", "")),
         pools=(str(said.get("queue", "")),),
         state=state,
-        reason=printable(status_of(said).reason) if state is not JobState.RUNNING else "",
+        reason=printable(status.reason) if state is not JobState.RUNNING else "",
         submitted=_moment(said.get("ctime")),
         starts=_moment(said.get("stime") or said.get("estimated", {}).get("start_time") or said.get("Execution_Time")),
         priority=from_pbs_priority(int(said.get("Priority", 0))),
@@ -79,12 +83,12 @@ def _job(job_id: str, said: Mapping[str, Any]) -> QueuedJob:
     )
 
 
-def _slots(job: Mapping[str, Any]) -> tuple[int, int, int]:
+def _slots(job: Mapping[str, Any], status: JobStatus) -> tuple[int, int, int]:
     """Of one job, and how many wait and run."""
     asks = job.get("Resource_List", {})
     slots = int(asks.get("ngpus") or asks.get("ncpus") or 0)
     if "array_state_count" not in job:
-        runs = status_of(job).state is JobState.RUNNING
+        runs = status.state is JobState.RUNNING
         return slots, int(not runs), int(runs)
     counts = {name: int(count) for name, count in re.findall(r"(\w+):(\d+)", str(job["array_state_count"]))}
     return slots, counts.get("Queued", 0), counts.get("Running", 0) + counts.get("Exiting", 0)

@@ -78,6 +78,9 @@ class Queue(Protocol):
 
     def prioritize(self, job: QueuedJob, priority: int) -> list[Change]: ...
 
+    def priority_note(self, run: Run) -> str:
+        """Why priorities may not change the order of jobs here; "" where they do. Raises CommandError."""
+
     def move(self, job: QueuedJob, pool: str) -> list[Change]: ...
 
     def put_ahead(self, job: QueuedJob, other: QueuedJob, between: Sequence[QueuedJob]) -> list[Change]:

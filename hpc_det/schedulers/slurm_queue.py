@@ -68,6 +68,10 @@ class SlurmQueue:
         _place(job)
         return [_renice(job, nice_of(priority))]
 
+    def priority_note(self, run: Run) -> str:
+        """Nice values count with priority/basic as with priority/multifactor."""
+        return ""
+
     def move(self, job: QueuedJob, pool: str) -> list[Change]:
         who_may = f"partition {pool!r} may be for other accounts or users, or its limits may be too low for this job"
         return [_update(job, f"Partition={pool}", f"Partition={','.join(job.pools)}", who_may)]

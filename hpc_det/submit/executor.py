@@ -11,7 +11,7 @@ import contextlib
 import io
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -96,9 +96,14 @@ def submission() -> Iterator[None]:
 def _outside_any_job() -> Iterator[None]:
     """submitit runs sbatch in the environment of this process."""
     before = dict(os.environ)
-    for name in before.keys() - outside_any_job(before).keys():
-        del os.environ[name]
+    _set_environment(outside_any_job(before))
     try:
         yield
     finally:
-        os.environ.update(before)
+        _set_environment(before)
+
+
+def _set_environment(wanted: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    os.environ.update(wanted)

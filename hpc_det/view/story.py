@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_det.checkpoint.committed import Committed, committed
+from hpc_det.checkpoint.committed import Committed, committed, newest_steps
 from hpc_det.config.merge import Tree
 from hpc_det.launch.failure import first_failure
 from hpc_det.requeue import Action, Cause
@@ -107,6 +107,21 @@ def attempts(trial: TrialFolder) -> list[AttemptStory]:
         elif number in told:
             _add(told[number], event)
     return list(told.values())
+
+
+def finished(trial: TrialFolder, attempt: AttemptStory) -> AttemptStory:
+    """The last attempt of a trial that has finished, where its job was killed before it could write that end."""
+    outcome = read_tolerantly(trial.outcome) or {}
+    is_its = outcome.get("attempt") == attempt.number
+    last_file = trial.outcome if is_its else trial.metrics
+    return replace(
+        attempt,
+        ended=last_file.stat().st_mtime if last_file.exists() else attempt.started,
+        cause=Cause.FINISHED.value,
+        action=Action.DONE.value,
+        batches=int(outcome.get("steps", 0)) if is_its else newest_steps(trial.checkpoints),
+        why="its job was killed before it could write that",
+    )
 
 
 def _add(attempt: AttemptStory, event: dict[str, Any]) -> None:

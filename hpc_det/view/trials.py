@@ -41,6 +41,19 @@ STATE_AFTER = {
 }
 
 
+def attempts_of(search: SearchState, trial: TrialFolder, *, is_over: bool) -> list[AttemptStory]:
+    """All of a trial, oldest first. `is_over`: nothing of the experiment runs any more.
+
+    A job may be killed between the last report to the search and the end of the attempt, which nobody writes then.
+    """
+    attempts = story.attempts(trial)
+    if attempts and attempts[-1].is_open and _end(search, trial.id, None) is TrialState.COMPLETED:
+        last = attempts[-1]
+        if is_over or search.present.get(last.worker) != last.job_id:
+            attempts[-1] = story.finished(trial, last)
+    return attempts
+
+
 def trial_state(
     search: SearchState, number: int, attempts: Sequence[AttemptStory], *, is_over: bool = False
 ) -> TrialState:

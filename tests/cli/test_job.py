@@ -374,13 +374,23 @@ def test_on_pbs(hpc_det: Command, pbs_lab: PbsLab, monkeypatch: pytest.MonkeyPat
     assert hpc_det("job", "update", third, "--ahead-of", first).out == f"Job {third} is ahead of job {first} now\n"
     assert order() == [third, first, second]
     result = hpc_det("job", "update-batch", f"{first}.priority=10", f"{second}.resource-pool=workq")
-    assert result == (0, f"Job {first} has priority 10 now\nJob {second} waits in pool workq now\n", "")
+    done = [f"Job {first} has priority 10 now", f"Job {second} waits in pool workq now"]
+    assert (result.code, result.out.splitlines()[:2], result.err) == (0, done, "")
+    assert "job_sort_formula" in result.out, "a stock scheduler's order does not depend on priorities"
+    pbs_lab.run("qmgr", "-c", "set server job_sort_formula = job_priority*1000", manager=True)
+    again = hpc_det("job", "update-batch", f"{first}.priority=10", f"{third}.ahead-of={first}")
+    assert "job_sort_formula" not in again.out
     assert (pbs_lab.job(first)["Priority"], order("workq")) == (320, [second])
     without_server = first.partition(".")[0]
     assert hpc_det("job", "hold", without_server).code == 0
     assert pbs_lab.job(first)["Hold_Types"] == "u"
     assert hpc_det("job", "release", without_server).out == f"Released job {without_server}: it may start now\n"
     assert pbs_lab.job(first)["job_state"] == "Q"
+    pbs_lab.run("qhold", "-h", "o", first, manager=True)
+    assert [job["state"] for job in records(hpc_det, "-p", "low") if job["id"] == first] == ["HELD"]
+    refused = hpc_det("job", "release", first)
+    assert (refused.code, "an operator of the site" in refused.err) == (1, True)
+    assert pbs_lab.job(first)["job_state"] == "H"
 
 
 @pytest.mark.slurm

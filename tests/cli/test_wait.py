@@ -8,16 +8,20 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.command import CommandError
 from hpc_det.schedulers.scheduler import JobState
-from hpc_det.store.files import write_json
+from hpc_det.store.files import read_json, write_json
 from hpc_det.store.stop import read_stop
+from hpc_det.view.state import ExperimentState
+from hpc_det.view.watch import Watch
 from tests.cli.conftest import Command, Result
 from tests.cli.life import FakeScheduler, Life
+from tests.lab.pbs_lab import PbsLab
 
 WAIT = ("experiment", "wait", "1", "--poll", "0.05")
 
@@ -40,6 +44,20 @@ def test_wait_returns_0_when_the_experiment_is_completed(
 ) -> None:
     scheduler.states = [JobState.QUEUED, after(life.begins), JobState.RUNNING, after(life.finishes)]
     assert hpc_det(*WAIT) == (0, "", "")
+
+
+def test_on_pbs_every_job_of_an_experiment_has_news(
+    pbs_lab: PbsLab, root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One with a successor that waits for the end of the first job."""
+    first, successor = (pbs_lab.submit("-h", "--", "/bin/true") for _ in range(2))
+    folder = Life.submitted(root, job_id=first).folder
+    write_json(folder.job(), {**(read_json(folder.job()) or {}), "scheduler": "pbs"})
+    write_json(folder.next_jobs(1, 0), {"jobs": [first, successor]})
+    watch = Watch(folder)
+    assert watch.state() is ExperimentState.QUEUED
+    assert capfd.readouterr().err == ""
+    assert first in (watch.view.waits_for or "")
 
 
 def test_wait_names_the_first_failure(hpc_det: Command, life: Life, scheduler: FakeScheduler) -> None:

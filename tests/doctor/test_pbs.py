@@ -19,7 +19,7 @@ def told_of(which: Which = everything, sched: str | None = None, **server: Any) 
 
 
 def test_the_recorded_site_has_no_problem() -> None:
-    found = told_of()
+    found = told_of(job_sort_formula="10*job_priority+ncpus")
     assert set(verdicts(found)) == {"ok"}
     assert one(found, "server").told == "PBS 23.06.06, server pbshead, queues workq, low, high"
     assert "10 s lie between TERM and KILL" in one(found, "queue workq").told
@@ -49,10 +49,18 @@ def test_each_way_to_preempt(order: str, verdict: str, told: str) -> None:
     assert told in found.told
 
 
+@pytest.mark.parametrize("formula", [None, "ncpus*walltime"])
+def test_priorities_that_do_not_count(formula: str | None) -> None:
+    found = one(told_of(job_sort_formula=formula), "job_sort_formula")
+    assert (found.verdict, "--ahead-of" in found.remedy) == ("note", True)
+
+
 def test_agents_need_a_way_to_the_nodes() -> None:
     needed = ("qsub", "qstat", "qdel", "qalter", "qselect")
     assert "pbs_tmrsh" in one(told_of(on_path(*needed, "pbs_tmrsh")), "agents can be started").told
     assert "start_agents_with" in one(told_of(on_path(*needed)), "on this PATH").remedy
+    not_for_pbs = one(told_of(on_path(*needed, "mpiexec")), "on this PATH")
+    assert "/usr/bin/mpiexec" in not_for_pbs.told
 
 
 def test_commands_that_are_missing() -> None:

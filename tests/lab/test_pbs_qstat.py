@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from tests.lab.pbs_lab import Job, PbsLab
-from tests.lab.pbs_recorded import recorded, recorded_job, recorded_names
+from tests.lab.pbs_recorded import recorded, recorded_job, recorded_jobs, recorded_names
 from tests.wait import wait_for
 
 STATE = ("job_state", "substate", "Hold_Types", "run_count", "Exit_status", "Resource_List", "exec_host", "exec_vnode")
@@ -102,6 +102,25 @@ def test_ids_that_it_cannot_show(pbs_lab: PbsLab) -> None:
         done = pbs_lab.ended(*command.split())
         assert (done.returncode, done.stderr) == (code, recorded(f"qstat/{recording}.json.err"))
         assert ("Jobs" in json.loads(done.stdout)) == (recording == "several-ids-one-unknown")
+
+
+def test_json_has_the_first_of_several_ids_and_with_express_all_that_are_known(pbs_lab: PbsLab) -> None:
+    first, second = [pbs_lab.submit("--", "/bin/sleep", "600") for _ in range(2)]
+
+    def answered(*words: str) -> tuple[list[str], int, str]:
+        done = pbs_lab.ended("qstat", "-f", "-F", "json", *words)
+        return list(json.loads(done.stdout or "{}").get("Jobs", {})), done.returncode, done.stderr
+
+    unknown = recorded("qstat/unknown.json.err")
+    assert list(recorded_jobs("several-ids-one-unknown")) == ["47.pbshead"]
+    assert answered(first, "999999", second) == ([first], 153, unknown)
+    assert answered("999999", second, first) == ([second], 153, unknown)
+    assert answered(second, first) == ([second], 0, "")
+    assert answered("-E", second, "999999", first) == ([first, second], 0, "")
+    assert answered("-E", "999998", "999999") == ([], 153, unknown)
+    assert answered("-E", "nonsense")[:2] == ([], 1)
+    for job in (first, second):
+        assert f"Job Id: {job}" in pbs_lab.run("qstat", "-f", first, second)
 
 
 def test_text_and_dsv_are_the_same_attributes(pbs_lab: PbsLab) -> None:

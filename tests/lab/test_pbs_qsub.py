@@ -59,6 +59,18 @@ def test_directives_are_read_until_the_first_command(any_pbs: PbsLab) -> None:
     assert names == ["d_name", "after_blank"]
 
 
+def test_the_script_is_copied_to_a_temporary_folder_first(pbs_lab: PbsLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the source of qsub has it: get_script in qsub_sup.c, pbs_get_tmpdir in pbs_loadconf.c."""
+    monkeypatch.setenv("TMPDIR", str(pbs_lab.home / "gone"))
+    (pbs_lab.home / "script").write_text("true\n")
+    done = pbs_lab.ended("qsub", "script")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"qsub: could not create/open tmp file {pbs_lab.home}/gone/" in done.stderr
+    assert pbs_lab.ended("qsub", "--", "/bin/true").returncode == 0
+    monkeypatch.setenv("PBS_TMPDIR", str(pbs_lab.home))
+    assert pbs_lab.ended("qsub", "script").returncode == 0
+
+
 def test_values_of_v_arrive_as_recorded(pbs_lab: PbsLab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("V_FROMENV", "from the environment, with comma")
     (pbs_lab.home / "pv.py").write_text((RECORDED / "jobs" / "pv.py.txt").read_text())

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,20 @@ def test_a_host_on_which_nothing_starts_is_excluded(tmp_path: Path, stub: Stub) 
     assert failure is not None
     assert failure.unhealthy
     assert failure.sentence() == "node n2: its agent did not start: pbsdsh had started nothing there after 120 s"
+
+
+def test_a_starter_that_outlives_its_agent_is_ended(tmp_path: Path, stub: Stub) -> None:
+    """A real PBS' pbsdsh waits on where the MoM of its host has died."""
+    stub("pbsdsh", f"(host=line$2; shift 3; {BARE})\necho $$ >>{tmp_path}/starters\nexec sleep 60")
+    before = "from hpc_det.launch import on_nodes; on_nodes.STARTER_LEAVES_S = 0.2"
+    gang = Gang(tmp_path, "pbsdsh", "open(f'{OUT}/{RANK}', 'w')", before=before)
+    started = time.monotonic()
+    assert gang.end() == 0
+    assert time.monotonic() - started < 60
+    assert first_failure(gang.trial, 1) is None
+    starters = (tmp_path / "starters").read_text().split()
+    assert len(starters) == 3
+    assert not [pid for pid in starters if is_there(int(pid))]
 
 
 def test_a_term_reaches_every_agent_and_everybody_stays_until_all_have_left(tmp_path: Path, starter: str) -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
-from hpc_det.schedulers.command import CommandError, run_command
+from hpc_det.schedulers import command
+from hpc_det.schedulers.command import CommandError, outside_any_job, run_command, temporary_folder
 from tests.stub import Stub
 
 
@@ -54,6 +56,24 @@ def test_a_command_that_is_no_program_is_an_error(stub: Stub) -> None:
 def test_an_answer_that_is_no_text_is_no_crash(stub: Stub) -> None:
     stub("tool", r"printf 'a\377'")
     assert run_command(["tool"]) == "a\ufffd"
+
+
+def test_a_submission_has_a_temporary_folder_that_can_be_written(tmp_path: Path) -> None:
+    for env in ({}, {"TMPDIR": str(tmp_path)}):
+        assert outside_any_job(env) == env
+    for name in ("TMPDIR", "PBS_TMPDIR"):
+        (written,) = set(temporary_folder({name: str(tmp_path / "gone")}).values())
+        assert Path(written).is_dir()
+    of_a_job = {"PBS_TMPDIR": str(tmp_path), "TMPDIR": str(tmp_path / "gone")}
+    assert Path(outside_any_job(of_a_job)["TMPDIR"]).is_dir()
+
+
+def test_without_any_temporary_folder_the_working_folder_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_TEMPORARY", ("/nonexistent",))
+    monkeypatch.chdir(tmp_path)
+    assert temporary_folder({}) == {"TMPDIR": str(tmp_path)}
 
 
 def test_a_command_that_asks_gets_no_answer(stub: Stub) -> None:

@@ -16,11 +16,12 @@ from hpc_det.plan.job_plan import JobArray
 from hpc_det.requeue import Cause
 from hpc_det.schedulers.command import CommandError, Run, run_command
 from hpc_det.schedulers.pbs import Pbs
-from hpc_det.schedulers.pbs_answers import IDS_AT_ONCE
 from hpc_det.schedulers.pbs_flags import directives
 from hpc_det.schedulers.pbs_hosts import named_hosts
+from hpc_det.schedulers.pbs_qstat import IDS_AT_ONCE
 from hpc_det.schedulers.scheduler import JobState, Submission, array_of
 from hpc_det.submit.render import render
+from tests.lab.pbs_lab import PbsLab
 from tests.plan.plans import job_plan
 from tests.stub import Stub
 
@@ -70,9 +71,14 @@ def refused(command: Sequence[str]) -> str:
         ("running", "47.pbshead", JobState.RUNNING, "Job run at Fri Nov 20"),
         ("queued-insufficient", "48.pbshead", JobState.QUEUED, "Not Running: Insufficient amount of resource: ncpus"),
         ("queued-can-never-run", "49.pbshead", JobState.QUEUED, "Can Never Run: Insufficient amount of resource"),
-        ("held-user", "51.pbshead", JobState.QUEUED, "held"),
+        (
+            "held-user",
+            "51.pbshead",
+            JobState.QUEUED,
+            "held by its user; let it go with `hpc-det job release 51.pbshead`",
+        ),
         ("waiting-until", "52.pbshead", JobState.QUEUED, "waits for its time"),
-        ("held-depend-afterok", "53.pbshead", JobState.QUEUED, "held"),
+        ("held-depend-afterok", "53.pbshead", JobState.QUEUED, "held until the end of 47.pbshead"),
         ("array-later-some-expired", "54[0].pbshead", JobState.ENDED, "Job run at Fri Nov 20"),
         ("array-later-some-expired", "54[2].pbshead", JobState.RUNNING, "Job run at Fri Nov 20"),
         ("array-later-some-expired", "54[7].pbshead", JobState.QUEUED, "Job Array Began"),
@@ -90,6 +96,32 @@ def test_what_qstat_says_is_one_of_our_states_with_its_comment(
     assert found.reason.startswith(reason)
 
 
+@pytest.mark.parametrize(
+    ("holds", "depend", "held_by", "command"),
+    [
+        ("u", "", "its user", "hpc-det job release 51.pbshead"),
+        ("u", "beforeok:53.pbshead@pbshead", "its user", "hpc-det job release 51.pbshead"),
+        ("us", "afterany:47.pbshead@pbshead", "its user", "hpc-det job release 51.pbshead"),
+        ("o", "", "an operator of the site", "qrls -h o 51.pbshead"),
+        ("s", "", "a manager of the site", "qrls -h s 51.pbshead"),
+        ("s", "afterok:47.pbshead@pbshead:48.pbshead@pbshead", "until the end of 47.pbshead, 48.pbshead", ""),
+    ],
+)
+def test_a_held_job_is_held_by_somebody_whatever_its_former_comment(
+    holds: str, depend: str, held_by: str, command: str
+) -> None:
+    run = changed("held-user", Hold_Types=holds, depend=depend, comment="Not Running: Not enough free nodes available")
+    reason = Pbs().status(["51.pbshead"], run)["51.pbshead"].reason
+    assert held_by in reason
+    assert f"`{command}`" in reason or not command
+    assert "Not enough free nodes" not in reason
+
+
+def test_a_job_that_was_requeued_held_keeps_the_comment_of_pbs_where_nobody_holds_it() -> None:
+    run = changed("held-user", Hold_Types="n", comment="job held, too many failed attempts to run")
+    assert Pbs().status(["51.pbshead"], run)["51.pbshead"].reason == "job held, too many failed attempts to run"
+
+
 def test_an_array_of_which_no_element_runs_is_queued() -> None:
     run = changed("array-parent", array_state_count="Queued:5 Running:0 Exiting:0 Expired:3 ")
     assert Pbs().status(["54[].pbshead"], run)["54[].pbshead"].state is JobState.QUEUED
@@ -99,9 +131,84 @@ def test_a_state_from_a_newer_pbs_is_unknown_and_no_crash() -> None:
     assert Pbs().status(["47.pbshead"], changed("running", job_state="Y"))["47.pbshead"].state is JobState.UNKNOWN
 
 
-def test_the_jobs_beside_an_unknown_one_are_still_read() -> None:
-    found = Pbs().status(["47.pbshead", "999999.pbshead", "48.pbshead"], answers("several-ids-one-unknown", 153))
-    assert [found[job_id].state for job_id in found] == [JobState.RUNNING, JobState.ENDED, JobState.UNKNOWN]
+class Qstat:
+    """As qstat answers for several jobs: all that are known with -E, and without it the first of them in JSON."""
+
+    def __init__(self, *known: str, forbidden: str = "") -> None:
+        self._known = known
+        self._forbidden = forbidden
+        self.commands: list[list[str]] = []
+
+    def __call__(self, command: Sequence[str]) -> str:
+        self.commands.append(list(command))
+        ids = [word for word in command if word[0].isdigit()]
+        known = [job_id for job_id in ids if job_id in self._known]
+        unknown = [job_id for job_id in ids if job_id not in (*known, self._forbidden)]
+        output = json.dumps({"Jobs": {job_id: {"job_state": "R"} for job_id in known}} if known else {})
+        if "-E" in command:
+            unknown = [] if len(unknown) < len(ids) else unknown[-1:]
+        else:
+            output = json.dumps({"Jobs": {job_id: {"job_state": "R"} for job_id in known[:1]}} if known else {})
+        if unknown:
+            said = "; ".join(f"qstat: Unknown Job Id {job_id}" for job_id in unknown)
+            raise CommandError(f"qstat: refused with exit code 153: {said}", output)
+        return output
+
+
+def states_of(run: Run, *job_ids: str) -> list[JobState]:
+    found = Pbs().status(job_ids, run)
+    return [found[job_id].state for job_id in job_ids]
+
+
+def test_each_of_several_jobs_is_answered() -> None:
+    qstat = Qstat("47.pbshead", "48.pbshead", "49.pbshead")
+    assert states_of(qstat, "47.pbshead", "48.pbshead", "49.pbshead") == [JobState.RUNNING] * 3
+    assert len(qstat.commands) == 1
+
+
+@pytest.mark.parametrize("ended", ["46.pbshead", "999999.pbshead"])
+def test_jobs_that_qstat_leaves_out_are_asked_about_by_name(ended: str) -> None:
+    qstat = Qstat("47.pbshead", "48.pbshead")
+    asked = states_of(qstat, "47.pbshead", ended, "48.pbshead")
+    assert asked == [JobState.RUNNING, JobState.ENDED, JobState.RUNNING]
+    assert qstat.commands[1] == ["qstat", "-f", "-F", "json", ended]
+
+
+def test_several_jobs_of_a_site_are_each_what_they_are(pbs_lab: PbsLab) -> None:
+    ended = pbs_lab.submit("--", "/bin/true")
+    pbs_lab.wait_for(ended, "F")
+    running, held = pbs_lab.submit("--", "/bin/sleep", "600"), pbs_lab.submit("-h", "--", "/bin/sleep", "600")
+    pbs_lab.wait_for(running, "R")
+    assert states_of(run_command, "999999.pbshead", ended, running, held) == [
+        *[JobState.ENDED] * 2,
+        JobState.RUNNING,
+        JobState.QUEUED,
+    ]
+
+
+def test_where_all_have_ended_each_is_named() -> None:
+    assert states_of(Qstat(), "1.pbshead", "2.pbshead", "3.pbshead") == [JobState.ENDED] * 3
+
+
+def test_a_job_that_this_user_may_not_see_is_no_news_and_no_end() -> None:
+    qstat = Qstat("47.pbshead", forbidden="48.pbshead")
+    assert states_of(qstat, "48.pbshead", "47.pbshead") == [JobState.UNKNOWN, JobState.RUNNING]
+    assert states_of(qstat, "48.pbshead", "1.pbshead") == [JobState.UNKNOWN, JobState.ENDED]
+
+
+def test_no_news_of_a_job_names_no_other_job() -> None:
+    said = "qstat: refused with exit code 159: qstat: Unauthorized Request  48.pbshead; qstat: cannot tell"
+
+    def run(command: Sequence[str]) -> str:
+        raise CommandError(said)
+
+    found = Pbs().status(["47.pbshead", "48.pbshead"], run)
+    assert "48.pbshead" in found["48.pbshead"].reason
+    assert found["47.pbshead"].reason == "qstat: cannot tell"
+
+
+def test_an_id_is_not_another_that_begins_with_it() -> None:
+    assert states_of(Qstat("4.pbshead"), "4.pbshead", "47.pbshead") == [JobState.RUNNING, JobState.ENDED]
 
 
 @pytest.mark.parametrize(
@@ -136,8 +243,8 @@ def test_jobs_are_asked_for_together_and_not_too_many_at_once() -> None:
     asked: list[int] = []
 
     def run(command: Sequence[str]) -> str:
-        asked.append(len(command) - 4)
-        return "{}"
+        asked.append(len(command) - 5)
+        return json.dumps({"Jobs": {job_id: {"job_state": "R"} for job_id in command[5:]}})
 
     Pbs().status([f"{number}.pbshead" for number in range(2 * IDS_AT_ONCE + 1)], run)
     assert asked == [IDS_AT_ONCE, IDS_AT_ONCE, 1]

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from hpc_det.requeue import Action, Cause
+from hpc_det.store.files import write_json
+from hpc_det.view import story
 from hpc_det.view.state import ExperimentView
-from hpc_det.view.trials import counted, differing, state_now
+from hpc_det.view.trials import attempts_of, counted, differing, state_now
 from tests.cli.life import Life, halving, random_search
 
 
@@ -49,6 +51,34 @@ def test_a_restart_after_a_failure_is_running(tmp_path: Path) -> None:
     life.begins()
     life.ends(Cause.FAILED, Action.RESTART)
     assert states(life) == "RUNNING"
+
+
+@pytest.mark.parametrize("writes_outcome", [True, False])
+def test_a_job_that_is_killed_after_the_last_report_leaves_a_finished_attempt(
+    tmp_path: Path, writes_outcome: bool
+) -> None:
+    """Between the last save, which the search hears of, and the journal's line."""
+    life = Life.submitted(tmp_path)
+    life.begins()
+    life.saves(100)
+    search = life.search
+    search.report(0, search.state().open[0], 0.9)
+    if writes_outcome:
+        write_json(life.trial.outcome, {"attempt": 1, "kind": "finished", "steps": 100})
+    (alive,) = attempts_of(search.state(), life.trial, is_over=False)
+    assert alive.is_open, "its job may still write"
+    (killed,) = attempts_of(search.state(), life.trial, is_over=True)
+    assert (killed.cause, killed.action, killed.batches) == ("finished", "done", 100)
+    assert killed.ended
+    assert killed.ended >= killed.started
+    assert "finished at batch 100" in story.in_words(killed, killed.ended, is_over=True)
+
+
+def test_an_attempt_of_a_trial_that_has_not_finished_stays_open(tmp_path: Path) -> None:
+    life = Life.submitted(tmp_path)
+    life.begins()
+    life.saves(100)
+    assert attempts_of(life.search.state(), life.trial, is_over=True)[0].is_open
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,9 @@ class Operation(Protocol):
     def is_so(self, jobs: Sequence[QueuedJob]) -> bool:
         """Whether the queue is as it asks for."""
 
+    def note(self, queue: Queue) -> str:
+        """Why what is so then may have no effect; "" where it has. Raises CommandError."""
+
     def __str__(self) -> str:
         """What is so then, a sentence without its end."""
 
@@ -59,6 +62,9 @@ class _Prioritize:
     def is_so(self, jobs: Sequence[QueuedJob]) -> bool:
         return all(job.priority == self.priority for job in _own(self.job_id, jobs))
 
+    def note(self, queue: Queue) -> str:
+        return queue.priority_note(run_command)
+
     def __str__(self) -> str:
         return f"Job {self.job_id} has priority {self.priority}"
 
@@ -81,6 +87,9 @@ class _Move:
 
     def is_so(self, jobs: Sequence[QueuedJob]) -> bool:
         return all(job.pools == (self.pool,) for job in _own(self.job_id, jobs))
+
+    def note(self, queue: Queue) -> str:
+        return ""
 
     def __str__(self) -> str:
         return f"Job {self.job_id} waits in pool {self.pool}"
@@ -107,6 +116,9 @@ class _Order:
         job, other = self._both(jobs)
         place, place_of_other = _places(_line(jobs, job, other), job, other)
         return (place < place_of_other) == self.ahead
+
+    def note(self, queue: Queue) -> str:
+        return ""
 
     def __str__(self) -> str:
         return f"Job {self.job_id} is {'ahead of' if self.ahead else 'behind'} job {self.other_id}"

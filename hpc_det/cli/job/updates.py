@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from hpc_det.cli.job.here import queue_to_change
 from hpc_det.cli.job.operations import Operation
@@ -13,18 +14,27 @@ from hpc_det.schedulers.queue import Change, Queue, QueuedJob
 
 
 def update(operations: Sequence[Operation]) -> list[str]:
-    """What is so now, a sentence each. Raises HpcDetError, with the queue as it was before."""
+    """What is so now, a sentence each, and what has no effect. Raises HpcDetError, with the queue as it was before."""
     queue = queue_to_change()
     jobs = queue.jobs(run_command)
     at_once(operations, lambda operation: operation.check(jobs, queue))
     done: list[Change] = []
     try:
-        return list(_made(operations, jobs, queue, done))
+        made = list(_made(operations, jobs, queue, done))
     except HpcDetError as error:
         raise type(error)([*error.problems, *_put_back(done)]) from None
     except BaseException:  # Ctrl-C
         _put_back(done)
         raise
+    return made + _notes(operations, queue)
+
+
+def _notes(operations: Sequence[Operation], queue: Queue) -> list[str]:
+    """Each once."""
+    with suppress(CommandError):
+        notes = dict.fromkeys(operation.note(queue) for operation in operations)
+        return [f"Note: {note}" for note in notes if note]
+    return []
 
 
 def _made(

@@ -91,6 +91,22 @@ def _preempt_mode(priority: int, scheduler: Mapping[str, str]) -> str | None:
     return _PREEMPT_ORDERS.get(order[0])
 
 
+def priority_note(server: Mapping[str, Any]) -> str:
+    """Why the order of jobs may not depend on their priorities; "" where it does. `server`: the answer to SERVER.
+
+    A site orders jobs by the server's job_sort_formula, or by a job_sort_key in a file that users cannot read.
+    """
+    formulas = [said["job_sort_formula"] for said in server.get("Server", {}).values() if "job_sort_formula" in said]
+    if any("job_priority" in formula for formula in formulas):
+        return ""
+    if formulas:
+        return f"PBS orders jobs by its job_sort_formula {formulas[0]!r}, which does not contain job_priority"
+    return (
+        "this PBS server has no job_sort_formula: priorities do not change the order of jobs, unless the site sorts "
+        "them by a job_sort_key, which users cannot see"
+    )
+
+
 def answer(run: Run, command: tuple[str, ...]) -> dict[str, Any]:
     """Raises CommandError for what is no JSON."""
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_det.schedulers import shared_answers
 from hpc_det.schedulers.command import CommandError, Run, run_command
 from hpc_det.schedulers.pbs import Pbs
-from hpc_det.schedulers.pbs_answers import status_of
+from hpc_det.schedulers.pbs_answers import status_in
 from hpc_det.schedulers.scheduler import JobState, JobStatus, array_of
 from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.schedulers.slurm import Slurm
@@ -32,11 +32,7 @@ class PbsById(Pbs):
         from hpc_det.submit.submitit_pbs.qstat import ask
 
         answer = ask(job_ids)
-        ended = {job_id for job_id in job_ids if {job_id, job_id.partition("_")[0]} & answer.ended}
-        told = {job_id: status_of(answer.jobs[job_id]) for job_id in job_ids if job_id in answer.jobs}
-        unlisted = {job_id: JobStatus(JobState.ENDED, "finished, or forgotten by PBS") for job_id in ended}
-        silent = dict.fromkeys(job_ids, JobStatus(JobState.UNKNOWN, "qstat: no answer"))
-        return {**silent, **unlisted, **told}
+        return {job_id: status_in(answer, job_id, job_id, job_id.partition("_")[0]) for job_id in job_ids}
 
 
 class Queue:

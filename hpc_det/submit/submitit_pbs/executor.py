@@ -133,10 +133,12 @@ def script_variables(
     asked: Parameters, folder: Path, command: str, environment: Path, output: Path
 ) -> dict[str, object]:
     """For the template. Raises ValueError for a path that no line of a script can hold."""
+    from hpc_det.schedulers.pbs_flags import job_name
+
     paths = PbsJobPaths(folder)
     stdout, stderr = (str(path).replace("%t", "0") for path in (paths.stdout, paths.stderr))
     return {
-        "title": asked.name,
+        "title": job_name(asked.name),
         "directives": [*asked.directives(), f"-W umask={_umask():03o}"],
         "environment": _quoted(str(environment)),
         "log_folder": _in_shell(str(paths.folder)),

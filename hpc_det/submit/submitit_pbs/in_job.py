@@ -19,6 +19,7 @@ from contextlib import suppress
 from submitit.core.job_environment import JobEnvironment
 from submitit.core.logger import get_logger
 
+from hpc_det.schedulers.command import temporary_folder
 from hpc_det.schedulers.pbs_answers import SCHEDULER, ended_by
 from hpc_det.schedulers.pbs_hosts import hosts_in
 from hpc_det.store.files import write_atomic
@@ -166,7 +167,8 @@ class FirstProcess:
             return
         goes_on_for = f"SUBMITIT_PBS_JOB_ID={self._paths.job_id}"  # digits, which -v does not break
         command = ["qsub", "-v", goes_on_for, "-o", self._asked.output, str(self._paths.submission_file)]
-        done = subprocess.run(unharmed(*command), capture_output=True, text=True)
+        environment = {**os.environ, **temporary_folder(os.environ)}
+        done = subprocess.run(unharmed(*command), capture_output=True, text=True, env=environment)
         if done.returncode:
             print(
                 f"The work is saved, and PBS refused the job to go on with it: {done.stderr.strip()}", file=sys.stderr

@@ -33,6 +33,7 @@ class Parameters:
     """Raises ValueError with everything that cannot be, where it is made."""
 
     name: str = "submitit"
+    """As an experiment's: PBS gets "_" for what it takes in no name."""
     timeout_min: float = 5
     nodes: int = 1
     tasks_per_node: int = 1
@@ -74,8 +75,10 @@ class Parameters:
 
     def directives(self) -> list[str]:
         """For the script's lines `#PBS`. Jobs start with umask 077 and, for PBS, may be run again."""
+        from hpc_det.schedulers.pbs_flags import job_name  # this module is loaded by every program with submitit
+
         hours, seconds = divmod(self.walltime_s, 3600)
-        lines = [f"-N {self.name}", f"-l select={self._select()}", "-l place=scatter"]
+        lines = [f"-N {job_name(self.name)}", f"-l select={self._select()}", "-l place=scatter"]
         lines += [f"-l walltime={hours:02}:{seconds // 60:02}:{seconds % 60:02}", "-r y", "-j oe", "-k oed"]
         lines += [f"-q {self.queue}"] if self.queue else []
         lines += [f"-A {self.account}"] if self.account else []
@@ -99,11 +102,11 @@ class Parameters:
                 yield f"{name}: {getattr(self, name)!r} is not above 0"
         if self.gpus_per_node < 0 or self.signal_delay_s < 0:
             yield f"gpus_per_node {self.gpus_per_node}, signal_delay_s {self.signal_delay_s}: below 0"
-        for name, text in (("name", self.name), ("pbs_queue", self.queue), ("pbs_account", self.account)):
+        if not self.name:
+            yield "name: '' is empty"
+        for name, text in (("pbs_queue", self.queue), ("pbs_account", self.account)):
             if text is not None and (not text or _UNSAFE.search(text) or _CONTROL.search(text) or text.startswith("-")):
                 yield f"{name}: {text!r} is empty, or holds what a line of qsub cannot: blanks, quotes, a first '-'"
-        if "/" in self.name:
-            yield f"name: {self.name!r} holds '/', which PBS refuses"
         if isinstance(self.setup, str):
             yield f"pbs_setup: {self.setup!r} is one text; give a list of lines"
         yield from self._additional_problems()

@@ -1,25 +1,20 @@
-"""What PBS says of jobs, in one question for all of them.
+"""What PBS says of jobs, in submitit's ids and states.
 
-A failed query is no news: a server that is down answers a JSON without jobs (exit code 255). A job has ended where PBS
-says so by name, as unknown (153: no history is kept, the default of PBS, or it has expired) or as finished (35).
+Of an ended job it says how it ended where the site keeps a history, which is not the default of PBS.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from submitit.core.logger import get_logger
 
+from hpc_det.schedulers import pbs_qstat
+from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.pbs_qstat import Answer, listed
 from hpc_det.submit.submitit_pbs.ids import array_of, from_pbs, to_pbs
 
-TIMEOUT_S = 60
-_ANSWERS = (0, 35, 153)
-_ENDED = re.compile(r"qstat: (?:Unknown Job Id ([0-9]\S*)|([0-9]\S*) Job has finished)")
 _WALLTIME_EXCEEDED = -29
 _STATES = {
     "Q": "PENDING",
@@ -35,47 +30,21 @@ _STATES = {
 }
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Of jobs in submitit's ids."""
-
-    jobs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The attributes."""
-    ended: frozenset[str] = frozenset()
-    """These have ended; the attributes of some may be known."""
-
-    def state(self, job_id: str) -> str | None:
-        """As submitit names it; "ENDED" where PBS has forgotten how. None: no news."""
-        if job := self.jobs.get(job_id):
-            return _state(job)
-        return "ENDED" if {job_id, job_id.partition("_")[0]} & self.ended else None
-
-
 def ask(job_ids: Iterable[str]) -> Answer:
-    """A second question is only put for jobs that have just ended: with -x and without a history, none is answered."""
-    asked = sorted({array_of(job_id) or to_pbs(job_id) for job_id in job_ids})
-    answer = _qstat(asked)
-    if not answer.ended:
-        return answer
-    past = _qstat(sorted(pbs_id for pbs_id in asked if from_pbs(pbs_id) in answer.ended), "-x")
-    return Answer({**past.jobs, **answer.jobs}, answer.ended)
+    """Of jobs in submitit's ids; arrays are asked about whole. Of those that have just ended the history is asked."""
+    answer = pbs_qstat.ask(sorted({array_of(job_id) or to_pbs(job_id) for job_id in job_ids}), run_command, "-t")
+    if not answer.jobs and not answer.over:
+        get_logger().warning(f"qstat gave no answer, the state of jobs may be old: {answer.trouble}")
+    past = listed(sorted(answer.over), run_command, "-x", "-t") if answer.over else Answer()
+    jobs = {from_pbs(pbs_id): job for pbs_id, job in {**past.jobs, **answer.jobs}.items() if "[]" not in pbs_id}
+    return Answer(jobs, frozenset(map(from_pbs, answer.over)), answer.trouble)
 
 
-def _qstat(pbs_ids: list[str], *flags: str) -> Answer:
-    command = ["qstat", *flags, "-t", "-f", "-F", "json", *pbs_ids]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S)
-        jobs = json.loads(done.stdout).get("Jobs", {})
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        get_logger().warning(f"qstat gave no answer, the state of jobs may be old: {error}")
-        return Answer()
-    if done.returncode not in _ANSWERS:
-        get_logger().warning(
-            f"qstat failed with {done.returncode}, the state of jobs may be old: {done.stderr.strip()}"
-        )
-        return Answer()
-    ended = {from_pbs(unknown or finished) for unknown, finished in _ENDED.findall(done.stderr)}
-    return Answer({from_pbs(pbs_id): job for pbs_id, job in jobs.items() if "[]" not in pbs_id}, frozenset(ended))
+def state_in(answer: Answer, job_id: str) -> str | None:
+    """As submitit names it; "ENDED" where PBS has forgotten how. None: no news."""
+    if job := answer.jobs.get(job_id):
+        return _state(job)
+    return "ENDED" if answer.over & {job_id, job_id.partition("_")[0]} else None
 
 
 def _state(job: Mapping[str, Any]) -> str:

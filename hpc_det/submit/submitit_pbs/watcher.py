@@ -9,7 +9,7 @@ from pathlib import Path
 from submitit.core import core
 
 from hpc_det.submit.submitit_pbs.paths import PbsJobPaths
-from hpc_det.submit.submitit_pbs.qstat import ask
+from hpc_det.submit.submitit_pbs.qstat import ask, state_in
 
 
 class PbsInfoWatcher(core.InfoWatcher):
@@ -34,7 +34,7 @@ class PbsInfoWatcher(core.InfoWatcher):
         latest = {job_id: self._latest(job_id) for job_id in waiting}
         answer = ask(latest.values())
         for job_id, asked in latest.items():
-            if state := answer.state(asked):
+            if state := state_in(answer, asked):
                 self._info_dict[job_id] = {"JobID": asked, "State": self._state(job_id, asked, state)}
         self._last_status_check = time.time()
         self._finished |= {job_id for job_id in waiting if self.is_done(job_id, mode="cache")}

@@ -40,11 +40,16 @@ def qsig(site: Site, arguments: list[str]) -> int:
 
 
 def qhold(site: Site, arguments: list[str]) -> int:
-    return _each("qhold", site, getopt.gnu_getopt(arguments, "h:")[1], {"do": "hold"})
+    return _each_hold("qhold", site, arguments, "hold")
 
 
 def qrls(site: Site, arguments: list[str]) -> int:
-    return _each("qrls", site, getopt.gnu_getopt(arguments, "h:")[1], {"do": "release"})
+    return _each_hold("qrls", site, arguments, "release")
+
+
+def _each_hold(name: str, site: Site, arguments: list[str], do: str) -> int:
+    options, ids = getopt.gnu_getopt(arguments, "h:")
+    return _each(name, site, ids, {"do": do, "holds": dict(options).get("-h", "u")})
 
 
 def qrerun(site: Site, arguments: list[str]) -> int:

@@ -13,7 +13,8 @@ from tests.lab.pbs.qstat import server_attributes
 from tests.lab.pbs.site import SERVER, Site
 
 UNAUTHORIZED = 159
-SETTABLE = {"preempt_order", "preempt_queue_prio", "job_history_enable", "node_fail_requeue", "kill_delay", "priority"}
+SETTABLE = {"preempt_order", "preempt_queue_prio", "job_sort_formula", "job_history_enable", "node_fail_requeue"}
+SETTABLE |= {"kill_delay", "priority"}
 
 
 def qmgr(site: Site, arguments: list[str]) -> int:

@@ -19,7 +19,7 @@ STATES = "BEFHMQRSTUWX"
 
 
 def qstat(site: Site, arguments: list[str]) -> int:
-    options, ids = getopt.gnu_getopt(arguments, "fF:xtpQBHawu:n1s")
+    options, ids = getopt.gnu_getopt(arguments, "fF:xtpQBHEawu:n1s")
     given = dict(options)
     form = given.get("-F", "text")
     try:
@@ -34,9 +34,14 @@ def _qstat(site: Site, given: dict[str, str], form: str, ids: list[str]) -> int:
     if "-Q" in given or "-B" in given:
         return _site(site, given, form, ids)
     history = "-x" in given or "-H" in given
+    if "-E" in given and not all(one[:1].isdigit() for one in ids):
+        raise Refused(1, "Express option can only be used with job ids")
     ids = [full_id(one) for one in ids]
-    answer = client.ask(site.server_socket, do="status", ids=ids, history=history, subjobs="-t" in given)
-    jobs = answer["jobs"]
+    answers = [_asked(site, together, history, "-t" in given) for together in _requests(ids, "-E" in given)]
+    errors = [error for answer in answers for error in answer["errors"]]
+    if form == "json":  # one object "Jobs", which takes the jobs of the first answer only
+        answers = [answer for answer in answers if answer["jobs"]][:1]
+    jobs = {name: job for answer in answers for name, job in answer["jobs"].items()}
     if form == "json":
         print_json({"Jobs": {name: typed_job(job) for name, job in jobs.items()}} if jobs else {})
     elif "-f" in given:
@@ -44,9 +49,22 @@ def _qstat(site: Site, given: dict[str, str], form: str, ids: list[str]) -> int:
             print(_dsv(name, job) if form == "dsv" else long_text(f"Job Id: {name}", job))
     else:
         _table(jobs)
-    for _, text in answer["errors"]:
+    for _, text in errors:
         print(f"qstat: {text}", file=sys.stderr)
-    return answer["errors"][-1][0] if answer["errors"] else 0
+    return errors[-1][0] if errors else 0
+
+
+def _requests(ids: list[str], express: bool) -> list[list[str]]:
+    """The server is asked for each id alone, with -E for all ids of a command line at once."""
+    if express or not ids:
+        return [sorted(ids)]
+    return [[one] for one in ids]
+
+
+def _asked(site: Site, ids: list[str], history: bool, subjobs: bool) -> dict[str, Any]:
+    """Where the server knows one of several ids, it is silent about the others; otherwise it refuses the last."""
+    answer = client.ask(site.server_socket, do="status", ids=ids, history=history, subjobs=subjobs)
+    return {**answer, "errors": [] if answer["jobs"] else answer["errors"][-1:]}
 
 
 def print_json(content: dict[str, Any]) -> None:
@@ -155,6 +173,7 @@ def server_attributes(answer: dict[str, Any]) -> dict[str, Any]:
         "resources_default": {"ncpus": 1},
         "default_chunk": {"ncpus": 1},
         "resources_assigned": counts["resources_assigned"],
+        **({"job_sort_formula": formula} if (formula := settings["job_sort_formula"]) else {}),
         "scheduler_iteration": 20,
         "flatuid": "True",
         "resv_enable": "True",

@@ -6,6 +6,7 @@ import getopt
 import os
 import re
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -86,11 +87,23 @@ def _read(arguments: list[str]) -> tuple[Options, list[str], bool]:
 
 def _script(rest: list[str]) -> tuple[str, str]:
     if not rest or rest == ["-"]:
-        return sys.stdin.read(), "STDIN"
+        return _copied(sys.stdin.read()), "STDIN"
     try:
-        return Path(rest[0]).read_text(), rest[0]
+        return _copied(Path(rest[0]).read_text()), rest[0]
     except OSError:
         raise Refused(1, "script file:: No such file or directory") from None
+
+
+def _copied(script: str) -> str:
+    """A file in TMPDIR is written first."""
+    folder = os.environ.get("PBS_TMPDIR") or os.environ.get("TMPDIR") or "/var/tmp"
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="pbsscrpt", dir=folder) as file:
+            file.write(script)
+    except OSError as error:
+        print(f"mkstemp: {error.strerror}", file=sys.stderr)
+        raise Refused(1, f"could not create/open tmp file {folder}/pbsscrptXXXXXX for script") from None
+    return script
 
 
 def _directives(script: str, options: Options) -> Options:
@@ -184,7 +197,7 @@ def _queue(destination: str) -> str:
 def _name(name: str) -> str:
     if len(name) > 236:
         raise Refused(2, "Job name is too long ")
-    if not re.fullmatch(r"[\w.+\-]+", name):
+    if not re.fullmatch(r"[A-Za-z0-9_.+\-]+", name):
         raise BadUsage(2, "illegal -N value")
     return name
 

@@ -157,15 +157,23 @@ def rerun(pbs: Pbs, peer: Any, request: Answer) -> Answer | None:
 def hold(pbs: Pbs, peer: Any, request: Answer) -> Answer:
     """A running job goes on; the hold counts once it waits again."""
     job = _live(pbs, request["id"])
-    job.holds.add("u")
+    _may_hold(request)
+    job.holds |= set(request["holds"])
     if job.state == "Q":
         job.state, job.substate = "H", HELD_BY_USER
     return OK
 
 
+def _may_hold(request: Answer) -> None:
+    """Those of operators and of the system are the managers'."""
+    if set(request["holds"]) & {"o", "s"}:
+        _for_managers(request)
+
+
 def release(pbs: Pbs, peer: Any, request: Answer) -> Answer:
     job = _live(pbs, request["id"])
-    job.holds.discard("u")
+    _may_hold(request)
+    job.holds -= set(request["holds"])
     if job.state == "H" and not job.holds:
         job.state, job.substate, job.etime = "Q", QUEUED, time.time()
     return OK

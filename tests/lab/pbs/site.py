@@ -63,6 +63,8 @@ class Settings:
         }
     )
     preempt_order: str = "R"
+    job_sort_formula: str = ""
+    """Shown, and not taken into account."""
     preempt_queue_prio: int = 150
     job_history_enable: bool = True
     node_fail_requeue: float = 1

@@ -74,6 +74,15 @@ def test_a_successor_waits_for_the_end_of_the_job_from_its_begin_on(gang: Gang, 
     assert slurm.calls("scancel") == ["9"], "nothing is left to do for it"
 
 
+def test_a_successor_is_submitted_where_the_temporary_folder_of_the_job_cannot_be_written(
+    gang: Gang, slurm: Slurm, stub: Stub
+) -> None:
+    stub("sbatch", 'mktemp -p "$TMPDIR" >&2 && echo 8')
+    gang.plan("true --trial", scheduler="slurm", resume="successor")
+    gang.run_job(**job(7), TMPDIR="/nonexistent")
+    assert (read_json(gang.experiment.next_jobs(1, 0)) or {})["jobs"] == ["7", "8"]
+
+
 def test_a_successor_that_is_slow_to_submit_is_no_part_of_a_gang_that_ends(
     gang: Gang, slurm: Slurm, stub: Stub
 ) -> None:

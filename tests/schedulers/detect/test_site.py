@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +12,7 @@ from hpc_det.config.cluster import Cluster
 from hpc_det.config.plain_yaml import parse_yaml
 from hpc_det.errors import UsageError
 from hpc_det.schedulers.command import CommandError, Run
-from hpc_det.schedulers.detect.ask import ask
+from hpc_det.schedulers.detect.ask import ask, starters, why_not_mpiexec
 from hpc_det.schedulers.detect.site import FoundPool, Site, to_yaml
 from tests.schedulers.detect.recorded import PBS, SLURM, replay
 
@@ -55,6 +57,47 @@ def test_the_best_way_to_start_agents_on_pbs_is_taken() -> None:
     found = Cluster.model_validate(parse_yaml(to_yaml(SITES[2], "mine"), "mine.yaml"))
     assert found.start_agents_with == "pbs_tmrsh"
     assert "srun" not in to_yaml(SITES[2], "mine")
+
+
+HYDRA = "HYDRA build details:\n    Launchers available:    ssh rsh fork slurm manual persist\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "info", "is_offered"),
+    [
+        (HYDRA, "", False),
+        (HYDRA.replace("slurm", "slurm pbs"), "", True),
+        ("mpiexec (OpenRTE) 4.1.4\n", "   MCA plm: slurm (MCA v2.1.0)\n   MCA ras: slurm (MCA v2.1.0)\n", False),
+        ("mpiexec (OpenRTE) 4.1.4\n", "   MCA plm: slurm (MCA v2.1.0)\n   MCA plm: tm (MCA v2.1.0)\n", True),
+        ("PALS mpiexec version 1.2.12\n", "", True),
+    ],
+)
+def test_an_mpiexec_starts_agents_only_where_it_was_built_for_pbs(version: str, info: str, is_offered: bool) -> None:
+    answers = {"/usr/bin/mpiexec": version, "/usr/bin/ompi_info": info}
+    site = ask(replay("pbs-23.06", PBS, **answers), only("pbsnodes", "mpiexec"))
+    assert site.start_agents_with == ("mpiexec" if is_offered else None)
+
+
+def test_an_mpiexec_of_this_python_environment_starts_no_agents() -> None:
+    def which(name: str) -> str | None:
+        return str(Path(sys.prefix, "bin", name)) if name == "mpiexec" else None
+
+    assert starters(refused, which) == []
+    assert sys.prefix in why_not_mpiexec(refused, which)
+
+
+def both(command: Sequence[str]) -> str:
+    """A login node where Slurm and PBS answer."""
+    kind, folder = (PBS, "pbs-23.06") if command[0] in ("pbsnodes", "qstat", "qmgr") else (SLURM, "slurm-22.05")
+    return replay(folder, kind, srun="")(command)
+
+
+def test_of_two_schedulers_the_chosen_one_is_asked() -> None:
+    here = only("sinfo", "pbsnodes", "pbsdsh")
+    found = [ask(both, here, chosen).scheduler for chosen in (None, "slurm", "pbs")]
+    assert found == ["slurm", "slurm", "pbs"]
+    with pytest.raises(UsageError, match="--scheduler pbs: pbsnodes is not on PATH"):
+        ask(both, only("sinfo"), "pbs")
 
 
 def test_the_whole_text() -> None:

@@ -12,6 +12,9 @@ from typing import Any
 from tests.stub import Stub
 from tests.wait import DEADLINE_S
 
+COPIES = 'copy=$(mktemp -p "${PBS_TMPDIR:-${TMPDIR:-/var/tmp}}") && rm "$copy" || exit 1'
+"""qsub copies the script first."""
+
 
 class StubSite:
     def __init__(self, folder: Path, stub: Stub) -> None:
@@ -21,7 +24,8 @@ class StubSite:
         version = '[ "$1" = --version ] && echo "pbs_version = 23.06.06" && exit'
         stub(
             "qsub",
-            f"{version}\n{noted}\ncat '{folder}/id' 2>/dev/null || {{ echo 'qsub: not from here' >&2; exit 1; }}",
+            f"{version}\n{noted}\n{COPIES}\n"
+            f"cat '{folder}/id' 2>/dev/null || {{ echo 'qsub: not from here' >&2; exit 1; }}",
         )
         stub("qdel", f"{noted}\nexit $(cat '{folder}/qdel' || echo 0) 2>/dev/null")
         stub("qstat", f"{noted}\ncat '{folder}/qstat'; cat '{folder}/qstat.err' >&2; exit $(cat '{folder}/qstat.rc')")
@@ -54,13 +58,16 @@ class StubSite:
         lines = path.read_text().splitlines() if path.exists() else []
         return [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == command]
 
-    def start(self, script: Path, pbs_id: str, nodes: str = "n1", goes_on_for: str | None = None) -> Running:
+    def start(
+        self, script: Path, pbs_id: str, nodes: str = "n1", goes_on_for: str | None = None, **more: str
+    ) -> Running:
         """`nodes`: the lines of PBS_NODEFILE. In a session of its own, as PBS' processes are."""
         nodefile = self._folder / f"nodes.{pbs_id}"
         nodefile.write_text("".join(f"{node}\n" for node in nodes.split()))
         env = {name: os.environ[name] for name in ("PATH", "HOME", "HPC_DET_TEST_ID")}
         env |= {"PBS_JOBID": pbs_id, "PBS_NODEFILE": str(nodefile)}
         env |= {"SUBMITIT_PBS_JOB_ID": goes_on_for} if goes_on_for else {}
+        env |= more
         return Running(subprocess.Popen(["bash", script], env=env, cwd="/", start_new_session=True))
 
 

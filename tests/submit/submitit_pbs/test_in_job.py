@@ -11,6 +11,7 @@ from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from hpc_det.submit.submitit_pbs import in_job
 from hpc_det.submit.submitit_pbs.executor import PbsExecutor
+from hpc_det.submit.submitit_pbs.paths import PbsJobPaths
 from tests.submit.submitit_pbs import functions
 from tests.submit.submitit_pbs.site import StubSite
 from tests.wait import wait_for
@@ -106,6 +107,23 @@ def test_preemptions_are_not(site: StubSite, tmp_path: Path) -> None:
     (tmp_path / "enough").touch()
     site.start(job.paths.submission_file, "12.pbshead").end()
     assert job.result() == 3
+
+
+@pytest.mark.parametrize("name", ["TMPDIR", "PBS_TMPDIR"])
+def test_another_job_is_submitted_where_the_temporary_folder_of_the_job_is_gone(
+    name: str, executor: PbsExecutor, site: StubSite, tmp_path: Path
+) -> None:
+    """As after a preemption by deletion, where the nodes share the folder."""
+    job = executor.submit(functions.Counts(str(tmp_path / "enough")))
+    (tmp_path / "gone").mkdir()
+    running = site.start(job.paths.submission_file, "12.pbshead", **{name: str(tmp_path / "gone")})
+    wait_for((tmp_path / "enough.running").exists)
+    (tmp_path / "gone").rmdir()
+    site.answer(PREEMPTED)
+    site.next_id("13.pbshead")
+    running.term()
+    running.end()
+    assert PbsJobPaths(executor.folder, job_id="12").chain() == ["12", "13"]
 
 
 def test_a_site_that_takes_no_jobs_from_a_node_says_so(executor: PbsExecutor, site: StubSite, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from hpc_det.submit.submitit_pbs.parameters import Parameters
+from tests.lab.pbs_lab import PbsLab
 
 
 def test_a_job_of_nothing_special() -> None:
@@ -50,12 +51,33 @@ def test_all_that_may_be_asked_for() -> None:
     ]
 
 
+NAMES = {
+    "train(lr=0.1)": "train_lr_0.1_",
+    "a,b": "a_b",
+    "a:b": "a_b",
+    "ünïcode": "_n_code",
+    "two words": "two_words",
+    "a/b": "a_b",
+    "x\n#PBS -V": "x__PBS_-V",
+    "-V": "_V",
+    ".hidden": "_hidden",
+    "2-layers": "2-layers",
+    "x" * 300: "x" * 230,
+}
+
+
+def test_a_name_that_pbs_refuses_is_replaced(pbs_lab: PbsLab) -> None:
+    for name, in_pbs in NAMES.items():
+        directive = Parameters(name=name).directives()[0]
+        assert directive == f"-N {in_pbs}"
+        job = pbs_lab.submit(script=f"#PBS {directive}\n#PBS -h\ntrue\n")
+        assert pbs_lab.job(job)["Job_Name"] == in_pbs
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"name": "two words"}, "name: 'two words'"),
-        ({"name": "x\ntouch X"}, "name: 'x\\ntouch X'"),
-        ({"name": "a/b"}, "which PBS refuses"),
+        ({"name": ""}, "name: ''"),
         ({"queue": ""}, "pbs_queue"),
         ({"account": "it's"}, "pbs_account"),
         ({"account": "-V"}, "pbs_account"),
@@ -76,8 +98,8 @@ def test_what_cannot_be_is_refused(given: dict[str, Any], words: str) -> None:
 
 
 def test_every_problem_is_said_at_once() -> None:
-    with pytest.raises(ValueError, match=r"nodes: 0 (.|\n)*name: 'a b'"):
-        Parameters(nodes=0, name="a b")
+    with pytest.raises(ValueError, match=r"nodes: 0 (.|\n)*pbs_queue: 'a b'"):
+        Parameters(nodes=0, queue="a b")
 
 
 def test_none_is_the_default() -> None:

@@ -59,7 +59,7 @@ def test_one_question_for_all_jobs(site: StubSite, tmp_path: Path) -> None:
     jobs: list[PbsJob[Any]] = [PbsJob(tmp_path, number) for number in ("54_0", "54_2", "54_7", "48")]
     jobs[0].get_info()
     assert [job.get_info("cache")["State"] for job in jobs] == ["COMPLETED", "RUNNING", "PENDING", "COMPLETED"]
-    assert site.told("qstat") == ["-t -f -F json 48 54[]"]
+    assert site.told("qstat") == ["-f -F json -E -t 48 54[]"]
 
 
 def test_a_job_that_is_done_is_not_asked_about_again(site: StubSite, tmp_path: Path) -> None:
@@ -111,14 +111,14 @@ def test_a_job_that_pbs_has_forgotten_ended_as_its_result_says(
 def test_the_history_is_asked_of_a_job_that_has_just_finished(site: StubSite, tmp_path: Path) -> None:
     site.answer(recorded("finished-qdel"), "qstat: 47.pbshead Job has finished, use -x or -H to obtain it", 35)
     assert PbsJob(tmp_path, "47").state == "CANCELLED"
-    assert site.told("qstat") == ["-t -f -F json 47", "-x -t -f -F json 47"]
+    assert site.told("qstat") == ["-f -F json -E -t 47", "-f -F json -E -x -t 47.pbshead"]
 
 
 def test_the_job_that_goes_on_for_another_is_asked_about_in_its_place(site: StubSite, tmp_path: Path) -> None:
     (tmp_path / "12_next").write_text("13")
     site.answer({"13.pbshead": {"job_state": "R"}})
     assert PbsJob(tmp_path, "12").state == "RUNNING"
-    assert site.told("qstat") == ["-t -f -F json 13"]
+    assert site.told("qstat") == ["-f -F json -E -t 13"]
 
 
 def test_the_next_job_may_be_written_down_while_pbs_answers(
