@@ -70,6 +70,8 @@ class Saving:
         self._never = never
         self._saved: tuple[int, int] | None = None
         """Batches, and batches at the last validation, in the last checkpoint; it may be on its way to the disk."""
+        self._is_provisional = False
+        """The last one."""
         self._is_expected = False
         self._uuid = ""
         """Of the last one that this attempt has begun."""
@@ -89,8 +91,11 @@ class Saving:
             self._is_expected = True
             self._checkpoints.expect(self._strategy.saved_tensors())
 
-    def save(self) -> None:
-        """Training may go on when it returns; the checkpoint is committed when it is settled."""
+    def save(self, *, is_provisional: bool = False) -> None:
+        """Training may go on when it returns; the checkpoint is committed when it is settled.
+
+        `is_provisional`: another one of the same batch follows soon; this one deletes and uploads nothing.
+        """
         self.settle()
         self._pace.save_begins()
         save = self._checkpoints.begin if self._behind else self._checkpoints.save
@@ -100,7 +105,9 @@ class Saving:
                 files[PROGRESS] = progress_state(self._progress, self._distributed.size)
                 self._log.flush()
             steps = self._progress.steps
-            finish, then = partial(self._finish, steps=steps), self._after_commit()
+            finish = partial(self._finish, steps=steps)
+            then = self._pace.save_committed if is_provisional else self._after_commit()
+            self._is_provisional = is_provisional
             self._uuid = save(steps, files, finish, write=self._write, then=then)
         self._saved = self._reached()
         self._pace.training_goes_on()
@@ -123,6 +130,8 @@ class Saving:
         if not self.is_saved and last is not LastSave.NONE:
             self.save()
             self.settle()
+        if self._is_provisional and self._distributed.is_chief:
+            self._prune(self._search.validations, RESUME_DEPTH)
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
@@ -161,7 +170,7 @@ class Saving:
 
         def work() -> None:
             self._pace.save_committed()
-            self._prune(validations, to_resume_from=RESUME_DEPTH)
+            self._prune(validations, RESUME_DEPTH)
 
         return work
 
