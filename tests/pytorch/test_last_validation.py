@@ -72,7 +72,7 @@ def test_it_has_the_files_of_all_ranks(on_ranks: OnRanks, tmp_path: Path) -> Non
 def test_a_wrong_metric_costs_no_batch(tmp_path: Path) -> None:
     undisturbed, life = (Life.begin(tmp_path / name, **AT_THE_END) for name in ("undisturbed", "life"))
     undisturbed.attempt()
-    right, life.config = life.config, merge(life.config, {"searcher": {"metric": "los"}})
+    right, life.config = life.config, merge(dict(life.config), {"searcher": {"metric": "los"}})
     with pytest.raises(UsageError) as error:
         life.attempt()
     assert "did you mean 'loss'?" in str(error.value)
