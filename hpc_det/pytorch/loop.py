@@ -277,7 +277,7 @@ class Loop:
         What is the same for all of them is done once: at a batch it would cost microseconds.
         """
         progress, first, start = self._progress, self._progress.steps, self._progress.position
-        until = min(self._schedule.next_boundary(first), self._pace.next_look)
+        until = min(self._schedule.next_boundary(first), self._pace.next_look, self._saving.next_expectation)
         if self._measurements:
             until = min(until, self._measurements.at(progress))
         count = int(min(until - first, max(self._data.whole_batches(start), 1)))

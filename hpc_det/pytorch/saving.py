@@ -6,6 +6,7 @@ all ranks; at most one save is in flight.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -72,7 +73,9 @@ class Saving:
         """Batches, and batches at the last validation, in the last checkpoint; it may be on its way to the disk."""
         self._is_provisional = False
         """The last one."""
-        self._is_expected = False
+        self._first = progress.steps
+        self.next_expectation: float = progress.steps + 1 if self._behind and not never else math.inf
+        """So many batches: there `expect` looks what a save will have."""
         self._uuid = ""
         """Of the last one that this attempt has begun."""
 
@@ -86,10 +89,15 @@ class Saving:
         self._saved = self._reached()
 
     def expect(self) -> None:
-        """When optimizers have their state: the first save will be no slower than the others."""
-        if self._behind and not self._never and not self._is_expected:
-            self._is_expected = True
-            self._checkpoints.expect(self._strategy.saved_tensors())
+        """Have memory for the first save, which will be no slower than the others.
+
+        Optimizers get their state with their first step, which may come after some batches: the looks become seldom.
+        """
+        steps = self._progress.steps
+        if steps >= self.next_expectation:
+            self.next_expectation = 2 * steps - self._first
+            with unchanged_generators():
+                self._checkpoints.expect(self._strategy.expected(self._callbacks, self._window))
 
     def save(self, *, is_provisional: bool = False) -> None:
         """Training may go on when it returns; the checkpoint is committed when it is settled.
@@ -97,6 +105,7 @@ class Saving:
         `is_provisional`: another one of the same batch follows soon; this one deletes and uploads nothing.
         """
         self.settle()
+        self.next_expectation = math.inf
         self._pace.save_begins()
         save = self._checkpoints.begin if self._behind else self._checkpoints.save
         with unchanged_generators():
