@@ -2,6 +2,7 @@
 
 Kept are the best N of the experiment, the best N of their trial (both by the validation at the same number of batches)
 and the latest N of it; while a trial runs, always its two newest, so that a damaged one has something to fall back to.
+Of several checkpoints of the same batch only the newest counts: the others go.
 """
 
 from __future__ import annotations
@@ -60,9 +61,10 @@ def superfluous(
 
     `validations`: batches -> searcher metric; NaN is worst.
     """
-    the_best = _best_first(checkpoints, validations, smaller_is_better)[:best]
-    whole = [item for item in checkpoints if not item.removed]  # a trial resumes from no other
-    kept = {item.uuid for item in [*the_best, *checkpoints[:latest], *whole[:latest]]}
+    of_each_batch = _newest_of_each_batch(checkpoints)
+    the_best = _best_first(of_each_batch, validations, smaller_is_better)[:best]
+    whole = _newest_of_each_batch([item for item in checkpoints if not item.removed])  # a trial resumes from no other
+    kept = {item.uuid for item in [*the_best, *of_each_batch[:latest], *whole[:latest]]}
     return [item for item in checkpoints if item.uuid not in kept]
 
 
@@ -83,12 +85,20 @@ def superfluous_of_all(trials: Sequence[TrialCheckpoints], *, smaller_is_better:
     ]
 
 
+def _newest_of_each_batch(checkpoints: Sequence[Committed]) -> list[Committed]:
+    """`checkpoints` are the newest first. One from before a validation is superseded by the one after it."""
+    by_steps: dict[int, Committed] = {}
+    for item in checkpoints:
+        by_steps.setdefault(item.steps, item)
+    return list(by_steps.values())
+
+
 def _best_of_experiment(trials: Sequence[TrialCheckpoints], smaller_is_better: bool) -> set[str]:
     """The points of a multirun may differ in how many they keep: each counts its own among the best of all."""
     validated = [
         (*badness(trial.validations[item.steps], smaller_is_better), item.time, item.uuid, trial.policy)
         for trial in trials
-        for item in trial.checkpoints
+        for item in _newest_of_each_batch(trial.checkpoints)
         if item.steps in trial.validations
     ]
     bybadness = sorted(validated, key=lambda found: found[:4])

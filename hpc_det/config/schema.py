@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from hpc_det.config.fields import (
     AboveZero,
@@ -147,10 +147,12 @@ class Experiment(Section):
     min_checkpoint_period: Period = Field(
         default=Length(0), description="A checkpoint is saved at least so often; 0 is only at its end."
     )
-    checkpoint_interval: Annotated[Literal["auto"] | None, Expected("auto, or null")] = Field(
-        default=None,
-        description="auto: besides min_checkpoint_period a checkpoint is saved as often as costs least, by how "
-        "long saves take and how often jobs end early (Young, Daly). On by itself where a grace time is too short.",
+    checkpoint_interval: Annotated[Literal["auto", "none"], Expected("auto or none")] = Field(
+        default="auto",
+        description="auto: a checkpoint is also saved at the interval that minimises the expected lost work, by how "
+        "long saves take and how often jobs end early (Young, Daly). none: only where min_checkpoint_period and "
+        "checkpoint_policy say, unless a grace time is too short for a save; the default where min_checkpoint_period "
+        "is given.",
     )
     asynchronous_checkpoints: Flag = Field(
         default=True,
@@ -198,3 +200,11 @@ class Experiment(Section):
     security: FreeMap | None = Field(default=None, description="Settings of Determined's master.")
     data_layer: FreeMap | None = Field(default=None, description="A cache of Determined's that is gone.")
     internal: FreeMap | None = Field(default=None, description="Settings of Determined's master.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given_period_replaces_interval(cls, data: Any) -> Any:
+        """Who says how often to save gets no other saves by default."""
+        if isinstance(data, dict) and data.get("min_checkpoint_period") is not None:
+            return {**data, "checkpoint_interval": data.get("checkpoint_interval") or "none"}
+        return data

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from hpc_det.checkpoint.committed import MANIFEST, Committed, FileEntry, committed, delete
 from hpc_det.checkpoint.mirror import Mirror
@@ -118,9 +116,10 @@ class CheckpointContext:
         self._pending, self._behind = pending, Behind(work)
         return pending.staging.uuid
 
-    def expect(self, tensors: Iterable[torch.Tensor]) -> None:
+    def expect(self, files: Any) -> None:
         """Not collective: what `begin` will be given, so that the first one takes no longer than the others."""
-        self._copies.expect(tensors)
+        if not self.in_flight:
+            self._copies.expect(files)
 
     @property
     def in_flight(self) -> bool:

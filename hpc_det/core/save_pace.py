@@ -61,7 +61,8 @@ class SavePace:
         chief = distributed.is_chief
         self._times = read_saves(trial.saves) if chief else None
         self._events = Journal(trial.journal).events() if chief else []
-        self._auto = auto or (chief and has_lost_work(self._events))
+        self._auto = auto
+        self._has_lost_work = has_lost_work(self._events)
         self._batches, self._batches_s = 0, 0.0
         self._newest: int | None = None
         """Batches in the newest checkpoint."""
@@ -74,6 +75,10 @@ class SavePace:
         self._since, self._newest = self._clock(), steps or None
         self._plan_look(steps)
 
+    def leave_to_period(self) -> None:
+        """A script says how often to save: `checkpoint_interval` adds nothing, unless work would be lost."""
+        self._auto = False
+
     def trained(self, batches: int, seconds: float) -> None:
         self._batches += batches
         self._batches_s += seconds
@@ -82,7 +87,7 @@ class SavePace:
         """Whether to save for `checkpoint_interval: auto`; at batches that are no look, never."""
         if steps < self.next_look:
             return False
-        due: bool = self._distributed.broadcast_json(self._distributed.is_chief and self._left_s() <= 0)
+        due: bool = self._distributed.broadcast_json(self._distributed.is_chief and self._is_time())
         self._plan_look(steps)
         return due
 
@@ -132,13 +137,18 @@ class SavePace:
 
     def _look(self, steps: int) -> int | None:
         """None: never, `checkpoint_interval` is not `auto`."""
-        if not self._auto and not grace_is_too_short(self._grace_s, self._times):
+        if not (self._auto or self._has_lost_work or grace_is_too_short(self._grace_s, self._times)):
             return None
-        self._say()
         if not self._batches_s:
             return steps + 1
         left = math.ceil(self._left_s() * self._batches / self._batches_s)
         return steps + max(1, min(left, self._batches))
+
+    def _is_time(self) -> bool:
+        if self._left_s() > 0:
+            return False
+        self._say()
+        return True
 
     def _interval_s(self) -> float:
         """No save before the one before it is committed."""
@@ -188,4 +198,4 @@ class SavePace:
     def _why(self) -> str:
         if self._grace_s is not None and grace_is_too_short(self._grace_s, self._times):
             return f", since the grace time of {self._grace_s:g} s is too short for a save"
-        return ", since an attempt ended without a save" if has_lost_work(self._events) else ""
+        return ", since an attempt ended without a save" if self._has_lost_work else ""

@@ -12,7 +12,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -25,30 +25,32 @@ from hpc_det.core.laid_out import copy_bytes
 _ALIGNMENT = 512
 """Bytes; more than any type needs, and what copies from a GPU like."""
 _ROWS = (list, tuple, set)
+_CHUNKS = 4
+"""Where copies differ so much that there are more, one new chunk replaces them."""
+_Storages = dict[int, torch.UntypedStorage]
 
 
 class WarmCopies:
-    """Of one rank; one copy at a time."""
+    """Of one rank; one copy at a time.
+
+    The memory is in chunks: where a copy needs more than there is, a chunk is added for the rest.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         """`folder`: on the node's own disk, where the copies are in a file without a name, which the kernel may write
         out when memory is short; None: in memory.
         """
         self._folder = folder
-        self._memory: mmap.mmap | None = None
-        self._gpu: int | None = None
-        """Of the thread that copies."""
-        self._is_pinned = False
+        self._chunks: list[_Chunk] = []
         self._warming: Thread | None = None
-        self._others: list[WarmCopies] = []
-        self._others_used = 0
 
-    def expect(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Have memory for copies of these, by and by."""
-        size = sum(_aligned(tensor.nbytes) for tensor in tensors)
-        if size > self._size:
-            self._make(size)
-            self._warming = Thread(target=self._touch, name="warm", daemon=True)
+    def expect(self, content: Any) -> None:
+        """Have memory for a copy of `content`, by and by. Not while a copy is in use."""
+        self._begin_anew()
+        _, homeless = self._placed(_storages(content))
+        if homeless:
+            chunk = self._new_chunk(homeless)
+            self._warming = Thread(target=chunk.touch, name="warm", daemon=True)
             self._warming.start()
 
     def of(self, content: Any) -> Any:
@@ -56,68 +58,97 @@ class WarmCopies:
 
         Tensors that share memory go on to share it. `content` holds what a checkpoint may hold (check_loadable).
         """
-        self._others_used = 0
-        tensors = {id(tensor): tensor for tensor in _tensors(content)}
-        storages = {each._cdata: each for each in map(_storage, tensors.values()) if each is not None and each.nbytes()}
-        room = self._room(sum(_aligned(storage.nbytes()) for storage in storages.values()))
-        copies, offset = {}, 0
-        for key, storage in storages.items():
-            place = torch.frombuffer(room, dtype=torch.uint8, count=storage.nbytes(), offset=offset)
-            copy_bytes(storage, place)
+        self._begin_anew()
+        return self.also(content)
+
+    def also(self, content: Any) -> Any:
+        """`of` something more, which is good as long as the former. `content` may hold other objects, too."""
+        copies = {}
+        storages = _storages(content)
+        for key, place in self._places(storages).items():
+            copy_bytes(storages[key], place)
             copies[key] = place.untyped_storage()
-            offset += _aligned(storage.nbytes())
-        same = {number: _like(tensor, copies) for number, tensor in tensors.items()}
+        same = {id(tensor): _like(tensor, copies) for tensor in _tensors(content)}
         if any(storage.device.type == "cuda" for storage in storages.values()):
             torch.cuda.synchronize()
         return copy.deepcopy(content, same)
 
-    def also(self, content: Any) -> Any:
-        """`of` something more, which is good as long as the former. `content` may hold other objects, too."""
-        if self._others_used == len(self._others):
-            self._others.append(WarmCopies(self._folder))
-        self._others_used += 1
-        return self._others[self._others_used - 1].of(content)
-
-    @property
-    def _size(self) -> int:
-        return len(self._memory) if self._memory else 0
-
-    def _room(self, size: int) -> mmap.mmap:
-        self._await_warm()
-        if self._memory is None or size > self._size:
-            self._make(size)
-            self._touch()
-        assert self._memory is not None
-        return self._memory
-
-    def _await_warm(self) -> None:
+    def _begin_anew(self) -> None:
+        """All memory is free again."""
         if self._warming:
             self._warming.join()
             self._warming = None
+        if len(self._chunks) > _CHUNKS:
+            for chunk in self._chunks:
+                chunk.unpin()
+            self._chunks.clear()
+        for chunk in self._chunks:
+            chunk.used = 0
 
-    def _make(self, size: int) -> None:
-        self._await_warm()
-        if self._memory and self._is_pinned:
-            _unpin(self._memory)
-        self._memory = self._new_memory(max(size, mmap.PAGESIZE))
+    def _places(self, storages: _Storages) -> dict[int, torch.Tensor]:
+        places, homeless = self._placed(storages)
+        if homeless:
+            chunk = self._new_chunk(homeless)
+            chunk.touch()
+            places |= {key: chunk.take(storage.nbytes()) for key, storage in homeless.items()}
+        return places
+
+    def _placed(self, storages: _Storages) -> tuple[dict[int, torch.Tensor], _Storages]:
+        """A place for each, the largest first, and those for which there is none."""
+        places, homeless = {}, {}
+        for key, storage in sorted(storages.items(), key=lambda item: -item[1].nbytes()):
+            chunk = next((each for each in self._chunks if each.has_room(storage.nbytes())), None)
+            if chunk:
+                places[key] = chunk.take(storage.nbytes())
+            else:
+                homeless[key] = storage
+        return places, homeless
+
+    def _new_chunk(self, storages: _Storages) -> _Chunk:
+        """With room for these. Raises OSError where the folder has none."""
+        size = sum(_aligned(storage.nbytes()) for storage in storages.values())
+        chunk = _Chunk(_new_memory(self._folder, max(size, mmap.PAGESIZE)))
+        self._chunks.append(chunk)
+        return chunk
+
+
+class _Chunk:
+    """Memory, of which the first `used` bytes are in use."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        memory.madvise(mmap.MADV_DONTFORK)  # a loader's workers would make each page be copied once more
+        self.used = 0
+        self._memory = memory
         self._gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
-        self._memory.madvise(mmap.MADV_DONTFORK)  # a loader's workers would make each page be copied once more
+        """Of the thread that copies."""
+        self._is_pinned = False
 
-    def _touch(self) -> None:
+    def has_room(self, size: int) -> bool:
+        return self.used + size <= len(self._memory)
+
+    def take(self, size: int) -> torch.Tensor:
+        place = torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=self.used)
+        self.used += _aligned(size)
+        return place
+
+    def touch(self) -> None:
         """Have the kernel hand out its pages."""
-        assert self._memory is not None
         ctypes.memset(_address(self._memory), 0, len(self._memory))
         if self._gpu is not None:
             with torch.cuda.device(self._gpu):  # another thread would take memory of the first one, for every rank
                 self._is_pinned = _pin(self._memory)
 
-    def _new_memory(self, size: int) -> mmap.mmap:
-        """Raises OSError where the folder has no room for it."""
-        if self._folder:
-            with tempfile.TemporaryFile(dir=self._folder) as file:
-                _take_room(self._folder, file.fileno(), size)
-                return mmap.mmap(file.fileno(), size)
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    def unpin(self) -> None:
+        if self._is_pinned:
+            _unpin(self._memory)
+
+
+def _new_memory(folder: Path | None, size: int) -> mmap.mmap:
+    if folder:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            _take_room(folder, file.fileno(), size)
+            return mmap.mmap(file.fileno(), size)
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _take_room(folder: Path, file: int, size: int) -> None:
@@ -147,6 +178,12 @@ def _address(memory: mmap.mmap) -> int:
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _storages(content: Any) -> _Storages:
+    """Of all its tensors, each once."""
+    found = (_storage(tensor) for tensor in _tensors(content))
+    return {each._cdata: each for each in found if each is not None and each.nbytes()}
 
 
 def _tensors(content: Any) -> Iterator[torch.Tensor]:

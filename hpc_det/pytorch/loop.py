@@ -2,7 +2,7 @@
 
     build the data, restore
     until trained to the end, or all ranks agree to stop:
-        validate and checkpoint where they are due at this batch
+        validate and checkpoint where they are due at this batch; before the last validation a checkpoint is begun
         train up to the next batch at which anything can be due, and report
         where the search wanted the metric: save, report, and train on, if it wants more of this trial
     save what is not saved
@@ -283,7 +283,7 @@ class Loop:
         What is the same for all of them is done once: at a batch it would cost microseconds.
         """
         progress, first, start = self._progress, self._progress.steps, self._progress.position
-        until = min(self._schedule.next_boundary(first), self._pace.next_look)
+        until = min(self._schedule.next_boundary(first), self._pace.next_look, self._saving.next_expectation)
         if self._measurements:
             until = min(until, self._measurements.at(progress))
         count = int(min(until - first, max(self._data.whole_batches(start), 1)))
@@ -333,8 +333,11 @@ class Loop:
     def _settle_boundary(self) -> bool:
         """Validate and save if that is due here; False when a stop is on its way and the validation was abandoned."""
         self._saving.settle(wait=False)
-        if self._schedule.validation_is_due(self._progress) and not self._validate():
-            return False
+        if self._schedule.validation_is_due(self._progress):
+            if self._schedule.finished(self._progress) and not self.is_saved:
+                self._saving.save(is_provisional=True)  # what fails in the last validation shall not cost the training
+            if not self._validate():
+                return False
         is_due = self._pace.is_due(self._progress.steps)
         if (
             is_due or self._schedule.checkpoint_is_due(self._progress, improved=self._search.improved)

@@ -24,7 +24,7 @@ from hpc_det.pytorch.evaluation import numbered
 from hpc_det.pytorch.model_parallel import make_data_parallel_mpu
 from hpc_det.pytorch.progress import Progress
 from hpc_det.pytorch.sharded import is_sharded, reshard
-from hpc_det.pytorch.shards import is_sharded_tensor, own_part, shard_file, shards_in, without_shards
+from hpc_det.pytorch.shards import own_part, shard_file, shards_in, without_shards
 from hpc_det.pytorch.state import (
     PROGRESS,
     STATE_DICT,
@@ -204,26 +204,28 @@ class PlainStrategy:
         if self._context.distributed.is_chief:
             check_loadable({STATE_DICT: without_shards(model_state(self._context, callbacks))})
 
-    def saved_tensors(self) -> Iterator[torch.Tensor]:
+    def expected(self, callbacks: Callbacks, window: MetricWindow) -> Any:
         context = self._context
-        reshard(context.models)
         parameters = [parameter for model in context.models for parameter in model.parameters()]
-        buffers = (buffer for model in context.models for buffer in model.buffers())
-        states = (state for optimizer in context.optimizers for state in optimizer.state.values())
-        values = (value for state in states for value in state.values() if isinstance(value, torch.Tensor))
-        if context.aggregation_frequency > 1:  # on every rank, the size of its gradients
-            yield from map(own_part, parameters)
-        for tensor in (*parameters, *buffers, *values):
-            if context.distributed.is_chief or is_sharded_tensor(tensor):
-                yield own_part(tensor)
+        gradients = [
+            torch.empty_like(own_part(each), device="cpu")  # which takes no memory
+            for each in parameters
+            if each.requires_grad and each.grad is None and context.aggregation_frequency > 1
+        ]
+        return [self._files(callbacks, window), gradients]
 
     def files(self, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
+        files = self._files(callbacks, window)
+        if STATE_DICT in files:
+            callbacks.call("on_checkpoint_save_start", files[STATE_DICT])
+        return files
+
+    def _files(self, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
         context, rank = self._context, self._context.distributed.rank
         reshard(context.models)
         files = {rank_file(rank): rank_state(context, window)}
         if context.distributed.is_chief:
             files[STATE_DICT] = without_shards(model_state(context, callbacks))
-            callbacks.call("on_checkpoint_save_start", files[STATE_DICT])
         if context.has_sharded_models:
             files[shard_file(rank)] = shards_in(trained_state(context))
         return files

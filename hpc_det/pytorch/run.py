@@ -113,7 +113,7 @@ class Run:
                 attempt=1,
                 distributed=distributed,
                 stop=stop,
-                pace=SavePace(folder, distributed),
+                pace=SavePace(folder, distributed, auto=spec["config"].get("checkpoint_interval") == "auto"),
                 log=ShownLog(folder, 1),
                 code=None,
                 test=test,
@@ -139,6 +139,8 @@ class Run:
         strategy = trial.strategy_class(trial, context)
         strategy.check()
         context.trains_on = self.trains_on
+        if is_trainer and schedule.checkpoint_period:
+            self.pace.leave_to_period()
         loop = Loop(
             trial,
             context,

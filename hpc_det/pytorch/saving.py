@@ -6,6 +6,7 @@ all ranks; at most one save is in flight.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -70,7 +71,11 @@ class Saving:
         self._never = never
         self._saved: tuple[int, int] | None = None
         """Batches, and batches at the last validation, in the last checkpoint; it may be on its way to the disk."""
-        self._is_expected = False
+        self._is_provisional = False
+        """The last one."""
+        self._first = progress.steps
+        self.next_expectation: float = progress.steps + 1 if self._behind and not never else math.inf
+        """So many batches: there `expect` looks what a save will have."""
         self._uuid = ""
         """Of the last one that this attempt has begun."""
 
@@ -84,14 +89,23 @@ class Saving:
         self._saved = self._reached()
 
     def expect(self) -> None:
-        """When optimizers have their state: the first save will be no slower than the others."""
-        if self._behind and not self._never and not self._is_expected:
-            self._is_expected = True
-            self._checkpoints.expect(self._strategy.saved_tensors())
+        """Have memory for the first save, which will be no slower than the others.
 
-    def save(self) -> None:
-        """Training may go on when it returns; the checkpoint is committed when it is settled."""
+        Optimizers get their state with their first step, which may come after some batches: the looks become seldom.
+        """
+        steps = self._progress.steps
+        if steps >= self.next_expectation:
+            self.next_expectation = 2 * steps - self._first
+            with unchanged_generators():
+                self._checkpoints.expect(self._strategy.expected(self._callbacks, self._window))
+
+    def save(self, *, is_provisional: bool = False) -> None:
+        """Training may go on when it returns; the checkpoint is committed when it is settled.
+
+        `is_provisional`: another one of the same batch follows soon; this one deletes and uploads nothing.
+        """
         self.settle()
+        self.next_expectation = math.inf
         self._pace.save_begins()
         save = self._checkpoints.begin if self._behind else self._checkpoints.save
         with unchanged_generators():
@@ -100,7 +114,9 @@ class Saving:
                 files[PROGRESS] = progress_state(self._progress, self._distributed.size)
                 self._log.flush()
             steps = self._progress.steps
-            finish, then = partial(self._finish, steps=steps), self._after_commit()
+            finish = partial(self._finish, steps=steps)
+            then = self._pace.save_committed if is_provisional else self._after_commit()
+            self._is_provisional = is_provisional
             self._uuid = save(steps, files, finish, write=self._write, then=then)
         self._saved = self._reached()
         self._pace.training_goes_on()
@@ -123,6 +139,8 @@ class Saving:
         if not self.is_saved and last is not LastSave.NONE:
             self.save()
             self.settle()
+        if self._is_provisional and self._distributed.is_chief:
+            self._prune(self._search.validations, RESUME_DEPTH)
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
@@ -161,7 +179,7 @@ class Saving:
 
         def work() -> None:
             self._pace.save_committed()
-            self._prune(validations, to_resume_from=RESUME_DEPTH)
+            self._prune(validations, RESUME_DEPTH)
 
         return work
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hpc_det.core.metrics import scalar
 from hpc_det.core.searcher import SearcherContext
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, nearest
 from hpc_det.pytorch.progress import Progress
 from hpc_det.pytorch.schedule import Schedule
 from hpc_det.search.metric import better
@@ -69,7 +69,7 @@ def _number(name: str, metrics: dict[str, Any]) -> float:
     if name not in metrics:
         raise UsageError(
             f"searcher.metric: '{name}' is not among the validation metrics {sorted(metrics)} that the trial returns; "
-            f"name one of those"
+            f"{nearest(name, metrics) or 'name one of those'}"
         )
     value = scalar(metrics[name])
     if value is None:

@@ -11,8 +11,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-import torch
-
 from hpc_det.core.checkpoint import Put
 from hpc_det.core.metrics import MetricWindow
 from hpc_det.pytorch.callback import Callbacks
@@ -99,8 +97,8 @@ class Strategy(Protocol):
         """Raises HpcDetError naming what no checkpoint could hold."""
         ...
 
-    def saved_tensors(self) -> Iterator[torch.Tensor]:
-        """The large ones in the files of this rank, as far as they are there."""
+    def expected(self, callbacks: Callbacks, window: MetricWindow) -> Any:
+        """What `files` would return now, and what else is known to be saved later, but no hook is called."""
         ...
 
     def files(self, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:

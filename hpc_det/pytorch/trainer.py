@@ -123,9 +123,10 @@ class Trainer:
         """Train for `max_length` (in a job by default the experiment's), or until an agreed stop, and save.
 
         A period of None means at the end only, but for `reporting_period`: the configuration's `scheduling_unit`, 100
-        batches by default. A trial that has checkpoints of its own goes on from the newest. Without one, it goes on
-        from the folder `latest_checkpoint` if that is of this trial (outside any job: of such a run with the same
-        seed); otherwise its models, optimizers and schedulers begin with those there, and batches count from 0.
+        batches by default; and in a job checkpoints then come as `checkpoint_interval` says, too. A
+        trial that has checkpoints of its own goes on from the newest. Without one, it goes on from the folder
+        `latest_checkpoint` if that is of this trial (outside any job: of such a run with the same seed); otherwise its
+        models, optimizers and schedulers begin with those there, and batches count from 0.
         `test_mode`: one batch of everything. `profiling_enabled`: as the configuration's `profiling.enabled`.
 
         Raises UsageError without a length or with one of nothing, for a period that is no unit, for an unknown policy,

@@ -50,6 +50,26 @@ def test_who_wrote_a_length_wrote_its_unit(build: Build) -> None:
     assert result.origins["min_checkpoint_period.epochs"] == "config"
 
 
+@pytest.mark.parametrize(
+    ("given", "interval"),
+    [
+        ({}, "auto"),
+        ({"checkpoint_interval": None, "min_checkpoint_period": None}, "auto"),
+        ({"min_checkpoint_period": {"batches": 7}}, "none"),
+        ({"min_checkpoint_period": 0}, "none"),
+        ({"min_checkpoint_period": 7, "checkpoint_interval": "auto"}, "auto"),
+        ({"checkpoint_interval": "none"}, "none"),
+    ],
+)
+def test_checkpoints_come_as_often_as_loses_least_unless_somebody_says_how_often(
+    build: Build, given: dict[str, Any], interval: str
+) -> None:
+    result = build(**given)
+    assert result.tree["checkpoint_interval"] == interval
+    assert result.origins["checkpoint_interval"] == ("config" if given.get("checkpoint_interval") else "default")
+    assert build(**result.tree).tree == result.tree, "what was stored means the same"
+
+
 COMPAT = "HPC_DET_COMPAT=determined"
 VARIABLES = "environment.environment_variables"
 

@@ -51,7 +51,7 @@ def test_the_defaults_are_determineds() -> None:
         "scheduling_unit": 100,
         "min_validation_period": {"batches": 0},
         "min_checkpoint_period": {"batches": 0},
-        "checkpoint_interval": None,
+        "checkpoint_interval": "auto",
         "asynchronous_checkpoints": True,
         "checkpoint_staging": None,
         "hang_timeout_s": None,

@@ -119,6 +119,9 @@ def test_a_grace_time_that_turns_out_too_short_switches_it_on(
     training = Training(tmp_path, grace_s=30)
     training.save(31)
     assert training.pace.next_look == 1
+    assert not capsys.readouterr().out, "nothing is due yet"
+    training.train(2000, batch_s=1)
+    assert len(training.saves) > 1
     assert "auto, since the grace time of 30 s is too short for a save: a save every" in capsys.readouterr().out
 
 
@@ -130,8 +133,18 @@ def test_work_that_an_earlier_attempt_lost_switches_it_on(tmp_path: Path, capsys
     journal = Journal(TrialFolder(tmp_path).journal)
     journal.started(1, "7")
     journal.ended(1, AttemptEnd(cause=Cause.PREEMPTED, steps=0), Decision(Action.REQUEUE, "preempted"), None)
-    assert Training(tmp_path).pace.next_look == 1
+    training = Training(tmp_path)
+    training.pace.leave_to_period()
+    training.train(200, batch_s=1)
+    assert training.saves
     assert "since an attempt ended without a save" in capsys.readouterr().out
+
+
+def test_the_period_of_a_script_replaces_auto(tmp_path: Path) -> None:
+    training = Training(tmp_path, auto=True)
+    training.pace.leave_to_period()
+    training.train(10_000, batch_s=1)
+    assert not training.saves
 
 
 # --- deadlines

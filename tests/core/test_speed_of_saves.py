@@ -5,6 +5,9 @@ the numbers, these are their gates.
 from __future__ import annotations
 
 import ctypes
+import mmap
+import resource
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,23 @@ def test_training_stands_still_for_little_more_than_a_copy(tmp_path: Path) -> No
     stall_s()  # has memory from now on
     floor = min(copy_s(weights, copies) for _ in range(ROUNDS))
     assert fastest_s(stall_s, OF_A_COPY * floor) < OF_A_COPY * floor
+
+
+def test_the_first_save_takes_no_new_memory_while_training_stands_still(tmp_path: Path) -> None:
+    content, context = state(), CheckpointContext(tmp_path, Distributed())
+    context.expect({"state_dict.pth": content})
+    for thread in threading.enumerate():
+        if thread.name == "warm":
+            thread.join()
+    before = page_faults()
+    context.begin(1, {"state_dict.pth": content})
+    assert page_faults() - before < 0.05 * MB * 1_000_000 / mmap.PAGESIZE
+    context.settled(wait=True)
+
+
+def page_faults() -> int:
+    """Of this thread, that took no disk."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
 
 def bytes_read() -> int:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import resource
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,6 @@ import pytest
 import torch
 
 from hpc_det.core.warm_copies import WarmCopies
-from tests.wait import wait_for
 
 
 def saved(content: Any) -> bytes:
@@ -77,30 +78,45 @@ def test_the_next_copy_is_in_the_same_memory(tmp_path: Path, in_folder: bool) ->
     assert [*tmp_path.iterdir()] == [], "the file has no name"
 
 
-def test_memory_is_ready_for_what_is_expected() -> None:
-    copies, content = WarmCopies(), [torch.randn(300_000), torch.randn(7)]
-    copies.expect(content)
+def test_what_was_expected_has_its_memory_when_it_comes() -> None:
+    """And what is larger than that takes memory for the rest alone."""
+    copies, content = WarmCopies(), [torch.randn(7), torch.randn(3_000_000)]
     copies.expect(content[1:])
-    wait_for(lambda: resident_bytes(copies) >= 1_200_000, otherwise=lambda: resident_bytes(copies))
-    assert torch.equal(copies.of(content)[0], content[0])
+    copies.expect(content)
+    faults = page_faults()
+    copied = copies.of(content)
+    assert page_faults() - faults < 200, "12 MB are 2,930 pages"
+    assert all(torch.equal(copy, tensor) for copy, tensor in zip(copied, content, strict=True))
+    places = [copy.data_ptr() for copy in copied]
+    more = copies.of([*content, torch.ones(100_000)])
+    assert [copy.data_ptr() for copy in more[:2]] == places
+    assert more[2].sum() == 100_000
 
 
-def resident_bytes(copies: WarmCopies) -> int:
-    """Of its memory, by /proc/self/smaps (proc(5))."""
-    assert copies._memory is not None
-    address = torch.frombuffer(copies._memory, dtype=torch.uint8).data_ptr()
-    lines = Path("/proc/self/smaps").read_text().splitlines()
-    for number, line in enumerate(lines):
-        place = line.split()[0]
-        if "-" in place and ":" not in place:
-            first, end = (int(each, 16) for each in place.split("-"))
-            if first <= address < end:
-                resident = next(each for each in lines[number:] if each.startswith("Rss:"))
-                return int(resident.split()[1]) * 1024
-    return 0
+def page_faults() -> int:
+    """Of this thread, that took no disk, when what warms is done."""
+    for thread in threading.enumerate():
+        if thread.name == "warm":
+            thread.join()
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+
+def test_copies_that_differ_each_time_end_in_one_chunk() -> None:
+    copies = WarmCopies()
+    for size in range(1, 12):
+        (copied,) = copies.of([torch.full((size * 1000,), size)])
+        assert (copied == size).all()
+        assert len(copies._chunks) <= 5
+
+
+def test_what_is_copied_also_does_not_take_the_place_of_what_is() -> None:
+    copies = WarmCopies()
+    copies.expect([torch.randn(10)])
+    parts = [copies.of(torch.full((10,), 0)), *(copies.also(torch.full((size,), size)) for size in (3, 5000, 7, 9))]
+    assert [part.unique().tolist() for part in parts] == [[0], [3], [5000], [7], [9]]
 
 
 def test_a_full_disk_shows_before_anything_is_copied(tmp_path: Path) -> None:
-    more_than_any_disk_has = torch.empty(1 << 55, dtype=torch.uint8, device="meta")
+    more_than_any_disk_has = torch.empty(1 << 55, dtype=torch.uint8, device="meta").untyped_storage()
     with pytest.raises(OSError, match=rf"checkpoint_staging .* {1 << 55} bytes .* are free.*: '{tmp_path}'"):
-        WarmCopies(tmp_path).expect([more_than_any_disk_has])
+        WarmCopies(tmp_path)._new_chunk({0: more_than_any_disk_has})

@@ -100,14 +100,14 @@ def test_a_grace_time_shorter_than_a_save_of_the_former_experiment_is_noted(
 ) -> None:
     site, times = cluster(preempt_mode=mode, grace_time_s=grace), save_of(took_s) if took_s else None
     assert (
-        save_notes(experiment(), site, 12, times)
+        save_notes(experiment(checkpoint_interval="none"), site, 12, times)
         == [
             "preempted jobs of cluster 'atlas' have 30 s, and a save of experiment 12 took 31 s: set "
             "checkpoint_interval: auto, or a min_checkpoint_period"
         ]
         * noted
     )
-    assert save_notes(experiment(checkpoint_interval="auto"), site, 12, times) == []
+    assert save_notes(experiment(), site, 12, times) == []
 
 
 @pytest.mark.parametrize(("mode", "known"), [("requeue", 0), ("cancel", 0), ("off", None), ("suspend", None)])

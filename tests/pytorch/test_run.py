@@ -114,13 +114,13 @@ def test_they_lie_in_a_folder_of_the_node_where_its_variable_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[Path | None] = []
-    new_memory = WarmCopies._new_memory
+    new_chunk = WarmCopies._new_chunk
 
-    def noted(copies: WarmCopies, size: int) -> Any:
+    def noted(copies: WarmCopies, storages: Any) -> Any:
         used.append(copies._folder)
-        return new_memory(copies, size)
+        return new_chunk(copies, storages)
 
-    monkeypatch.setattr(WarmCopies, "_new_memory", noted)
+    monkeypatch.setattr(WarmCopies, "_new_chunk", noted)
     monkeypatch.setenv("NODES_DISK", str(tmp_path))
     assert trained(tmp_path, checkpoint_staging="$NODES_DISK")["saved"]
     assert {*used} == {tmp_path}

@@ -99,7 +99,7 @@ def _cheaper_exchange(rank: Spent, conditions: Conditions) -> Iterator[Advice]:
 def _checkpoint(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
     if conditions.value("checkpoint_policy", "best") == "all":
         yield Advice(text="save after better validations only", setting="checkpoint_policy: best")
-    if conditions.value("checkpoint_interval", None) != "auto":
+    if conditions.value("checkpoint_interval", "none") != "auto":
         yield Advice(
             text="save as often as costs least, by how long saves take and how often jobs end early",
             setting="checkpoint_interval: auto",
