@@ -15,7 +15,8 @@ class Networks:
     def __init__(self, count: int) -> None:
         self._prefix = f"hd-{uuid.uuid4().hex[:8]}"
         self.names = [f"{self._prefix}-{node}" for node in range(count)]
-        """Of the namespaces, by node: for `ip netns`, and below /run/netns."""
+        """Of the namespaces, by node."""
+        self.paths = [f"/run/netns/{name}" for name in self.names]
         self.addresses = [f"10.67.0.{node + 1}" for node in range(count)]
         self._switch = f"{self._prefix}-switch"
         self._ip("netns", "add", self._switch)
@@ -49,7 +50,7 @@ class Networks:
 
     def through(self, node: int) -> list[str]:
         """Before a command line: runs it there."""
-        return ["nsenter", f"--net=/run/netns/{self.names[node]}"]
+        return ["nsenter", f"--net={self.paths[node]}"]
 
     def close(self) -> None:
         for name in [*self.names, self._switch]:
