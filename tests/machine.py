@@ -41,3 +41,8 @@ def fastest_s(take_s: Callable[[], float], limit_s: float) -> float:
         if fastest < limit_s:
             break
     return fastest
+
+
+def resident_bytes() -> int:
+    """Memory of this process (proc(5))."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

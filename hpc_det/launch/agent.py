@@ -3,8 +3,9 @@
     python3 -m hpc_det.launch.agent TRIAL_FOLDER ATTEMPT WORKER
 
 It starts the entrypoint on its node and is the one listener: a signal, or a stop request in the run folder, rings the
-ranks, which save and leave by themselves. A rank that is lost ends the node at once; the gang's launcher (srun) then
-ends the other nodes. Exit code 0 only after the entrypoint's 0. What the attempt achieved stands in the outcome file.
+ranks, which save and leave by themselves. A rank that is lost ends the node at once; it says so to the agents of the
+other nodes, which end theirs. Exit code 0 only after the entrypoint's 0. What the attempt achieved stands in the
+outcome file.
 """
 
 from __future__ import annotations
@@ -74,8 +75,20 @@ class Agent:
         self._log_watch = LogWatch(self._logs())
 
     def run(self) -> int:
-        """The entrypoint's exit code; 1 where a rank was lost or the attempt was killed."""
-        entrypoint = self._start()
+        """The entrypoint's exit code; 1 where a rank or a node was lost, or the attempt was killed."""
+        code = 1
+        try:
+            code = self._watch(self._start())
+        finally:
+            self._vigil.say_goodbye(code)
+            end_descendants()
+            self._log_watch.close()
+            self._vigil.close()
+            self._doorbell.close()
+        return code
+
+    def _watch(self, entrypoint: subprocess.Popen[bytes]) -> int:
+        """Until the ranks are done here, and the agents of other nodes need this one no more."""
         while not self._ended and (
             entrypoint.poll() is None or (not entrypoint.returncode and self._vigil.awaits_nodes)
         ):
@@ -85,14 +98,11 @@ class Agent:
             self._poll_run_folder()
             self._vigil.poll()
         self._hear_last_words()
-        code = 1 if self._ended else entrypoint.returncode
-        if code and not self._ended:
-            self._note_entrypoint(code)
-        end_descendants()
-        self._log_watch.close()
-        self._vigil.close()
-        self._doorbell.close()
-        return 1 if code else 0
+        if self._ended:
+            return 1
+        if entrypoint.returncode:
+            self._note_entrypoint(entrypoint.returncode)
+        return 1 if entrypoint.returncode else 0
 
     def _logs(self) -> list[Path]:
         """Of the ranks on this node; node 0 sees to the job's log, too."""

@@ -4,12 +4,15 @@ rank -> agent: {"hello": RANK, "pid": PID}, then {"heard": SIGNAL} when a signal
 leaves {"bye": CODE}; agent -> rank: {"stop": REASON, "deadline": SECONDS SINCE THE EPOCH, OR NULL}. The end of the line
 says the rest at once: a rank that is gone without a bye was lost, and a rank whose agent is gone is an orphan. Hearts
 have lines of their own to the same socket (hpc_det.launch.watch.heartbeat).
+
+The folder lets in this user alone, so nobody shows a key. What is no such message ends its line, and nothing else.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import selectors
 import socket
 import struct
@@ -17,10 +20,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from hpc_det.node.frames import BrokenRule, parsed
 from hpc_det.process import has_no_memory
 
 LONGEST_MESSAGE = 2**20
 """In bytes: what is longer was sent by no agent and no rank."""
+OTHER_FILES = 128
+"""So many may an agent have open beside the lines of its ranks."""
 
 
 class Line:
@@ -36,7 +42,7 @@ class Line:
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that have arrived, waiting for some; None at the end of the line."""
+        """The messages that have arrived, waiting for some; None at the end of the line and after what is none."""
         try:
             data = self.connection.recv(65536)
         except OSError:
@@ -46,7 +52,10 @@ class Line:
         *lines, self._partial = (self._partial + data).split(b"\n")
         if len(self._partial) > LONGEST_MESSAGE:
             return None
-        return [json.loads(line) for line in lines]
+        try:
+            return [parsed(line) for line in lines]
+        except BrokenRule:
+            return None
 
     @classmethod
     def connect(cls, path: str) -> Line:
@@ -94,7 +103,13 @@ class Doorbell:
         self._server.close()
 
     def _accept(self) -> None:
-        line = Line(self._server.accept()[0])
+        try:
+            line = Line(self._server.accept()[0])
+        except OSError:  # whoever it was has gone again
+            return
+        if len(self._lines) >= _most_lines() or peer_of(line.connection)[1] not in (os.geteuid(), 0):
+            line.connection.close()
+            return
         self._lines.append(line)
         on_board: list[int] = []
         self._selector.register(line.connection, selectors.EVENT_READ, lambda: self._listen(line, on_board))
@@ -104,27 +119,35 @@ class Doorbell:
     def _listen(self, line: Line, on_board: list[int]) -> None:
         """`on_board` holds the rank at the other end from its hello to its bye."""
         messages = line.receive()
+        try:
+            for message in messages or ():
+                self._take(line, message, on_board)
+        except BrokenRule:
+            messages = None
         if messages is None:
             self._drop(line)
             for rank in on_board:
                 self._aboard.pop(rank, None)
                 self.on_lost(rank)
-            return
-        for message in messages:
-            if "hello" in message:
-                self.ranks[message["hello"]] = message["pid"]
-                on_board.append(message["hello"])
-                self._aboard[message["hello"]] = peer_of(line.connection)
-            elif "heart" in message:
-                self.on_heart(line, message)
-            elif "heard" in message:
-                self.on_heard(message["heard"])
-            elif "bye" in message:
-                for rank in on_board:
-                    self._aboard.pop(rank, None)
-                on_board.clear()
-                if message["bye"]:
-                    self.on_failed()
+
+    def _take(self, line: Line, message: dict[str, Any], on_board: list[int]) -> None:
+        """Raises BrokenRule."""
+        if "hello" in message:
+            rank = number_in(message, "hello")
+            self.ranks[rank] = number_in(message, "pid")
+            on_board.append(rank)
+            self._aboard[rank] = peer_of(line.connection)[0]
+        elif "heart" in message:
+            self.on_heart(line, message)
+        elif "heard" in message:
+            self.on_heard(str(message["heard"]))
+        elif "bye" in message:
+            code = number_in(message, "bye")
+            for rank in on_board:
+                self._aboard.pop(rank, None)
+            on_board.clear()
+            if code:
+                self.on_failed()
 
     def _drop(self, line: Line) -> None:
         self._lines.remove(line)
@@ -132,7 +155,20 @@ class Doorbell:
         line.connection.close()
 
 
-def peer_of(connection: socket.socket) -> int:
-    """The process at the other end of a Unix socket, in this one's own numbers (unix(7), SO_PEERCRED)."""
-    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(pid)
+def number_in(message: dict[str, Any], name: str) -> int:
+    """Raises BrokenRule."""
+    number = message.get(name)
+    if type(number) is not int:
+        raise BrokenRule
+    return number
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """The process at the other end of a Unix socket, in this one's own numbers, and its user (unix(7), SO_PEERCRED)."""
+    pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid), int(user)
+
+
+def _most_lines() -> int:
+    """A rank that opens one after the other must not take all the files that its agent may open."""
+    return max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_FILES, OTHER_FILES)

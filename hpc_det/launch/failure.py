@@ -37,9 +37,11 @@ class Failure:
     """The process made no step for too long."""
     unhealthy: bool = False
     """The node failed its checks, before any rank was started there."""
+    node_lost: bool = False
+    """The node was powered off, or cut off from the network; or its agent was killed."""
 
     def sentence(self) -> str:
-        if self.unhealthy:
+        if self.unhealthy or self.node_lost:
             return f"node {self.host}: {self.message}"
         who = f"rank {self.rank}" if self.rank is not None else "the entrypoint"
         return f"{who} on {self.host}: {self.message}"
@@ -55,7 +57,7 @@ def note_failure(trial: TrialFolder, attempt: int, failure: Failure) -> None:
 
 
 def _name(failure: Failure) -> str:
-    if failure.unhealthy:
+    if failure.unhealthy or failure.node_lost:
         return f"node-{failure.host}"
     return f"rank-{failure.rank}" if failure.rank is not None else f"entrypoint-{failure.host}-{os.getpid()}"
 
@@ -75,7 +77,7 @@ def mistakes_noted(trial: TrialFolder, attempt: int) -> Iterator[None]:
 
 
 def first_failure(trial: TrialFolder, attempt: int) -> Failure | None:
-    """The root cause: the earliest, but a rank lost without a word goes before the peers that complain of it.
+    """The root cause: the earliest, but a rank or a node that was lost goes before the peers that complain of it.
 
     A verdict on a node, or on ranks that hang, ends the gang, and goes before all that comes of it. Where one mpirun or
     srun started all ranks, it kills the others when one fails: then they are lost after it.
@@ -85,9 +87,11 @@ def first_failure(trial: TrialFolder, attempt: int) -> Failure | None:
         return None
     if verdict := next((failure for failure in found if failure.unhealthy or failure.hung), None):
         return verdict
+    together = [failure for failure in found if failure.time <= found[0].time + COLLATERAL_S]
+    if lost_node := next((failure for failure in together if failure.node_lost), None):
+        return lost_node
     if trial.launcher(attempt, 0).exists():
         return found[0]
-    together = [failure for failure in found if failure.time <= found[0].time + COLLATERAL_S]
     return next((failure for failure in together if failure.lost), found[0])
 
 

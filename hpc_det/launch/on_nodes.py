@@ -172,7 +172,7 @@ def _lost(host: str, said: str, lost: int, hosts: int) -> Failure:
     """The host's own fault, as PBS may see minutes later only, unless most of the gang are lost alike."""
     if lost > hosts / 2:
         return failure_now(None, f"the agent on {host} {said}")
-    return Failure(rank=None, host=host, time=time.time(), message=f"its agent {said}", unhealthy=True)
+    return Failure(rank=None, host=host, time=time.time(), message=f"its agent {said}", node_lost=True)
 
 
 def main(argv: list[str]) -> int:

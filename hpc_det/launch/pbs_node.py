@@ -19,6 +19,7 @@ from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.process import adopt_orphans, end_descendants
 from hpc_det.store.files import write_atomic
 
+GOODBYE_S = 1.0
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -41,11 +42,18 @@ def run(folder: Path, rank: str, command: list[str]) -> int:
         signals.received()
         orders = _orders(folder)
         if "end" in orders:
+            _await(agent)
             return 1
         if "TERM" in orders and not is_told:
             agent.send_signal(signal.SIGTERM)
             is_told = True
     return 1 if agent.returncode else 0
+
+
+def _await(agent: subprocess.Popen[bytes]) -> None:
+    """Agents tell each other of an end, and say goodbye: one that is killed before would look like a lost node."""
+    with suppress(subprocess.TimeoutExpired):
+        agent.wait(GOODBYE_S)
 
 
 def _orders(folder: Path) -> list[str]:

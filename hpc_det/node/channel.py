@@ -41,9 +41,21 @@ READ_BYTES = 2**18
 """At once: a long body must not keep its reader from other lines."""
 _ONE_PACKET = 2**16
 """A body up to here is rather copied than sent by a call of its own."""
-_GONE_S = 60
+GONE_S = 60
 """A host that answers nothing is given up then. That a process has ended is seen at once."""
-_SILENT_S, _PROBE_S, _PROBES = 10, 5, 3
+_PROBES = 5
+"""So many times in that time an idle host is asked whether it is there; its kernel answers, also for a process that is
+suspended or busy.
+"""
+
+
+class NoLine(HpcDetError):
+    """The listener could not be reached."""
+
+    def __init__(self, message: str, error: OSError) -> None:
+        super().__init__(message)
+        self.error = error
+        """Of the last try."""
 
 
 class Line:
@@ -61,6 +73,8 @@ class Line:
         self.heard_at = time.monotonic()
         """When something came from the other end last, be it a part of a message."""
         self.received: deque[Message] = deque()
+        self.error: OSError | None = None
+        """Why the line ended, where the other end did not close it: after TimeoutError its host is gone."""
         self._buffer = buffer
         self._sending, self._receiving = threading.Lock(), threading.Lock()
 
@@ -95,7 +109,10 @@ class Line:
             self.feed.take(self._buffer[:size])
         except BlockingIOError:
             return True
-        except (OSError, BrokenRule):
+        except OSError as error:
+            self.error = error
+            return False
+        except BrokenRule:
             return False
         self.heard_at = time.monotonic()
         return size > 0
@@ -112,28 +129,31 @@ class Line:
             self.connection.sendall(data)
 
 
-def connect(host: str, port: int, key: bytes, identity: dict[str, Any], within_s: float) -> Line:
-    """The client's end. `identity`: at most 1 KiB of JSON.
+def connect(
+    host: str, port: int, key: bytes, identity: dict[str, Any], within_s: float, gone_s: float = GONE_S
+) -> Line:
+    """The client's end. `identity`: at most 1 KiB of JSON. `gone_s`: a silent host is given up then.
 
     Tries again until `within_s` is over: a listener on whom strangers call may have to hang up on anyone. Raises
-    HpcDetError where nobody listens and where it hangs up each time, and at once where it does not hold the key.
+    NoLine where nobody listens and where it hangs up each time, and HpcDetError at once where it does not hold the key.
     """
     end = time.monotonic() + within_s
     for _ in tries(within_s):
         try:
-            return _introduced(host, port, key, identity, end)
+            return _introduced(host, port, key, identity, end, gone_s)
         except OSError as error:
-            problem = error.strerror or str(error)
-    raise HpcDetError(
-        f"{host}:{port}: no line to the driver within {within_s:g} s: {problem}. Does the driver still run, can this "
-        f"node reach it, and does this {identity.get('role', 'process')} still belong to it?"
+            last = error
+    raise NoLine(
+        f"{host}:{port}: no line to the driver within {within_s:g} s: {last.strerror or last}. Does the driver still "
+        f"run, can this node reach it, and does this {identity.get('role', 'process')} still belong to it?",
+        last,
     )
 
 
-def _introduced(host: str, port: int, key: bytes, identity: dict[str, Any], end: float) -> Line:
+def _introduced(host: str, port: int, key: bytes, identity: dict[str, Any], end: float, gone_s: float) -> Line:
     connection = socket.create_connection((host, port), _left(end))
     try:
-        set_up(connection)
+        set_up(connection, gone_s)
         handshake = _shake_hands(connection, key, identity, end)
         connection.settimeout(None)
     except BaseException:
@@ -179,14 +199,15 @@ def _left(end: float) -> float:
     return max(end - time.monotonic(), 0.001)
 
 
-def set_up(connection: socket.socket) -> None:
-    """Small messages leave at once, and a host that is gone without a word is noticed (tcp(7))."""
+def set_up(connection: socket.socket, gone_s: float = GONE_S) -> None:
+    """Small messages leave at once, and a host that is gone without a word is noticed in `gone_s` (tcp(7))."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    probe_s = max(int(gone_s / _PROBES), 1)
     for option, value in (
         (socket.TCP_NODELAY, 1),
-        (socket.TCP_KEEPIDLE, _SILENT_S),
-        (socket.TCP_KEEPINTVL, _PROBE_S),
+        (socket.TCP_KEEPIDLE, probe_s),
+        (socket.TCP_KEEPINTVL, probe_s),
         (socket.TCP_KEEPCNT, _PROBES),
-        (socket.TCP_USER_TIMEOUT, 1000 * _GONE_S),
+        (socket.TCP_USER_TIMEOUT, int(1000 * gone_s)),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)

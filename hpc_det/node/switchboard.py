@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hpc_det.errors import HpcDetError
-from hpc_det.node.channel import READ_BYTES, Line, set_up
+from hpc_det.node.channel import GONE_S, READ_BYTES, Line, set_up
 from hpc_det.node.frames import (
     HELLO,
     LONGEST_IDENTITY,
@@ -61,7 +61,8 @@ class Switchboard:
 
     `key_for`: the key that whoever has this identity must show; None where there can be nobody like that.
     `is_allowed`: whether anybody may come from that address. `on_event`: takes the events instead of the queue. All
-    are called by the switchboard's thread.
+    are called by the switchboard's thread. `gone_s`: a silent host is given up then. Without a thread, `turn` does the
+    work whenever `fileno` is readable, and every second at least.
     """
 
     def __init__(
@@ -70,12 +71,16 @@ class Switchboard:
         key_for: Callable[[dict[str, Any]], bytes | None],
         is_allowed: Callable[[str], bool],
         on_event: Callable[[Event], None] | None = None,
+        *,
+        gone_s: float = GONE_S,
+        has_thread: bool = True,
     ) -> None:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._emit = on_event or self.events.put
         self.answers: dict[str, Callable[[Line, Message], None]] = {}
         """By a message's "do": called by the switchboard's thread, and the message is no event."""
         self._key_for, self._is_allowed = key_for, is_allowed
+        self._gone_s = gone_s
         try:
             self._server = socket.create_server((host, 0), backlog=4096)
         except OSError as error:
@@ -88,19 +93,32 @@ class Switchboard:
         self._lines: set[_Caller] = set()
         self._unsent: deque[_Caller] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.EpollSelector()
         self._selector.register(self._server, _READ, self._accept)
         self._selector.register(self._bell, _READ, self._answer_bell)
         self._is_open = True
-        self._thread = threading.Thread(target=self._serve, name="switchboard", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._serve, name="switchboard", daemon=True) if has_thread else None
+        if self._thread:
+            self._thread.start()
+
+    def fileno(self) -> int:
+        return self._selector.fileno()
+
+    def turn(self) -> None:
+        """Do what there is to do, without waiting."""
+        self._patience()
+        for key, ready in self._selector.select(0):
+            key.data(ready)
 
     def close(self) -> None:
         """Every line ends, and what has not left yet is lost."""
         if self._is_open:
             self._is_open = False
-            os.eventfd_write(self._bell, 1)
-            self._thread.join()
+            if self._thread:
+                os.eventfd_write(self._bell, 1)
+                self._thread.join()
+            else:
+                self._end()
             os.close(self._bell)
 
     def let_go(self) -> None:
@@ -117,10 +135,13 @@ class Switchboard:
                 for key, ready in self._selector.select(self._patience()):
                     key.data(ready)
         finally:
-            self._server.close()
-            for caller in [*self._strangers, *self._lines]:
-                self._hang_up(caller)
-            self._selector.close()
+            self._end()
+
+    def _end(self) -> None:
+        self._server.close()
+        for caller in [*self._strangers, *self._lines]:
+            self._hang_up(caller)
+        self._selector.close()
 
     def _patience(self) -> float | None:
         """Hang up on those with whom it is at an end; how long it lasts with the next one."""
@@ -173,7 +194,7 @@ class Switchboard:
         return secrets.token_bytes(NONCE_BYTES)
 
     def _welcome(self, caller: _Caller, identity: dict[str, Any], handshake: Handshake) -> None:
-        set_up(caller.connection)
+        set_up(caller.connection, self._gone_s)
         caller.identity = identity
         caller.seals = Seals(handshake.to_client)
         del self._strangers[caller]

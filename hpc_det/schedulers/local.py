@@ -83,6 +83,9 @@ class Local:
     def hosts(self, env: Mapping[str, str]) -> list[str]:
         return [socket.gethostname()]
 
+    def down_hosts(self, hosts: Sequence[str], run: Run) -> list[str]:
+        return []
+
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
         """There is no other host."""
 

@@ -24,7 +24,7 @@ from hpc_det.schedulers.pbs_answers import (
     waiting,
 )
 from hpc_det.schedulers.pbs_flags import INDEX, array_flags, directives, element_log, own_line, wanted
-from hpc_det.schedulers.pbs_hosts import hosts_in, named_hosts
+from hpc_det.schedulers.pbs_hosts import down_hosts, hosts_in, named_hosts
 from hpc_det.schedulers.pbs_qstat import IDS_AT_ONCE, over_in
 from hpc_det.schedulers.scheduler import JobState, JobStatus, Submission, agent_command, common_variables
 
@@ -120,6 +120,9 @@ class Pbs:
         hosts = hosts_in(env["PBS_NODEFILE"])
         places = env.get("HPC_DET_HOSTS")
         return [hosts[int(place)] for place in places.split(",")] if places else hosts
+
+    def down_hosts(self, hosts: Sequence[str], run: Run) -> list[str]:
+        return down_hosts(hosts, run)
 
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
         """Raises CommandError for a job that has not left its nodes yet: PBS changes the nodes of waiting ones only."""

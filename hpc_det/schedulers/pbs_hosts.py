@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,17 @@ def named_hosts(wanted: tuple[str, str | None], exclude: Collection[str], run: R
             "failed the checks; mend them, or shorten exclude_nodes_for in the cluster profile"
         )
     return "+".join(f"1:{chunk}:host={host}" for host in chosen)
+
+
+def down_hosts(hosts: Sequence[str], run: Run) -> list[str]:
+    """Those of `hosts` whose MoM the server does not reach. Raises CommandError."""
+    nodes = json.loads(run(["pbsnodes", "-av", "-F", "json"])).get("nodes", {})
+    down = {
+        _short(node.get("resources_available", {}).get("host", name))
+        for name, node in nodes.items()
+        if "down" in node["state"].split(",")
+    }
+    return [host for host in hosts if _short(host) in down]
 
 
 def _can_run(node: Mapping[str, Any], chunk: str, queue: str | None) -> bool:

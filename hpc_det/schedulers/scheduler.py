@@ -97,6 +97,9 @@ class Scheduler(Protocol):
     def hosts(self, env: Mapping[str, str]) -> list[str]:
         """The nodes of the gang that `env` belongs to, by node rank, in the names that `Submission.exclude` takes."""
 
+    def down_hosts(self, hosts: Sequence[str], run: Run) -> list[str]:
+        """Those of `hosts`, in the same names, that the scheduler takes for down. Raises CommandError."""
+
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
         """Keep a job that waits in the queue, or is requeued, away from these hosts."""
 

@@ -95,6 +95,11 @@ class Slurm:
         """The step's, where an allocation is shared."""
         return host_names(env.get("SLURM_STEP_NODELIST") or env["SLURM_JOB_NODELIST"])
 
+    def down_hosts(self, hosts: Sequence[str], run: Run) -> list[str]:
+        flags = ["--noheader", "--Node", "--states=down", "--format=%N", f"--nodes={','.join(hosts)}"]
+        down = set(run(["sinfo", *flags]).split())
+        return [host for host in hosts if host in down]
+
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
         if hosts:
             run(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(hosts)}"])

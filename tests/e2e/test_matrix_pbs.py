@@ -99,5 +99,5 @@ def test_a_lost_node_is_left_minutes_before_pbs_notices_and_nobody_is_charged(
     undisturbed: Story, pbs_lab: PbsLab, profile: Callable[[str, str], None]
 ) -> None:
     profile("direct", "successor")
-    trouble = Trouble(node_lost(1), ("unhealthy node", "finished"), ("max_restarts=0",))
+    trouble = Trouble(node_lost(1), ("node lost", "finished"), ("max_restarts=0",))
     assert told(pbs_lab, LAUNCHERS["direct"], trouble).same_as(undisturbed)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab import pbs_real
+from tests.lab import networks, pbs_real
 from tests.lab.pbs_lab import PbsLab
 
 
@@ -18,7 +18,10 @@ def pbs_lab(request: pytest.FixtureRequest, no_leaks: None, monkeypatch: pytest.
     """
     if pbs_real.ASKED_FOR:
         pytest.skip("needs the stand-in PBS; HPC_DET_REAL_PBS=1 asks for the real one")
-    lab = PbsLab.start(**getattr(request, "param", {}))
+    settings = getattr(request, "param", {})
+    if settings.get("has_networks") and (reason := networks.available()):
+        pytest.skip(reason)
+    lab = PbsLab.start(**settings)
     monkeypatch.setenv("PATH", lab.env["PATH"])
     yield lab
     try:

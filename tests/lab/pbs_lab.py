@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.isolation import path_with_only
+from tests.lab.networks import Networks
 from tests.lab.pbs import client
 from tests.lab.pbs.commands import MANAGER
 from tests.lab.pbs.qstat import typed_job
@@ -29,20 +30,29 @@ ENDS_WITHIN_S = 10
 
 
 class PbsLab:
-    def __init__(self, site: Site, settings: Settings, server: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, site: Site, settings: Settings, server: subprocess.Popen[bytes], networks: Networks | None = None
+    ) -> None:
         self.site = site
         self.settings = settings
         self._server = server
+        self._networks = networks
 
     @classmethod
-    def start(cls, **settings: Any) -> PbsLab:
-        """A site of its own, with nodes `pbsn1` to `pbsn3`; `settings` are fields of `Settings`."""
+    def start(cls, *, has_networks: bool = False, **settings: Any) -> PbsLab:
+        """A site of its own, with nodes `pbsn1` to `pbsn3`; `settings` are fields of `Settings`.
+
+        `has_networks`: each node has one of its own, which can be cut (needs root).
+        """
         site = Site(Path(tempfile.mkdtemp(prefix="pbs-")))
+        networks = Networks(3) if has_networks else None
+        if networks:
+            settings["networks"] = dict(zip(networks.paths, networks.addresses, strict=True))
         made = _settings(settings)
         site.make(made)
         command = [sys.executable, "-S", "-m", "tests.lab.pbs.server", str(site.home)]
         server = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL)
-        lab = cls(site, made, server)
+        lab = cls(site, made, server, networks)
         wait_for(lambda: site.server_socket.exists() or server.poll() is not None)
         return lab
 
@@ -53,6 +63,8 @@ class PbsLab:
         self._server.terminate()
         self._server.wait(DEADLINE_S)
         shutil.rmtree(self.site.home)
+        if self._networks:
+            self._networks.close()
         return strays
 
     def strays(self) -> list[str]:
@@ -148,7 +160,14 @@ class PbsLab:
 
     def fail_node(self, name: str) -> None:
         """Power off: its processes are gone, and nobody is told."""
+        if self._networks:
+            self._networks.power_off(self.nodes.index(name))
         self._turn(do="node", name=name, up=False)
+
+    def cut_network(self, name: str) -> None:
+        """Of one node: nothing comes or goes, no connection ends, and PBS has not noticed yet."""
+        assert self._networks
+        self._networks.cut(self.nodes.index(name))
 
     def repair_node(self, name: str) -> None:
         self._turn(do="node", name=name, up=True)

@@ -129,11 +129,11 @@ class Gang:
         started = [f"setsid -w $PYTHON rank.py {rank} {argument} --trial &" for rank in ranks]
         self.plan(" ".join([*started, "wait"]), **changes)
 
-    def start_agent(self, number: int = 1, **env: str) -> subprocess.Popen[bytes]:
-        """On Slurm, `SLURM_NODEID` says on which node."""
+    def start_agent(self, number: int = 1, through: Sequence[str] = (), **env: str) -> subprocess.Popen[bytes]:
+        """On Slurm, `SLURM_NODEID` says on which node. `through`: a command that becomes another one."""
         nodes = {"SLURM_JOB_NODELIST": f"node[1-{JobPlan.of(self.experiment).nodes}]"}
-        env = nodes | env
-        return self._start([sys.executable, "-m", "hpc_det.launch.agent", str(self.trial.path), str(number), "0"], env)
+        agent = [sys.executable, "-m", "hpc_det.launch.agent", str(self.trial.path), str(number), "0"]
+        return self._start([*through, *agent], nodes | env)
 
     def start_job(
         self, workers: int = 1, /, agent: Sequence[str] = (sys.executable, "-m", "hpc_det.launch.agent"), **env: str

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
 import selectors
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpc_det.launch.doorbell import Doorbell, Line
-from tests.wait import wait_for
+from hpc_det.launch.watch.hearts import Hearts
+from tests.machine import resident_bytes
+from tests.wait import DEADLINE_S, wait_for
 
 
 class Agent:
@@ -189,3 +198,107 @@ def test_many_messages_may_come_in_one_piece(agent: Agent) -> None:
     agent.until(lambda: agent.told)
     agent.turn(0.01)
     assert agent.told == [("heard", "SIGTERM")]
+
+
+# --- whoever keeps no rules
+
+
+def said_by_a_rank(agent: Agent, garbage: bytes) -> Line:
+    line = agent.rank_says_hello(7)
+    with suppress(OSError):  # it may be hung up on before all has left
+        line.connection.settimeout(DEADLINE_S)
+        threading.Thread(target=_send, args=(line.connection, garbage), daemon=True).start()
+    return line
+
+
+def _send(connection: socket.socket, *pieces: bytes) -> None:
+    with suppress(OSError):
+        for piece in pieces:
+            connection.sendall(piece)
+
+
+HEART = {"phase": "training", "steps": 1, "alone": 0, "warm": True, "batch": 1}
+NO_MESSAGES = [
+    b"\xff\xfe\xff\n",
+    b"[" * 60_000 + b"\n",
+    b'{"a":' * 60_000 + b"\n",
+    b"9" * 100_000 + b"\n",
+    b"GET / HTTP/1.1\n",
+    b"[1]\n",
+    b'"a"\n',
+    b"null\n",
+    b"\n",
+    b"x" * 3 * 2**20,
+    b'{"hello": "x", "pid": 1}\n',
+    b'{"hello": [], "pid": 1}\n',
+    b'{"hello": 1}\n',
+    b'{"hello": true, "pid": 1}\n',
+    b'{"bye": {}}\n',
+    b'{"bye": "0"}\n',
+    *(json.dumps({"heart": 0, **HEART, name: {}}).encode() + b"\n" for name in ["heart", *HEART, "at"]),
+    b'{"heart": 0}\n',
+]
+
+
+@pytest.mark.parametrize("garbage", NO_MESSAGES, ids=lambda garbage: repr(garbage[:30]))
+def test_what_is_no_message_ends_its_line_and_the_rank_is_lost(agent: Agent, garbage: bytes) -> None:
+    Hearts(agent.doorbell)
+    there = agent.rank_says_hello(1)
+    line = said_by_a_rank(agent, garbage)
+    agent.until(lambda: agent.told == [("lost", 7)])
+    assert line.receive() is None
+    there.send({"heard": "SIGTERM"})
+    agent.until(lambda: ("heard", "SIGTERM") in agent.told)
+    for each in (there, line):
+        each.connection.close()
+
+
+def test_a_gigabyte_without_an_end_takes_no_memory(agent: Agent) -> None:
+    before = resident_bytes()
+    line = agent.rank_says_hello(7)
+    sending = threading.Thread(target=_send, args=(line.connection, *[bytes(2**20)] * 1000))
+    sending.start()
+    agent.until(lambda: agent.told == [("lost", 7)])
+    sending.join()
+    assert resident_bytes() - before < 30 * 2**20
+    line.connection.close()
+
+
+def test_one_that_opens_lines_without_end_takes_no_file_from_the_agent(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpc_det.launch.doorbell._most_lines", lambda: 50)
+    there = agent.rank_says_hello(1)
+    strangers = []
+    for _ in range(200):
+        strangers.append(Line.connect(str(agent.path)))
+        agent.turn()
+    agent.until(lambda: strangers[-1].receive() is None)
+    there.send({"heard": "SIGTERM"})
+    agent.until(lambda: agent.told == [("heard", "SIGTERM")])
+    for stranger in (*strangers, there):
+        stranger.connection.close()
+
+
+def test_another_user_is_hung_up_on(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should anybody have made the folder theirs."""
+    monkeypatch.setattr("hpc_det.launch.doorbell.peer_of", lambda connection: (1, os.geteuid() + 1))
+    line = Line.connect(str(agent.path))
+    agent.turn(1)
+    assert line.receive() is None
+    line.connection.close()
+
+
+@given(st.lists(st.one_of(st.binary(max_size=200), st.text('[]{}:,"\\u019eE-+.ntfhelobyard \n').map(str.encode))))
+def test_whatever_comes_raises_nothing(pieces: list[bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        agent = Agent(Path(folder) / "agent")
+        Hearts(agent.doorbell)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(agent.path))
+            for piece in pieces:
+                _send(connection, piece)
+                agent.turn()
+        for _ in range(3):
+            agent.turn()
+        agent.close()

@@ -108,7 +108,7 @@ def test_agents_that_are_gone_without_a_word_are_named(tmp_path: Path, starter: 
     failure = first_failure(gang.trial, 1)
     assert failure is not None
     assert says in failure.sentence()
-    assert failure.unhealthy == (gone == "1")
+    assert failure.node_lost == (gone == "1")
 
 
 def test_what_pbs_does_not_kill_with_the_job_leaves_by_itself(tmp_path: Path, starter: str) -> None:
@@ -137,7 +137,7 @@ def test_a_host_on_which_nothing_starts_is_excluded(tmp_path: Path, stub: Stub) 
     assert gang.end() == 1
     failure = first_failure(gang.trial, 1)
     assert failure is not None
-    assert failure.unhealthy
+    assert failure.node_lost
     assert failure.sentence() == "node n2: its agent did not start: pbsdsh had started nothing there after 120 s"
 
 

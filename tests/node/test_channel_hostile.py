@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pickle
 import random
 import socket
@@ -39,7 +38,7 @@ from hpc_det.node.frames import (
 )
 from hpc_det.node.switchboard import STRANGERS
 from hpc_det.store.key import derived
-from tests.machine import slowness
+from tests.machine import resident_bytes, slowness
 from tests.node.lines import GENERATION, KEY, Board, echoed, open_files
 from tests.node.relay import Tamper, listen_only, relay
 from tests.wait import DEADLINE_S
@@ -87,11 +86,6 @@ def undisturbed(board: Board, longest_s: float = 1.0) -> Iterator[None]:
     assert max(times) < longest_s * slowness()
     assert board.switchboard.events.empty(), "of nobody else"
     echoed(board.line()[1], {"new": True})
-
-
-def resident_bytes() -> int:
-    """Memory of this process (proc(5))."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 # --- strangers

@@ -42,6 +42,11 @@ over, and a commit that comes later still is refused (`store.journal.Journal.ins
 """
 
 
+LOOK_S = 5.0
+LEAVE_S = 30.0
+"""After the loss of a node, how long the agents' launcher may take to end: srun waits for the node for minutes."""
+
+
 class Attempts:
     """Those of one trial in one job."""
 
@@ -153,15 +158,21 @@ class Attempts:
         begins = None if self._scheduler.has_queue else ends_with_parent
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=begins)
         clock = JobClock(self._scheduler.ends_at(self._plan, os.environ, run_command), self._plan, self._trial.saves)
-        while process.poll() is None:
-            self._selector.select(timeout=clock.timeout_s())
+        while process.poll() is None and not self._waits_in_vain(number):
+            until_it_rings_s = clock.timeout_s()
+            self._selector.select(LOOK_S if until_it_rings_s is None else min(until_it_rings_s, LOOK_S))
             if self._listen():
                 self._on_stop_signal(number)
             if clock.rings():
                 self._on_time_limit(number, clock.ends_at)
         end_other_sessions()
         self._hear_agents(number)
-        return process.returncode
+        return 1 if process.returncode is None else process.returncode
+
+    def _waits_in_vain(self, number: int) -> bool:
+        """Whether the launcher waits for a node that was lost. The agents of the others have left by themselves."""
+        failure = first_failure(self._trial, number)
+        return failure is not None and failure.node_lost and time.time() > failure.time + LEAVE_S
 
     def _listen(self) -> bool:
         """Whether there was a stop signal."""
@@ -199,11 +210,11 @@ class Attempts:
     def _end(self, number: int, cause: Cause, failure: Failure | None, *, late: bool = False) -> Decision:
         user_error = failure is not None and failure.user_error
         policy = self._log_policy(number) if cause is Cause.FAILED else None
-        if cause is Cause.UNHEALTHY:
+        if cause in (Cause.UNHEALTHY, Cause.NODE_LOST) and not late:  # else all agents were killed, one after the other
             self._exclusions.of_ill_nodes(number)
         end = AttemptEnd(cause=cause, steps=self._progress(), user_error=user_error, log_policy=policy)
         decision = decide([*self._journal.history(), end], self._plan.max_restarts)
-        blamed = failure if cause in (Cause.FAILED, Cause.HUNG, Cause.UNHEALTHY) else None
+        blamed = failure if cause in (Cause.FAILED, Cause.HUNG, Cause.UNHEALTHY, Cause.NODE_LOST) else None
         say(f"attempt {number} ended: {cause.value}, {end.steps} batches in the newest checkpoint")
         if blamed:
             say("\n".join(filter(None, [f"first failure: {blamed.sentence()}", blamed.traceback.rstrip()])))

@@ -37,11 +37,19 @@ def cause_of_end(trial: TrialFolder, plan: JobPlan, number: int, code: int, fail
     if outcome and outcome["attempt"] == number:
         return _ENDS.get(outcome["kind"]) or cause_of_stop(plan, stop)
     if failure and (stop is None or failure.time < stop.time):
-        return Cause.UNHEALTHY if failure.unhealthy else Cause.HUNG if failure.hung else Cause.FAILED
+        return _cause_of_failure(failure)
     is_killed = stop is not None and stop.reason == "kill"  # then nobody knows its exit code
     if code == 0 and not plan.runs_trial and not is_killed:
         return Cause.FINISHED
     return cause_of_stop(plan, stop) if stop else Cause.FAILED
+
+
+def _cause_of_failure(failure: Failure) -> Cause:
+    if failure.unhealthy:
+        return Cause.UNHEALTHY
+    if failure.node_lost:
+        return Cause.NODE_LOST
+    return Cause.HUNG if failure.hung else Cause.FAILED
 
 
 def cause_of_stop(plan: JobPlan, stop: StopRequest | None) -> Cause:

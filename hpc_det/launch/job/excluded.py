@@ -49,11 +49,12 @@ class Exclusions:
         self._plan = plan
 
     def of_ill_nodes(self, attempt: int) -> None:
-        """For all jobs on the cluster: the nodes that failed their checks.
+        """For all jobs on the cluster: the nodes that failed their checks, or were lost.
 
         What more than half of a gang complains of is no matter of single nodes, and nobody is excluded for it.
         """
-        ill = {failure.host: failure.message for failure in failures(self._trial, attempt) if failure.unhealthy}
+        found = failures(self._trial, attempt)
+        ill = {failure.host: failure.message for failure in found if failure.unhealthy or failure.node_lost}
         if self._plan.nodes == 1 or len(ill) <= self._plan.nodes / 2:
             for host, why in ill.items():
                 self._exclude(_of_cluster(self._experiment), host, why)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
-import struct
 from contextlib import suppress
 from typing import Any
 
-from hpc_det.launch.doorbell import Doorbell, Line
+from hpc_det.launch.doorbell import Doorbell, Line, number_in, peer_of
 from hpc_det.launch.watch.heartbeat import STACKS_SIGNAL
+from hpc_det.node.frames import BrokenRule
 
 Message = dict[str, Any]
 """What a heart says: see hpc_det.launch.watch.heartbeat."""
@@ -48,13 +47,24 @@ class Hearts:
             self._news[rank] = {**self._said[rank], "at": "no answer, a C call may keep the interpreter's lock"}
 
     def _hear(self, line: Line, message: Message) -> None:
-        rank = message["heart"]
+        """Raises BrokenRule."""
+        rank = number_in(message, "heart")
+        _check(message)
         self._lines[rank] = line
         self._asked.discard(rank)
         self._said[rank] = self._news[rank] = message
 
 
+def _check(message: Message) -> None:
+    """Node 0 takes it as it is. Raises BrokenRule."""
+    for name in ("steps", "alone", "batch"):
+        number_in(message, name)
+    if not isinstance(message.get("phase"), str) or not isinstance(message.get("at", ""), str):
+        raise BrokenRule
+    if type(message.get("warm")) is not bool:
+        raise BrokenRule
+
+
 def _process_behind(line: Line) -> int:
-    """As this process numbers it: the rank may be in a container with numbers of its own (unix(7), SO_PEERCRED)."""
-    credentials = line.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[0])
+    """Also of a rank in a container with process numbers of its own."""
+    return peer_of(line.connection)[0]

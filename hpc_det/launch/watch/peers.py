@@ -1,141 +1,185 @@
-"""The lines between the node agents of a gang: each of the others holds one to node 0's, over TCP, O(nodes) in all.
+"""The lines between the node agents of a gang: each of the others holds one to node 0's, O(nodes) in all.
 
-An agent that comes says {"token": ..., "node": RANK, ...} first; what else they say to each other is the business of
-hpc_det.launch.watch.vigil.
+A line stands from an agent's first moment to its goodbye. One that ends without it is a lost node: it was powered off,
+its agent was killed, or it answered nothing for LOST_S. No agent sends heartbeats: the kernels ask each other (tcp(7),
+SO_KEEPALIVE and TCP_USER_TIMEOUT), and answer for processes that are suspended, starved, or wait for a file system, so
+none of these is taken for lost.
+
+What else the agents say to each other is the business of hpc_det.launch.watch.vigil; how a line is opened and sealed
+is that of hpc_det.node.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import errno
+import resource
 import selectors
-import socket
 from collections.abc import Callable
 from typing import Any
 
-from hpc_det.launch.doorbell import Line
-from hpc_det.node.rendezvous import Rendezvous, free_port
+from hpc_det.launch.watch.awake import AwakeClock
+from hpc_det.node.channel import Line, connect
+from hpc_det.node.rendezvous import Rendezvous
+from hpc_det.node.switchboard import Event, Switchboard
+from hpc_det.store.key import derived
 
-Heard = Callable[[int, dict[str, Any]], None]
-"""What is called with the node's rank and its message."""
-SEND_S = 5.0
-"""How long a message may take before its line is given up."""
+LOST_S = 15.0
+"""A node whose kernel answers nothing for so long is lost."""
+OTHER_FILES = 256
+"""So many may the agent of node 0 have open beside the lines of the other nodes."""
+ANSWER_S = 5.0
+_SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
+"""How the kernel reports it (tcp(7)): with the last error of the network, where there was one."""
+
+Message = dict[str, Any]
 
 
-def token(secret: str) -> str:
-    """Shows that an agent belongs to the gang. It crosses the network, where the secret itself never may."""
-    return hashlib.sha256(f"agents/{secret}".encode()).hexdigest()
+def key_of(secret: str) -> bytes:
+    """What agents show each other, and ranks do not: from the secret in the private file of the rendezvous."""
+    return derived(secret.encode(), "agents")
 
 
 class Peers:
     """Node 0's end: the other nodes, by rank."""
 
-    def __init__(self, selector: selectors.BaseSelector) -> None:
-        self.on_heard: Heard = lambda node, message: None
-        self.secret = ""
+    def __init__(self, selector: selectors.BaseSelector, host: str, nodes: int) -> None:
+        """Listens at `host`, for nodes 1 to `nodes` - 1. Raises HpcDetError where it cannot."""
+        self.on_heard: Callable[[int, Message], None] = lambda node, message: None
+        self.on_left: Callable[[int, int], None] = lambda node, code: None
+        """Called with the exit code of an agent that says goodbye."""
+        self.on_lost: Callable[[int, str], None] = lambda node, why: None
+        self.secret: str | None = None
         """Of the rendezvous; until it is published nobody can know where to come."""
-        self._selector = selector
+        self._nodes = nodes
         self._lines: dict[int, Line] = {}
-        self._strangers: set[Line] = set()
-        self._server = socket.create_server(("", free_port()), backlog=4096)
-        selector.register(self._server, selectors.EVENT_READ, self._accept)
+        """Of the nodes that have said something and no goodbye."""
+        self._selector = selector
+        _allow_files(nodes + OTHER_FILES)
+        self._board = Switchboard(host, self._key_for, lambda address: True, gone_s=LOST_S, has_thread=False)
+        selector.register(self._board, selectors.EVENT_READ, self.poll)
 
     @property
     def port(self) -> int:
-        return int(self._server.getsockname()[1])
+        return int(self._board.port)
 
-    def tell(self, message: dict[str, Any], node: int | None = None) -> None:
+    @property
+    def present(self) -> set[int]:
+        """The nodes that have come and not left."""
+        return set(self._lines)
+
+    def tell(self, message: Message, node: int | None = None) -> None:
         """To one node, or to all."""
-        for line in [self._lines[node]] if node is not None else self._lines.values():
+        lines = [self._lines[node]] if node is not None else list(self._lines.values())
+        for line in lines:
             line.send(message)
 
+    def poll(self) -> None:
+        """When something has come, and every second at least."""
+        self._board.turn()
+        while not self._board.events.empty():
+            self._take(self._board.events.get())
+
+    def await_goodbyes(self, within_s: float) -> None:
+        """Of all that are present."""
+        clock = AwakeClock()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._board, selectors.EVENT_READ)
+            while self._lines and clock.seconds() < within_s:
+                selector.select(0.1)
+                self.poll()
+
     def close(self) -> None:
-        for line in (*self._lines.values(), *self._strangers):
-            self._hang_up(line)
-        self._selector.unregister(self._server)
-        self._server.close()
+        self._selector.unregister(self._board)
+        self._board.close()
 
-    def _accept(self) -> None:
-        line = Line(_kept_alive(self._server.accept()[0]))
-        self._strangers.add(line)
-        self._selector.register(line.connection, selectors.EVENT_READ, lambda: self._meet(line))
+    def _key_for(self, identity: dict[str, Any]) -> bytes | None:
+        node = identity["node"]
+        is_awaited = type(node) is int and 0 < node < self._nodes and node not in self._lines
+        return key_of(self.secret) if is_awaited and self.secret else None
 
-    def _meet(self, line: Line) -> None:
-        """Anybody on the network may connect: whoever cannot show the token is hung up on."""
-        messages = _received(line)
-        if messages == []:
+    def _take(self, event: Event) -> None:
+        node = event.line.identity["node"]
+        if event.message is not None:
+            self._hear(node, event.line, event.message.head)
+        elif event.kind == "gone" and self._lines.get(node) is event.line:
+            del self._lines[node]
+            self.on_lost(node, _why(event.line))
+
+    def _hear(self, node: int, line: Line, message: Message) -> None:
+        if self._lines.setdefault(node, line) is not line:  # it has come twice
+            line.close()
             return
-        self._strangers.discard(line)
-        first = messages[0] if messages else {}
-        if not hmac.compare_digest(str(first.get("token")).encode(), token(self.secret).encode()):
-            self._hang_up(line)
-            return
-        node = int(first["node"])
-        self._lines[node] = line
-        self._selector.modify(line.connection, selectors.EVENT_READ, lambda: self._listen(node, line))
-        for message in messages or []:
-            self.on_heard(node, message)
-
-    def _listen(self, node: int, line: Line) -> None:
-        messages = _received(line)
-        if messages is None:  # why it is gone is the business of whoever started it
-            self._lines.pop(node, None)
-            self._hang_up(line)
-        for message in messages or []:
-            self.on_heard(node, message)
-
-    def _hang_up(self, line: Line) -> None:
-        self._selector.unregister(line.connection)
-        line.connection.close()
+        try:
+            if "bye" in message:
+                code = int(message["bye"])
+                del self._lines[node]
+                self.on_left(node, code)
+            else:
+                self.on_heard(node, message)
+        except (KeyError, TypeError, ValueError):  # no message of an agent's
+            line.close()
 
 
 class ToNode0:
     """Another node's end."""
 
-    def __init__(
-        self, selector: selectors.BaseSelector, meeting: Rendezvous, hello: dict[str, Any], within_s: float
-    ) -> None:
-        """Raises OSError where node 0 cannot be reached in time."""
-        self.on_heard: Heard = lambda node, message: None
+    def __init__(self, selector: selectors.BaseSelector, meeting: Rendezvous, node: int, within_s: float) -> None:
+        """Raises NoLine where node 0 cannot be reached in time."""
+        self.on_heard: Callable[[Message], None] = lambda message: None
+        self.on_left: Callable[[int], None] = lambda code: None
+        """Called with the exit code of node 0's agent, which leaves last unless something has failed."""
+        self.on_lost: Callable[[str], None] = lambda why: None
         self._selector = selector
-        self._line = Line(_kept_alive(socket.create_connection((meeting.host, meeting.agents_port), within_s)))
-        selector.register(self._line.connection, selectors.EVENT_READ, self._listen)
+        self._line = connect(
+            meeting.host, meeting.agents_port, key_of(meeting.secret), {"role": "agent", "node": node}, within_s, LOST_S
+        )
         self._is_open = True
-        self.tell({"token": token(meeting.secret), **hello})
+        selector.register(self._line.connection, selectors.EVENT_READ, self._listen)
+        self.tell({"hello": True})
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def tell(self, message: Message) -> None:
         self._line.send(message)
 
     def answered(self) -> bool:
-        """Wait for a message; whether there was one, within `SEND_S`."""
-        return bool(_received(self._line))
+        """Wait for a message; whether there was one, within `ANSWER_S`."""
+        self._line.connection.settimeout(ANSWER_S)
+        return self._line.receive() is not None
 
-    def close(self) -> None:
+    def close(self, code: int) -> None:
+        """Say goodbye."""
         if self._is_open:
-            self._is_open = False
-            self._selector.unregister(self._line.connection)
-            self._line.connection.close()
+            self.tell({"bye": code})
+            self._hang_up()
 
     def _listen(self) -> None:
-        messages = _received(self._line)
-        if messages is None:
-            self.close()
-        for message in messages or []:
-            self.on_heard(0, message)
+        stands = self._line.take()
+        while self._is_open and self._line.received:
+            message = self._line.received.popleft().head
+            if "bye" in message:
+                self._hang_up()
+                self.on_left(int(message["bye"]))
+            else:
+                self.on_heard(message)
+        if self._is_open and not stands:
+            self._hang_up()
+            self.on_lost(_why(self._line))
+
+    def _hang_up(self) -> None:
+        self._is_open = False
+        self._selector.unregister(self._line.connection)
+        self._line.close()
 
 
-def _kept_alive(connection: socket.socket) -> socket.socket:
-    """Firewalls forget silent connections."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
-    connection.settimeout(SEND_S)
-    return connection
+def _why(line: Line) -> str:
+    """What became of a line that ended without a goodbye."""
+    if line.error and line.error.errno in _SILENT:
+        return f"it has not answered for {LOST_S:g} s"
+    return "its connection ended without a goodbye"
 
 
-def _received(line: Line) -> list[dict[str, Any]] | None:
-    """None at the end of the line, and for anything that is no message."""
-    try:
-        messages = line.receive()
-    except ValueError:
-        return None
-    return None if messages is not None and not all(isinstance(found, dict) for found in messages) else messages
+def _allow_files(needed: int) -> None:
+    """A line is an open file, and 1,024 are what a process may have by default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if resource.RLIM_INFINITY != soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

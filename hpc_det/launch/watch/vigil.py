@@ -1,10 +1,12 @@
-"""A node agent's watch over its gang: nodes are well before ranks start, and ranks go on stepping afterwards.
+"""A node agent's watch over its gang: nodes are there until they leave, are well before ranks start, and ranks go on
+stepping afterwards.
 
 Node 0 gathers what all say and gives the verdict, since a node with a dead file system could not write one down. Nobody
-waits for anybody but an ill node, for its word to arrive: ranks load their libraries in the meantime.
+waits for anybody but an ill node, for its word to arrive: ranks load their libraries in the meantime. A node that is
+lost, or whose agent fails, ends the gang at once; node 0 leaves last.
 
-node -> node 0: {"token": ..., "node": RANK, "time": ..., "problems": [...]}, then {"ranks": [what hearts said]};
-node 0 -> node: {"ask": "progress" | "stacks"}, and {"heard": true} to an ill one.
+node -> node 0: {"hello": true}, {"time": ..., "problems": [...]}, then {"ranks": [what hearts said]}; node 0 -> node:
+{"ask": "progress" | "stacks"}, and {"heard": true} to an ill one. Both at last: {"bye": EXIT CODE}.
 """
 
 from __future__ import annotations
@@ -20,17 +22,21 @@ from hpc_det.errors import HpcDetError
 from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import Failure, note_failure
 from hpc_det.launch.node_folders import NodeFolders
+from hpc_det.launch.watch.arrivals import ARRIVE_S, Arrivals
 from hpc_det.launch.watch.health import ANSWER_S, Problem, problems_of_node, wrong_clocks
 from hpc_det.launch.watch.hearts import Hearts, Message
 from hpc_det.launch.watch.peers import Peers, ToNode0
 from hpc_det.launch.watch.rounds import Rounds
+from hpc_det.node.channel import NoLine
 from hpc_det.node.rendezvous import Rendezvous, await_rendezvous, publish
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.files import write_json
 from hpc_det.store.folders import TrialFolder
 
-ARRIVE_S = 600.0
-"""Nodes of one job may start minutes apart."""
+SETTLE_S = 1.0
+"""Before a node is called lost: where all agents are killed at the same time, none of them is to blame."""
+GOODBYES_S = 3.0
+"""How long the agents of a gang that has failed may take to leave."""
 _STACKS_S = 3.0
 """After this time a rank that has not shown its stacks is forced to."""
 _WRITE_S = 1.0
@@ -55,21 +61,23 @@ class Gang(NamedTuple):
 class Vigil:
     """One node's part."""
 
-    def __init__(self, gang: Gang, selector: selectors.BaseSelector, doorbell: Doorbell) -> None:
+    def __init__(
+        self, gang: Gang, selector: selectors.BaseSelector, doorbell: Doorbell, end: Callable[[], None]
+    ) -> None:
+        """`end` ends the attempt on this node, and with it the gang."""
         self.gang = gang
         self.selector = selector
+        self.end = end
         self.hearts = Hearts(doorbell)
         self._force_at = self._report_at = float("inf")
 
     def meet(self, address: str, folders: NodeFolders) -> Rendezvous:
         """Where the ranks meet; `address` is this node's. Raises IllNode if this node fails its checks."""
-        trial, plan = self.gang.trial, self.gang.plan
-        found = problems_of_node(trial, plan, folders, os.environ) if plan.health_checks else []
-        return self._meet(address, found)
+        raise NotImplementedError
 
     @property
     def awaits_nodes(self) -> bool:
-        """Whether this agent must stay for some to come, though its own ranks are done."""
+        """Whether this agent must stay for others to come or to leave, though its own ranks are done."""
         return False
 
     def poll(self) -> None:
@@ -87,18 +95,25 @@ class Vigil:
             self._force_at = time.monotonic() + _STACKS_S
         self.hearts.ask(what)
 
+    def say_goodbye(self, code: int) -> None:
+        """To the other agents: the ranks here are done, or are ended, and this agent leaves with `code`."""
+        raise NotImplementedError
+
     def close(self) -> None:
         raise NotImplementedError
 
-    def _meet(self, address: str, found: list[Problem]) -> Rendezvous:
-        raise NotImplementedError
+    def _problems(self, folders: NodeFolders) -> list[Problem]:
+        plan = self.gang.plan
+        return problems_of_node(self.gang.trial, plan, folders, os.environ) if plan.health_checks else []
 
-    def _note(self, node: int, problems: Iterable[Problem]) -> None:
+    def _note_problems(self, node: int, problems: Iterable[Problem]) -> None:
         """A problem of a folder that all share is the run's failure, and no verdict on the node."""
         problems = list(problems)
         text = "; ".join(problem.text for problem in problems)
         ill = not all(problem.is_shared for problem in problems)
-        failure = Failure(rank=None, host=self.gang.hosts[node], time=time.time(), message=text, unhealthy=ill)
+        self._note(Failure(rank=None, host=self.gang.hosts[node], time=time.time(), message=text, unhealthy=ill))
+
+    def _note(self, failure: Failure) -> None:
         print(f"hpc-det: {failure.sentence()}", file=sys.stderr, flush=True)
         try:
             note_failure(self.gang.trial, self.gang.attempt, failure)
@@ -110,68 +125,106 @@ class VigilOfNode0(Vigil):
     def __init__(
         self, gang: Gang, selector: selectors.BaseSelector, doorbell: Doorbell, end: Callable[[], None]
     ) -> None:
-        """`end` ends the attempt."""
-        super().__init__(gang, selector, doorbell)
-        self._end = end
+        super().__init__(gang, selector, doorbell, end)
         self._peers: Peers | None = None
         self._rounds = Rounds(gang.plan, gang.hosts, self._ask_all)
         self._offsets = {0: 0.0}
-        self._arrive_by: float | None = None
+        """By how many seconds the clock of each node that has arrived is ahead of this one's."""
+        self._arrivals: Arrivals | None = None
+        """While nodes are missing."""
+        self._lost: list[Failure] = []
+        self._lost_at = float("inf")
 
-    def _meet(self, address: str, found: list[Problem]) -> Rendezvous:
-        path = self.gang.trial.rendezvous(self.gang.attempt)
-        if found:
-            self._note(0, found)
+    def meet(self, address: str, folders: NodeFolders) -> Rendezvous:
+        """Its own checks come first: where they fail, nobody else needs to come."""
+        if found := self._problems(folders):
+            self._note_problems(0, found)
             raise IllNode(found[0].text)
-        if self.gang.plan.nodes > 1:
-            self._peers = Peers(self.selector)
-            self._peers.on_heard = self._hear
+        return self.open(address)
+
+    def open(self, address: str) -> Rendezvous:
+        """Listen for the other nodes, and tell them where."""
+        plan = self.gang.plan
+        if plan.nodes > 1:
+            self._peers = Peers(self.selector, address, plan.nodes)
+            self._peers.on_heard, self._peers.on_left = self._hear, self._on_left
+            self._peers.on_lost = self._on_lost
+        path = self.gang.trial.rendezvous(self.gang.attempt)
         meeting = publish(path, address, self._peers.port if self._peers else 0)
         if self._peers:
             self._peers.secret = meeting.secret
-        self._arrive_by = time.monotonic() + ARRIVE_S
+        self._arrivals = Arrivals(plan.scheduler, self.gang.hosts)
         return meeting
 
     def poll(self) -> None:
         super().poll()
-        if self._arrive_by is not None:
-            self._await_nodes(time.monotonic())
+        if self._peers:
+            self._peers.poll()
+        if self._arrivals:
+            self._await_nodes(self._arrivals)
+        if time.monotonic() >= self._lost_at:
+            self._note_lost()
+            self.end()
         self._rounds.take(self.hearts.news())
         if failure := self._rounds.failure():
             note_failure(self.gang.trial, self.gang.attempt, failure)
-            self._end()
+            self.end()
+
+    def say_goodbye(self, code: int) -> None:
+        if self._peers:
+            self._peers.tell({"bye": code})
 
     def close(self) -> None:
+        """After a failure others may still be there. What becomes of them may tell the cause of it."""
         if self._peers:
+            self._peers.await_goodbyes(GOODBYES_S)
+            self._note_lost()
             self._peers.close()
 
     @property
     def awaits_nodes(self) -> bool:
-        return self._arrive_by is not None
+        return bool(self._arrivals or self._lost or (self._peers and self._peers.present))
 
     def _hear(self, node: int, message: Message) -> None:
-        if "token" in message:
+        if "problems" in message:
             self._welcome(node, message)
         self._rounds.take(message.get("ranks", ()))
 
-    def _welcome(self, node: int, hello: Message) -> None:
-        self._offsets[node] = hello["time"] - time.time()
-        if hello["problems"]:
-            self._note(node, [Problem(*problem) for problem in hello["problems"]])
+    def _welcome(self, node: int, report: Message) -> None:
+        self._offsets[node] = report["time"] - time.time()
+        if report["problems"]:
+            self._note_problems(node, [Problem(*problem) for problem in report["problems"]])
             if self._peers:
                 self._peers.tell({"heard": True}, node)
-            self._end()
+            self.end()
 
-    def _await_nodes(self, now: float) -> None:
-        missing = set(range(self.gang.plan.nodes)) - self._offsets.keys()
+    def _on_left(self, node: int, code: int) -> None:
+        """With another code than 0 it has noted why, and the gang cannot go on."""
+        if code:
+            self.end()
+
+    def _on_lost(self, node: int, why: str) -> None:
+        host = self.gang.hosts[node]
+        self._lost.append(Failure(rank=None, host=host, time=time.time(), message=f"lost: {why}", node_lost=True))
+        self._lost_at = min(self._lost_at, time.monotonic() + SETTLE_S)
+
+    def _note_lost(self) -> None:
+        for failure in self._lost:
+            self._note(failure)
+        self._lost, self._lost_at = [], float("inf")
+
+    def _await_nodes(self, arrivals: Arrivals) -> None:
+        missing = [node for node in range(self.gang.plan.nodes) if node not in self._offsets]
         if not missing:
-            self._arrive_by = None
+            self._arrivals = None
             write_json(self.gang.trial.nodes(self.gang.attempt), list(self.gang.hosts))
             self._check_clocks()
-        elif self._arrive_by is not None and now > self._arrive_by and self.gang.plan.health_checks:
-            for node in sorted(missing):
-                self._note(node, [Problem(f"no word from its agent in {ARRIVE_S:.0f} s")])
-            self._end()
+        for node in arrivals.down(missing):
+            self._on_lost(node, f"{self.gang.plan.scheduler} says that it is down, and its agent has not come")
+        if arrivals.are_late and self.gang.plan.health_checks:
+            for node in missing:
+                self._note_problems(node, [Problem(f"no word from its agent in {ARRIVE_S:.0f} s")])
+            self.end()
 
     def _check_clocks(self) -> None:
         if not self.gang.plan.health_checks:
@@ -179,9 +232,9 @@ class VigilOfNode0(Vigil):
         by_host = {self.gang.hosts[node]: offset for node, offset in sorted(self._offsets.items())}
         wrong = wrong_clocks(by_host)
         for host, problem in wrong.items():
-            self._note(list(self.gang.hosts).index(host), [problem])
+            self._note_problems(list(self.gang.hosts).index(host), [problem])
         if wrong:
-            self._end()
+            self.end()
 
     def _ask_all(self, what: str) -> None:
         self.ask_ranks(what)
@@ -190,21 +243,28 @@ class VigilOfNode0(Vigil):
 
 
 class VigilOfAnotherNode(Vigil):
-    def __init__(self, gang: Gang, selector: selectors.BaseSelector, doorbell: Doorbell, node: int) -> None:
-        super().__init__(gang, selector, doorbell)
+    def __init__(
+        self, gang: Gang, selector: selectors.BaseSelector, doorbell: Doorbell, end: Callable[[], None], node: int
+    ) -> None:
+        super().__init__(gang, selector, doorbell, end)
         self._node = node
         self._node_0: ToNode0 | None = None
         self._send_at = 0.0
 
-    def _meet(self, address: str, found: list[Problem]) -> Rendezvous:
+    def meet(self, address: str, folders: NodeFolders) -> Rendezvous:
+        """The line comes first: what is lost during the checks was there."""
         meeting = await_rendezvous(self.gang.trial.rendezvous(self.gang.attempt))
-        hello = {"node": self._node, "time": time.time(), "problems": found}
         try:
-            self._node_0 = ToNode0(self.selector, meeting, hello, ANSWER_S)
-        except OSError as error:
-            self._cannot_reach(meeting, error)
+            self._node_0 = ToNode0(self.selector, meeting, self._node, ANSWER_S)
+        except NoLine as error:
+            self._cannot_reach(meeting, error.error)
         else:
-            self._node_0.on_heard = lambda _, message: self._obey(message)
+            self._node_0.on_heard = self._obey
+            self._node_0.on_left = self._on_left
+            self._node_0.on_lost = self._on_lost
+        found = self._problems(folders)
+        if self._node_0:
+            self._node_0.tell({"time": time.time(), "problems": found})
         if found:
             self._leave(found)
         return meeting
@@ -215,26 +275,38 @@ class VigilOfAnotherNode(Vigil):
             self._send_at = time.monotonic() + _SEND_EVERY_S
             self._node_0.tell({"ranks": news})
 
-    def close(self) -> None:
+    def say_goodbye(self, code: int) -> None:
         if self._node_0:
-            self._node_0.close()
+            self._node_0.close(code)
+
+    def close(self) -> None:
+        """Nothing is left after the goodbye."""
 
     def _obey(self, message: Message) -> None:
         if "ask" in message:
             self.ask_ranks(message["ask"])
+
+    def _on_left(self, code: int) -> None:
+        if code:
+            self.end()
+
+    def _on_lost(self, why: str) -> None:
+        """Nobody is left to give a verdict: on node 0 the job has ended, or will hear of this one."""
+        print(f"hpc-det: node {self.gang.hosts[0]} lost: {why}; the ranks here are ended", file=sys.stderr, flush=True)
+        self.end()
 
     def _cannot_reach(self, meeting: Rendezvous, error: OSError) -> None:
         where = f"{self.gang.hosts[0]} at {meeting.host}:{meeting.agents_port}"
         if isinstance(error, ConnectionRefusedError):  # the way is there, and the agent not any more
             raise HpcDetError(f"the agent of the first node, {where}, is gone")
         if self.gang.plan.health_checks:
-            self._note(self._node, [Problem(f"no way to the first node, {where}: {error.strerror or error}")])
+            self._note_problems(self._node, [Problem(f"no way to the first node, {where}: {error.strerror or error}")])
             raise IllNode("no way to the first node")
 
     def _leave(self, found: list[Problem]) -> None:
         """Not before node 0 knows why."""
         if self._node_0 is None or not self._node_0.answered():
-            self._note(self._node, found)
+            self._note_problems(self._node, found)
         raise IllNode(found[0].text)
 
 
@@ -244,4 +316,4 @@ def vigil(
     """The part of node `node`; `end` ends the attempt on this node, and with it the gang."""
     if node == 0:
         return VigilOfNode0(gang, selector, doorbell, end)
-    return VigilOfAnotherNode(gang, selector, doorbell, node)
+    return VigilOfAnotherNode(gang, selector, doorbell, end, node)

@@ -58,6 +58,7 @@ def spawn(pbs: Pbs, job: Job, node: int, argv: list[str]) -> Task:
         stdin=f"{_script_path(pbs.site, job)}\n".encode() if is_script else b"",
         host=name if pbs.settings.own_hosts else None,
         hosts=pbs.site.hosts,
+        network=list(pbs.settings.networks)[pbs.settings.nodes.index(name)] if pbs.settings.networks else None,
     )
     job.tasks.append(task := Task(mom.start(program), node, number))
     return task

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NOT_STARTED = 254
-CLONE_NEWNS, CLONE_NEWUTS = 0x00020000, 0x04000000
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x00020000, 0x04000000, 0x40000000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PDEATHSIG = 1
@@ -33,6 +33,8 @@ class Program:
     host: str | None = None
     """Its host name, in namespaces of its own."""
     hosts: Path | None = None
+    network: str | None = None
+    """The path of a network namespace."""
 
 
 def adopt_orphans_and_die_with_parent() -> None:
@@ -63,6 +65,8 @@ def _become(program: Program, stdin: int) -> None:
         signal.signal(handled, signal.SIG_DFL)
     if program.host:
         _enter_host(program.host, program.hosts)
+    if program.network:
+        _libc.setns(os.open(program.network, os.O_RDONLY | os.O_CLOEXEC), CLONE_NEWNET)
     os.umask(program.umask)
     os.chdir(program.cwd)
     os.dup2(stdin, 0)

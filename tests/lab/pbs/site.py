@@ -82,6 +82,8 @@ class Settings:
     """How long an ended job is in state E; 1 to 2 s on the recorded site."""
     own_hosts: bool = False
     """Each process sees its node's name as host name, and all names of nodes resolve; needs root."""
+    networks: dict[str, str] = field(default_factory=dict)
+    """Of nodes with network namespaces of their own: the namespace's path -> the node's address, in their order."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,8 @@ class Site:
         self.user_home.mkdir()
         (self.user_home / ".bash_profile").write_text(BASH_PROFILE.format(bin=self.bin))
         (self.user_home / ".profile").write_text(SH_PROFILE.format(bin=self.bin))
-        names = "".join(f"127.0.1.{number} {name}\n" for number, name in enumerate(settings.nodes, 1))
+        addresses = list(settings.networks.values()) or [f"127.0.1.{n}" for n in range(1, len(settings.nodes) + 1)]
+        names = "".join(f"{address} {name}\n" for address, name in zip(addresses, settings.nodes, strict=True))
         self.hosts.write_text(Path("/etc/hosts").read_text() + names)
         (self.home / "settings.json").write_text(json.dumps(asdict(settings)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -401,6 +402,31 @@ def test_a_failure_on_slurm_starts_again_on_the_same_nodes(
     assert gang.run_job(**slurm_job)[0] == 0
     assert gang.ends() == [("failed", "restart"), ("finished", "done")]
     assert not (tmp_path / "asked").exists()
+
+
+WAITS_FOR_A_LOST_NODE = """
+import sys, time
+from pathlib import Path
+from hpc_det.launch.failure import Failure, note_failure
+from hpc_det.store.folders import TrialFolder
+
+trial, attempt = TrialFolder(Path(sys.argv[1])), int(sys.argv[2])
+note_failure(trial, attempt, Failure(rank=None, host="node2", time=time.time() - 60, message="lost", node_lost=True))
+time.sleep(600)
+"""
+"""As srun, after the agent of the first node has given its verdict."""
+
+
+def test_a_job_does_not_wait_with_srun_for_a_lost_node_and_goes_back_uncharged_to_others(
+    gang: Gang, slurm_job: dict[str, str], tmp_path: Path
+) -> None:
+    gang.plan("true", scheduler="slurm", nodes=2, max_restarts=0)
+    job = gang.start_job(agent=[sys.executable, "-c", WAITS_FOR_A_LOST_NODE], **slurm_job)
+    assert job.wait(timeout=DEADLINE_S) == 0
+    assert gang.ends() == [("node lost", "requeue")]
+    assert failures(gang) == ["node node2: lost"]
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[-2:] == ["requeue 4711", "update JobId=4711 ExcNodeList=node2"]
 
 
 def test_a_job_that_cannot_go_back_says_so_in_the_journal_and_fails(

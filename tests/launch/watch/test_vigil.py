@@ -10,17 +10,20 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from hpc_det.launch.doorbell import Doorbell
-from hpc_det.launch.failure import Failure, failures, first_failure
-from hpc_det.launch.watch import vigil
-from hpc_det.launch.watch.peers import ToNode0
+from hpc_det.launch.failure import Failure, failure_now, failures, first_failure, note_failure
+from hpc_det.launch.watch import arrivals, vigil
+from hpc_det.launch.watch.peers import key_of
+from hpc_det.node.channel import Line, connect
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.files import read_json
 from tests.launch.gang import Gang
+from tests.stub import Stub
 from tests.wait import DEADLINE_S, wait_for
 
 # Says hello, makes a few steps and stands still: `stuck` is where rank 1 hangs.
@@ -150,11 +153,11 @@ class Node0:
         gang.plan("true", scheduler="slurm", nodes=nodes, ranks_per_node=1)
         self.selector = selectors.DefaultSelector()
         self.doorbell = Doorbell(f"{private}/agent", self.selector)
-        self.ended = False
+        self.ended, self.is_open = False, True
         hosts = [f"node{number + 1}" for number in range(nodes)]
         watched = vigil.Gang(gang.trial, JobPlan.of(gang.experiment), 1, hosts)
         self.vigil = vigil.VigilOfNode0(watched, self.selector, self.doorbell, self._end)
-        self.meeting = self.vigil._meet("127.0.0.1", [])
+        self.meeting = self.vigil.open("127.0.0.1")
 
     def _end(self) -> None:
         self.ended = True
@@ -169,9 +172,12 @@ class Node0:
         return False
 
     def close(self) -> None:
-        self.vigil.close()
-        self.doorbell.close()
-        self.selector.close()
+        """Unless it has left already."""
+        if self.is_open:
+            self.is_open = False
+            self.vigil.close()
+            self.doorbell.close()
+            self.selector.close()
 
 
 @pytest.fixture
@@ -182,19 +188,40 @@ def node_0(gang: Gang) -> Iterator[Node0]:
         node.close()
 
 
-def arrives(node_0: Node0, node: int, clock_s: float) -> ToNode0:
-    hello = {"node": node, "time": time.time() + clock_s, "problems": []}
-    return ToNode0(node_0.selector, node_0.meeting, hello, 5)
+def arrives(node_0: Node0, node: int, clock_s: float = 0) -> Line:
+    """The end of the line at another node, which has passed its checks."""
+    identity = {"role": "agent", "node": node}
+    address = ("127.0.0.1", node_0.meeting.agents_port)
+    with ThreadPoolExecutor() as threads:
+        coming = threads.submit(connect, *address, key_of(node_0.meeting.secret), identity, DEADLINE_S)
+        node_0.until(coming.done)
+    line = coming.result()
+    line.send({"hello": True})
+    line.send({"time": time.time() + clock_s, "problems": []})
+    node_0.until(lambda: node in node_0.vigil._offsets)
+    return line
+
+
+def sentences(gang: Gang) -> list[str]:
+    return [failure.sentence() for failure in failures(gang.trial, 1)]
 
 
 def test_a_node_that_does_not_come_is_named(gang: Gang, node_0: Node0, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = arrives(node_0, 2, 0)
-    node_0.until(lambda: 2 in node_0.vigil._offsets)
-    monkeypatch.setattr(node_0.vigil, "_arrive_by", 0.0)
+    line = arrives(node_0, 2)
+    monkeypatch.setattr(arrivals, "ARRIVE_S", 0.0)
     node_0.until(lambda: node_0.ended)
-    assert [failure.sentence() for failure in failures(gang.trial, 1)] == [
-        "node node2: no word from its agent in 600 s"
-    ]
+    assert sentences(gang) == ["node node2: no word from its agent in 600 s"]
+    line.close()
+
+
+def test_a_node_that_does_not_come_and_is_down_is_lost(gang: Gang, node_0: Node0, stub: Stub) -> None:
+    """The scheduler knows before the time to arrive is over."""
+    stub("sinfo", "echo node3")
+    line = arrives(node_0, 1)
+    assert node_0.vigil._arrivals
+    node_0.vigil._arrivals._ask_at = 0.0
+    node_0.until(lambda: node_0.ended)
+    assert (verdict(gang).host, verdict(gang).node_lost) == ("node3", True)
     line.close()
 
 
@@ -203,11 +230,63 @@ def test_clocks_are_compared_once_all_have_come(gang: Gang, node_0: Node0, monke
     monkeypatch.setattr("time.time", lambda: now)
     lines = [arrives(node_0, 1, 0), arrives(node_0, 2, 600)]
     node_0.until(lambda: node_0.ended)
-    assert [failure.sentence() for failure in failures(gang.trial, 1)] == [
-        "node node3: the clock is 600 s ahead of that of node1"
-    ]
+    assert sentences(gang) == ["node node3: the clock is 600 s ahead of that of node1"]
     for line in lines:
         line.close()
+
+
+# --- nodes that are lost
+
+
+def test_a_line_that_ends_without_a_goodbye_is_a_lost_node(gang: Gang, node_0: Node0) -> None:
+    there, lost = arrives(node_0, 1), arrives(node_0, 2)
+    lost.close()
+    node_0.until(lambda: node_0.ended)
+    (found,) = failures(gang.trial, 1)
+    assert (found.host, found.node_lost, found.rank) == ("node3", True, None)
+    there.close()
+
+
+def test_a_node_that_says_goodbye_is_not_lost_and_node_0_stays_until_all_have(gang: Gang, node_0: Node0) -> None:
+    for line in [arrives(node_0, 1), arrives(node_0, 2)]:
+        assert node_0.vigil.awaits_nodes
+        line.send({"bye": 0})
+        line.close()
+    node_0.until(lambda: not node_0.vigil.awaits_nodes)
+    assert (node_0.ended, failures(gang.trial, 1)) == (False, [])
+
+
+def test_the_goodbye_of_an_agent_that_has_failed_ends_the_gang_and_blames_no_node(gang: Gang, node_0: Node0) -> None:
+    failed, other = arrives(node_0, 1), arrives(node_0, 2)
+    failed.send({"bye": 1})
+    node_0.until(lambda: node_0.ended)
+    node_0.vigil.say_goodbye(1)
+    while (message := other.receive()) is not None and "bye" not in message.head:
+        pass  # node 0 may have asked for progress
+    assert message == ({"bye": 1}, b"")
+    other.send({"bye": 1})
+    node_0.close()
+    assert failures(gang.trial, 1) == []
+    for line in (failed, other):
+        line.close()
+
+
+def test_a_node_that_was_lost_goes_before_the_ranks_that_complain_of_it(gang: Gang, node_0: Node0) -> None:
+    line = arrives(node_0, 1)
+    note_failure(gang.trial, 1, failure_now(0, "RuntimeError: connection closed by peer"))
+    line.close()
+    node_0.close()  # since a rank has failed
+    assert (verdict(gang).host, verdict(gang).node_lost) == ("node2", True)
+
+
+@pytest.mark.parametrize("message", [{"ranks": [{}]}, {"ranks": 7}, {"time": "x", "problems": []}, {"bye": []}])
+def test_an_agent_that_breaks_the_rules_ends_its_own_line(node_0: Node0, message: dict[str, object]) -> None:
+    line, other = arrives(node_0, 1), arrives(node_0, 2)
+    line.send(message)
+    node_0.until(lambda: node_0.vigil._lost)
+    assert [failure.host for failure in node_0.vigil._lost] == ["node2"]
+    other.close()
+    line.close()
 
 
 @pytest.mark.parametrize("words", [b"GET / HTTP/1.1\n\n", b'{"token": "guess", "node": 1}\n', b"[1]\n", b'"a"\n'])
