@@ -21,6 +21,7 @@ from hpc_det.pytorch.ddp import DataParallel, data_parallel
 from hpc_det.sgd import TrainingOperator
 from tests.core.ranks import OnRanks
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
+from tests.wait import DEADLINE_S
 
 Change = dict[int, tuple[str, bool]]
 """By batch: which layer requires gradients from then on, or no longer."""
@@ -240,7 +241,7 @@ def changed_by_one(distributed: Distributed) -> str:
     model.body.requires_grad_(False)
     wrapped = new_context(distributed).wrap_model(model)
     if distributed.rank == 1:
-        distributed._store.wait(["refused"])
+        distributed.messages.from_rank_0("refused", "refused", limit_s=DEADLINE_S, is_it=lambda value: True)
         own = torch.zeros(2, dtype=torch.int64)
         dist.all_gather([torch.zeros_like(own), torch.zeros_like(own)], own)  # what rank 0 has begun
         return ""
@@ -249,7 +250,7 @@ def changed_by_one(distributed: Distributed) -> str:
     try:
         wrapped(torch.ones(2, 5))
     except UsageError as error:
-        distributed._store.set("refused", "")
+        distributed.messages.to_all("refused", None)
         return str(error)
     return ""
 
