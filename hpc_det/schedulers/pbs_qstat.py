@@ -17,6 +17,7 @@ from hpc_det.schedulers.command import CommandError, Run
 
 IDS_AT_ONCE = 200
 _ID = r"(\d[^\s;]*)"
+_A_JOB = re.compile(r"(?<![\w.-])\d+(\[\d*\])?\.[A-Za-z]")
 _OVER = re.compile(f"Unknown Job Id {_ID}|{_ID} Job has finished|has finished {_ID}")
 
 
@@ -36,8 +37,7 @@ class Answer:
 
     def why_silent(self, job_id: str) -> str:
         """Of a job that is no news. Reports that name other jobs are left out."""
-        lines = self.trouble.split("; ")
-        own = [line for line in lines if job_id in line or not re.search(r"\b\d+(\[\d*\])?\.\w", line)]
+        own = [line for line in self.trouble.split("; ") if job_id in line or not _A_JOB.search(line)]
         return "; ".join(own) if self.trouble and own else "qstat: an answer without this job"
 
 

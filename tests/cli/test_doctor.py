@@ -73,6 +73,13 @@ def test_a_healthy_pbs(hpc_det: Command, slurm_commands: Make) -> None:
     assert "  ok       resume: auto takes successor" in result.out
 
 
+def test_of_two_schedulers_that_of_the_named_profile_is_examined(hpc_det: Command, slurm_commands: Make) -> None:
+    commands(slurm_commands, SLURM | PBS)
+    for cluster, subject in (("pbs", "PBS"), ("slurm", "Slurm")):
+        out = hpc_det("doctor", "--cluster", cluster).out
+        assert [name for name in ("PBS", "Slurm") if f"\n{name}\n" in out] == [subject]
+
+
 def test_an_account_that_is_refused_is_the_exit_code(hpc_det: Command, slurm_commands: Make) -> None:
     commands(slurm_commands, SLURM | {"sbatch": "echo allocation failure: Invalid account >&2; exit 1"})
     result = hpc_det("doctor")

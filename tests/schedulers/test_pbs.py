@@ -197,14 +197,14 @@ def test_a_job_that_this_user_may_not_see_is_no_news_and_no_end() -> None:
 
 
 def test_no_news_of_a_job_names_no_other_job() -> None:
-    said = "qstat: refused with exit code 159: qstat: Unauthorized Request  48.pbshead; qstat: cannot tell"
+    said = "qstat: refused with exit code 159: qstat: Unauthorized Request  48.pbshead; cannot connect to 10.0.0.1"
 
     def run(command: Sequence[str]) -> str:
         raise CommandError(said)
 
     found = Pbs().status(["47.pbshead", "48.pbshead"], run)
     assert "48.pbshead" in found["48.pbshead"].reason
-    assert found["47.pbshead"].reason == "qstat: cannot tell"
+    assert found["47.pbshead"].reason == "cannot connect to 10.0.0.1"
 
 
 def test_an_id_is_not_another_that_begins_with_it() -> None:
