@@ -27,6 +27,7 @@ from hpc_det.config.problems import unknown_key
 from hpc_det.config.request import unknown_choice
 from hpc_det.config.schema import Experiment
 from hpc_det.config.section import Section
+from hpc_det.config.yaml_aliases import refuse_bombs
 from hpc_det.errors import UsageError
 from hpc_det.resources import data_path
 
@@ -58,6 +59,7 @@ def opened(folders: Sequence[Path]) -> Iterator[Composer]:
     """Hydra on these folders."""
     OmegaConf.register_new_resolver("hpc_det", lambda name: str(data_path(name)), replace=True)
     *own, project = folders
+    refuse_bombs(file for folder in folders for file in sorted(folder.rglob("*.yaml")))
     with hydra.initialize_config_dir(str(project), job_name="hpc_det", version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         for folder in own:

@@ -11,6 +11,7 @@ import yaml
 from yaml.composer import ComposerError
 
 from hpc_det.config.merge import Tree
+from hpc_det.config.yaml_aliases import check_aliases
 from hpc_det.errors import UsageError
 
 _TAG = "tag:yaml.org,2002:"
@@ -21,6 +22,11 @@ class _Loader(yaml.SafeLoader):
 
     In YAML 1.1 `1e-3` is a string, `12:30:00` the number 45000 and `010` the number 8.
     """
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        check_aliases(node)
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

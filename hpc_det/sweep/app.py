@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_det.errors import UsageError
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.rank import RankProcess, join_gang, leave, note_error
-from hpc_det.store.files import read_json, write_atomic, write_json
+from hpc_det.store.files import read_json, write_json
 from hpc_det.sweep import stops
 from hpc_det.sweep.files import SweepFiles
 
@@ -53,7 +53,7 @@ class Rank:
         return 0
 
     def _run_app(self) -> JobReturn:
-        _find_modules(read_json(self._files.import_path) or [])
+        _find_modules(json.loads(self._files.read(self._files.import_path)))
         from hydra.core.utils import JobStatus
 
         from hpc_det.sweep.saved import load_app, load_config
@@ -92,7 +92,7 @@ class Rank:
         """The point is done."""
         trial, hydra_cfg = self._attempt.trial.id, returned.hydra_cfg
         assert hydra_cfg is not None
-        write_atomic(self._files.returned(trial), _pickled(returned))
+        self._files.write(self._files.returned(trial), _pickled(returned))
         found = {"folder": hydra_cfg.hydra.runtime.output_dir, **in_json(returned.return_value)}
         write_json(self._files.shown(trial), found)
         self._write_outcome("finished", self._saves())

@@ -1,11 +1,13 @@
 """The files of a sweep of a Hydra app, below the folder of its experiment.
 
 sweep/app.pkl          the app's function and Hydra's state      the launcher
-      path.json        where the app imported its modules from   "
+      import_path      where the app imported its modules from   "
       points.json      overrides of each point, and its config   "
       configs/1.pkl    a composed config, of one or many points  "
       returns/1.pkl    the JobReturn of a point                  rank 0 of its gang
               1.json   the same, to be read                      "
+
+All but the JSON are sealed with the user's key (hpc_det.store.sealed_content).
 
 hydra.sweep.dir has a file hpc_det.json with the numbers of its experiments, so that `hpc-det sweep` finds them.
 """
@@ -13,6 +15,7 @@ hydra.sweep.dir has a file hpc_det.json with the numbers of its experiments, so 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,8 @@ from hpc_det.errors import UsageError
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.key import derived, user_key
+from hpc_det.store.sealed_content import read_with_seal, write_with_seal
 
 POINTER = "hpc_det.json"
 
@@ -38,7 +43,7 @@ class SweepFiles:
 
     @property
     def import_path(self) -> Path:
-        return self.path / "path.json"
+        return self.path / "import_path"
 
     @property
     def points(self) -> Path:
@@ -52,6 +57,18 @@ class SweepFiles:
 
     def shown(self, trial: int) -> Path:
         return self.path / "returns" / f"{trial}.json"
+
+    def write(self, path: Path, content: bytes) -> None:
+        """One of those that are sealed."""
+        write_with_seal(path, content, self._key)
+
+    def read(self, path: Path) -> bytes:
+        """The content. Raises HpcDetError where this user has not written it, FileNotFoundError where nobody has."""
+        return read_with_seal(path, self._key)
+
+    @cached_property
+    def _key(self) -> bytes:
+        return derived(user_key(self.experiment.root() / "key"), f"sweep {self.experiment.id}")
 
     def create(self) -> None:
         for folder in (self.path, self.path / "configs", self.path / "returns"):

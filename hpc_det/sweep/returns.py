@@ -59,8 +59,9 @@ def submission_records(experiment: ExperimentFolder, overrides: Sequence[Sequenc
 
 
 def _returned(experiment: ExperimentFolder, trial: int, overrides: Sequence[str]) -> JobReturn:
+    files = SweepFiles(experiment)
     try:
-        found: JobReturn = pickle.loads(SweepFiles(experiment).returned(trial).read_bytes())
+        found: JobReturn = pickle.loads(files.read(files.returned(trial)))
     except FileNotFoundError:
         return _failed(overrides, f"trial {trial} of experiment {experiment.id} ended without a return value")
     except Exception as error:

@@ -1,12 +1,13 @@
 """What the login node saves for the ranks: the app's function, Hydra's state, and the config of each point.
 
-cloudpickle takes a function of `__main__` as it is, and of any other module by its name. The files lie in the user's
-own folder, mode 0700, and nobody else's pickles are ever read.
+cloudpickle takes a function of `__main__` as it is, and of any other module by its name. The files are sealed with the
+user's key, and nobody else's pickles are ever read.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import pickle
 import sys
@@ -20,7 +21,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from hpc_det.errors import UsageError
-from hpc_det.store.files import write_atomic, write_json
+from hpc_det.store.files import write_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.sweep.files import SweepFiles
 from hpc_det.sweep.points import Point
@@ -55,13 +56,13 @@ def checkpoint_of(task_function: TaskFunction) -> Checkpoint | None:
 def save(files: SweepFiles, app: App, points: Sequence[Point], first: int) -> None:
     """`first`: Hydra's number of the first point."""
     files.create()
-    write_atomic(files.app, _pickled(app))
-    write_json(files.import_path, [os.path.abspath(folder) for folder in sys.path])
+    files.write(files.app, _pickled(app))
+    files.write(files.import_path, json.dumps([os.path.abspath(folder) for folder in sys.path]).encode())
     bases: dict[bytes, int] = {}
     for point in points:
         if point.base not in bases:
             bases[point.base] = len(bases) + 1
-            write_atomic(files.config(bases[point.base]), point.base)
+            files.write(files.config(bases[point.base]), point.base)
     rows = enumerate(points, start=first)
     write_json(
         files.points,
@@ -71,7 +72,7 @@ def save(files: SweepFiles, app: App, points: Sequence[Point], first: int) -> No
 
 def load_app(files: SweepFiles) -> App:
     """On the node, where modules are found as they were found on the login node."""
-    app: App = pickle.loads(files.app.read_bytes())
+    app: App = pickle.loads(files.read(files.app))
     Singleton.set_state(app.singletons)
     return app
 
@@ -79,7 +80,7 @@ def load_app(files: SweepFiles) -> App:
 def load_config(files: SweepFiles, trial: TrialFolder) -> DictConfig:
     """Of the trial's point, as Hydra's launchers prepare it."""
     row = files.read_points()[trial.id - 1]
-    config = Point(files.config(row["config"]).read_bytes(), tuple(row["overrides"])).config()
+    config = Point(files.read(files.config(row["config"])), tuple(row["overrides"])).config()
     with open_dict(config):
         config.hydra.job.num = row["num"]
         config.hydra.job.id = f"{files.experiment.id}.{trial.id}"

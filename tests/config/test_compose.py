@@ -18,6 +18,7 @@ from hpc_det.config.section import Section
 from hpc_det.errors import UsageError
 from hpc_det.resources import data_path
 
+BOMB = "\n".join(["a0: &a0 [x]", *(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]" for n in range(9))])
 UserFile = Callable[[str, Any], Path]
 DIGITS = ["experiment=digits", "entrypoint=python3 -m train"]
 
@@ -122,6 +123,15 @@ def test_a_broken_file_is_named_with_its_line(env: dict[str, str], user_file: Us
     file = user_file("template/broken.yaml", "a: 1\nb: [1\nc: 2\n")
     with pytest.raises(UsageError, match=f"{file}:3: "):
         from_hydra(["template=broken"], env)
+
+
+@pytest.mark.parametrize("group", ["template", "cluster", "experiment"])
+def test_aliases_that_repeat_too_much_are_refused_before_hydra_reads_them(
+    env: dict[str, str], user_file: UserFile, group: str
+) -> None:
+    file = user_file(f"{group}/bomb.yaml", f"# @package _global_\n{BOMB}")
+    with pytest.raises(UsageError, match=rf"{file}:\d+: aliases"):
+        from_hydra([f"{group}=bomb"], env)
 
 
 @pytest.mark.parametrize("chosen", ["experiment=mine", "experiment=[digits,mine]"])

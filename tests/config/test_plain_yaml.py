@@ -81,3 +81,31 @@ VALUES = st.recursive(
 @given(st.dictionaries(TEXTS, VALUES, max_size=4))
 def test_what_is_written_is_read_back(tree: dict[str, Any]) -> None:
     assert (parse_yaml(dump_yaml(tree), "here") or {}) == tree
+
+
+# --- aliases
+
+
+def bomb(levels: int) -> str:
+    """Ten lines that stand for ten to the power of `levels` values."""
+    repeated = [f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]" for n in range(levels)]
+    return "\n".join(["a0: &a0 [x]", *repeated])
+
+
+MERGED = "a: &a {k: [1, 2]}\n" + "\n".join(
+    f"{name}: &{name} {{<<: [{', '.join([f'*{former}'] * 10)}], {name}: 1}}"
+    for former, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+LONG = f"a: &a '{'x' * 100_000}'\nb: [{', '.join(['*a'] * 1000)}]"
+
+
+@pytest.mark.parametrize("text", [bomb(9), bomb(20), MERGED, LONG])
+def test_aliases_that_repeat_too_much_are_refused_at_once(text: str) -> None:
+    with pytest.raises(UsageError, match=r"conf\.yaml:\d+: aliases \(such as \*name\) repeat more than 100000 values"):
+        parse_yaml(text, "conf.yaml")
+
+
+def test_aliases_are_otherwise_what_they_stand_for() -> None:
+    assert parse_yaml(bomb(2), "conf.yaml")["a2"] == [[["x"]] * 10] * 10
+    many = "[" + ", ".join(["1"] * 200_000) + "]"
+    assert len(parse_yaml(many, "conf.yaml")) == 200_000, "written out, it may be as long as it likes"

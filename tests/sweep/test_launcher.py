@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hydra.core.utils import JobStatus
 
+from hpc_det.errors import HpcDetError
+from hpc_det.sweep.files import SweepFiles
+from hpc_det.sweep.returns import job_returns
 from hpc_det.sweep.saved import checkpoint_of
 from tests.sweep.conftest import App, source
 from tests.wait import DEADLINE_S, wait_for
@@ -258,6 +265,44 @@ def test_a_failure_names_the_rank_and_the_log_and_leaves_the_other_points_alone(
 def test_a_return_value_that_cannot_travel_is_a_failure_that_says_so(app: App) -> None:
     app.write("app.py", source("return (i for i in range(3))"))
     assert "the app's return value, a generator, cannot be pickled" in app.fail("+x=1")
+
+
+def test_pickles_that_this_user_has_not_sealed_are_not_read(app: App, tmp_path: Path) -> None:
+    """Whoever can write into the folder has no code run: not on a node, and not where the results are read."""
+    app.write("app.py", DOUBLES)
+    app.succeed("+x=1,2")
+    files = SweepFiles(app.experiment())
+    unpickled = tmp_path / "unpickled"
+    sealed = [files.app, files.import_path, files.config(1), files.returned(1), files.returned(2)]
+    for path in sealed:
+        whole = path.read_bytes()
+        for content in (pickle.dumps(Touches(str(unpickled))), whole[:32] + pickle.dumps(Touches(str(unpickled))), b""):
+            path.write_bytes(content)
+            with pytest.raises(HpcDetError, match="does not have this user's seal"):
+                files.read(path)
+        path.write_bytes(whole)
+        files.read(path)
+    files.returned(1).write_bytes(files.returned(2).read_bytes())
+    first, second = job_returns(app.experiment(), [["+x=1"], ["+x=2"]])
+    assert first.status is JobStatus.FAILED, "the result of one point is not that of another"
+    assert second.return_value == 4
+    files.returned(2).write_bytes(pickle.dumps(Touches(str(unpickled))))
+    assert [each.status for each in job_returns(app.experiment(), [["+x=1"], ["+x=2"]])] == [JobStatus.FAILED] * 2
+    assert not unpickled.exists()
+
+
+@dataclass
+class Touches:
+    """Makes a file where it is unpickled."""
+
+    path: str
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return _touch, (self.path,)
+
+
+def _touch(path: str) -> None:
+    Path(path).touch()
 
 
 @pytest.mark.parametrize(

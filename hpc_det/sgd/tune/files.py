@@ -3,9 +3,9 @@
 RUN/effective.json      searcher, hyperparameters, seed        tune_run, once
     search/             the search's journal                   the driver
     driver.json         the process that drives it             "
-    key                 what trainable.pkl is sealed with      "
+    key                 what the next two are sealed with      "
     trainable.pkl       the class, and what JSON has not       "
-    path.json           where its modules are found            "
+    import_path         where its modules are found            "
     trials/1/trial.json its hyperparameters and how it stands  "
              turn.json  what its process shall do now          "
              start/2/   the checkpoint that turn 2 begins with "
@@ -17,7 +17,6 @@ RUN/effective.json      searcher, hyperparameters, seed        tune_run, once
 
 from __future__ import annotations
 
-import hmac
 import json
 import os
 import sys
@@ -27,20 +26,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.errors import UsageError
 from hpc_det.process import is_running, start_ticks
 from hpc_det.sgd.driver.run_folder import path_of
-from hpc_det.store.files import read_counted, read_json, read_lines, write_atomic, write_json
+from hpc_det.store.files import read_counted, read_json, read_lines, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.key import derived, user_key
 from hpc_det.store.modes import make_private
+from hpc_det.store.sealed_content import read_with_seal, write_with_seal
 
 Mode = Literal["min", "max"]
 ITERATION, DONE = "training_iteration", "done"
 """In every result."""
 STATE = "trial.json"
 """In a checkpoint: {"turn", "result", "data"}."""
-_MAC_BYTES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +106,7 @@ class TuneFolder(ExperimentFolder):
 
     @property
     def import_path(self) -> Path:
-        return self.path / "path.json"
+        return self.path / "import_path"
 
     def trial(self, number: int = 1) -> TuneTrial:
         return TuneTrial(self.path / "trials" / str(number))
@@ -151,22 +150,17 @@ class TuneFolder(ExperimentFolder):
                 f"trainable: cannot be sent to the processes of trials: {type(error).__name__}: {error}; keep what "
                 f"cannot be pickled out of the globals that it uses"
             ) from None
-        write_atomic(self.trainable, hmac.digest(self.key(), pickled, "sha256") + pickled)
-        write_json(self.import_path, [os.path.abspath(folder) for folder in sys.path])
+        key = self.key()
+        write_with_seal(self.trainable, pickled, key)
+        write_with_seal(self.import_path, json.dumps([os.path.abspath(folder) for folder in sys.path]).encode(), key)
 
     def read_trainable(self) -> Any:
         """What `write_trainable` was given, with its modules found where they were found there."""
         import cloudpickle
 
-        folders = read_json(self.import_path) or []
+        folders = json.loads(read_with_seal(self.import_path, self.key()))
         sys.path[:] = [*folders, *(folder for folder in sys.path if folder not in folders)]
-        content = self.trainable.read_bytes()
-        seal, pickled = content[:_MAC_BYTES], content[_MAC_BYTES:]
-        if not hmac.compare_digest(seal, hmac.digest(self.key(), pickled, "sha256")):
-            raise HpcDetError(
-                f"{self.trainable}: has not the seal of {self.path / 'key'}; it was changed, and not read"
-            )
-        return cloudpickle.loads(pickled)
+        return cloudpickle.loads(read_with_seal(self.trainable, self.key()))
 
 
 def run_folder(run: str | os.PathLike[str], env: Mapping[str, str]) -> TuneFolder:

@@ -161,7 +161,7 @@ def test_a_changed_trainable_is_not_unpickled(tmp_path: Path) -> None:
     run = TuneFolder(tmp_path / "run")
     tune_run(Line, config={"rate": 1.0}, stop={"training_iteration": 1}, run=run.path)
     run.trainable.write_bytes(run.trainable.read_bytes()[:-1] + b"x")
-    with pytest.raises(HpcDetError, match="has not the seal"):
+    with pytest.raises(HpcDetError, match=r"does not have this user.s seal"):
         run.read_trainable()
 
 
