@@ -130,9 +130,17 @@ class Line:
 
 
 def connect(
-    host: str, port: int, key: bytes, identity: dict[str, Any], within_s: float, gone_s: float = GONE_S
+    host: str,
+    port: int,
+    key: bytes,
+    identity: dict[str, Any],
+    within_s: float,
+    *,
+    gone_s: float = GONE_S,
+    awaits_listener: bool = True,
 ) -> Line:
     """The client's end. `identity`: at most 1 KiB of JSON. `gone_s`: a silent host is given up then.
+    `awaits_listener`: whether the listener may still have to begin, so that a refused connection is tried again.
 
     Tries again until `within_s` is over: a listener on whom strangers call may have to hang up on anyone. Raises
     NoLine where nobody listens and where it hangs up each time, and HpcDetError at once where it does not hold the key.
@@ -143,6 +151,8 @@ def connect(
             return _introduced(host, port, key, identity, end, gone_s)
         except OSError as error:
             last = error
+            if isinstance(error, ConnectionRefusedError) and not awaits_listener:
+                break
     raise NoLine(
         f"{host}:{port}: no line to the driver within {within_s:g} s: {last.strerror or last}. Does the driver still "
         f"run, can this node reach it, and does this {identity.get('role', 'process')} still belong to it?",

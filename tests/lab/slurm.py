@@ -134,6 +134,13 @@ class SlurmLab:
     def repair_node(self, number: int) -> None:
         self.run(SCRIPTS / "slurm-up", "--node", str(number))
 
+    def cut_network(self, number: int) -> None:
+        """Nothing comes or goes, and no connection ends."""
+        self.run("ip", "-n", f"hpcdet-node{number}", "link", "set", "eth0", "down")
+
+    def mend_network(self, number: int) -> None:
+        self.run("ip", "-n", f"hpcdet-node{number}", "link", "set", "eth0", "up")
+
     def cancel_all(self, deadline_s: float = 120) -> None:
         """Ends every job of the lab and waits until the last of their processes is gone."""
         end, said = time.monotonic() + deadline_s, ""

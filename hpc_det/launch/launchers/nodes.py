@@ -4,24 +4,21 @@ It alone starts mpirun or srun. The others wait: they start on their node what m
 descendants of their own node's agent, and neither ssh nor the scheduler is needed. At last they hear from node 0 which
 exit code the gang has, and end with it.
 
-Each publishes where it listens in a file beside the rendezvous. A request is answered for the attempt's secret alone,
-which is never sent: the asking side proves with an HMAC over a fresh nonce that it knows it (RFC 2104).
+Each publishes where it listens in a file beside the rendezvous. The lines between them are those of hpc_det.node, with
+a key from the attempt's secret, which is never sent.
 """
 
 from __future__ import annotations
 
-import hmac
-import json
 import os
-import secrets
+import queue
 import signal
-import socket
-import socketserver
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,14 +26,18 @@ from typing import Any
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.launch.watch.awake import AwakeClock
+from hpc_det.node.channel import Line, connect
 from hpc_det.node.rendezvous import WAIT_S
+from hpc_det.node.switchboard import Switchboard
 from hpc_det.process import exit_code
 from hpc_det.store.files import read_json, write_json
+from hpc_det.store.key import derived
 
 CONNECTION_LOST = 255
 """As ssh(1) says it."""
-_LONGEST_REQUEST = 1 << 20
-_ASKER_MUST_SPEAK_S = 10.0
+_CONNECT_S = 10.0
+_AT_ONCE = 32
 _VERDICT_S = 10.0
 """How long node 0 may take to say how the gang ended, after it has let go of what it asked for."""
 _CHILDREN_LEAVE_S = 5.0
@@ -53,11 +54,18 @@ def run_gang(attempt: Attempt, command: Callable[[], Sequence[str]]) -> int:
     _publish(attempt)
     code = _lead(attempt, command)
     _publish(attempt, ended=code)  # for launchers that come to listen only now
-    for node in range(1, attempt.nodes):
-        with suppress(OSError):
-            if at := read_json(attempt.trial.launcher(attempt.number, node)):
-                _ask(at, attempt.secret, {"end": code}).close()
+    with ThreadPoolExecutor(_AT_ONCE) as threads:  # one that is gone may take its time
+        for node in range(1, attempt.nodes):
+            threads.submit(_end, attempt, node, code)
     return code
+
+
+def _end(attempt: Attempt, node: int, code: int) -> None:
+    with suppress(HpcDetError):
+        if at := read_json(attempt.trial.launcher(attempt.number, node)):
+            line = _call(attempt, at)
+            line.send({"end": code})
+            line.close()
 
 
 def _lead(attempt: Attempt, command: Callable[[], Sequence[str]]) -> int:
@@ -76,9 +84,11 @@ def run_on(attempt: Attempt, node: int, command: str) -> int:
 
     Raises HpcDetError where the node's launcher does not publish itself, or refuses.
     """
-    with _ask(_read(attempt.trial.launcher(attempt.number, node)), attempt.secret, {"run": command}) as connection:
-        answer = connection.makefile("rb").readline()
-    return int(json.loads(answer)["code"]) if answer else CONNECTION_LOST
+    line = _call(attempt, _read(attempt.trial.launcher(attempt.number, node)))
+    line.send({"run": command})
+    answer = line.receive()
+    line.close()
+    return int(answer.head["code"]) if answer else CONNECTION_LOST
 
 
 def environment_of(attempt: Attempt, node: int) -> dict[str, str]:
@@ -87,95 +97,78 @@ def environment_of(attempt: Attempt, node: int) -> dict[str, str]:
     return told
 
 
-class Host(socketserver.ThreadingTCPServer):
-    """Of a node that does not lead."""
-
-    daemon_threads = True
-    block_on_close = False
+class Host:
+    """The launcher of a node that does not lead: it listens for requests over authenticated lines (hpc_det.node)."""
 
     def __init__(self, attempt: Attempt) -> None:
-        super().__init__((attempt.address, 0), _Guest)
-        self.secret = attempt.secret
-        self.children: list[subprocess.Popen[bytes]] = []
+        self.children: dict[Line, subprocess.Popen[bytes]] = {}
+        """By the line of whoever asked for it."""
         self._attempt = attempt
-        self._code = 0
+        self._board = Switchboard(attempt.address, lambda identity: _key(attempt), lambda address: True)
+        self._code: int | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self._board.host, self._board.port
 
     def serve(self) -> int:
         """Until node 0 says how the gang ended."""
-        _publish(self._attempt, port=self.server_address[1])
+        _publish(self._attempt, port=self._board.port)
         leading = read_json(self._attempt.trial.launcher(self._attempt.number, 0))
         if leading and "ended" in leading:
-            self.server_close()
-            return int(leading["ended"])
-        with self:
-            self.serve_forever(poll_interval=0.05)
-        end = time.monotonic() + _CHILDREN_LEAVE_S
-        for child in self.children:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(max(0.0, end - time.monotonic()))
+            self._code = int(leading["ended"])
+        patience: AwakeClock | None = None
+        while self._code is None:
+            try:
+                event = self._board.events.get(timeout=1.0)
+            except queue.Empty:
+                if patience and patience.seconds() > _VERDICT_S:
+                    self._code = 1
+                continue
+            if event.kind == "said" and event.message:
+                self._obey(event.line, event.message.head)
+            elif event.kind == "gone" and event.line in self.children:  # then the gang ends
+                _kill(self.children[event.line])
+                patience = patience or AwakeClock()
+        self._board.close()
+        self._await_children()
         return self._code
 
-    def end(self, code: int) -> None:
-        self._code = code
-        self.shutdown()
+    def _obey(self, line: Line, request: dict[str, Any]) -> None:
+        if "end" in request:
+            self._code = int(request["end"])
+        elif "run" in request:
+            command = ["/bin/bash", "-c", str(request["run"])]
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+            self.children[line] = child
+            threading.Thread(target=_report, args=[child, line], daemon=True).start()
+
+    def _await_children(self) -> None:
+        end = time.monotonic() + _CHILDREN_LEAVE_S
+        for child in self.children.values():
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, end - time.monotonic()))
 
 
-class _Guest(socketserver.StreamRequestHandler):
-    """One connection, in a thread of its own."""
-
-    server: Host
-    timeout = _ASKER_MUST_SPEAK_S
-
-    def handle(self) -> None:
-        with suppress(OSError, ValueError):  # whoever else may speak to this port
-            nonce = secrets.token_hex(16)
-            self._send({"nonce": nonce})
-            message = json.loads(self.rfile.readline(_LONGEST_REQUEST))
-            request = message["request"]
-            if not hmac.compare_digest(message["proof"], _proof(self.server.secret, nonce, request)):
-                return
-            if "end" in request:
-                self.server.end(request["end"])
-            else:
-                self._run(request["run"])
-
-    def _run(self, command: str) -> None:
-        child = subprocess.Popen(["/bin/bash", "-c", command], stdin=subprocess.DEVNULL, start_new_session=True)
-        self.server.children.append(child)
-        threading.Thread(target=self._report, args=[child], daemon=True).start()
-        self.connection.settimeout(None)
-        self.rfile.read(1)  # until the other end lets go, or the child has ended
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        verdict = threading.Timer(_VERDICT_S, self.server.end, [1])
-        verdict.daemon = True
-        verdict.start()
-
-    def _report(self, child: subprocess.Popen[bytes]) -> None:
-        code = child.wait()
-        with suppress(OSError):
-            self._send({"code": exit_code(code)})
-            self.connection.shutdown(socket.SHUT_RDWR)
-
-    def _send(self, message: dict[str, Any]) -> None:
-        self.wfile.write(json.dumps(message).encode() + b"\n")
+def _report(child: subprocess.Popen[bytes], line: Line) -> None:
+    line.send({"code": exit_code(child.wait())})
+    line.close()
 
 
-def _ask(at: dict[str, Any], secret: str, request: dict[str, Any]) -> socket.socket:
-    connection = socket.create_connection((at["host"], at["port"]), timeout=_ASKER_MUST_SPEAK_S)
-    greeting = connection.makefile("rb").readline()
-    if not greeting:
-        connection.close()
-        raise ConnectionResetError(f"{at['host']}:{at['port']}: the launcher there has ended")
-    nonce = json.loads(greeting)["nonce"]
-    message = {"request": request, "proof": _proof(secret, nonce, request)}
-    connection.sendall(json.dumps(message).encode() + b"\n")
-    connection.settimeout(None)
-    return connection
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is not None:
+        return
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
-def _proof(secret: str, nonce: str, request: dict[str, Any]) -> str:
-    return hmac.new(secret.encode(), f"{nonce} {json.dumps(request, sort_keys=True)}".encode(), "sha256").hexdigest()
+def _call(attempt: Attempt, at: dict[str, Any]) -> Line:
+    """Raises HpcDetError where the launcher there does not listen, or not any more."""
+    return connect(at["host"], at["port"], _key(attempt), {"role": "launcher"}, _CONNECT_S, awaits_listener=False)
+
+
+def _key(attempt: Attempt) -> bytes:
+    return derived(attempt.secret.encode(), "launchers")
 
 
 def _publish(attempt: Attempt, **of_this_node: int) -> None:

@@ -127,13 +127,15 @@ class ToNode0:
         """Raises NoLine where node 0 cannot be reached in time."""
         self.on_heard: Callable[[Message], None] = lambda message: None
         self.on_left: Callable[[int], None] = lambda code: None
-        """Called with the exit code of node 0's agent, which leaves last unless something has failed."""
+        """Called with the exit code of node 0's agent, which leaves last unless something has failed, and waits for
+        this one's goodbye.
+        """
         self.on_lost: Callable[[str], None] = lambda why: None
         self._selector = selector
-        self._line = connect(
-            meeting.host, meeting.agents_port, key_of(meeting.secret), {"role": "agent", "node": node}, within_s, LOST_S
-        )
-        self._is_open = True
+        address, key = (meeting.host, meeting.agents_port), key_of(meeting.secret)
+        identity = {"role": "agent", "node": node}
+        self._line = connect(*address, key, identity, within_s, gone_s=LOST_S, awaits_listener=False)
+        self._is_open, self._has_left = True, False
         selector.register(self._line.connection, selectors.EVENT_READ, self._listen)
         self.tell({"hello": True})
 
@@ -156,13 +158,14 @@ class ToNode0:
         while self._is_open and self._line.received:
             message = self._line.received.popleft().head
             if "bye" in message:
-                self._hang_up()
+                self._has_left = True
                 self.on_left(int(message["bye"]))
             else:
                 self.on_heard(message)
         if self._is_open and not stands:
             self._hang_up()
-            self.on_lost(_why(self._line))
+            if not self._has_left:
+                self.on_lost(_why(self._line))
 
     def _hang_up(self) -> None:
         self._is_open = False

@@ -10,18 +10,25 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpc_det.errors import HpcDetError
 from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.launchers.nodes import CONNECTION_LOST, Host, run_on
+from hpc_det.launch.launchers import nodes
+from hpc_det.launch.launchers.nodes import Host, run_on
 from hpc_det.launch.launchers.remote_shell import host_name, node_of
+from hpc_det.node.channel import connect
+from hpc_det.node.frames import NONCE_BYTES
 from hpc_det.store.files import write_json
+from hpc_det.store.key import derived
 from hpc_det.store.modes import share
 from tests.launch.test_attempt import ATTEMPT
+from tests.node.relay import relay
 from tests.wait import DEADLINE_S, wait_for
 
 
@@ -43,10 +50,12 @@ class Waiting:
         self.thread.start()
         wait_for(attempt.trial.launcher(attempt.number, 1).exists)
 
-    @property
-    def address(self) -> tuple[str, int]:
-        host, port = self.host.server_address[:2]
-        return str(host), int(port)
+    def end(self) -> None:
+        """As node 0 does."""
+        line = connect(*self.host.address, derived(ATTEMPT.secret.encode(), "launchers"), {}, DEADLINE_S)
+        line.send({"end": 0})
+        self.thread.join()
+        line.close()
 
     def _serve(self) -> None:
         self.code = self.host.serve()
@@ -55,8 +64,7 @@ class Waiting:
 def test_how_a_launcher_is_reached_is_no_matter_of_the_group_of_a_shared_experiment(attempt: Attempt) -> None:
     share(attempt.trial.rendezvous(attempt.number).parent, os.getegid())
     waiting = Waiting(attempt)
-    waiting.host.end(0)
-    waiting.thread.join()
+    waiting.end()
     assert attempt.trial.launcher(attempt.number, 1).stat().st_mode & 0o077 == 0
 
 
@@ -64,8 +72,7 @@ def test_how_a_launcher_is_reached_is_no_matter_of_the_group_of_a_shared_experim
 def waiting(attempt: Attempt) -> Iterator[Waiting]:
     waiting = Waiting(attempt)
     yield waiting
-    waiting.host.end(0)
-    waiting.thread.join()
+    waiting.end()
 
 
 def test_a_command_runs_on_the_other_node_and_its_exit_code_comes_back(attempt: Attempt, waiting: Waiting) -> None:
@@ -73,41 +80,37 @@ def test_a_command_runs_on_the_other_node_and_its_exit_code_comes_back(attempt: 
     assert Path(attempt.folder, "said").read_text() == "42\n"
 
 
-def test_whoever_does_not_know_the_secret_is_refused(attempt: Attempt, waiting: Waiting) -> None:
+def test_whoever_does_not_know_the_secret_is_refused(
+    attempt: Attempt, waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stranger = replace(attempt, secret="guessed")
-    assert run_on(stranger, 1, f"touch {attempt.folder}/intruder") == CONNECTION_LOST
+    with monkeypatch.context() as patch:
+        patch.setattr(nodes, "_CONNECT_S", 0.5)
+        with pytest.raises(HpcDetError):
+            run_on(stranger, 1, f"touch {attempt.folder}/intruder")
     assert not Path(attempt.folder, "intruder").exists()
     assert run_on(attempt, 1, "true") == 0
 
 
-def test_an_overheard_proof_is_worth_nothing_later(attempt: Attempt, waiting: Waiting) -> None:
-    overheard = []
-    with socket.create_server(("127.0.0.1", 0)) as relay:
-        at = attempt.trial.launcher(attempt.number, 1)
-        where: dict[str, Any] = json.loads(at.read_text())
-        write_json(at, where | {"host": "127.0.0.1", "port": relay.getsockname()[1]})
-        asker = threading.Thread(target=run_on, args=[attempt, 1, f"echo ran >>{attempt.folder}/ran"])
-        asker.start()
-        with relay.accept()[0] as overhearing, socket.create_connection((where["host"], where["port"])) as host:
-            overhearing.sendall(host.makefile("rb").readline())
-            overheard.append(overhearing.makefile("rb").readline())
-            host.sendall(overheard[0])
-            overhearing.sendall(host.makefile("rb").readline())
-        asker.join()
+def test_an_overheard_request_is_worth_nothing_later(attempt: Attempt, waiting: Waiting) -> None:
+    at = attempt.trial.launcher(attempt.number, 1)
+    where: dict[str, Any] = json.loads(at.read_text())
+    with relay(waiting.host.address) as wire:
+        write_json(at, where | {"host": wire.host, "port": wire.port})
+        run_on(attempt, 1, f"echo ran >>{attempt.folder}/ran")
+    with socket.create_connection(waiting.host.address) as host:
+        host.sendall(wire.recorded["to listener"])
+        with suppress(ConnectionError):
+            assert len(host.recv(4096, socket.MSG_WAITALL)) <= NONCE_BYTES
     assert Path(attempt.folder, "ran").read_text() == "ran\n"
-    with socket.create_connection((where["host"], where["port"])) as host:
-        host.makefile("rb").readline()
-        host.sendall(overheard[0])
-        assert host.recv(1) == b""
-    assert Path(attempt.folder, "ran").read_text() == "ran\n"
+    write_json(at, where)
 
 
-@pytest.mark.parametrize("said", [b"", b"\n", b"GET / HTTP/1.0\r\n\r\n", b'{"request": 1}\n', b"[]\n"])
+@pytest.mark.parametrize("said", [b"", b"\n", b"GET / HTTP/1.0\r\n\r\n", b'{"request": 1}\n', b"[" * 60_000])
 def test_nonsense_disturbs_nobody(attempt: Attempt, waiting: Waiting, said: bytes) -> None:
-    with socket.create_connection(waiting.address) as connection:
+    with socket.create_connection(waiting.host.address) as connection, suppress(ConnectionError):
         connection.sendall(said)
         connection.shutdown(socket.SHUT_WR)
-        assert b"nonce" in connection.makefile("rb").readline()
     assert run_on(attempt, 1, "true") == 0
 
 
@@ -116,7 +119,8 @@ def test_a_command_ends_when_the_asking_side_is_gone(attempt: Attempt, waiting: 
     with subprocess.Popen(sleeps, env=os.environ | attempt.to_env()) as asking:
         wait_for(lambda: waiting.host.children)
         asking.kill()
-    assert waiting.host.children[0].wait(timeout=DEADLINE_S) == -signal.SIGKILL
+    (child,) = waiting.host.children.values()
+    assert child.wait(timeout=DEADLINE_S) == -signal.SIGKILL
 
 
 def test_the_secret_lies_in_no_file_that_tells_where_a_launcher_listens(attempt: Attempt, waiting: Waiting) -> None:

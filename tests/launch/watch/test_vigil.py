@@ -145,6 +145,21 @@ def test_the_hosts_of_an_attempt_are_noted(gang: Gang) -> None:
     assert failures(gang.trial, 1) == []
 
 
+ONE_FAILS = """
+touch up-$HPC_DET_NODE_RANK
+while [ $(ls up-* | wc -l) != 2 ]; do sleep 0.05; done
+[ $HPC_DET_NODE_RANK = {fails} ] && exit 3
+sleep 600
+"""
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_an_agent_that_fails_ends_the_other_one_and_no_node_is_called_lost(gang: Gang, fails: int) -> None:
+    agents = start_agents(gang, ONE_FAILS.format(fails=fails))
+    assert [agent.wait(timeout=DEADLINE_S) for agent in agents] == [1, 1]
+    assert [failure.message[:11] for failure in failures(gang.trial, 1)] == ["exit code 3"]
+
+
 # --- node 0 alone, in this process
 
 
