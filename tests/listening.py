@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -29,6 +30,13 @@ def listening(pid: int) -> list[Listening]:
             rows = [line.split() for line in file][1:]
         found += [_at(row[1]) for row in rows if row[3] == _LISTEN and row[9] in own]
     return found
+
+
+def is_closed_to_others(pids: Iterable[int]) -> bool:
+    """Whether the ranks of one node listen on loopback alone, each for gloo, and rank 0 for messages, too."""
+    found = [listening(pid) for pid in pids]
+    ports = [len(each) for each in found]
+    return ports == [2] + [1] * (len(ports) - 1) and all(each.is_loopback for rank in found for each in rank)
 
 
 def _sockets(pid: int) -> set[str]:

@@ -146,22 +146,26 @@ class GangMessages:
         is_it: Callable[[Any], bool],
         go_on: Callable[[], None],
     ) -> None:
-        left_s, arrivals = limit_s, self._arrivals[kind]
-        while late := self._late(kind, senders, is_it):
+        def is_late(rank: int) -> bool:
+            values = self._values.get(kind, {})
+            return rank not in values or not is_it(values[rank])
+
+        late, left_s, arrivals = list(senders), limit_s, self._arrivals[kind]
+        while True:
+            while late and not is_late(late[-1]):  # not all of them at each message: there may be thousands
+                late.pop()
+            if not late:
+                return
             go_on()
-            if gone := [rank for rank in late if rank in self._gone]:
+            if gone := [rank for rank in late if rank in self._gone and is_late(rank)]:
                 raise RankGone(f"{_named(gone)} ended and {_have(gone)} not {what}")
             if self._arrivals[kind] != arrivals:
                 left_s, arrivals = limit_s, self._arrivals[kind]
-            if left_s <= 0:
+            if left_s <= 0 and (late := [rank for rank in late if is_late(rank)]):
                 raise RankGone(f"{_named(late)} {_have(late)} not {what} for {limit_s:g} s")
             began = time.monotonic()
             self._changed.wait(min(left_s, LOOK_S))
             left_s -= min(time.monotonic() - began, LOOK_S)
-
-    def _late(self, kind: str, senders: Collection[int], is_it: Callable[[Any], bool]) -> list[int]:
-        values = self._values.get(kind, {})
-        return [rank for rank in senders if rank not in values or not is_it(values[rank])]
 
 
 class RankZero(GangMessages):

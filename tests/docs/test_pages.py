@@ -49,6 +49,7 @@ PAGES = [
                 "logs",
                 "reliability",
                 "sharing",
+                "security",
                 "notifications",
                 "queue",
                 "submitit",

@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.story import WAITS_AT, Story
 from tests.launch import mpiruns
+from tests.listening import is_closed_to_others
 
 TWO_SLOTS = "resources.slots_per_trial=2"
 ALL = ["mpich", "open_mpi", "deepspeed"]
@@ -33,6 +34,7 @@ def begin(launcher: str, *overrides: str) -> Story:
 def test_a_trial_is_stopped_saves_and_goes_on_as_if_nothing_had_happened(launcher: str, undisturbed: Story) -> None:
     story = begin(launcher, WAITS_AT.format(5))
     story.until_batch(5)
+    assert is_closed_to_others([story.rank_pid(rank) for rank in range(2)])
     (agent,) = story.pids("hpc_det.launch.agent")
     os.kill(agent, signal.SIGTERM)
     story.wait()

@@ -11,6 +11,7 @@ import pytest
 
 from hpc_det.checkpoint.committed import committed, newest_steps
 from tests.e2e.story import DIRECT, HERE, WAITS_AT, WARM, Story, hpc_det
+from tests.listening import is_closed_to_others
 from tests.wait import DEADLINE_S
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -30,6 +31,7 @@ def test_an_experiment_trains_to_its_end_and_leaves_what_it_promises(undisturbed
 def test_a_term_to_the_agent_saves_at_once_and_the_run_goes_on_bit_for_bit(undisturbed: Story) -> None:
     story = Story.begin(TWO_SLOTS, WAITS_AT.format(13))
     story.until_batch(13)
+    assert is_closed_to_others([story.rank_pid(rank) for rank in range(2)])
     (agent,) = story.pids("hpc_det.launch.agent")
     os.kill(agent, signal.SIGTERM)
     story.wait()
@@ -41,6 +43,7 @@ def test_a_term_to_the_agent_saves_at_once_and_the_run_goes_on_bit_for_bit(undis
 def test_a_signal_to_a_single_rank_stops_all_of_them_together(undisturbed: Story) -> None:
     story = Story.begin(TWO_SLOTS, DIRECT, WAITS_AT.format(5))
     story.until_batch(5)
+    assert is_closed_to_others([story.rank_pid(rank) for rank in range(2)])
     os.kill(story.rank_pid(1), signal.SIGUSR2)
     story.wait()
     assert story.causes == ["preempted", "finished"]
