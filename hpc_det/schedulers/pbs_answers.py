@@ -14,6 +14,8 @@ from hpc_det.schedulers.command import CommandError, Run
 from hpc_det.schedulers.pbs_qstat import Answer, ask
 from hpc_det.schedulers.scheduler import JobState, JobStatus
 
+SUSPENDED = ("S", "U")
+"""By the scheduler or by `qsig`, and by the user who works at a workstation that is a node."""
 # qstat(1B), job states. A letter that is not here is news from a newer PBS: UNKNOWN, never a crash.
 STATES = {
     "Q": JobState.QUEUED,
@@ -74,13 +76,8 @@ def status_of(job: Mapping[str, Any], job_id: str) -> JobStatus:
     state = _of_elements(job) if letter == "B" else STATES.get(letter, JobState.UNKNOWN)
     if letter == "H":  # PBS keeps the comment of before
         return JobStatus(state, why_held(job, job_id))
-    return JobStatus(state, str(job.get("comment") or {"W": "waits for its time"}.get(letter, "")))
-
-
-def holds_of(job: Mapping[str, Any]) -> str:
-    """Those of `Hold_Types` that somebody has to lift: PBS itself holds a job that waits for the end of another."""
-    waits = re.search(r"\bafter", str(job.get("depend", "")))
-    return "".join(hold for hold in str(job.get("Hold_Types", "")) if hold in _HOLDS and not (hold == "s" and waits))
+    reason = str(job.get("comment") or {"W": "waits for its time"}.get(letter, ""))
+    return JobStatus(state, reason, is_suspended=letter in SUSPENDED)
 
 
 def why_held(job: Mapping[str, Any], job_id: str) -> str:

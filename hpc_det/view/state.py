@@ -30,6 +30,8 @@ class ExperimentState(str, enum.Enum):
     """A process submits its jobs, or was killed while it did."""
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    """It has a job whose processes the scheduler has stopped, and will continue."""
     PAUSED = "PAUSED"
     COMPLETED = "COMPLETED"
     ERROR = "ERROR"
@@ -39,8 +41,19 @@ class ExperimentState(str, enum.Enum):
     def is_final(self) -> bool:
         return self not in _NOT_FINAL
 
+    @property
+    def has_job(self) -> bool:
+        """Whether one has nodes now."""
+        return self in (ExperimentState.RUNNING, ExperimentState.SUSPENDED)
 
-_NOT_FINAL = (ExperimentState.SUBMITTING, ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.PAUSED)
+
+_NOT_FINAL = {
+    ExperimentState.SUBMITTING,
+    ExperimentState.QUEUED,
+    ExperimentState.RUNNING,
+    ExperimentState.SUSPENDED,
+    ExperimentState.PAUSED,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +155,8 @@ class ExperimentView:
         queued = (status.reason for status in known if status.state in (JobState.QUEUED, JobState.HELD))
         self.waits_for = next(filter(None, queued), None)
         if JobState.RUNNING in found:
-            return ExperimentState.RUNNING
+            stopped = all(status.is_suspended for status in known if status.state is JobState.RUNNING)
+            return ExperimentState.SUSPENDED if stopped else ExperimentState.RUNNING
         if found & {JobState.QUEUED, JobState.HELD}:
             return ExperimentState.QUEUED
         if self.submitter and JobState.UNKNOWN not in found:

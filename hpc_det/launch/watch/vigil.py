@@ -99,6 +99,11 @@ class Vigil:
         """To the other agents: the ranks here are done, or are ended, and this agent leaves with `code`."""
         raise NotImplementedError
 
+    def was_stopped(self, seconds: float) -> None:
+        """The job was suspended for so long: whatever is awaited may come so much later."""
+        self._force_at += seconds
+        self._report_at += seconds
+
     def close(self) -> None:
         raise NotImplementedError
 
@@ -173,6 +178,12 @@ class VigilOfNode0(Vigil):
     def say_goodbye(self, code: int) -> None:
         if self._peers:
             self._peers.tell({"bye": code})
+
+    def was_stopped(self, seconds: float) -> None:
+        super().was_stopped(seconds)
+        if self._arrive_by is not None:
+            self._arrive_by += seconds
+        self._rounds.was_stopped(seconds)
 
     def close(self) -> None:
         """After a failure others may still be there. What becomes of them may tell the cause of it."""
