@@ -1,8 +1,8 @@
 """What happens next: how attempts ended, and the budgets, decide. Pure functions over the journal's facts.
 
-Only failures count against `max_restarts` (upstream's rule: preemption and lost nodes are not charged). Nor
-are hangs and unhealthy nodes. A run that comes back again and again without a newer checkpoint, whatever ended its
-attempts, is stopped: it would go on for ever.
+Only failures count against `max_restarts` (upstream's rule: preemption and lost nodes are not charged). Nor are hangs,
+unhealthy nodes and full disks. A run that comes back again and again without a newer checkpoint, whatever but a full
+disk ended its attempts, is stopped: it would go on for ever.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class Cause(str, enum.Enum):
     """The searcher let go of the trial, which may go on later."""
     HUNG = "hung"
     """A rank made no step for too long."""
+    DISK_FULL = "disk full"
+    """A file could not be written for want of space, or of quota."""
     UNHEALTHY = "unhealthy node"
     """A node failed its checks before the rendezvous: it is excluded, and nobody is charged."""
 
@@ -71,6 +73,8 @@ def decide(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:
         return Decision(Action.DONE, last.cause.value)
     if last.cause in (Cause.WAITING, Cause.PAUSED):
         return Decision(Action.WAIT if last.cause is Cause.WAITING else Action.PAUSE, last.cause.value)
+    if last.cause is Cause.DISK_FULL:
+        return Decision(Action.RESTART, "disk full; waits for space, and is not charged")
     if last.cause is Cause.FAILED:
         return _after_failure(history, max_restarts)
     stuck = _attempts_without_progress(history)
@@ -95,7 +99,10 @@ def _after_failure(history: Sequence[AttemptEnd], max_restarts: int) -> Decision
 
 
 def _attempts_without_progress(history: Sequence[AttemptEnd]) -> int:
-    """How many attempts at the end of `history` reached no newer checkpoint than the one before them."""
+    """How many attempts at the end of `history` reached no newer checkpoint than the one before them. Those that a full
+    disk ended count for nothing.
+    """
+    history = [end for end in history if end.cause is not Cause.DISK_FULL]
     reached = [0, *(end.steps for end in history)]
     count = 0
     while count < len(history) and reached[-1 - count] <= reached[-2 - count]:

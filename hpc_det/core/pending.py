@@ -17,6 +17,7 @@ from torch.serialization import get_crc32_options, set_crc32_options
 from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.checkpoint.staging import Staging
 from hpc_det.core.distributed import Distributed
+from hpc_det.store import full_disk
 
 
 class Abandoned(Exception):
@@ -34,7 +35,7 @@ class Pending:
 
     def write(self, files: Mapping[str, Any]) -> None:
         """Name -> what torch.save takes."""
-        with _without_second_checksum():
+        with _without_second_checksum(), full_disk.needs(bytes_in(files)):
             for name, content in files.items():
                 with self.staging.file(name, self._entries, self._go_on) as file:
                     torch.save(content, file)  # type: ignore[arg-type]  # anything that writes will do
@@ -109,6 +110,15 @@ class Behind:
             pass
         except BaseException as error:
             self._error = error
+
+
+def bytes_in(content: Any) -> int:
+    """Of the tensors in it."""
+    if isinstance(content, torch.Tensor):
+        return content.nbytes
+    if isinstance(content, Mapping):
+        return sum(map(bytes_in, content.values()))
+    return sum(map(bytes_in, content)) if isinstance(content, (list, tuple)) else 0
 
 
 def _pauses() -> Iterator[float]:

@@ -98,12 +98,11 @@ class Vigil:
         problems = list(problems)
         text = "; ".join(problem.text for problem in problems)
         ill = not all(problem.is_shared for problem in problems)
-        failure = Failure(rank=None, host=self.gang.hosts[node], time=time.time(), message=text, unhealthy=ill)
+        failure = Failure(
+            rank=None, host=self.gang.hosts[node], time=time.time(), message=text, unhealthy=ill, disk_full=not ill
+        )
         print(f"hpc-det: {failure.sentence()}", file=sys.stderr, flush=True)
-        try:
-            note_failure(self.gang.trial, self.gang.attempt, failure)
-        except OSError as error:
-            print(f"hpc-det: this could not be noted: {error}", file=sys.stderr, flush=True)
+        note_failure(self.gang.trial, self.gang.attempt, failure)
 
 
 class VigilOfNode0(Vigil):
