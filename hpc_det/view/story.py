@@ -147,7 +147,7 @@ def in_words(attempt: AttemptStory, now: float, *, is_over: bool) -> str:
     action = Action(attempt.action)
     if action in _NEXT:
         sentence += f", {_NEXT[action]}"
-    if action in (Action.RESTART, Action.GIVE_UP):
+    if action in (Action.RESTART, Action.GIVE_UP) or attempt.why != attempt.cause:
         sentence += f" ({attempt.why})"
     return "; ".join([sentence, *attempt.problems, *(["continued"] if attempt.continued else [])])
 

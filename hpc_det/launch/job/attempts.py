@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-from hpc_det.checkpoint.committed import newest_steps
 from hpc_det.launch.failure import Failure, failure_now, first_failure, note_failure
 from hpc_det.launch.job.causes import cause_of_end, cause_of_silence, cause_of_stop, full_disk_of, unexplained
 from hpc_det.launch.job.clock import JobClock, end_of_grace
 from hpc_det.launch.job.excluded import Exclusions
 from hpc_det.launch.job.log_lines import say, say_attempt_begins
 from hpc_det.launch.job.log_policies import matches
+from hpc_det.launch.job.progress import MAY_BE_TOO_SHORT, newest_saved, was_too_short
 from hpc_det.launch.job.space import Space
 from hpc_det.launch.last_words import size_of
 from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
@@ -242,8 +242,12 @@ class Attempts:
         policy = self._log_policy(number) if cause is Cause.FAILED else None
         if cause is Cause.UNHEALTHY:
             self._exclusions.of_ill_nodes(number)
-        end = AttemptEnd(cause=cause, steps=self._progress(), user_error=user_error, log_policy=policy)
-        decision = decide([*self._journal.history(), end], self._plan.max_restarts)
+        short = self._plan.runs_trial and cause in MAY_BE_TOO_SHORT and was_too_short(self._trial, number, late=late)
+        end = AttemptEnd(
+            cause=cause, steps=newest_saved(self._trial), user_error=user_error, too_short=short, log_policy=policy
+        )
+        limit = self._plan.max_attempts_without_progress
+        decision = decide([*self._journal.history(), end], self._plan.max_restarts, limit)
         self._space.note(end)
         blamed = failure if cause in (Cause.FAILED, Cause.HUNG, Cause.UNHEALTHY, Cause.DISK_FULL) else None
         say(f"attempt {number} ended: {cause.value}, {end.steps} batches in the newest checkpoint")
@@ -267,8 +271,3 @@ class Attempts:
             if match.action == "exclude_node":
                 self._exclusions.of_node_with_log(number, match.log, problem)
         return next((match.policy for match in found if match.action == "cancel_retries"), None)
-
-    def _progress(self) -> int:
-        """Batches in the newest checkpoint. An app that saves by itself counts how often it did."""
-        outcome = read_json(self._trial.outcome) or {}
-        return max(newest_steps(self._trial.checkpoints), int(outcome.get("saves", 0)))
