@@ -65,6 +65,41 @@ def test_a_stuck_trial_is_told_where_it_is_stuck_and_what_to_do() -> None:
     assert "min_checkpoint_period" in why
 
 
+def too_short(cause: Cause = Cause.PREEMPTED, steps: int = 0) -> AttemptEnd:
+    return AttemptEnd(cause=cause, steps=steps, too_short=True)
+
+
+@pytest.mark.parametrize(
+    ("history", "action"),
+    [
+        pytest.param([too_short()] * 20, Action.REQUEUE, id="none had the time to save"),
+        pytest.param([too_short()] * 49, Action.REQUEUE, id="one less than ten times the limit"),
+        pytest.param([too_short()] * 50, Action.GIVE_UP, id="ten times the limit"),
+        pytest.param([too_short(), preempted()] * 4, Action.REQUEUE, id="four that had it"),
+        pytest.param([*[too_short(), preempted()] * 5, too_short()], Action.GIVE_UP, id="five that had it"),
+        pytest.param([*[too_short()] * 49, preempted(1), too_short(steps=1)], Action.REQUEUE, id="progress resets"),
+        pytest.param(
+            [*[preempted()] * 4, *[ended(Cause.DISK_FULL)] * 9], Action.RESTART, id="a full disk is no matter"
+        ),
+        pytest.param([*[ended(Cause.DISK_FULL)] * 9, preempted()], Action.REQUEUE, id="and counts for nothing"),
+    ],
+)
+def test_attempts_that_had_no_chance_are_counted_separately(history: list[AttemptEnd], action: Action) -> None:
+    assert decide(history, 0).action is action
+
+
+def test_the_limit_is_a_setting() -> None:
+    assert decide([preempted()] * 2, 0, limit=2).action is Action.GIVE_UP
+    assert decide([preempted()] * 9, 0, limit=10).action is Action.REQUEUE
+
+
+def test_a_decision_says_what_happens_next() -> None:
+    assert decide([preempted(3)], 0).why == "preempted"
+    why = decide([preempted(), too_short(), preempted()], 0).why
+    assert "2 of 5 attempts without progress; gives up after 3 more" in why
+    assert "1 of 50 attempts" in why
+
+
 ends = st.builds(
     AttemptEnd, cause=st.sampled_from([Cause.FAILED, *TRANSIENT]), steps=st.integers(0, 1000), user_error=st.booleans()
 )

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hpc_det.checkpoint.committed import FileEntry
+from hpc_det.store import full_disk
 from hpc_det.store.direct import past_the_cache, write_at
 from hpc_det.store.modes import open_file
 
@@ -103,4 +104,6 @@ def checksummed(path: Path, go_on: Callable[[], object] = lambda: None) -> Itera
             file.finish()
         except OSError as error:
             error.filename = error.filename or str(path)  # what writes to a descriptor knows no name
+            if error.errno in full_disk.CODES:  # notes of the failure need some space
+                path.unlink(missing_ok=True)
             raise

@@ -139,6 +139,11 @@ class Experiment(Section):
     )
     resources: Resources = Field(default=Resources(), description="What a trial's job asks the scheduler for.")
     max_restarts: NotNegative = Field(default=5, description="A trial that fails starts again so many times.")
+    max_attempts_without_progress: Positive = Field(
+        default=5,
+        description="A trial is given up after so many attempts in a row without a newer checkpoint, or ten times as "
+        "many that ended too early to save one.",
+    )
     records_per_epoch: NotNegative = Field(default=0, description="Determined's size of an epoch.")
     scheduling_unit: Positive = Field(default=100, description="Training metrics are reported every so many batches.")
     min_validation_period: Period = Field(

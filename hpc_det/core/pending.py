@@ -16,6 +16,7 @@ from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.checkpoint.staging import Staging
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.gang_messages import RankGone
+from hpc_det.store import full_disk
 
 SILENT_S = 1800.0
 """So long may no rank report anything of a checkpoint: one block may wait for a file server to come back."""
@@ -42,7 +43,7 @@ class Pending:
 
     def write(self, files: Mapping[str, Any]) -> None:
         """Name -> what torch.save takes."""
-        with _without_second_checksum():
+        with _without_second_checksum(), full_disk.needs(bytes_in(files)):
             for name, content in files.items():
                 with self.staging.file(name, self._entries, self._go_on_writing) as file:
                     torch.save(content, file)  # type: ignore[arg-type]  # anything that writes will do
@@ -130,6 +131,15 @@ class Behind:
             pass
         except BaseException as error:
             self._error = error
+
+
+def bytes_in(content: Any) -> int:
+    """Of the tensors in it."""
+    if isinstance(content, torch.Tensor):
+        return content.nbytes
+    if isinstance(content, Mapping):
+        return sum(map(bytes_in, content.values()))
+    return sum(map(bytes_in, content)) if isinstance(content, (list, tuple)) else 0
 
 
 @contextmanager

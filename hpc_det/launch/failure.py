@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from hpc_det.errors import UsageError
@@ -35,6 +36,8 @@ class Failure:
     """The process was gone without a word: killed from outside, or crashed."""
     hung: bool = False
     """The process made no step for too long."""
+    disk_full: bool = False
+    """A file system has no space left, or the user's quota is used up."""
     unhealthy: bool = False
     """The node failed its checks, before any rank was started there."""
     node_lost: bool = False
@@ -48,7 +51,15 @@ class Failure:
 
 
 def note_failure(trial: TrialFolder, attempt: int, failure: Failure) -> None:
-    """Keep the first failure of each rank, and of each node."""
+    """Keep the first failure of each rank, and of each node. Where the disk is full, the job finds that by itself."""
+    try:
+        _keep(trial, attempt, failure)
+    except OSError as error:
+        with suppress(OSError):  # the log may be on the same disk
+            print(f"hpc-det: {failure.sentence()}; not noted: {error}", file=sys.stderr, flush=True)
+
+
+def _keep(trial: TrialFolder, attempt: int, failure: Failure) -> None:
     folder = trial.failures(attempt)
     make_folders(folder)
     path = folder / f"{_name(failure)}.json"
@@ -79,13 +90,13 @@ def mistakes_noted(trial: TrialFolder, attempt: int) -> Iterator[None]:
 def first_failure(trial: TrialFolder, attempt: int) -> Failure | None:
     """The root cause: the earliest, but a rank or a node that was lost goes before the peers that complain of it.
 
-    A verdict on a node, or on ranks that hang, ends the gang, and goes before all that comes of it. Where one mpirun or
-    srun started all ranks, it kills the others when one fails: then they are lost after it.
+    A verdict on a node, on ranks that hang, or on a full disk ends the gang, and goes before all that comes of it.
+    Where one mpirun or srun started all ranks, it kills the others when one fails: then they are lost after it.
     """
     found = failures(trial, attempt)
     if not found:
         return None
-    if verdict := next((failure for failure in found if failure.unhealthy or failure.hung), None):
+    if verdict := next((each for each in found if each.unhealthy or each.hung or each.disk_full), None):
         return verdict
     together = [failure for failure in found if failure.time <= found[0].time + COLLATERAL_S]
     if lost_node := next((failure for failure in together if failure.node_lost), None):

@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from hpc_det.launch.doorbell import Line
 from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.launch.watch.heartbeat import Heart
 from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.store import full_disk
 from hpc_det.store.files import open_log
 from hpc_det.store.modes import make_folders, take_umask_of
 
@@ -71,10 +73,11 @@ def _run(trial_name: str, process: RankProcess) -> int:
         gc.enable()
         run_trial(trial_name, process, os.environ)
     except BaseException as error:
-        if isinstance(error, HpcDetError):
-            print(f"hpc-det: {error}", file=sys.stderr)
-        else:
-            traceback.print_exc()
+        with suppress(OSError):  # the log is on a full disk
+            if isinstance(error, HpcDetError):
+                print(f"hpc-det: {error}", file=sys.stderr)
+            else:
+                traceback.print_exc()
         note_error(process.attempt, int(os.environ["RANK"]), error)
         return 1
     return 0
@@ -82,7 +85,10 @@ def _run(trial_name: str, process: RankProcess) -> int:
 
 def note_error(attempt: Attempt, rank: int | None, error: BaseException) -> None:
     """What ended the rank, for the job to see. `rank` None: there is none yet."""
-    if isinstance(error, HpcDetError):
+    if full := full_disk.cause_in(error):
+        trace = "".join(traceback.format_exception(error))
+        failure = failure_now(rank, full_disk.sentence(full), traceback=trace, disk_full=True)
+    elif isinstance(error, HpcDetError):
         failure = failure_now(rank, str(error), user_error=True, invalid_hp=isinstance(error, InvalidHP))
     else:
         trace = "".join(traceback.format_exception(error))
@@ -108,8 +114,9 @@ def log_to(path: Path) -> None:
 
 def leave(code: int) -> None:
     """Without interpreter shutdown, where gloo's threads abort in 5 of 24 runs after a good training (measured)."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     os._exit(code)
 
 

@@ -65,6 +65,7 @@ class JobPlan:
     """gpu or cpu."""
     cpus_per_rank: int
     max_restarts: int
+    max_attempts_without_progress: int
 
     partition: str | None
     account: str | None

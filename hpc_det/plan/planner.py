@@ -43,6 +43,7 @@ def plan_jobs(
         slot_type=cluster.slot_type,
         cpus_per_rank=cluster.cpus_per_slot,
         max_restarts=experiment.max_restarts,
+        max_attempts_without_progress=experiment.max_attempts_without_progress,
         partition=resources.resource_pool,
         account=cluster.account,
         qos=cluster.qos,

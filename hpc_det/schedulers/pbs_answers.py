@@ -80,6 +80,12 @@ def status_of(job: Mapping[str, Any], job_id: str) -> JobStatus:
     return JobStatus(state, reason, is_suspended=letter in SUSPENDED)
 
 
+def holds_of(job: Mapping[str, Any]) -> str:
+    """Those of `Hold_Types` that somebody has to lift: PBS itself holds a job that waits for the end of another."""
+    waits = re.search(r"\bafter", str(job.get("depend", "")))
+    return "".join(hold for hold in str(job.get("Hold_Types", "")) if hold in _HOLDS and not (hold == "s" and waits))
+
+
 def why_held(job: Mapping[str, Any], job_id: str) -> str:
     """By whom, and the command that releases it."""
     if holds := holds_of(job):

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hpc_det.store import full_disk
 from hpc_det.store.modes import PRIVATE_FILE, open_file
 
 BLOCK_BYTES = 2**20
@@ -29,6 +30,7 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+@full_disk.tried_again
 def write_atomic(path: Path, content: str | bytes, *, private: bool = False) -> None:
     """Replace `path` by a file with `content`: a reader sees the old one or the new, never a part.
 
@@ -43,6 +45,7 @@ def write_atomic(path: Path, content: str | bytes, *, private: bool = False) -> 
     flush_folder(path.parent)
 
 
+@full_disk.tried_again
 def write_first(path: Path, content: str | bytes) -> bool:
     """Make `path`, whole, on disk and for its owner alone; False where it is there already.
 
@@ -66,8 +69,10 @@ def _written_beside(path: Path, content: str | bytes, private: bool) -> Path:
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         write_flushed(partial, content, private=private)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)
         raise
     return partial
 
@@ -99,6 +104,7 @@ def append_line(path: Path, record: dict[str, Any], *, durable: bool = True) -> 
     append_lines(path, [record], durable=durable)
 
 
+@full_disk.tried_again
 def append_lines(path: Path, records: Iterable[dict[str, Any]], *, durable: bool = True) -> None:
     """Append JSON lines to `path`, which has one writer, at once. A line torn by a crash is ended first.
 
@@ -114,6 +120,9 @@ def append_lines(path: Path, records: Iterable[dict[str, Any]], *, durable: bool
             raise OSError(errno.ENOSPC, "no space left for whole lines", str(path))
         if durable:
             os.fsync(descriptor)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
     finally:
         os.close(descriptor)
 

@@ -1,8 +1,9 @@
 """The journal of a trial: append-only lines, written by its worker. Each names its attempt and its time.
 
 {"event": "started", "job_id": "7", "worker": 0, "host": "node1"}
-{"event": "ended", "cause": "preempted", "steps": 120, "user_error": false, "action": "requeue", "why": ...,
- "failure": null, "late": false}         late: written by a later start, since this one could not
+{"event": "ended", "cause": "preempted", "steps": 120, "user_error": false, "too_short": false,
+ "action": "requeue", "why": ..., "failure": null, "late": false}   late: written by a later start, since this one
+                                                                        could not
 {"event": "problem", "problem": ...}     what the job could not do after that end
 {"event": "continued"}                   the trial goes on although it was over; failures count from here on
 """
@@ -44,6 +45,7 @@ class Journal:
             cause=end.cause.value,
             steps=end.steps,
             user_error=end.user_error,
+            too_short=end.too_short,
             action=decision.action.value,
             why=decision.why,
             failure=failure,
@@ -82,7 +84,12 @@ class Journal:
 
     def history(self) -> list[AttemptEnd]:
         return [
-            AttemptEnd(cause=Cause(event["cause"]), steps=event["steps"], user_error=event["user_error"])
+            AttemptEnd(
+                cause=Cause(event["cause"]),
+                steps=event["steps"],
+                user_error=event["user_error"],
+                too_short=event.get("too_short", False),
+            )
             for event in self._ends()
         ]
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hpc_det.store import full_disk
 from hpc_det.store.files import flush_folder, write_atomic
 from hpc_det.store.modes import is_own, open_file
 
@@ -112,12 +113,17 @@ class SharedLog:
             self._entry(number).unlink(missing_ok=True)
 
 
+@full_disk.tried_again
 def _write(path: Path, line: str) -> None:
-    descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(line + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def _lines(path: Path) -> list[str] | None:
@@ -127,6 +133,7 @@ def _lines(path: Path) -> list[str] | None:
         return None
 
 
+@full_disk.tried_again
 def _named(partial: Path, entry: Path) -> bool:
     try:
         os.link(partial, entry)

@@ -146,6 +146,7 @@ _ENDS = {
     Cause.WAITING: "waits for the searcher at batch {}",
     Cause.PAUSED: "paused at batch {}",
     Cause.HUNG: "hung; newest checkpoint at batch {}",
+    Cause.DISK_FULL: "disk full; newest checkpoint at batch {}",
     Cause.UNHEALTHY: "a node failed its checks; newest checkpoint at batch {}",
 }
 _NEXT = {Action.REQUEUE: "back into the queue", Action.RESTART: "started again", Action.GIVE_UP: "given up"}
@@ -161,7 +162,7 @@ def in_words(attempt: AttemptStory, now: float, *, is_over: bool) -> str:
     action = Action(attempt.action)
     if action in _NEXT:
         sentence += f", {_NEXT[action]}"
-    if action in (Action.RESTART, Action.GIVE_UP):
+    if action in (Action.RESTART, Action.GIVE_UP) or attempt.why != attempt.cause:
         sentence += f" ({attempt.why})"
     return "; ".join([sentence, *attempt.problems, *(["continued"] if attempt.continued else [])])
 

@@ -47,6 +47,7 @@ def test_the_defaults_are_determineds() -> None:
             "agent_label": None,
         },
         "max_restarts": 5,
+        "max_attempts_without_progress": 5,
         "records_per_epoch": 0,
         "scheduling_unit": 100,
         "min_validation_period": {"batches": 0},

@@ -23,6 +23,7 @@ _PLAN = JobPlan(
     slot_type="gpu",
     cpus_per_rank=3,
     max_restarts=5,
+    max_attempts_without_progress=5,
     partition=None,
     account=None,
     qos=None,

@@ -140,8 +140,11 @@ class Job:
             self._note(str(error))
             return GAVE_UP
         search = SearchJournal(self._experiment)
-        for number in set(self._workers) & search.state().open.keys():
-            search.move(number, next_job)
+        try:
+            for number in set(self._workers) & search.state().open.keys():
+                search.move(number, next_job)
+        except OSError as error:  # a full disk; the next job says so itself when it begins
+            say(f"job {next_job} goes on, which could not be noted: {error}")
         return 0
 
     def _note(self, problem: str) -> None:

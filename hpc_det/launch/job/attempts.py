@@ -12,15 +12,17 @@ import selectors
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import closing
 
-from hpc_det.checkpoint.committed import newest_steps
 from hpc_det.launch.failure import Failure, failure_now, first_failure, note_failure
-from hpc_det.launch.job.causes import cause_of_end, cause_of_silence, cause_of_stop, unexplained
+from hpc_det.launch.job.causes import cause_of_end, cause_of_silence, cause_of_stop, full_disk_of, unexplained
 from hpc_det.launch.job.clock import JobClock, end_of_grace
 from hpc_det.launch.job.excluded import Exclusions
 from hpc_det.launch.job.log_lines import say, say_attempt_begins
 from hpc_det.launch.job.log_policies import matches
+from hpc_det.launch.job.progress import MAY_BE_TOO_SHORT, newest_saved, was_too_short
+from hpc_det.launch.job.space import Space
 from hpc_det.launch.last_words import size_of
 from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
@@ -28,6 +30,7 @@ from hpc_det.process import end_other_sessions, ends_with_parent
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide
 from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.scheduler import JobState, scheduler
+from hpc_det.store import full_disk
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
@@ -45,6 +48,8 @@ over, and a commit that comes later still is refused (`store.journal.Journal.ins
 LOOK_S = 5.0
 LEAVE_S = 30.0
 """After the loss of a node, how long the agents' launcher may take to end: srun waits for the node for minutes."""
+_BLAMED = {Cause.FAILED, Cause.HUNG, Cause.UNHEALTHY, Cause.NODE_LOST, Cause.DISK_FULL}
+"""Causes whose first failure the journal names."""
 
 
 class Attempts:
@@ -73,16 +78,29 @@ class Attempts:
         self._log_began = 0
         """The size of the trial's log when the attempt began."""
         self._heard = heard
+        self._agents: subprocess.Popen[bytes] | None = None
+        """What has started the agents, while they run."""
+        self._space = Space(trial.checkpoints)
 
     def run(self) -> Action:
         """What was decided at last, REQUEUE only where there is a queue. Raises Overtaken."""
         with closing(selectors.DefaultSelector()) as self._selector:
             self._selector.register(self._signals.fd, selectors.EVENT_READ)
-            self._await_former_gang()
-            self._listen()  # what has come since it looked for the last time
-            if self._heard and self._scheduler.has_queue:
+            try:
+                with full_disk.waited_for(self._waits_to_write):
+                    return self._run_in_turn()
+            except OSError as error:
+                if not (full_disk.cause_in(error) and self._scheduler.has_queue):
+                    raise
+                say(f"leaves with its journal unwritten: {error}")
                 return Action.REQUEUE
-            return self._run()
+
+    def _run_in_turn(self) -> Action:
+        self._await_former_gang()
+        self._listen()  # what has come since it looked for the last time
+        if self._heard and self._scheduler.has_queue:
+            return Action.REQUEUE
+        return self._run()
 
     def _run(self) -> Action:
         self.close_interrupted()
@@ -93,6 +111,8 @@ class Attempts:
             decision = self._attempt(self._journal.last_attempt() + 1)
             if not self._goes_on_here(decision.action):
                 return decision.action
+            if self._space.is_wanted and not self._space.comes(self._rests, self._has_stop_request):
+                return Action.REQUEUE
 
     def refuse(self, why: str) -> Action:
         """The trial cannot begin, and never will."""
@@ -105,6 +125,24 @@ class Attempts:
     def _goes_on_here(self, action: Action) -> bool:
         """Without a queue the next attempt after a preemption starts in the same job, too."""
         return action is Action.RESTART or (action is Action.REQUEUE and not self._scheduler.has_queue)
+
+    def _waits_to_write(self, error: OSError) -> bool:
+        return not self._heard and self._rests(self._space.next_pause_s(error)) and not self._heard
+
+    def _has_stop_request(self) -> bool:
+        """For the next attempt."""
+        return read_stop(self._trial.stop, self._journal.last_attempt() + 1) is not None
+
+    def _rests(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Wait so long. False where the job has to leave."""
+        clock = JobClock(self._scheduler.ends_at(self._plan, os.environ, run_command), self._plan, self._trial.saves)
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0 and not until():
+            self._selector.select(timeout=min(left, HANDOVER_POLL_S))
+            self._listen()
+            if self._heard or clock.rings():
+                return not self._scheduler.has_queue
+        return True
 
     def _await_former_gang(self) -> None:
         """Two gangs must not write one trial. The search gives it to whoever asks, as soon as it was reported, while
@@ -146,7 +184,7 @@ class Attempts:
         say_attempt_begins(number)
         code = self._run_agents(number)
         self._journal.insist_on_last(number)
-        failure = first_failure(self._trial, number)
+        failure = first_failure(self._trial, number) or (full_disk_of(self._trial) if code else None)
         cause = cause_of_end(self._trial, self._plan, number, code, failure)
         return self._end(number, cause, failure or failure_now(None, unexplained(code)))
 
@@ -157,6 +195,7 @@ class Attempts:
         # Without a queue nobody else would end an agent that does not know its parent yet.
         begins = None if self._scheduler.has_queue else ends_with_parent
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=begins)
+        self._agents = process
         clock = JobClock(self._scheduler.ends_at(self._plan, os.environ, run_command), self._plan, self._trial.saves)
         while process.poll() is None and not self._waits_in_vain(number):
             until_it_rings_s = clock.timeout_s()
@@ -165,6 +204,7 @@ class Attempts:
                 self._on_stop_signal(number)
             if clock.rings():
                 self._on_time_limit(number, clock.ends_at)
+        self._agents = None
         end_other_sessions()
         self._hear_agents(number)
         return 1 if process.returncode is None else process.returncode
@@ -192,18 +232,21 @@ class Attempts:
         if read_stop(self._trial.stop, number):  # the scheduler's own warning came before
             return
         say("the time limit is near: the ranks are told to save")
-        request_stop(self._trial.stop, attempt=number, reason="time limit", source="the job's clock", deadline=deadline)
+        self._request_stop(number, "time limit", "the job's clock", deadline)
 
     def _on_stop_signal(self, number: int) -> None:
-        """The agents read the request from the run folder, where no signal of their own has come before."""
         reason: Reason = "signal" if self._scheduler.has_queue else "cancel"
-        stop = request_stop(
-            self._trial.stop,
-            attempt=number,
-            reason=reason,
-            source="a signal to the job",
-            deadline=end_of_grace(self._plan),
-        )
+        self._request_stop(number, reason, "a signal to the job", end_of_grace(self._plan))
+
+    def _request_stop(self, number: int, reason: Reason, source: str, deadline: float | None) -> None:
+        """The agents read the request from the run folder, where no signal of their own has come before."""
+        try:
+            stop = request_stop(self._trial.stop, attempt=number, reason=reason, source=source, deadline=deadline)
+        except OSError as error:
+            say(f"the stop request was not written, so the agents get a signal: {error}")
+            if self._agents:
+                self._agents.terminate()
+            return
         if stop.reason == "kill":
             end_other_sessions()
 
@@ -212,9 +255,14 @@ class Attempts:
         policy = self._log_policy(number) if cause is Cause.FAILED else None
         if cause in (Cause.UNHEALTHY, Cause.NODE_LOST) and not late:  # else all agents were killed, one after the other
             self._exclusions.of_ill_nodes(number)
-        end = AttemptEnd(cause=cause, steps=self._progress(), user_error=user_error, log_policy=policy)
-        decision = decide([*self._journal.history(), end], self._plan.max_restarts)
-        blamed = failure if cause in (Cause.FAILED, Cause.HUNG, Cause.UNHEALTHY, Cause.NODE_LOST) else None
+        short = self._plan.runs_trial and cause in MAY_BE_TOO_SHORT and was_too_short(self._trial, number, late=late)
+        end = AttemptEnd(
+            cause=cause, steps=newest_saved(self._trial), user_error=user_error, too_short=short, log_policy=policy
+        )
+        limit = self._plan.max_attempts_without_progress
+        decision = decide([*self._journal.history(), end], self._plan.max_restarts, limit)
+        self._space.note(end)
+        blamed = failure if cause in _BLAMED else None
         say(f"attempt {number} ended: {cause.value}, {end.steps} batches in the newest checkpoint")
         if blamed:
             say("\n".join(filter(None, [f"first failure: {blamed.sentence()}", blamed.traceback.rstrip()])))
@@ -236,8 +284,3 @@ class Attempts:
             if match.action == "exclude_node":
                 self._exclusions.of_node_with_log(number, match.log, problem)
         return next((match.policy for match in found if match.action == "cancel_retries"), None)
-
-    def _progress(self) -> int:
-        """Batches in the newest checkpoint. An app that saves by itself counts how often it did."""
-        outcome = read_json(self._trial.outcome) or {}
-        return max(newest_steps(self._trial.checkpoints), int(outcome.get("saves", 0)))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 
-from hpc_det.launch.failure import Failure
+from hpc_det.launch.failure import Failure, failure_now
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Cause
 from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.scheduler import scheduler
+from hpc_det.store import full_disk
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.stop import StopRequest, read_stop
@@ -37,19 +38,27 @@ def cause_of_end(trial: TrialFolder, plan: JobPlan, number: int, code: int, fail
     if outcome and outcome["attempt"] == number:
         return _ENDS.get(outcome["kind"]) or cause_of_stop(plan, stop)
     if failure and (stop is None or failure.time < stop.time):
-        return _cause_of_failure(failure)
+        return _of_failure(failure)
     is_killed = stop is not None and stop.reason == "kill"  # then nobody knows its exit code
     if code == 0 and not plan.runs_trial and not is_killed:
         return Cause.FINISHED
     return cause_of_stop(plan, stop) if stop else Cause.FAILED
 
 
-def _cause_of_failure(failure: Failure) -> Cause:
+def _of_failure(failure: Failure) -> Cause:
     if failure.unhealthy:
         return Cause.UNHEALTHY
     if failure.node_lost:
         return Cause.NODE_LOST
+    if failure.disk_full:
+        return Cause.DISK_FULL
     return Cause.HUNG if failure.hung else Cause.FAILED
+
+
+def full_disk_of(trial: TrialFolder) -> Failure | None:
+    """Why nobody could note a failure: the trial's own disk is full."""
+    error = full_disk.probe(trial.path)
+    return failure_now(None, full_disk.sentence(error), disk_full=True) if error else None
 
 
 def cause_of_stop(plan: JobPlan, stop: StopRequest | None) -> Cause:

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from hpc_det.store.files import open_log
@@ -21,7 +21,8 @@ OF_WORKER = re.compile(_ANY + r"worker \d+: ")
 
 
 def say(text: str) -> None:
-    print(f"hpc-det: {time.strftime('%H:%M:%S')} {text}", flush=True)
+    with suppress(OSError):  # on a full disk the job goes on
+        print(f"hpc-det: {time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 def say_attempt_begins(number: int) -> None:

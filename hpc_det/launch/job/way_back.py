@@ -106,7 +106,10 @@ class WayBack:
             job = self._scheduler.parse_submit(answer, self._index if self._array.count > 1 else None)
         except ValueError as error:
             raise CommandError(str(error)) from None
-        write_json(self._file, {"jobs": [self._job_id, job]})
+        try:
+            write_json(self._file, {"jobs": [self._job_id, job]})
+        except OSError as error:  # a full disk; the job is in the queue all the same
+            say(f"job {job} goes on, which could not be noted: {error}")
         with suppress(CommandError):
             self._scheduler.replaced(self._job_id, run_command)
         return job

@@ -30,12 +30,14 @@ from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.search.fixed import FixedSearch
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
+from hpc_det.store import full_disk
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal, Overtaken
 from hpc_det.store.stop import Reason, read_stop, request_stop
 
 DONE, GAVE_UP, OVERTAKEN, WANTS_REQUEUE = 0, 1, 3, 75
 """Exit codes. The last is EX_TEMPFAIL of sysexits.h: try again later."""
+FULL_DISK_POLL_S = 5.0
 
 
 class Worker:
@@ -63,7 +65,24 @@ class Worker:
         if other := self._running(former) or self._search.claim(self._number, self._job_id, after=former):
             self._say(f"job {other} is this worker already; nothing is started")
             return GAVE_UP
-        close_interrupted(self._experiment, self._search, self._number, self._signals)
+        try:
+            with full_disk.waited_for(self._waits_for_space):
+                close_interrupted(self._experiment, self._search, self._number, self._signals)
+                return self._work_and_tell()
+        except OSError as error:
+            if not (full_disk.cause_in(error) and self._heard and self._scheduler.has_queue):
+                raise
+            self._say(f"leaves with its journal unwritten: {error}")
+            return WANTS_REQUEUE
+
+    def _waits_for_space(self, error: OSError) -> bool:
+        """Between attempts. False once a stop signal has come."""
+        self._say(f"writes again in {FULL_DISK_POLL_S:.0f} s: {full_disk.sentence(error)}")
+        time.sleep(FULL_DISK_POLL_S)  # signals wait in their pipe
+        self._heard += [number for number in self._signals.received() if number in STOP_SIGNALS]
+        return not self._heard
+
+    def _work_and_tell(self) -> int:
         try:
             with hooks_told(self._experiment, self._say) as beginning_told:
                 return self._work(beginning_told)

@@ -22,6 +22,7 @@ from typing import NamedTuple, NoReturn
 from hpc_det.launch.node_folders import NodeFolders
 from hpc_det.launch.watch.gpus import device_problem
 from hpc_det.plan.job_plan import JobPlan
+from hpc_det.store import full_disk
 from hpc_det.store.folders import TrialFolder
 
 ANSWER_S = 20.0
@@ -29,13 +30,12 @@ ANSWER_S = 20.0
 LEAST_MEMORY_MB = 512
 CLOCK_S = 60.0
 """Clocks further apart than this are wrong: ends of jobs and orders of failures are read off them."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Problem(NamedTuple):
     text: str
     is_shared: bool = False
-    """Every other node would say the same: the node is not to blame."""
+    """The run folder is full: every other node would say the same, and the node is not to blame."""
 
 
 Check = Callable[[], Problem | None]
@@ -82,7 +82,7 @@ def folder_problem(folder: Path, *, shared: bool) -> Problem | None:
         written = _write_and_read(path, os.urandom(512))
         after = time.time()
     except OSError as error:
-        return Problem(f"{folder}: {error.strerror}", is_shared=shared and error.errno in _FULL)
+        return Problem(f"{folder}: {error.strerror}", is_shared=shared and error.errno in full_disk.CODES)
     finally:
         with suppress(OSError):
             path.unlink()

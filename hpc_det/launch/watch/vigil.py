@@ -116,14 +116,14 @@ class Vigil:
         problems = list(problems)
         text = "; ".join(problem.text for problem in problems)
         ill = not all(problem.is_shared for problem in problems)
-        self._note(Failure(rank=None, host=self.gang.hosts[node], time=time.time(), message=text, unhealthy=ill))
+        found = Failure(
+            rank=None, host=self.gang.hosts[node], time=time.time(), message=text, unhealthy=ill, disk_full=not ill
+        )
+        self._note(found)
 
     def _note(self, failure: Failure) -> None:
         print(f"hpc-det: {failure.sentence()}", file=sys.stderr, flush=True)
-        try:
-            note_failure(self.gang.trial, self.gang.attempt, failure)
-        except OSError as error:
-            print(f"hpc-det: this could not be noted: {error}", file=sys.stderr, flush=True)
+        note_failure(self.gang.trial, self.gang.attempt, failure)
 
 
 class VigilOfNode0(Vigil):
@@ -181,8 +181,7 @@ class VigilOfNode0(Vigil):
 
     def was_stopped(self, seconds: float) -> None:
         super().was_stopped(seconds)
-        if self._arrive_by is not None:
-            self._arrive_by += seconds
+        self._lost_at += seconds
         self._rounds.was_stopped(seconds)
 
     def close(self) -> None:

@@ -1,0 +1,109 @@
+"""A full disk ends attempts with a cause of its own: the job waits for space, and is not charged."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpc_det.view import story
+from tests.launch.gang import Gang
+from tests.small_disk import disk as disk
+from tests.small_disk import fill
+from tests.stub import Stub
+from tests.wait import wait_for
+
+WRITES = """
+import os, sys
+from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.rank import note_error
+from pathlib import Path
+
+attempt = Attempt.from_env(os.environ)
+try:
+    path = Path(sys.argv[1])
+    with open(path, "wb", buffering=0) as file:
+        for _ in range(10):
+            file.write(bytes(100_000))
+    path.unlink()
+except OSError as error:
+    error.filename = error.filename or str(path)
+    note_error(attempt, 0, error)
+    raise SystemExit(1)
+"""
+
+
+@pytest.fixture
+def gang_on(tmp_path: Path, disk: Path) -> Iterator[Gang]:
+    """A gang whose run folder is on the small disk."""
+    with tempfile.TemporaryDirectory() as tmp:
+        gang = Gang(disk / "root", Path(tmp))
+        yield gang
+        gang.close()
+
+
+def told(gang: Gang) -> str:
+    return gang.printed.read_text() + (gang.trial.job_log.read_text() if gang.trial.job_log.exists() else "")
+
+
+def test_an_attempt_goes_on_when_there_is_space(gang: Gang, disk: Path) -> None:
+    """The checkpoints' disk is full, the run folder's is not."""
+    ballast = fill(disk)
+    (gang.code / "writes.py").write_text(WRITES)
+    gang.plan(f"$PYTHON writes.py {disk}/state")
+    job = gang.start_job()
+    wait_for(lambda: gang.ends() == [("disk full", "restart")])
+    ballast.unlink()
+    assert job.wait() == 0
+    assert gang.ends()[-1] == ("finished", "done")
+    assert {end[1] for end in gang.ends()[:-1]} == {"restart"}, "max_restarts is 0: nothing is charged"
+    failure = next(e["failure"] for e in gang.journal.events() if e["event"] == "ended")
+    assert re.search(rf"{disk}/state: No space left on device, 0 B free", failure)
+    attempt = story.attempts(gang.trial)[0]
+    assert "disk full" in story.in_words(attempt, attempt.started, is_over=False)
+
+
+def test_where_nothing_can_be_written_the_journal_waits(gang_on: Gang, disk: Path, tmp_path: Path) -> None:
+    """Neither the rank's failure nor the job's journal finds any space at first."""
+    gang_on.plan(f"touch started; while [ ! -e {tmp_path}/full ]; do sleep 0.05; done; [ $HPC_DET_NUMBER != 1 ]")
+    job = gang_on.start_job()
+    wait_for(lambda: (gang_on.code / "started").exists())
+    with gang_on.trial.journal.open("ab") as journal:  # to the end of a page: a tmpfs lets files fill their last one
+        journal.write(b"#" * (-journal.tell() % 4096 - 1) + b"\n")
+    ballast = fill(disk)
+    (tmp_path / "full").touch()
+    wait_for(lambda: "writes again in" in told(gang_on) or job.poll() is not None, otherwise=lambda: told(gang_on))
+    assert job.poll() is None
+    ballast.unlink()
+    assert job.wait() == 0
+    assert gang_on.ends() == [("disk full", "restart"), ("finished", "done")]
+
+
+def test_a_job_that_is_told_to_leave_while_it_waits_comes_back(gang: Gang, disk: Path) -> None:
+    fill(disk)
+    (gang.code / "writes.py").write_text(WRITES)
+    gang.plan(f"$PYTHON writes.py {disk}/state", scheduler="local")
+    job = gang.start_job()
+    wait_for(lambda: gang.ends()[:1] == [("disk full", "restart")])
+    os.kill(job.pid, signal.SIGTERM)
+    job.wait()
+    assert gang.ends()[-1] == ("cancelled", "done"), "without a queue a signal is meant for the experiment"
+
+
+def test_a_job_with_a_queue_goes_back_into_it(gang: Gang, disk: Path, stub: Stub, tmp_path: Path) -> None:
+    fill(disk)
+    (gang.code / "writes.py").write_text(WRITES)
+    stub("srun", 'while [[ $1 == --* ]]; do shift; done; SLURM_NODEID=0 exec "$@"')
+    stub("scontrol", f'echo "$@" >>{tmp_path}/asked')
+    gang.plan(f"$PYTHON writes.py {disk}/state", scheduler="slurm")
+    job = gang.start_job(SLURM_JOB_ID="7", SLURM_JOB_NODELIST="node1", SLURM_NODEID="0")
+    wait_for(lambda: gang.ends()[:1] == [("disk full", "restart")], otherwise=lambda: told(gang))
+    os.kill(job.pid, signal.SIGTERM)
+    assert job.wait() == 0
+    assert "requeue 7" in (tmp_path / "asked").read_text()
+    assert {cause for cause, _ in gang.ends()} == {"disk full"}

@@ -1,0 +1,80 @@
+"""Whether an attempt had the time to save a checkpoint, by what its files say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpc_det.launch.job.progress import SHORTEST_S, was_too_short
+from hpc_det.store.files import append_line, write_json
+from hpc_det.store.folders import ExperimentFolder, TrialFolder
+from hpc_det.store.metrics import BEGINS
+from hpc_det.store.stop import request_stop
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> TrialFolder:
+    folder = ExperimentFolder(tmp_path / "experiments" / "12").trial()
+    folder.path.mkdir(parents=True)
+    return folder
+
+
+def begins(trial: TrialFolder, ago_s: float, attempt: int = 2) -> TrialFolder:
+    moment = time.time() - ago_s
+    append_line(
+        trial.metrics, {"kind": BEGINS, "trained": 0, "validated": 0, "attempt": attempt, "time": moment, "more": 1}
+    )
+    return trial
+
+
+def reports(trial: TrialFolder, ago_s: float, attempt: int = 2) -> None:
+    append_line(trial.metrics, {"kind": "training", "steps": 5, "attempt": attempt, "time": time.time() - ago_s})
+
+
+def is_told_to_stop(trial: TrialFolder) -> TrialFolder:
+    request_stop(trial.stop, attempt=2, reason="signal", source="a test")
+    return trial
+
+
+def leaves(trial: TrialFolder, *, saved: bool) -> TrialFolder:
+    write_json(trial.outcome, {"attempt": 2, "kind": "stopped", "steps": 5, "saved": saved})
+    return trial
+
+
+LONG = 2 * SHORTEST_S
+
+
+@pytest.mark.parametrize(
+    ("happens", "expected"),
+    [
+        pytest.param(lambda trial: trial, True, id="training did not begin"),
+        pytest.param(lambda trial: begins(trial, LONG, attempt=1), True, id="only an earlier one began"),
+        pytest.param(lambda trial: begins(trial, 1), True, id="a stint of a second"),
+        pytest.param(lambda trial: begins(trial, LONG), False, id="a long stint"),
+        pytest.param(lambda trial: is_told_to_stop(begins(trial, LONG)), True, id="killed within the save"),
+        pytest.param(
+            lambda trial: leaves(is_told_to_stop(begins(trial, LONG)), saved=False),
+            True,
+            id="no time for a save",
+        ),
+        pytest.param(
+            lambda trial: leaves(is_told_to_stop(begins(trial, LONG)), saved=True),
+            False,
+            id="all that was trained is saved",
+        ),
+    ],
+)
+def test_an_attempt_that_ends_now(trial: TrialFolder, happens: Callable[[TrialFolder], object], expected: bool) -> None:
+    happens(trial)
+    assert was_too_short(trial, 2, late=False) is expected
+
+
+def test_of_one_whose_end_nobody_saw_the_reports_count(trial: TrialFolder) -> None:
+    begins(trial, 2 * LONG)
+    reports(trial, 2 * LONG - 5)
+    assert was_too_short(trial, 2, late=True)
+    reports(trial, LONG / 2)
+    assert not was_too_short(trial, 2, late=True)
