@@ -12,9 +12,8 @@ import stat
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from hpc_det.store.modes import is_shared
+from hpc_det.store.modes import is_shared, others_may_write
 
-_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 _NFS_REMOVED = ".nfs"
 """So NFS calls a file that was removed while a process had it open."""
 _KINDS = {
@@ -76,7 +75,7 @@ def _wrong_entries(folder: Path, trusted: Collection[int], *, is_open: bool) -> 
             yield name, f"{kind_of(found.st_mode)}, and no file of a checkpoint"
         elif found.st_uid not in trusted:
             yield name, f"owned by {_user(found.st_uid)}, not by {_user(os.geteuid())}"
-        elif is_open and found.st_mode & _WRITABLE:
+        elif is_open and others_may_write(found):
             mode = stat.S_IMODE(found.st_mode)
             yield name, f"mode {mode:04o} lets others change it; once you trust it, `chmod -R go-w {folder}`"
 
