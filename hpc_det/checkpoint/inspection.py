@@ -14,8 +14,6 @@ from pathlib import Path
 
 from hpc_det.store.modes import is_shared, others_may_write
 
-_NFS_REMOVED = ".nfs"
-"""So NFS calls a file that was removed while a process had it open."""
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a FIFO",
@@ -31,8 +29,11 @@ def irregularities(folder: Path, sizes: Mapping[str, int] | None = None, known: 
     """What is wrong, by the name of the entry; "." is `folder` itself.
 
     `sizes`: of the files that the manifest names; None: there is no manifest, and any regular file may be there.
-    `known`: files that may be there besides. An owner is trusted who is this user, root or, of a folder that is shared
-    with a group, the owner of the folder above.
+    `known`: files that may be there besides. So may hidden ones, which nothing loads or imports: NFS calls a file so
+    that was removed while it was open, and a killed writer leaves them.
+
+    An owner is trusted who is this user, root or, of a folder that is shared with a group, the owner of the folder
+    above.
     """
     try:
         top = os.lstat(folder)
@@ -45,7 +46,7 @@ def irregularities(folder: Path, sizes: Mapping[str, int] | None = None, known: 
     if sizes is None:
         return wrong
     for name in files.keys() - sizes.keys() - {*known}:
-        if not Path(name).name.startswith(_NFS_REMOVED):
+        if not Path(name).name.startswith("."):
             wrong.setdefault(name, "not in the manifest")
     for name, size in sizes.items():
         if name not in files:
