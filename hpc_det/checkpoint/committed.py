@@ -22,7 +22,7 @@ from typing import Any
 
 from hpc_det.checkpoint.inspection import in_words, irregularities
 from hpc_det.checkpoint.reading import blocks_of, differences, open_regular, read_blocks
-from hpc_det.store.modes import make_folders, set_file_mode
+from hpc_det.store.modes import make_folders, set_mode
 
 MANIFEST = "manifest.json"
 CODE, LOAD_DATA = "code", "load_data.json"
@@ -104,8 +104,10 @@ class Committed:
 
 Damage = Callable[[Committed], list[str]]
 
-SetAside = Callable[[Path, int | None, list[str]], object]
-"""Called for a checkpoint that is not whole: its folder, its batches if they are known, and what is wrong with it."""
+SetAside = Callable[[Path, int | None, list[str]], str]
+"""Called for a checkpoint that is not whole: its folder, its batches if they are known, and what is wrong with it.
+Returns what a message adds about it.
+"""
 
 
 def committed(checkpoints: Path) -> list[Committed]:
@@ -142,7 +144,7 @@ def newest_steps(checkpoints: Path) -> int:
 
 
 def newest_good(
-    checkpoints: Path, damage: Damage = Committed.damage, set_aside: SetAside = lambda *_: None
+    checkpoints: Path, damage: Damage = Committed.damage, set_aside: SetAside = lambda *_: ""
 ) -> tuple[Committed | None, list[str]]:
     """The newest checkpoint that is whole, and what was wrong with each newer one that was skipped.
 
@@ -150,16 +152,16 @@ def newest_good(
     """
     skipped: list[str] = []
     for folder, problem in odd_ones(checkpoints):
-        skipped.append(f"checkpoint {folder.name} is damaged: {problem}")
-        set_aside(folder, None, [problem])
+        kept = set_aside(folder, None, [problem])
+        skipped.append(f"checkpoint {folder.name} is damaged: {problem}{kept}")
     for checkpoint in committed(checkpoints):
         if checkpoint.removed:
             skipped.append(f"checkpoint {checkpoint.uuid} at {checkpoint.steps} batches {lacks_files(checkpoint)}")
             continue
         if not (found := damage(checkpoint)):
             return checkpoint, skipped
-        skipped.append(f"checkpoint {checkpoint.uuid} at {checkpoint.steps} batches is damaged: {'; '.join(found)}")
-        set_aside(checkpoint.path, checkpoint.steps, found)
+        kept, what = set_aside(checkpoint.path, checkpoint.steps, found), "; ".join(found)
+        skipped.append(f"checkpoint {checkpoint.uuid} at {checkpoint.steps} batches is damaged: {what}{kept}")
     return None, skipped
 
 
@@ -249,7 +251,7 @@ def copy_whole(checkpoint: Committed, get: Callable[[str, Path], object]) -> lis
             make_folders(target.parent)
             try:
                 get(name, target)
-                set_file_mode(target)
+                set_mode(target)
             except FileNotFoundError as error:
                 if not checkpoint.is_code(name):
                     return [f"{name}: {error.strerror or 'missing'}"]

@@ -32,9 +32,11 @@ class Damaged:
     """Where it is now."""
 
 
-def set_aside(folder: Path, steps: int | None, problems: list[str]) -> None:
-    """Only for the process that writes the checkpoints beside `folder`. Raises HpcDetError where it cannot be renamed:
-    it would count as the newest, and each new checkpoint be deleted for its sake.
+def set_aside(folder: Path, steps: int | None, problems: list[str]) -> str:
+    """Where it is kept, for a message. Only for the process that writes the checkpoints beside `folder`.
+
+    Raises HpcDetError where it cannot be renamed: it would count as the newest, and each new checkpoint be deleted for
+    its sake.
     """
     aside = folder.with_name(f"{_PREFIX}{folder.name}")
     try:
@@ -42,7 +44,7 @@ def set_aside(folder: Path, steps: int | None, problems: list[str]) -> None:
             shutil.rmtree(aside, ignore_errors=True)  # of the same checkpoint, which came back from a store
         os.rename(folder, aside)
         flush_folder(folder.parent)
-        note(folder.parent, folder.name, steps, problems, str(aside))
+        return note(folder.parent, folder.name, steps, problems, str(aside))
     except OSError as error:
         raise HpcDetError(
             f"{folder}: damaged ({'; '.join(problems)}), and cannot be renamed to {aside.name}: {error.strerror}; "
@@ -50,10 +52,11 @@ def set_aside(folder: Path, steps: int | None, problems: list[str]) -> None:
         ) from None
 
 
-def note(checkpoints: Path, uuid: str, steps: int | None, problems: list[str], place: str) -> None:
+def note(checkpoints: Path, uuid: str, steps: int | None, problems: list[str], place: str) -> str:
+    """Write down what was found in a checkpoint that is at `place` now."""
     found = Damaged(uuid=uuid, steps=steps, time=time.time(), problems=problems, place=place)
     write_json(checkpoints / f"{_PREFIX}{uuid}{_RECORD}", asdict(found))
-    print(f"hpc-det: checkpoint {uuid} is set aside; it is kept as {place}", flush=True)
+    return f"; set aside, and kept as {place}"
 
 
 def damaged_ones(checkpoints: Path) -> list[Damaged]:

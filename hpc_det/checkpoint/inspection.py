@@ -12,11 +12,8 @@ import stat
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from hpc_det.store.modes import is_shared
+from hpc_det.store.modes import is_shared, others_may_write
 
-_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
-_NFS_REMOVED = ".nfs"
-"""So NFS calls a file that was removed while a process had it open."""
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a FIFO",
@@ -32,8 +29,11 @@ def irregularities(folder: Path, sizes: Mapping[str, int] | None = None, known: 
     """What is wrong, by the name of the entry; "." is `folder` itself.
 
     `sizes`: of the files that the manifest names; None: there is no manifest, and any regular file may be there.
-    `known`: files that may be there besides. An owner is trusted who is this user, root or, of a folder that is shared
-    with a group, the owner of the folder above.
+    `known`: files that may be there besides. So may hidden ones, which nothing loads or imports: NFS calls a file so
+    that was removed while it was open, and a killed writer leaves them.
+
+    An owner is trusted who is this user, root or, of a folder that is shared with a group, the owner of the folder
+    above.
     """
     try:
         top = os.lstat(folder)
@@ -46,7 +46,7 @@ def irregularities(folder: Path, sizes: Mapping[str, int] | None = None, known: 
     if sizes is None:
         return wrong
     for name in files.keys() - sizes.keys() - {*known}:
-        if not Path(name).name.startswith(_NFS_REMOVED):
+        if not Path(name).name.startswith("."):
             wrong.setdefault(name, "not in the manifest")
     for name, size in sizes.items():
         if name not in files:
@@ -76,7 +76,7 @@ def _wrong_entries(folder: Path, trusted: Collection[int], *, is_open: bool) -> 
             yield name, f"{kind_of(found.st_mode)}, and no file of a checkpoint"
         elif found.st_uid not in trusted:
             yield name, f"owned by {_user(found.st_uid)}, not by {_user(os.geteuid())}"
-        elif is_open and found.st_mode & _WRITABLE:
+        elif is_open and others_may_write(found):
             mode = stat.S_IMODE(found.st_mode)
             yield name, f"mode {mode:04o} lets others change it; once you trust it, `chmod -R go-w {folder}`"
 

@@ -38,7 +38,7 @@ class Mirror:
         return newest_first({**(self._stored or {}), **here}.values())
 
     def newest_good(
-        self, damage: Damage = Committed.damage, set_aside: SetAside = lambda *_: None
+        self, damage: Damage = Committed.damage, set_aside: SetAside = lambda *_: ""
     ) -> tuple[Committed | None, list[str]]:
         """The newest that is whole, fetched if it is not here, and what was wrong with each that was skipped.
 
@@ -99,15 +99,14 @@ class Mirror:
                 continue
             if not self._remote.download(checkpoint) or not (damage := self._remote.download(checkpoint)):
                 return checkpoint  # the way from the store may have been what was wrong at first
-            skipped.append(f"checkpoint {checkpoint.uuid} in {self._remote.url} is damaged: {'; '.join(damage)}")
+            kept, what = self._set_aside(checkpoint, damage), "; ".join(damage)
+            skipped.append(f"checkpoint {checkpoint.uuid} in {self._remote.url} is damaged: {what}{kept}")
             del self._known()[checkpoint.uuid]
-            self._set_aside(checkpoint, damage)
         return None
 
-    def _set_aside(self, checkpoint: Committed, damage: list[str]) -> None:
+    def _set_aside(self, checkpoint: Committed, damage: list[str]) -> str:
         try:
             place = self._remote.set_aside(checkpoint.uuid)
         except Exception as error:
-            print(f"hpc-det: warning: {self._remote.url}: {self._remote.in_words(error)}", flush=True)
-        else:
-            note(self._checkpoints, checkpoint.uuid, checkpoint.steps, damage, place)
+            return f"; setting it aside failed: {self._remote.in_words(error)}"
+        return note(self._checkpoints, checkpoint.uuid, checkpoint.steps, damage, place)

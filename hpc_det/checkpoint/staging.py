@@ -20,7 +20,7 @@ from hpc_det.checkpoint.committed import MANIFEST, Committed, FileEntry, checksu
 from hpc_det.checkpoint.reading import open_regular
 from hpc_det.errors import HpcDetError
 from hpc_det.store.files import flush_folder, write_atomic, write_flushed
-from hpc_det.store.modes import make_folder, make_folders, set_file_mode
+from hpc_det.store.modes import make_folder, make_folders, set_mode
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,12 @@ class Staging:
 
     def add_others(self, entries: dict[str, FileEntry]) -> None:
         """Take in files that somebody else, a callback, put into the partial folder, and flush them to disk."""
-        for path in self.partial.rglob("*"):
+        for path in sorted(self.partial.rglob("*")):  # a folder comes before what is in it
             name = str(path.relative_to(self.partial))
             if path.is_symlink():
                 _replace_link(path)
             if path.is_dir():
+                set_mode(path)
                 flush_folder(path)
             elif name not in entries:
                 entries[name] = _flushed(path)
@@ -78,7 +79,7 @@ class Staging:
 def _flushed(path: Path) -> FileEntry:
     """The entry of a file that others made. Raises HpcDetError for what cannot be in a checkpoint, as a FIFO."""
     try:
-        set_file_mode(path)
+        set_mode(path)
         with open_regular(path) as file:
             os.fsync(file.fileno())
         return checksum(path)

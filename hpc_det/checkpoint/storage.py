@@ -24,6 +24,7 @@ from hpc_det.checkpoint.committed import (
     newest_first,
     outside,
 )
+from hpc_det.checkpoint.damaged import remove_damaged
 from hpc_det.checkpoint.inspection import in_words
 from hpc_det.checkpoint.reading import open_regular
 from hpc_det.checkpoint.remote import Remote, remote_of
@@ -63,6 +64,7 @@ class TrialStorage:
             with answering(self._remote):
                 self._remote.remove(uuid)
         delete(self.trial.checkpoints / uuid, hidden=f".deleted-{uuid}")
+        remove_damaged(self.trial.checkpoints, uuid)
 
     def remove_files(self, checkpoint: Committed, names: Sequence[str]) -> None:
         """A kill on the way leaves files that no manifest names, and no checkpoint that seems damaged."""

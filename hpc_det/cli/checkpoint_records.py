@@ -14,24 +14,35 @@ from hpc_det.cli.values import iso, number, size, values_in_words
 from hpc_det.errors import HpcDetError
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view import story
-from hpc_det.view.checkpoints import StoredCheckpoint, best_first, effective_config, of_experiment, of_trial
+from hpc_det.view.checkpoints import (
+    StoredCheckpoint,
+    best_first,
+    effective_config,
+    of_experiment,
+    of_trial,
+    set_aside_in,
+)
 
 
 def listed(experiment: ExperimentFolder, best: int | None) -> list[dict[str, Any]]:
     """`best`: only so many, by the searcher's metric."""
-    return _records(of_experiment(experiment), effective_config(experiment)["searcher"], best)
+    config = effective_config(experiment)
+    aside = [found for trial in experiment.trials() for found in set_aside_in(trial, config)]
+    return _records(of_experiment(experiment), aside, config["searcher"], best)
 
 
 def listed_of_trial(trial: TrialFolder, best: int | None) -> list[dict[str, Any]]:
     config = effective_config(trial.experiment())
-    return _records(of_trial(trial, config), config["searcher"], best)
+    return _records(of_trial(trial, config), set_aside_in(trial, config), config["searcher"], best)
 
 
-def _records(found: Sequence[StoredCheckpoint], searcher: Record, best: int | None) -> list[dict[str, Any]]:
+def _records(
+    found: Sequence[StoredCheckpoint], set_aside: Sequence[StoredCheckpoint], searcher: Record, best: int | None
+) -> list[dict[str, Any]]:
     metric = searcher["metric"]
     if best is not None:
-        found = best_first(found, metric, smaller_is_better=searcher["smaller_is_better"])[:best]
-    return [_record(item, metric) for item in found]
+        found, set_aside = best_first(found, metric, smaller_is_better=searcher["smaller_is_better"])[:best], []
+    return [_record(item, metric) for item in (*found, *set_aside)]
 
 
 def _record(item: StoredCheckpoint, metric: str) -> dict[str, Any]:
@@ -74,7 +85,7 @@ def described(item: StoredCheckpoint, *, verify: bool) -> dict[str, Any]:
         "state": item.state,
         "time": iso(checkpoint.time),
         "size_bytes": checkpoint.size_bytes,
-        "places": item.storage.places(item.uuid),
+        "places": [item.set_aside.place] if item.set_aside else item.storage.places(item.uuid),
         "validation": item.metrics or None,
         "hyperparameters": spec.get("hparams"),
         "files": [{"name": name, "size_bytes": entry.size} for name, entry in sorted(checkpoint.files.items())],
@@ -94,12 +105,14 @@ def insist_on_whole(records: Sequence[Record]) -> None:
 
 def _damage(item: StoredCheckpoint) -> list[str]:
     """Raises HpcDetError for one that is in a store alone."""
+    if item.set_aside:
+        return item.set_aside.problems
     if not is_here(item.checkpoint.path):
         raise HpcDetError(
             f"checkpoint {item.uuid}: lies in {', '.join(item.storage.places(item.uuid))} alone; "
             f"`hpc-det checkpoint download {item.uuid}` verifies it on the way"
         )
-    return item.checkpoint.damage()
+    return [*item.checkpoint.damage(), *item.checkpoint.code_damage()]
 
 
 def in_words(record: Record) -> str:

@@ -75,7 +75,7 @@ def _code(commit: Record) -> str:
 
 
 def _of_only_trial(view: ExperimentView, trials: list[Record]) -> Record:
-    nothing: Record = {"training": None, "validation": None, "checkpoints": [], "attempts": []}
+    nothing: Record = {"training": None, "validation": None, "checkpoints": [], "set_aside": [], "attempts": []}
     return nothing if view.has_many_trials or not trials else {key: trials[0][key] for key in nothing}
 
 
@@ -91,12 +91,18 @@ def told(view: ExperimentView, state: ExperimentState) -> str:
     sections = [list(_facts(record))]
     if view.has_many_trials:
         sections += [section("Trials", trials_table(trials, view)), section("Failures", list(_failures(trials)))]
+        sections.append(section("Set aside", list(_set_aside(trials))))
     elif trials:
         sections += describe_trial.sections(trials[0])
     if state is ExperimentState.ERROR:
         todo = what_to_do(view)
         sections.append([todo[0].upper() + todo[1:]])
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _set_aside(trials: Sequence[TrialFacts]) -> Iterator[str]:
+    for trial in trials:
+        yield from (f"trial {trial.id}: {describe_trial.set_aside_in_words(item)}" for item in trial.set_aside())
 
 
 def _facts(record: Record) -> Iterator[str]:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpc_det.checkpoint.committed import Committed, committed
+from hpc_det.checkpoint.damaged import Damaged, damaged_ones
 from hpc_det.cli.values import iso, number, values_in_words
 from hpc_det.errors import printable
 from hpc_det.store.folders import TrialFolder
@@ -54,6 +55,9 @@ class TrialFacts:
     def checkpoints(self) -> list[Committed]:
         return committed(self.folder.checkpoints)
 
+    def set_aside(self) -> list[Damaged]:
+        return damaged_ones(self.folder.checkpoints)
+
     def verdict(self) -> str | None:
         """Of its profile; None where it has none, or one that takes more than a moment to read."""
         size = sum(file.stat().st_size for file in self.folder.profile.glob("*.jsonl"))
@@ -67,6 +71,7 @@ class TrialFacts:
             **self.brief(),
             "profile": self.verdict(),
             "checkpoints": [_checkpoint(item) for item in self.checkpoints()],
+            "set_aside": [_set_aside(item) for item in self.set_aside()],
             "attempts": [_attempt(item) for item in self.attempts],
         }
 
@@ -144,6 +149,7 @@ def sections(found: TrialFacts) -> list[list[str]]:
         section("Metrics", list(_metrics(found.metrics))),
         section("Profile", [verdict] if verdict else []),
         section("Checkpoints", [_checkpoint_in_words(item) for item in found.checkpoints()]),
+        section("Set aside", [set_aside_in_words(item) for item in found.set_aside()]),
     ]
 
 
@@ -176,6 +182,16 @@ def _checkpoint_in_words(item: Committed) -> str:
 def _checkpoint(item: Committed) -> Record:
     complete = _is_complete(item)
     return {"uuid": item.uuid, "batches": item.steps, "time": iso(item.time), "complete": complete}
+
+
+def set_aside_in_words(item: Damaged) -> str:
+    batch = "an unknown batch" if item.steps is None else f"batch {item.steps}"
+    return printable(f"{item.uuid} at {batch}, damaged: {'; '.join(item.problems)}; kept as {item.place}")
+
+
+def _set_aside(item: Damaged) -> Record:
+    known = asdict(item)
+    return {**known, "batches": known.pop("steps"), "time": iso(item.time)}
 
 
 def _attempt(item: AttemptStory) -> Record:

@@ -38,7 +38,7 @@ def describe(trial: TrialFolder, with_metrics: bool, output: Output) -> None:
        "batches": 100, "total_batches": 100,
        "training": {"loss": 0.1}, "validation": {"accuracy": 0.96},
        "best": {...}, "profile": "well used: ...",
-       "checkpoints": [...], "attempts": [...]}
+       "checkpoints": [...], "set_aside": [], "attempts": [...]}
     `worker` is who trains it now. `profile` is the verdict of `hpc-det trial profile`,
     unless there is none, or too much to read for it. What the last keys hold stands in
     `hpc-det experiment describe --help`.

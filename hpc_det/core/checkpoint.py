@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_det.checkpoint.committed import MANIFEST, Committed, FileEntry, committed, delete
+import torch
+
+from hpc_det.checkpoint.committed import Committed, FileEntry, committed, delete
 from hpc_det.checkpoint.mirror import Mirror
 from hpc_det.checkpoint.prune import superfluous
 from hpc_det.checkpoint.staging import Staging, clear_leftovers
@@ -185,10 +187,9 @@ class CheckpointContext:
     def verify(self, folder: Path, reads: Reads = _none) -> None:
         """The same for a checkpoint anywhere that was told; one without a manifest, Determined's, is taken as it is.
 
-        Raises HpcDetError where it is damaged.
+        Raises HpcDetError where it is damaged, or where others may have changed it.
         """
-        if self._distributed.broadcast_json((folder / MANIFEST).exists()):
-            Readers(self._distributed, reads).insist_on_whole(folder)
+        Readers(self._distributed, reads).insist_on_whole(folder.resolve())
 
     def prune(self, validations: Mapping[int, float], **policy: Any) -> None:
         """Rank 0 only: delete what the policy does not keep (see `superfluous`), and bring the store to the same."""

@@ -15,9 +15,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from hpc_det.checkpoint.committed import Committed, FileEntry, committed_at, newest_good
+from hpc_det.checkpoint.committed import (
+    MANIFEST,
+    Committed,
+    FileEntry,
+    OddManifest,
+    committed_at,
+    newest_good,
+    read_manifest,
+)
 from hpc_det.checkpoint.damaged import set_aside
-from hpc_det.checkpoint.inspection import in_words
+from hpc_det.checkpoint.inspection import in_words, irregularities
 from hpc_det.checkpoint.mirror import Mirror
 from hpc_det.checkpoint.reading import Block, blocks_of, differences, read_blocks
 from hpc_det.core.distributed import Distributed
@@ -72,12 +80,14 @@ class Readers:
         return {"found": checkpoint.uuid, "steps": checkpoint.steps, "is_read": checkpoint.uuid in read}
 
     def damage(self, folder: Path) -> list[str]:
-        """What is wrong with the state in the checkpoint in `folder`, on any node.
+        """What is wrong with the state in the checkpoint in `folder`, on any node. Of one without a manifest, as
+        Determined's, no byte is read.
 
         Raises HpcDetError where a rank does not see the checkpoint at all, which is no damage to it.
         """
         gang, checkpoint = self.distributed, committed_at(folder)
-        if irregular := gang.broadcast_json(_irregularities(checkpoint) if gang.is_chief else None):
+        has_manifest, irregular = gang.broadcast_json(_look_at(folder) if gang.is_chief else None)
+        if irregular or not has_manifest:
             return [*irregular]
         files = checkpoint.state if checkpoint else {}
         own = {"node": gang.rank - gang.local_rank, "manifest": bool(checkpoint), "reads": [*filter(self.reads, files)]}
@@ -96,8 +106,14 @@ class Readers:
         return list(dict.fromkeys(chain(*wrong)))
 
 
-def _irregularities(checkpoint: Committed | None) -> list[str]:
-    return in_words(checkpoint.irregularities(checkpoint.path, is_code=False)) if checkpoint else []
+def _look_at(folder: Path) -> tuple[bool, list[str]]:
+    """On rank 0, before anything but the manifest is opened: whether there is one, and what is wrong."""
+    try:
+        return True, in_words(read_manifest(folder).irregularities(folder, is_code=False))
+    except FileNotFoundError:
+        return False, in_words(irregularities(folder))
+    except (OddManifest, OSError) as error:
+        return True, [f"{MANIFEST}: {getattr(error, 'strerror', None) or error}"]
 
 
 def shared(nodes: Sequence[int], reads: Sequence[Sequence[str]], files: Mapping[str, FileEntry]) -> list[list[Block]]:

@@ -15,7 +15,7 @@ from hpc_det.doctor.finding import Finding, Verdict
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.watch.health import answers, folder_problem
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.root import state_root
+from hpc_det.store.root import configured_root, danger
 from hpc_det.view.state import ExperimentView
 
 SUBJECT = "this machine"
@@ -41,7 +41,7 @@ def findings(env: Mapping[str, str], *, has_nodes: bool) -> Iterator[Finding]:
     package = Path(hpc_det.__file__).parent
     if Path(sys.prefix) not in package.parents:
         yield _place(f"hpc_det in {package}", package, "install it in a folder", has_nodes)
-    root = state_root(env)
+    root = configured_root(env)
     name = f"HPC_DET_ROOT {root}" + ("" if "HPC_DET_ROOT" in env else " (the default)")
     if silence := answers({name: partial(_seen, root)}, ANSWER_S):
         yield _finding("problem", silence[0].text, "mend its file system, or set HPC_DET_ROOT to another folder")
@@ -104,10 +104,10 @@ def _root(root: Path) -> Iterator[Finding]:
 
 
 def _mode(root: Path) -> Finding:
+    if problem := danger(root):
+        return _finding("problem", f"{root} {problem[0]}; commands refuse it", problem[1])
     mode = stat.S_IMODE(root.stat().st_mode)
     told, remedy = f"{root} has mode {mode:04o}", f"chmod 700 {root}"
-    if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return _finding("problem", f"{told}: others may change what your jobs run", remedy)
     if mode & 0o067:  # a group goes through to what is shared with it
         return _finding("note", f"{told}: others may look in", remedy)
     return _finding("ok", told)

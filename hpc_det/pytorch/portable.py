@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.metadata import version
@@ -27,6 +26,7 @@ from hpc_det.pytorch.state import PROGRESS
 from hpc_det.pytorch.trial import Trial, kind_of
 from hpc_det.store.files import flush_folder, read_json
 from hpc_det.store.modes import make_folders
+from hpc_det.store.temporary import temporary_beside
 
 METADATA = "metadata.json"
 _IDENTITY = ("trial_seed", "experiment_id", "trial_id")
@@ -109,7 +109,8 @@ def keep_code(code: Path) -> Path:
     """
     kept = code.with_name(f".{code.name}-kept")
     if not kept.exists():
-        partial = Path(tempfile.mkdtemp(prefix=f"{kept.name}-", dir=code.parent))
+        partial = temporary_beside(kept)
+        partial.mkdir(mode=0o700)
         try:
             shutil.copytree(code, partial, dirs_exist_ok=True, copy_function=_keep, ignore=_not_submitted)
             _flush_tree(partial)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_det.errors import UsageError
+from hpc_det.store.files import flush_folder
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.group import Group
 from hpc_det.store.modes import PRIVATE_FOLDER, share
@@ -98,6 +99,7 @@ class ExperimentStore:
                 continue
             if group:
                 share(folder.path, group.number)
+            flush_folder(folder.path.parent)
             return folder
 
     def _numbers(self, prefix: str = "") -> list[int]:

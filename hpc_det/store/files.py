@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from hpc_det.store import full_disk
 from hpc_det.store.modes import PRIVATE_FILE, open_file
+from hpc_det.store.temporary import temporary_beside
 
 BLOCK_BYTES = 2**20
 
@@ -66,7 +66,7 @@ def write_first(path: Path, content: str | bytes) -> bool:
 
 def _written_beside(path: Path, content: str | bytes, private: bool) -> Path:
     """A file with `content`, on disk, under a name of its own in the folder of `path`."""
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    partial = temporary_beside(path)
     try:
         write_flushed(partial, content, private=private)
     except BaseException as error:
@@ -108,12 +108,15 @@ def append_line(path: Path, record: dict[str, Any], *, durable: bool = True) -> 
 def append_lines(path: Path, records: Iterable[dict[str, Any]], *, durable: bool = True) -> None:
     """Append JSON lines to `path`, which has one writer, at once. A line torn by a crash is ended first.
 
-    Not `durable`: on disk at the next `flush_file`, and in sight of other processes at once.
+    Not `durable`: on disk at the next `flush_file`, and in sight of other processes at once. The name of a new file is
+    durable before its first line, since fsync of a file alone promises nothing about its name (fsync(2)).
     """
     lines = b"".join(json.dumps(record, allow_nan=False).encode() + b"\n" for record in records)
     descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
         size = os.fstat(descriptor).st_size
+        if not size:
+            flush_folder(path.parent)
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             lines = b"\n" + lines
         if os.write(descriptor, lines) < len(lines):

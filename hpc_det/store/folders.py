@@ -35,9 +35,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_det.store.files import read_json
+from hpc_det.store.files import flush_folder, read_json
 from hpc_det.store.group import Group
 from hpc_det.store.modes import is_own, is_shared, make_folder, make_private, share_alike
+from hpc_det.store.temporary import remove_abandoned
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class TrialFolder:
         """For whom the experiment is, whatever the umask. Any number of processes may do it."""
         for folder in (self.path.parent, self.path, self.logs):
             make_folder(folder)
+            flush_folder(folder.parent)
         elsewhere = self.experiment().checkpoints_elsewhere()
         if elsewhere is None:
             make_folder(self.checkpoints)
@@ -113,6 +115,11 @@ class TrialFolder:
         make_folder(elsewhere / self.path.name)
         with suppress(FileExistsError):
             self.checkpoints.symlink_to(elsewhere / self.path.name)
+
+    def remove_abandoned(self) -> None:
+        """Half-written files that killed processes have left in the folders of the trial and of its experiment."""
+        of_attempts = [*self.path.glob("attempt-*"), *self.path.glob("attempt-*/failures")]
+        remove_abandoned([self.path, self.checkpoints, *of_attempts, *self.experiment().written_by_many()])
 
     def experiment(self) -> ExperimentFolder:
         return ExperimentFolder(self.path.parent.parent)
@@ -316,6 +323,10 @@ class ExperimentFolder:
     def root(self) -> Path:
         """The state root that it is below."""
         return self.path.parent.parent
+
+    def written_by_many(self) -> list[Path]:
+        """The folders in which workers, hooks and commands write files."""
+        return [self.path, self.search, self.jobs, self.notified, self.masked]
 
     def trial(self, number: int = 1) -> TrialFolder:
         return TrialFolder(self.path / "trials" / str(number))

@@ -7,7 +7,9 @@ nothing is in an experiment, no link either, that its owner has not made, and it
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import stat
 from pathlib import Path
 
@@ -23,6 +25,23 @@ def is_shared(folder: Path) -> bool:
 def is_own(path: Path) -> bool:
     """Whether it belongs to the user of this process. Root is no owner of what others have made."""
     return os.stat(path).st_uid == os.geteuid()
+
+
+def others_may_write(status: os.stat_result) -> bool:
+    """Whether anybody but its owner may, as its mode says. A group of the user alone, as many systems give each user
+    together with an umask of 002, is nobody else.
+    """
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    return bool(status.st_mode & stat.S_IWGRP) and not _is_users_alone(status.st_gid)
+
+
+def _is_users_alone(group: int) -> bool:
+    try:
+        found, name = grp.getgrgid(group), pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return False
+    return found.gr_name == name and set(found.gr_mem) <= {name}
 
 
 def share(folder: Path, group: int) -> None:
@@ -76,10 +95,14 @@ def let_group_read(descriptor: int) -> None:
         os.fchmod(descriptor, SHARED_FILE)
 
 
-def set_file_mode(path: Path) -> None:
-    """What others have made with the mode of their umask is for whom its folder is."""
-    mode = SHARED_FILE if is_shared(path.parent) else PRIVATE_FILE
-    if stat.S_IMODE(os.lstat(path).st_mode) != mode:
+def set_mode(path: Path) -> None:
+    """A file or folder that others have made with the mode of their umask is for whom the folder above is."""
+    found, shared = os.lstat(path).st_mode, is_shared(path.parent)
+    if stat.S_ISDIR(found):
+        mode = SHARED_FOLDER if shared else PRIVATE_FOLDER
+    else:
+        mode = SHARED_FILE if shared else PRIVATE_FILE
+    if stat.S_IMODE(found) != mode:
         path.chmod(mode)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 from hpc_det.store import full_disk
 from hpc_det.store.files import flush_folder, write_atomic
 from hpc_det.store.modes import is_own, open_file
+from hpc_det.store.temporary import temporary_beside
 
 CHUNK = 1000
 
@@ -40,7 +40,7 @@ class SharedLog:
     def append(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
         """Write `entry`. It is the last of the answer, after those that others wrote since the last call."""
         line = json.dumps(entry, allow_nan=False)
-        partial = self._folder / f".{uuid.uuid4().hex}"
+        partial = temporary_beside(self._entry())
         before: list[dict[str, Any]] = []
         try:
             _write(partial, line)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.checkpoint.committed import Committed
+from hpc_det.checkpoint.damaged import Damaged, damaged_ones
 from hpc_det.checkpoint.prune import badness
 from hpc_det.checkpoint.storage import TrialStorage, is_here
 from hpc_det.config.merge import Tree
@@ -29,6 +30,8 @@ class StoredCheckpoint:
     storage: TrialStorage
     metrics: dict[str, Any]
     """Of the validation at its batches; empty where there was none."""
+    set_aside: Damaged | None = None
+    """What was found when it was set aside: no trial goes on from it, and nothing counts it."""
 
     @property
     def uuid(self) -> str:
@@ -40,7 +43,11 @@ class StoredCheckpoint:
 
     @property
     def state(self) -> str:
-        """COMPLETED, PARTIALLY_DELETED by its owner, or DAMAGED: files are missing or cut; no byte is read."""
+        """COMPLETED, PARTIALLY_DELETED by its owner, SET_ASIDE since it was damaged when a trial was to resume from it,
+        or DAMAGED: files are missing or cut; no byte is read.
+        """
+        if self.set_aside:
+            return "SET_ASIDE"
         if is_here(self.checkpoint.path) and not story.is_complete(self.checkpoint):
             return "DAMAGED"
         return "PARTIALLY_DELETED" if self.checkpoint.removed else "COMPLETED"
@@ -66,6 +73,20 @@ def of_trial(trial: TrialFolder, config: Tree) -> list[StoredCheckpoint]:
     found = storage.all()
     validated = validation_metrics(trial.metrics, {each.steps for each in found})
     return [StoredCheckpoint(each, storage, validated.get(each.steps, {})) for each in found]
+
+
+def set_aside_in(trial: TrialFolder, config: Tree) -> list[StoredCheckpoint]:
+    """Those that were damaged, the oldest first; one may have come back whole from a store meanwhile."""
+    storage = TrialStorage(trial, config["checkpoint_storage"])
+    return [
+        StoredCheckpoint(
+            Committed(path=trial.checkpoints / found.uuid, steps=found.steps or 0, time=found.time, files={}),
+            storage,
+            {},
+            found,
+        )
+        for found in damaged_ones(trial.checkpoints)
+    ]
 
 
 def of_experiment(experiment: ExperimentFolder) -> list[StoredCheckpoint]:
@@ -94,7 +115,7 @@ def find(store: ExperimentStore, uuid: str) -> StoredCheckpoint:
     """
     if len(uuid) < SHORTEST or uuid.startswith(".") or "/" in uuid:
         raise UsageError(f"{uuid!r} is no checkpoint; expected its uuid, or the first {SHORTEST} characters and more")
-    found = list(_here(store, uuid)) or list(_stored(store, uuid))
+    found = list(_here(store, uuid)) or list(_stored(store, uuid)) or list(_set_aside(store, uuid))
     if not found:
         raise UsageError(
             f"no experiment below {store.root} has a checkpoint {uuid!r}; `hpc-det experiment list-checkpoints ID` "
@@ -104,7 +125,8 @@ def find(store: ExperimentStore, uuid: str) -> StoredCheckpoint:
         listed = ", ".join(f"{name} of trial {trial.experiment().id}/{trial.id}" for trial, name in found[:5])
         raise UsageError(f"{uuid!r} begins {len(found)} uuids: {listed}; give more of it")
     trial, name = found[0]
-    for item in of_trial(trial, effective_config(trial.experiment())):
+    config = effective_config(trial.experiment())
+    for item in (*of_trial(trial, config), *set_aside_in(trial, config)):
         if item.uuid == name:
             return item
     raise HpcDetError(f"{trial.checkpoints / name}: its manifest is torn, so nobody knows what belongs to it")
@@ -116,6 +138,13 @@ def _here(store: ExperimentStore, uuid: str) -> Iterator[tuple[TrialFolder, str]
             for name in _beginning_with(uuid, trial.checkpoints):
                 if is_here(trial.checkpoints / name):
                     yield trial, name
+
+
+def _set_aside(store: ExperimentStore, uuid: str) -> Iterator[tuple[TrialFolder, str]]:
+    for experiment in store.all():
+        for trial in experiment.trials():
+            found = damaged_ones(trial.checkpoints)
+            yield from ((trial, item.uuid) for item in found if item.uuid.startswith(uuid))
 
 
 def _beginning_with(uuid: str, checkpoints: Path) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 
 from hpc_det.checkpoint import committed as module
 from hpc_det.checkpoint.committed import Committed, committed, newest_good
+from hpc_det.checkpoint.damaged import set_aside
 from hpc_det.checkpoint.remote import Remote
 from hpc_det.store.files import write_json
 from tests.cli.conftest import Command
@@ -78,6 +79,47 @@ def test_what_is_in_a_store_alone_is_listed_too(hpc_det: Command, life: Life, tm
     assert [(record["state"], record["value"]) for record in records] == [
         ("COMPLETED", value) for value in (0.8, 0.9, 0.95, 0.7)
     ]
+
+
+# --- set aside
+
+
+@pytest.fixture
+def aside(life: Life) -> Committed:
+    """Damaged, as a resume of its trial has found."""
+    checkpoint = at(life, 2, 400)
+    set_aside(checkpoint.path, checkpoint.steps, ["state_dict.pth: crc32 differs"])
+    return checkpoint
+
+
+def test_what_was_set_aside_is_listed_and_no_download_takes_it(hpc_det: Command, life: Life, aside: Committed) -> None:
+    records = json.loads(hpc_det("t", "list-checkpoints", "1/2", "--json").out)
+    assert [(record["state"], record["batches"], record["uuid"]) for record in records] == [
+        ("COMPLETED", 100, at(life, 2, 100).uuid),
+        ("SET_ASIDE", 400, aside.uuid),
+    ]
+    assert len(json.loads(hpc_det("t", "list-checkpoints", "1/2", "--best", "9", "--json").out)) == 1
+
+
+def test_describe_tells_what_was_set_aside_why_and_where_it_is(hpc_det: Command, life: Life, aside: Committed) -> None:
+    (place,) = aside.path.parent.glob(f".*{aside.uuid}")
+    for record in (
+        json.loads(hpc_det("t", "describe", "1/2", "--json").out),
+        json.loads(hpc_det("e", "describe", "1", "--json").out)["trials"][1],
+    ):
+        (found,) = record["set_aside"]
+        assert (found["uuid"], found["batches"], found["place"]) == (aside.uuid, 400, str(place))
+        assert found["problems"] == ["state_dict.pth: crc32 differs"]
+    for told in (hpc_det("t", "describe", "1/2").out, hpc_det("e", "describe", "1").out):
+        assert str(place) in told
+    record = json.loads(hpc_det("c", "describe", aside.uuid[:9], "--json").out)
+    assert (record["state"], record["places"]) == ("SET_ASIDE", [str(place)])
+
+
+def test_rm_removes_what_was_set_aside(hpc_det: Command, life: Life, aside: Committed) -> None:
+    assert hpc_det("c", "rm", aside.uuid, "--yes").code == 0
+    assert not list(aside.path.parent.glob(".*"))
+    assert at(life, 2, 100)
 
 
 # --- describe

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ import pytest
 
 import hpc_det.core.verified
 from hpc_det.checkpoint import reading
-from hpc_det.checkpoint.committed import FileEntry, committed
+from hpc_det.checkpoint.committed import MANIFEST, FileEntry, committed
 from hpc_det.checkpoint.mirror import Mirror
 from hpc_det.checkpoint.reading import Block, Found, blocks_of, read_blocks
 from hpc_det.checkpoint.remote import Remote
@@ -116,6 +117,46 @@ def test_a_damaged_one_that_was_told_is_refused_on_every_rank(on_ranks: OnRanks,
     said = on_ranks(2, refused, tmp_path)
     assert said[0] == said[1]
     assert "crc32" in said[0]
+
+
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_a_fifo_in_one_that_was_told_is_refused_and_never_opened(tmp_path: Path, has_manifest: bool) -> None:
+    checkpoints = CheckpointContext(tmp_path, Distributed())
+    folder = tmp_path / checkpoints.save(1, {"state_dict.pth": 1})
+    if not has_manifest:
+        (folder / MANIFEST).unlink()
+        checkpoints.verify(folder)
+    os.mkfifo(folder / "more")
+    with pytest.raises(HpcDetError, match="more: a FIFO"):
+        checkpoints.verify(folder)
+
+
+def test_an_odd_manifest_of_one_that_was_told_is_named(tmp_path: Path) -> None:
+    checkpoints = CheckpointContext(tmp_path, Distributed())
+    folder = tmp_path / checkpoints.save(1, {"state_dict.pth": 1})
+    (folder / MANIFEST).write_text("{}")
+    with pytest.raises(HpcDetError, match=MANIFEST):
+        checkpoints.verify(folder)
+
+
+def unseen(distributed: Distributed, folder: Path) -> str:
+    """One rank does not see what the others do."""
+    checkpoints = CheckpointContext(folder, distributed)
+    checkpoints.save(1, {f"rank-{distributed.rank}.pth": 1})
+    with pytest.MonkeyPatch.context() as patch:
+        if not distributed.is_chief:
+            patch.setattr(hpc_det.core.verified, "committed_at", lambda folder: None)
+        with pytest.raises(HpcDetError) as error:
+            checkpoints.newest()
+    return str(error.value)
+
+
+def test_a_checkpoint_that_one_rank_does_not_see_is_an_error_and_is_not_set_aside(
+    on_ranks: OnRanks, tmp_path: Path
+) -> None:
+    for said in on_ranks(2, unseen, tmp_path):
+        assert "rank 1" in said
+    assert len(committed(tmp_path)) == 1
 
 
 def refused(distributed: Distributed, folder: Path) -> str:

@@ -30,7 +30,8 @@ output_dir = click.option(
 def list_checkpoints(experiment: ExperimentFolder, best: int | None, output: Output) -> None:
     """List the checkpoints of an experiment.
 
-    The state is COMPLETED, PARTIALLY_DELETED (by `checkpoint rm --glob`) or DAMAGED: files are missing or cut.
+    The state is COMPLETED, PARTIALLY_DELETED (by `checkpoint rm --glob`), DAMAGED (files are missing or cut) or
+    SET_ASIDE: it was damaged when a trial was to resume from it, and no longer counts; `trial describe` says why.
 
     \b
     Example:

@@ -82,6 +82,7 @@ def describe(experiments: list[ExperimentFolder], output: Output) -> None:
        "training": {"loss": 0.1}, "validation": {"accuracy": 0.96},
        "checkpoints": [{"uuid": "...", "batches": 180, "complete": true,
                         "time": "2026-11-20T10:05:00+01:00"}],
+       "set_aside": [],
        "attempts": [{"number": 1, "job_id": "4711", "host": "node1",
                      "started": "...", "ended": "...",
                      "cause": "preempted", "batches": 120,

@@ -175,6 +175,7 @@ class Attempts:
         self._end(attempt, cause_of_silence(read_stop(self._trial.stop, attempt)), None, late=True)
 
     def _attempt(self, number: int) -> Decision:
+        self._trial.remove_abandoned()
         self._journal.started(number, self._job_id, self._worker)
         if self._heard:
             self._on_stop_signal(number)

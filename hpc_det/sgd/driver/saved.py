@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from hpc_det.core.content import read
 from hpc_det.errors import UsageError
 from hpc_det.store.files import flush_folder
+from hpc_det.store.temporary import temporary_beside
 
 
 class NoSuchState(UsageError, FileNotFoundError):
@@ -20,7 +20,7 @@ class NoSuchState(UsageError, FileNotFoundError):
 
 def save_state(state: dict[str, Any], path: Path) -> None:
     """A reader sees the old file or the new one. Raises OSError; nothing half-written is left then."""
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    partial = temporary_beside(path)
     try:
         with partial.open("xb") as file:
             torch.save(state, file)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpc_det.errors import UsageError
+from hpc_det.store import modes
+from hpc_det.store.root import configured_root, state_root
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    root.mkdir(mode=0o700)
+    return root
+
+
+def env(root: Path) -> dict[str, str]:
+    return {"HPC_DET_ROOT": str(root)}
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o710, 0o750, 0o755])
+def test_a_root_that_its_user_alone_can_write_is_taken(root: Path, mode: int) -> None:
+    root.chmod(mode)
+    assert state_root(env(root)) == root
+
+
+def test_a_root_that_is_not_there_yet_is_taken(root: Path) -> None:
+    assert state_root(env(root / "new")) == root / "new"
+
+
+@pytest.mark.parametrize(
+    ("mode", "remedy"), [(0o777, "chmod go-w"), (0o702, "chmod go-w"), (0o1777, "set it to a folder of yours")]
+)
+def test_a_root_that_others_can_write_is_refused_with_the_remedy(root: Path, mode: int, remedy: str) -> None:
+    root.chmod(mode)
+    with pytest.raises(UsageError) as refused:
+        state_root(env(root))
+    assert str(root) in str(refused.value)
+    assert f"{mode:04o}" in str(refused.value)
+    assert remedy in str(refused.value)
+    assert configured_root(env(root)) == root
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_group_that_is_the_users_alone_may_write(root: Path, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    root.chmod(0o770)
+    monkeypatch.setattr(modes, "_is_users_alone", lambda group: alone)
+    if alone:
+        assert state_root(env(root)) == root
+        return
+    with pytest.raises(UsageError):
+        state_root(env(root))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_root_of_another_user_is_refused(root: Path) -> None:
+    os.chown(root, 1234, -1)
+    with pytest.raises(UsageError, match="1234"):
+        state_root(env(root))
