@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from pathlib import Path
 
-from hpc_det.checkpoint.committed import Committed, Damage, committed, lacks_files, newest_first, newest_good
+from hpc_det.checkpoint.committed import Committed, Damage, lacks_files, newest_first, newest_good
 from hpc_det.checkpoint.remote import Remote
 from hpc_det.errors import HpcDetError
 
@@ -23,10 +23,9 @@ class Mirror:
         self._stored: dict[str, Committed] | None = None
         """By uuid; None: the store has not told yet."""
 
-    def all(self) -> list[Committed]:
-        """Those here and those that are known to be in the store, the newest first."""
-        here = {checkpoint.uuid: checkpoint for checkpoint in committed(self._checkpoints)}
-        return newest_first({**(self._stored or {}), **here}.values())
+    def with_stored(self, here: Sequence[Committed]) -> list[Committed]:
+        """Those `here` and those that are known to be in the store, the newest first."""
+        return newest_first({**(self._stored or {}), **{checkpoint.uuid: checkpoint for checkpoint in here}}.values())
 
     def newest_good(self, damage: Damage = Committed.damage) -> tuple[Committed | None, list[str]]:
         """The newest that is whole, fetched if it is not here, and what was wrong with each that was skipped.
