@@ -13,7 +13,6 @@ from hpc_det.checkpoint.committed import (
     Committed,
     Damage,
     SetAside,
-    committed,
     lacks_files,
     newest_first,
     newest_good,
@@ -32,10 +31,9 @@ class Mirror:
         self._stored: dict[str, Committed] | None = None
         """By uuid; None: the store has not told yet."""
 
-    def all(self) -> list[Committed]:
-        """Those here and those that are known to be in the store, the newest first."""
-        here = {checkpoint.uuid: checkpoint for checkpoint in committed(self._checkpoints)}
-        return newest_first({**(self._stored or {}), **here}.values())
+    def with_stored(self, here: Sequence[Committed]) -> list[Committed]:
+        """Those `here` and those that are known to be in the store, the newest first."""
+        return newest_first({**(self._stored or {}), **{checkpoint.uuid: checkpoint for checkpoint in here}}.values())
 
     def newest_good(
         self, damage: Damage = Committed.damage, set_aside: SetAside = lambda *_: ""

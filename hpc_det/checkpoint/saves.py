@@ -1,6 +1,7 @@
 """How long the saves of a trial took: whoever sets a deadline or an interval reads it, and the report shows it.
 
-    trials/1/saves.jsonl   {"batches", "began", "committed_s", "stall_s", "size_bytes", "batch_s"}, a line for each save
+    trials/1/saves.jsonl   {"batches", "began", "committed_s", "stall_s", "size_bytes", "batch_s",
+                           "postponed"}, a line for each save
 
 Rank 0 is its one writer, after each save, attempt after attempt.
 """
@@ -28,6 +29,8 @@ class Save:
     size_bytes: int
     batch_s: float | None
     """The mean time of a batch in this attempt so far; None: it had trained none."""
+    postponed: bool = False
+    """It was due at an earlier batch, when the one before was still being written."""
 
 
 @dataclass(frozen=True, kw_only=True)

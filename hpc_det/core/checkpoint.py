@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from hpc_det.checkpoint.committed import Committed, FileEntry, committed, delete
+from hpc_det.checkpoint.committed import Committed, FileEntry, delete
+from hpc_det.checkpoint.known import KnownCheckpoints
 from hpc_det.checkpoint.mirror import Mirror
 from hpc_det.checkpoint.prune import superfluous
 from hpc_det.checkpoint.staging import Staging, clear_leftovers
@@ -17,6 +17,7 @@ from hpc_det.core.distributed import Distributed
 from hpc_det.core.pending import Behind, Pending
 from hpc_det.core.verified import Readers, Reads
 from hpc_det.core.warm_copies import WarmCopies
+from hpc_det.store.modes import make_folder, make_folders
 
 Finish = Callable[[Path], Mapping[str, FileEntry] | None]
 """Adds files to the partial folder of a checkpoint; the entries of those that are on disk and need no reading."""
@@ -55,6 +56,7 @@ class CheckpointContext:
         `copies`: for `begin`.
         """
         self._checkpoints = checkpoints
+        self._known = KnownCheckpoints(checkpoints)
         self._may_commit = may_commit
         self._distributed = distributed
         self._mirror = mirror
@@ -70,7 +72,7 @@ class CheckpointContext:
         files: Mapping[str, Any],
         finish: Finish = _nothing,
         *,
-        write: Write = _nothing,
+        write: Write | None = None,
         then: Callable[[], object] = lambda: None,
     ) -> str:
         """Write this rank's `files` (name -> what torch.save takes), and commit those of all ranks; the uuid.
@@ -78,9 +80,10 @@ class CheckpointContext:
         `write` follows on every rank, and when all have written `finish` on rank 0, and `then` after the commit. Files
         without an entry are flushed by rank 0 and read for their checksums.
         """
-        pending = self._new(files)
+        pending = self._new(files, makes_folder=True)
         pending.write(files)
-        write(pending.staging.partial, lambda name, content: pending.write({name: content}))
+        if write:
+            write(pending.staging.partial, lambda name, content: pending.write({name: content}))
         self._commit(pending, steps, finish, then)
         self._distributed.barrier()
         return pending.staging.uuid
@@ -91,24 +94,27 @@ class CheckpointContext:
         files: Mapping[str, Any],
         finish: Finish = _nothing,
         *,
-        write: Write = _nothing,
+        write: Write | None = None,
         then: Callable[[], object] = lambda: None,
     ) -> str:
         """The same, but all that lasts goes on behind the training: when it returns, `files` are copied.
 
-        `write` has been called then; `finish` and `then` run in a thread. Only when the one before is settled.
+        `write` has been called then, and without one nothing has touched the disk; `finish` and `then` run in a
+        thread. Only when the one before is settled.
         """
         assert not self.in_flight
-        pending = self._new(files)
+        pending = self._new(files, makes_folder=write is not None)
         copied = dict(self._copies.of(files))
 
         def put(name: str, content: Any) -> None:
             copied[name] = self._copies.also(content)
 
-        write(pending.staging.partial, put)
+        if write:
+            write(pending.staging.partial, put)
 
         def work() -> None:
             try:
+                make_folders(pending.staging.partial)
                 pending.write(copied)
                 self._commit(pending, steps, finish, then)
             finally:
@@ -128,12 +134,15 @@ class CheckpointContext:
         """Whether one was begun and is not settled: the same on all ranks."""
         return self._behind is not None
 
-    def settled(self, *, wait: bool) -> bool:
-        """Whether the one that was begun is committed, and all that comes after it is done. Raises what went wrong."""
+    def settled(self, *, wait: bool, timeout_s: float | None = None) -> bool:
+        """Whether the one that was begun is committed, and all that comes after it is done. Raises what went wrong.
+
+        `wait`: until it is, or for `timeout_s` at most.
+        """
         if self._behind is None:
             return True
         if wait:
-            self._behind.join()
+            self._behind.join(timeout_s)
         is_done = self._behind.is_done  # asked first: what goes wrong at the very end is seen then, too
         self._behind.check()
         if not self._distributed.broadcast_json(is_done):
@@ -159,10 +168,13 @@ class CheckpointContext:
             if not (self._distributed.is_chief or self._behind.has_failed):
                 self._pending.await_end(PART_S)
 
-    def _new(self, files: Mapping[str, Any]) -> Pending:
+    def _new(self, files: Mapping[str, Any], *, makes_folder: bool) -> Pending:
+        """`makes_folder`: all ranks find its folder afterwards."""
         check_loadable(files)
-        uuid = Staging.made(self._checkpoints).uuid if self._distributed.is_chief else None
-        return Pending(Staging(self._checkpoints, self._distributed.broadcast_json(uuid)), self._distributed)
+        staging = Staging(self._checkpoints, str(uuid.uuid4()))
+        if makes_folder and self._distributed.is_chief:
+            make_folder(staging.partial)
+        return Pending(Staging(self._checkpoints, self._distributed.broadcast_json(staging.uuid)), self._distributed)
 
     def _commit(self, pending: Pending, steps: int, finish: Finish, then: Callable[[], object]) -> None:
         everyones, staging = pending.everyones(), pending.staging
@@ -172,6 +184,7 @@ class CheckpointContext:
         staging.add_others(everyones)
         self._may_commit()
         self.saved = staging.commit(steps, everyones)
+        self._known.add(self.saved)
         clear_leftovers(self._checkpoints)
         then()
 
@@ -193,9 +206,10 @@ class CheckpointContext:
 
     def prune(self, validations: Mapping[int, float], **policy: Any) -> None:
         """Rank 0 only: delete what the policy does not keep (see `superfluous`), and bring the store to the same."""
-        every = self._mirror.all() if self._mirror else committed(self._checkpoints)
+        here = self._known.all()
+        every = self._mirror.with_stored(here) if self._mirror else here
         gone = {checkpoint.uuid for checkpoint in superfluous(every, validations, **policy)}
-        for checkpoint in committed(self._checkpoints):
+        for checkpoint in here:
             if checkpoint.uuid in gone:
                 delete(checkpoint.path, hidden=f".partial-{checkpoint.uuid}")
         if self._mirror:

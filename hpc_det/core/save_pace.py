@@ -25,6 +25,9 @@ from hpc_det.core.distributed import Distributed
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 
+POSTPONED_S = 0.5
+"""Between two looks."""
+
 
 class LastSave(Enum):
     """What a stop leaves time for."""
@@ -69,6 +72,7 @@ class SavePace:
         self._since = self._began = self._committed = clock()
         """When the work began that the last save lacks; when that save did, and was committed."""
         self._said_s = 0.0
+        self._postponed = False
 
     def begin(self, steps: int) -> None:
         """Training begins after `steps` batches, which are saved."""
@@ -88,7 +92,7 @@ class SavePace:
         if steps < self.next_look:
             return False
         due: bool = self._distributed.broadcast_json(self._distributed.is_chief and self._is_time())
-        self._plan_look(steps)
+        self._plan_look(steps, was_due=due)
         return due
 
     def last_save(self, deadline: float | None, *, in_flight: bool) -> LastSave:
@@ -103,8 +107,9 @@ class SavePace:
 
     # --- around a save
 
-    def save_begins(self) -> None:
+    def save_begins(self, *, postponed: bool = False) -> None:
         self._began = self._clock()
+        self._postponed = postponed
 
     def training_goes_on(self) -> None:
         self._since = self._clock()
@@ -124,6 +129,7 @@ class SavePace:
                 stall_s=self._since - self._began,
                 size_bytes=checkpoint.size_bytes,
                 batch_s=self._batches_s / self._batches if self._batches else None,
+                postponed=self._postponed,
             )
             self._times = after_save(self._times, save)
             write_save(self._trial.saves, save)
@@ -131,17 +137,19 @@ class SavePace:
 
     # --- rank 0
 
-    def _plan_look(self, steps: int) -> None:
-        look = self._distributed.broadcast_json(self._look(steps) if self._distributed.is_chief else None)
+    def _plan_look(self, steps: int, *, was_due: bool = False) -> None:
+        """`was_due`: a save is due and may be postponed; where it is not, its end plans the next look."""
+        look = self._distributed.broadcast_json(self._look(steps, was_due) if self._distributed.is_chief else None)
         self.next_look = math.inf if look is None else look
 
-    def _look(self, steps: int) -> int | None:
+    def _look(self, steps: int, was_due: bool) -> int | None:
         """None: never, `checkpoint_interval` is not `auto`."""
         if not (self._auto or self._has_lost_work or grace_is_too_short(self._grace_s, self._times)):
             return None
         if not self._batches_s:
             return steps + 1
-        left = math.ceil(self._left_s() * self._batches / self._batches_s)
+        left_s = POSTPONED_S if was_due else self._left_s()
+        left = math.ceil(left_s * self._batches / self._batches_s)
         return steps + max(1, min(left, self._batches))
 
     def _is_time(self) -> bool:

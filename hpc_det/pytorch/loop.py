@@ -338,12 +338,18 @@ class Loop:
                 self._saving.save(is_provisional=True)  # what fails in the last validation shall not cost the training
             if not self._validate():
                 return False
-        is_due = self._pace.is_due(self._progress.steps)
-        if (
-            is_due or self._schedule.checkpoint_is_due(self._progress, improved=self._search.improved)
-        ) and not self.is_saved:
-            self._saving.save()
+        self._save_what_is_due()
         return True
+
+    def _save_what_is_due(self) -> None:
+        progress = self._progress
+        is_due = self._pace.is_due(progress.steps) or self._schedule.checkpoint_is_due(progress)
+        if self.is_saved:
+            return
+        if self._schedule.validated_is_kept(progress, improved=self._search.improved):
+            self._saving.save()
+        elif is_due or self._saving.is_postponed:
+            self._saving.save_when_free()
 
     def _validate(self) -> bool:
         began = time.perf_counter()

@@ -27,6 +27,9 @@ from hpc_det.pytorch.search import Search
 from hpc_det.pytorch.state import PROGRESS, progress_state
 from hpc_det.pytorch.strategy import Strategy
 
+WAIT_S = 2.0
+"""Most disks have committed a checkpoint by then, and it is of the batch at which it is due."""
+
 
 class Saving:
     """Made by all ranks together, which call all methods at the same batch."""
@@ -71,6 +74,8 @@ class Saving:
         self._never = never
         self._saved: tuple[int, int] | None = None
         """Batches, and batches at the last validation, in the last checkpoint; it may be on its way to the disk."""
+        self.is_postponed = False
+        """Whether a save is due since an earlier batch."""
         self._is_provisional = False
         """The last one."""
         self._first = progress.steps
@@ -106,26 +111,39 @@ class Saving:
         """
         self.settle()
         self.next_expectation = math.inf
-        self._pace.save_begins()
+        self._pace.save_begins(postponed=self.is_postponed)
+        self.is_postponed = False
         save = self._checkpoints.begin if self._behind else self._checkpoints.save
         with unchanged_generators():
             files = self._strategy.files(self._callbacks, self._window)
             if self._distributed.is_chief:
                 files[PROGRESS] = progress_state(self._progress, self._distributed.size)
-                self._log.flush()
             steps = self._progress.steps
             finish = partial(self._finish, steps=steps)
             then = self._pace.save_committed if is_provisional else self._after_commit()
             self._is_provisional = is_provisional
-            self._uuid = save(steps, files, finish, write=self._write, then=then)
+            write = self._write if self._strategy.saves_on_every_rank else None
+            self._uuid = save(steps, files, finish, write=write, then=then)
         self._saved = self._reached()
         self._pace.training_goes_on()
         if not self._behind:
             self._ends()
 
-    def settle(self, *, wait: bool = True) -> None:
+    def save_when_free(self) -> None:
+        """For a save that may be of a later batch, too: a save in flight does not hold up the training for long.
+
+        Where it is still in flight after WAIT_S the new one is postponed, and this is called again at later batches.
+        """
+        if not self.is_postponed:
+            self.settle(timeout_s=WAIT_S)
+        if self._checkpoints.in_flight:
+            self.is_postponed = True
+        else:
+            self.save()
+
+    def settle(self, *, wait: bool = True, timeout_s: float | None = None) -> None:
         """The save in flight, if any: what follows it is done where it is committed, for which this may `wait`."""
-        if self._checkpoints.in_flight and self._checkpoints.settled(wait=wait):
+        if self._checkpoints.in_flight and self._checkpoints.settled(wait=wait, timeout_s=timeout_s):
             self._ends()
 
     def save_the_rest(self, stop: StopAgreement) -> None:
@@ -164,10 +182,10 @@ class Saving:
 
     def _write(self, folder: Path, put: Put) -> None:
         self._strategy.write(folder, put)
-        if self._strategy.saves_on_every_rank:
-            self._callbacks.call("on_checkpoint_write_end", str(folder))
+        self._callbacks.call("on_checkpoint_write_end", str(folder))
 
     def _finish(self, folder: Path, steps: int) -> Mapping[str, FileEntry]:
+        self._log.flush()  # a resumed run does not report again what came before the checkpoint
         entries = self._portable.write(folder, steps)
         if not self._strategy.saves_on_every_rank:
             self._callbacks.call("on_checkpoint_write_end", str(folder))

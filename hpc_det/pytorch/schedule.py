@@ -104,11 +104,11 @@ class Schedule:
             return self.initial_validation
         return (self.validation_period is not None and self.validation_period.due(progress)) or self.finished(progress)
 
-    def checkpoint_is_due(self, progress: Progress, *, improved: bool) -> bool:
-        """`improved`: the last validation was the best so far."""
-        if progress.steps == 0:
-            return False
-        if self.checkpoint_period is not None and self.checkpoint_period.due(progress):
-            return True
+    def checkpoint_is_due(self, progress: Progress) -> bool:
+        """By the period."""
+        return progress.steps > 0 and self.checkpoint_period is not None and self.checkpoint_period.due(progress)
+
+    def validated_is_kept(self, progress: Progress, *, improved: bool) -> bool:
+        """Whether a checkpoint of just this batch is wanted. `improved`: the last validation was the best so far."""
         wanted = self.checkpoint_policy == "all" or (self.checkpoint_policy == "best" and improved)
-        return wanted and progress.validated == progress.steps
+        return wanted and progress.steps > 0 and progress.validated == progress.steps

@@ -106,7 +106,9 @@ class Strategy(Protocol):
         ...
 
     def write(self, folder: Path, put: Put) -> None:
-        """Collective: what else it saves in the partial folder of a checkpoint, by `put` or written into it."""
+        """Collective, where each rank saves its own: what else it saves in the partial folder of a checkpoint, by `put`
+        or written into it.
+        """
         ...
 
     def reads(self, name: str) -> bool:

@@ -1,6 +1,7 @@
 """Checkpoints beside what the machine can do: a copy in memory, a write, a read of as many bytes, all in turns.
 
-`python -m tests.bench checkpoint`. CHECKPOINT_MB and CHECKPOINT_ROUNDS make it shorter.
+`python -m tests.bench checkpoint`. CHECKPOINT_MB and CHECKPOINT_ROUNDS make it shorter, CHECKPOINT_PARTS
+names parts of it (saves, meanwhile, notices, resumes).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tests.bench import checkpoint_resume, checkpoint_savers
+from tests.bench import checkpoint_meanwhile, checkpoint_resume, checkpoint_savers
 from tests.bench.table import show
 
 SIZE_MB = int(os.environ.get("CHECKPOINT_MB", 1000))
@@ -19,10 +20,10 @@ ROUNDS = int(os.environ.get("CHECKPOINT_ROUNDS", 5))
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(dir=os.environ.get("CHECKPOINT_FOLDER")) as root:
-        saves(Path(root))
-        notices(Path(root))
-        resumes(Path(root))
+    parts = {"saves": saves, "meanwhile": meanwhile, "notices": notices, "resumes": resumes}
+    for name in os.environ.get("CHECKPOINT_PARTS", ",".join(parts)).split(","):
+        with tempfile.TemporaryDirectory(dir=os.environ.get("CHECKPOINT_FOLDER")) as root:
+            parts[name](Path(root))
 
 
 def saves(root: Path) -> None:
@@ -31,6 +32,15 @@ def saves(root: Path) -> None:
     counted = {name: results[1:] for name, results in taken.items()}
     copies = [each.stall_s for each in counted.pop("copy")]
     writes = [each.durable_s for each in counted["raw write and fsync"]]
+    firsts = {name: results[0] for name, results in taken.items() if name not in ("copy", *checkpoint_savers.RAW)}
+    show(
+        f"the first save of each, seconds; a copy takes {statistics.median(copies):.3f}",
+        ("way", "stall", "durable"),
+        [
+            (name, f"{first.stall_s:.3f}", "never" if first.durable_s is None else f"{first.durable_s:.3f}")
+            for name, first in firsts.items()
+        ],
+    )
     show(
         f"{SIZE_MB} MB of float32 in 50 tensors, {ROUNDS} rounds in turns, seconds; a copy of them into warm memory "
         f"takes {statistics.median(copies):.3f}",
@@ -43,6 +53,21 @@ def saves(root: Path) -> None:
                 f"{added[name]:.0f}",
             )
             for name, results in counted.items()
+        ],
+    )
+
+
+def meanwhile(root: Path) -> None:
+    show(
+        f"training on all cores while {SIZE_MB} MB are written behind it, {ROUNDS} rounds in turns",
+        ("way", "a batch, to one without a save (quartiles)", "lost [s]"),
+        [
+            (
+                name,
+                of([1.0] * len(results), [each.ratio for each in results])[1],
+                f"{statistics.median(each.lost_s for each in results):.3f}",
+            )
+            for name, results in checkpoint_meanwhile.measured(root, SIZE_MB, ROUNDS).items()
         ],
     )
 

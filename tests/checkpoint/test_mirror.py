@@ -110,7 +110,7 @@ def test_a_damaged_one_there_is_set_aside_and_counts_no_more(remote: Moody, here
     assert (aside.uuid, aside.steps, aside.place) == (newer.uuid, 9, f"{remote.url}/{newer.uuid}")
     mirror = Mirror(remote, here)
     mirror.update([older], {newer.uuid})
-    assert [found.steps for found in mirror.all()] == [5]
+    assert [found.steps for found in mirror.with_stored(committed(here))] == [5]
 
 
 def test_a_download_that_was_torn_on_its_way_is_tried_again(
@@ -139,7 +139,7 @@ def test_what_is_in_the_store_only_is_known(remote: Moody, here: Path) -> None:
     mirror = Mirror(remote, here)
     mirror.newest_good()
     saved(here, 12)
-    assert [checkpoint.steps for checkpoint in mirror.all()] == [12, 9, 5]
+    assert [checkpoint.steps for checkpoint in mirror.with_stored(committed(mirror._checkpoints))] == [12, 9, 5]
 
 
 def test_a_refused_upload_is_said_and_made_up_for(
@@ -173,7 +173,7 @@ def test_nothing_leaves_a_store_that_nobody_has_judged(remote: Moody, here: Path
     remote.refuses = ()
     mirror.update([own], set())
     assert steps_in(remote, here) == [5, 7]
-    assert [checkpoint.steps for checkpoint in mirror.all()] == [7, 5]
+    assert [checkpoint.steps for checkpoint in mirror.with_stored(committed(mirror._checkpoints))] == [7, 5]
 
 
 def test_a_refused_removal_is_made_up_for(remote: Moody, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -207,7 +207,7 @@ def save_without_rank_1(distributed: Distributed, folder: Path, *, is_gone: bool
                 context.settled(wait=True)
         distributed.barrier()
         return str(error.value).replace(uuid, "UUID")
-    context._new({})  # it begins, and never writes
+    context._new({}, makes_folder=False)  # it begins, and never writes
     if is_gone:
         distributed.leave()
     distributed.barrier()

@@ -11,17 +11,19 @@ from typing import Any, ClassVar
 
 import pytest
 
-from hpc_det.checkpoint.committed import committed
+from hpc_det.checkpoint import known
+from hpc_det.checkpoint.committed import Committed, committed, committed_at
 from hpc_det.checkpoint.prune import Policy
-from hpc_det.checkpoint.saves import read_saves, write_save
+from hpc_det.checkpoint.saves import read_each_save, read_saves, write_save
 from hpc_det.core.distributed import Distributed
-from hpc_det.pytorch import PyTorchCallback
+from hpc_det.pytorch import PyTorchCallback, saving
 from tests.checkpoint.saved import save
 from tests.core.ranks import OnRanks
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same, differences
-from tests.wait import DEADLINE_S
+from tests.wait import DEADLINE_S, wait_for
 
 SLOW = save(1e4, 1e4)
+KEEP_ALL = {"save_trial_latest": 99}
 
 
 class Hurry:
@@ -206,3 +208,118 @@ class Seeing(Tiny):
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         self.seen[batch_idx] = [each.steps for each in committed(self.context.folder.checkpoints)]
         return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+# --- what training does not wait for
+
+
+def saves_are_done() -> bool:
+    return not any(thread.name == "save" for thread in threading.enumerate())
+
+
+class OnVerySlowDisk(Tiny):
+    """Saved after 7 of its 18 batches; the disk begins to write in batch 15, and is done in it."""
+
+    disk: Disk
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        if batch_idx == 15:
+            self.disk.go.set()
+            wait_for(saves_are_done)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+def test_a_periodic_save_is_postponed_while_the_one_before_is_written(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "WAIT_S", 0.0)
+    OnVerySlowDisk.disk = disk
+    undisturbed, life = (
+        Life.begin(tmp_path / name, kind, **EVERY_7) for name, kind in (("undisturbed", Tiny), ("life", OnVerySlowDisk))
+    )
+    life.attempt()
+    assert life.checkpoints == [7, 16, 18], "16 is the next batch at which anything is due"
+    postponed = {each.batches: each.postponed for each in read_each_save(life.folder.saves)}
+    assert postponed == {7: False, 16: True, 18: False}
+    undisturbed.attempt()
+    assert_same(life, undisturbed)
+
+
+def test_a_checkpoint_of_just_this_batch_is_waited_for(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is the best so far, say: a later one would not have its weights."""
+    monkeypatch.setattr(saving, "WAIT_S", 0.0)
+    life = Life.begin(tmp_path, **{**EVERY_7, "checkpoint_policy": "all"}, min_validation_period={"batches": 8})
+    threading.Timer(0.2, disk.go.set).start()
+    life.attempt()
+    assert {7, 8, 16, 18} <= {*life.checkpoints}
+
+
+def test_nothing_is_flushed_or_made_on_the_disk_while_training_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_save, seen = threading.Event(), list[str]()
+    save = saving.Saving.save
+
+    def noted_save(*args: Any, **settings: Any) -> None:
+        in_save.set()
+        save(*args, **settings)
+        in_save.clear()
+
+    monkeypatch.setattr(saving.Saving, "save", noted_save)
+    for name in ("fsync", "mkdir"):
+        call = getattr(os, name)
+
+        def noted(*args: Any, name: str = name, call: Any = call, **settings: Any) -> Any:
+            if in_save.is_set() and threading.current_thread() is threading.main_thread():
+                seen.append(name)
+            return call(*args, **settings)
+
+        monkeypatch.setattr(os, name, noted)
+    life = Life.begin(tmp_path, **EVERY_7)
+    life.attempt()
+    assert life.checkpoints == [7, 14, 18]
+    assert not seen
+
+
+def test_reports_are_on_disk_before_the_checkpoint_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life.begin(tmp_path, **EVERY_7)
+    events: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def noted_fsync(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(life.folder.metrics):
+            events.append("reports")
+        fsync(descriptor)
+
+    def noted_rename(source: Any, target: Any) -> None:
+        if Path(source).name == f".partial-{Path(target).name}":
+            events.append("commit")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "rename", noted_rename)
+    life.attempt()
+    commits = [number for number, event in enumerate(events) if event == "commit"]
+    assert len(commits) >= 3
+    assert all(events[number - 1] == "reports" for number in commits)
+
+
+def test_no_save_reads_the_manifests_of_others_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+
+    def noted(folder: Path) -> Committed | None:
+        read.append(folder)
+        return committed_at(folder)
+
+    monkeypatch.setattr(known, "committed_at", noted)
+    life = Life.begin(tmp_path, **{**EVERY_7, "min_checkpoint_period": {"batches": 1}, "checkpoint_storage": KEEP_ALL})
+    life.attempt(StopAt(12))
+    assert not read, "what this process has committed it knows"
+    kept = len(life.checkpoints)
+    assert kept > 5
+    life.attempt()
+    assert len(read) == len({*read}) == kept

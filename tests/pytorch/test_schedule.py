@@ -71,10 +71,12 @@ def test_a_first_validation_comes_where_it_is_asked_for(wanted: bool) -> None:
 )
 def test_the_policy_saves_after_a_validation(policy: Any, validated: bool, improved: bool, due: bool) -> None:
     progress = Progress(steps=5, validated=5 if validated else 3)
-    assert Schedule(max_length=Batch(9), checkpoint_policy=policy).checkpoint_is_due(progress, improved=improved) is due
+    schedule = Schedule(max_length=Batch(9), checkpoint_policy=policy)
+    assert schedule.validated_is_kept(progress, improved=improved) is due
 
 
 def test_nothing_is_saved_before_the_first_batch() -> None:
     every = Schedule(max_length=Batch(9), checkpoint_policy="all", checkpoint_period=Batch(1))
-    assert not every.checkpoint_is_due(Progress(validated=0), improved=True)
-    assert every.checkpoint_is_due(Progress(steps=1), improved=False)
+    assert not every.checkpoint_is_due(Progress(validated=0))
+    assert not every.validated_is_kept(Progress(validated=0), improved=True)
+    assert every.checkpoint_is_due(Progress(steps=1))

@@ -35,6 +35,7 @@ class Measured:
     nodes: list[NodeUse] = field(default_factory=list)
     validations: Pauses = field(default=Pauses())
     saves: Pauses = field(default=Pauses())
+    postponed_saves: int = 0
     unprofiled: Spent | None = None
     """Rank 0's time as validations and saves alone tell it: all that is left of it counts as train_batch."""
 
@@ -73,6 +74,7 @@ def measured(trial: TrialFolder) -> Measured:
         nodes=read_system(trial.profile),
         validations=validated,
         saves=saved,
+        postponed_saves=sum(save.postponed for save in saves),
         unprofiled=_unprofiled(history, saves, validated, saved),
     )
 

@@ -55,8 +55,16 @@ def _longest_callback(rank: Spent) -> str:
 
 
 def notes(measured: Measured, conditions: Conditions) -> list[str]:
-    """What makes the numbers less than they seem."""
-    return list(_notes(measured, conditions)) if measured.timings else []
+    """What makes the numbers less than they seem, and saves that came too late."""
+    return [*_postponed(measured), *(_notes(measured, conditions) if measured.timings else [])]
+
+
+def _postponed(measured: Measured) -> Iterator[str]:
+    if count := measured.postponed_saves:
+        yield (
+            f"{count} of {measured.saves.count} saves came later than they were due, since the one before was still "
+            f"being written: save less often, or to a faster file system"
+        )
 
 
 def _notes(measured: Measured, conditions: Conditions) -> Iterator[str]:

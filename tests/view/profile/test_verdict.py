@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -174,6 +175,14 @@ def test_saves_and_validations_tell_of_themselves_without_a_profile(trial: Trial
     settings = [its["setting"] for its in found["advice"]]
     assert settings[:2] == ["checkpoint_policy: best", "checkpoint_interval: auto"]
     assert settings[2] == "min_checkpoint_period: {batches: 3800}", "5 % of the time, at 0.1 s a batch"
+
+
+def test_saves_that_came_too_late_are_counted(trial: TrialFolder) -> None:
+    _trains_without_a_profile(trial)
+    assert not told(trial)["notes"]
+    write_save(trial.saves, replace(save(began=BEGAN + 60), postponed=True))
+    (note,) = told(trial)["notes"]
+    assert note.startswith("1 of 2 saves")
 
 
 def test_ranks_without_a_file_are_named(trial: TrialFolder) -> None:
