@@ -11,7 +11,7 @@ from typing import Any
 from hpc_det.checkpoint.committed import Committed, committed, newest_steps
 from hpc_det.config.merge import Tree
 from hpc_det.launch.failure import first_failure
-from hpc_det.requeue import Action, Cause
+from hpc_det.requeue import Action, AttemptEnd, Cause, decide
 from hpc_det.search.method import Exit
 from hpc_det.search.metric import better
 from hpc_det.store.files import read_json
@@ -109,17 +109,23 @@ def attempts(trial: TrialFolder) -> list[AttemptStory]:
     return list(told.values())
 
 
-def finished(trial: TrialFolder, attempt: AttemptStory) -> AttemptStory:
-    """The last attempt of a trial that has finished, where its job was killed before it could write that end."""
+def closed(trial: TrialFolder, attempt: AttemptStory, *, is_completed: bool) -> AttemptStory:
+    """The last attempt of a trial whose job was killed before it could write the end. As the ranks' outcome says, or
+    where the search says that the trial `is_completed`; otherwise it stays open.
+    """
     outcome = read_tolerantly(trial.outcome) or {}
-    is_its = outcome.get("attempt") == attempt.number
+    is_its = outcome.get("attempt") == attempt.number and outcome["kind"] in (Cause.FINISHED, Cause.WAITING)
+    if not is_its and not is_completed:
+        return attempt
+    cause = Cause(outcome["kind"]) if is_its else Cause.FINISHED
+    batches = int(outcome.get("steps", 0)) if is_its else newest_steps(trial.checkpoints)
     last_file = trial.outcome if is_its else trial.metrics
     return replace(
         attempt,
         ended=last_file.stat().st_mtime if last_file.exists() else attempt.started,
-        cause=Cause.FINISHED.value,
-        action=Action.DONE.value,
-        batches=int(outcome.get("steps", 0)) if is_its else newest_steps(trial.checkpoints),
+        cause=cause.value,
+        action=decide([AttemptEnd(cause=cause, steps=batches)], 0).action.value,
+        batches=batches,
         why="its job was killed before it could write that",
     )
 

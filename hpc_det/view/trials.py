@@ -47,10 +47,11 @@ def attempts_of(search: SearchState, trial: TrialFolder, *, is_over: bool) -> li
     A job may be killed between the last report to the search and the end of the attempt, which nobody writes then.
     """
     attempts = story.attempts(trial)
-    if attempts and attempts[-1].is_open and _end(search, trial.id, None) is TrialState.COMPLETED:
+    if attempts and attempts[-1].is_open:
         last = attempts[-1]
         if is_over or search.present.get(last.worker) != last.job_id:
-            attempts[-1] = story.finished(trial, last)
+            is_completed = _end(search, trial.id, None) is TrialState.COMPLETED
+            attempts[-1] = story.closed(trial, last, is_completed=is_completed)
     return attempts
 
 

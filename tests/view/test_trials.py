@@ -74,6 +74,17 @@ def test_a_job_that_is_killed_after_the_last_report_leaves_a_finished_attempt(
     assert "finished at batch 100" in story.in_words(killed, killed.ended, is_over=True)
 
 
+def test_a_job_that_is_killed_after_a_stretch_leaves_an_attempt_that_waits(tmp_path: Path) -> None:
+    life = Life.submitted(tmp_path, **halving(4))
+    life.begins()
+    life.saves(25)
+    search = life.search
+    search.report(0, search.state().open[0], 0.9)
+    write_json(life.trial.outcome, {"attempt": 1, "kind": "waiting", "steps": 25})
+    (killed,) = attempts_of(search.state(), life.trial, is_over=True)
+    assert (killed.cause, killed.action, killed.batches) == ("waiting", "wait", 25)
+
+
 def test_an_attempt_of_a_trial_that_has_not_finished_stays_open(tmp_path: Path) -> None:
     life = Life.submitted(tmp_path)
     life.begins()

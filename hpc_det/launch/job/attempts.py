@@ -172,7 +172,7 @@ class Attempts:
         attempt = self._journal.open_attempt()
         if attempt is None:
             return
-        self._end(attempt, cause_of_silence(read_stop(self._trial.stop, attempt)), None, late=True)
+        self._end(attempt, cause_of_silence(self._trial, attempt), None, late=True)
 
     def _attempt(self, number: int) -> Decision:
         self._trial.remove_abandoned()

@@ -69,8 +69,13 @@ def cause_of_stop(plan: JobPlan, stop: StopRequest | None) -> Cause:
     return scheduler(plan.scheduler).stop_cause(plan, os.environ, signalled_at, run_command)
 
 
-def cause_of_silence(stop: StopRequest | None) -> Cause:
-    """Of an attempt whose end nobody could write down. What a signal to that job meant, nobody can say any more."""
+def cause_of_silence(trial: TrialFolder, number: int) -> Cause:
+    """Of an attempt whose end nobody could write down. What a signal to that job meant, nobody can say any more, but
+    its ranks may have been done before.
+    """
+    outcome, stop = read_json(trial.outcome), read_stop(trial.stop, number)
+    if outcome and outcome["attempt"] == number and outcome["kind"] in _ENDS:
+        return _ENDS[outcome["kind"]]
     return Cause.NODE_LOST if stop is None else _CAUSES.get(stop.reason, Cause.PREEMPTED)
 
 

@@ -295,6 +295,19 @@ def test_a_job_that_was_killed_before_it_told_the_search_of_the_end_tells_it_now
     assert not (gang.code / "ran").exists()
 
 
+@pytest.mark.parametrize(("kind", "end"), [("finished", ("finished", "done")), ("waiting", ("waiting", "wait"))])
+def test_a_job_that_was_killed_after_the_ranks_were_done_ends_the_attempt_as_they_did(
+    gang: Gang, kind: str, end: tuple[str, str]
+) -> None:
+    gang.plan("touch ran")
+    SearchJournal(gang.experiment).ask(0, GONE)
+    gang.journal.started(1, GONE)
+    write_json(gang.trial.outcome, {"attempt": 1, "kind": kind, "steps": 100, "saved": True})
+    assert gang.run_job()[0] == 0
+    assert gang.ends()[0] == end
+    assert (gang.code / "ran").exists() == (kind == "waiting"), "the search wants more of that one"
+
+
 def test_an_attempt_that_nobody_ended_lost_its_node_and_the_next_one_begins(gang: Gang) -> None:
     gang.plan("true")
     gang.journal.started(1, GONE)
@@ -340,6 +353,7 @@ def test_a_stop_request_of_an_earlier_attempt_is_over(gang: Gang) -> None:
 def test_an_outcome_of_an_earlier_attempt_is_not_taken_for_this_ones(gang: Gang) -> None:
     write_json(gang.trial.outcome, {"attempt": 1, "kind": "finished"})
     gang.journal.started(1, GONE)
+    gang.journal.ended(1, AttemptEnd(cause=Cause.PREEMPTED, steps=0), Decision(Action.REQUEUE, "preempted"), None)
     gang.plan("exit 3")
     assert gang.run_job()[0] == 1
     assert gang.ends()[1] == ("failed", "give up")
