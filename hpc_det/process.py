@@ -15,6 +15,12 @@ from contextlib import suppress
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_spared: set[int] = set()
+
+
+def spare(pid: int) -> None:
+    """From now on a child is not counted among the children and descendants of any process, so it is not ended."""
+    _spared.add(pid)
 
 
 def adopt_orphans() -> None:
@@ -49,6 +55,12 @@ def is_running(pid: int, ticks: int) -> bool:
     """Whether the process that started at `ticks` runs: a zombie has ended, and another may have its number by now."""
     fields = _stat(pid)
     return fields is not None and fields[0] != "Z" and int(fields[19]) == ticks
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal such as SIGSTOP has stopped it; one that a debugger holds is not."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] == "T"
 
 
 def descendants(pid: int) -> list[int]:
@@ -106,7 +118,9 @@ def _reap(processes: Iterable[int]) -> None:
 
 def _parents() -> Iterator[tuple[int, int]]:
     for name in os.listdir("/proc"):
-        if name.isdecimal() and (fields := _stat(int(name))) is not None and fields[0] != "Z":
+        if not name.isdecimal() or int(name) in _spared:
+            continue
+        if (fields := _stat(int(name))) is not None and fields[0] != "Z":
             yield int(name), int(fields[1])
 
 

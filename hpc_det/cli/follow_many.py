@@ -42,7 +42,7 @@ class ManyTrials:
     def bar(self, state: ExperimentState) -> Progress:
         """In one line, with the best trial so far."""
         search = self._view.search
-        counts = counted(search, is_running=state is ExperimentState.RUNNING)
+        counts = counted(search, is_running=state.has_job)
         best = best_trial(self._view.told, self._searcher)
         parts = [f"{counts.ended}/{counts.expected} trials", f"{counts.running} running", *_invalid(counts)]
         self._progress.update(

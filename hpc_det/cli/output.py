@@ -24,6 +24,7 @@ MOST_BY_RICH = 100
 """Rows of a table that rich draws; it takes half a second for a thousand."""
 COLOURS = {
     "RUNNING": "green",
+    "SUSPENDED": "yellow",
     "COMPLETED": "cyan",
     "QUEUED": "yellow",
     "PAUSED": "yellow",

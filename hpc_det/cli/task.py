@@ -35,14 +35,13 @@ def list_(output: Output) -> None:
 def _running() -> Iterator[dict[str, Any]]:
     from hpc_det.cli.values import iso
     from hpc_det.view.all import under_way
-    from hpc_det.view.state import ExperimentState
     from hpc_det.view.story import attempts
     from hpc_det.view.watch import states
 
     views = under_way(store())
     found = states(views)
     for view in views:
-        if found[view.id] is not ExperimentState.RUNNING:
+        if not found[view.id].has_job:
             continue
         plan = view.plan()
         for worker, work in sorted(view.search.open.items()):

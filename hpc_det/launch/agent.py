@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from hpc_det.errors import HpcDetError, UsageError
@@ -31,7 +31,9 @@ from hpc_det.launch.last_words import how_it_ended, size_of
 from hpc_det.launch.log_watch import LogWatch
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
 from hpc_det.launch.watch.vigil import Gang, IllNode, vigil
+from hpc_det.node.guardian import guarded
 from hpc_det.node.network import limit_look_ups, own_address
+from hpc_det.node.pauses import Pauses
 from hpc_det.node.signals import STOP_SIGNALS, SignalPipe, shielded
 from hpc_det.plan.container import Container
 from hpc_det.plan.job_plan import JobPlan
@@ -70,6 +72,7 @@ class Agent:
         outlives_parent()
         self._ended = False
         self._next_poll = 0.0
+        self._pauses = Pauses(POLL_S)
         self._log_began = size_of(trial.job_log)
         self._log_watch = LogWatch(self._logs())
 
@@ -81,6 +84,8 @@ class Agent:
         ):
             for key, _ in self._selector.select(timeout=min(POLL_S, self._log_watch.pause_s)):
                 key.data()
+            if stopped_s := self._pauses.look():
+                self._vigil.was_stopped(stopped_s)
             self._log_watch.poll()
             self._poll_run_folder()
             self._vigil.poll()
@@ -209,7 +214,7 @@ def main(argv: list[str]) -> int:
     adopt_orphans()
     limit_look_ups(os.environ)
     try:
-        with node_folders(plan) as folders:
+        with guarded() if scheduler(plan.scheduler).has_queue else nullcontext(), node_folders(plan) as folders:
             return Agent(trial, plan, number, worker, folders).run()
     except IllNode:
         return 1

@@ -24,6 +24,7 @@ WAIT_S = 300.0
 """Nodes of one job may start minutes apart: prologs, cold file systems."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0
 """Between two looks at the shared folder; thousands of nodes may wait for one that is late."""
+LONGEST_TRY_S = 30.0
 _LOWEST_PORT = 15000
 
 
@@ -67,10 +68,12 @@ def awaited(path: Path, deadline_s: float) -> Any | None:
 
 def tries(within_s: float) -> Iterator[None]:
     """One at least, and then more with pauses between them, as long as there is time."""
-    end = time.monotonic() + within_s
+    left_s = within_s
     for pause in pauses():
+        began = time.monotonic()
         yield
-        if time.monotonic() + pause > end:
+        left_s -= min(time.monotonic() - began, LONGEST_TRY_S) + pause  # a suspended job's time is not counted
+        if left_s < 0:
             return
         time.sleep(pause)
 

@@ -14,6 +14,8 @@ from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers.command import CommandError, Run
 from hpc_det.schedulers.scheduler import JobState, JobStatus
 
+SUSPENDED = ("S", "U")
+"""By the scheduler or by `qsig`, and by the user who works at a workstation that is a node."""
 # qstat(1B), job states. A letter that is not here is news from a newer PBS: UNKNOWN, never a crash.
 STATES = {
     "Q": JobState.QUEUED,
@@ -67,7 +69,8 @@ def status_of(job: Mapping[str, Any]) -> JobStatus:
     """Of a job's attributes, as qstat -f tells them."""
     letter = str(job.get("job_state"))
     state = _of_elements(job) if letter == "B" else STATES.get(letter, JobState.UNKNOWN)
-    return JobStatus(state, str(job.get("comment") or {"H": "held", "W": "waits for its time"}.get(letter, "")))
+    reason = str(job.get("comment") or {"H": "held", "W": "waits for its time"}.get(letter, ""))
+    return JobStatus(state, reason, is_suspended=letter in SUSPENDED)
 
 
 def _of_elements(array: Mapping[str, Any]) -> JobState:

@@ -39,6 +39,8 @@ class JobStatus:
     reason: str = ""
     held: tuple[str, ...] = ()
     """The ids that `release` can let go."""
+    is_suspended: bool = False
+    """RUNNING, but all its processes are stopped until the scheduler resumes it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,7 @@ class SharedAnswers:
         before: dict[str, float] = self._read()["wanted"]
         wanted = {job: at for job, at in before.items() if now - at < WANTED_S} | dict.fromkeys(job_ids, now)
         found = self._scheduler.status(list(wanted), run)
-        told = {job: [status.state.value, status.reason, status.held] for job, status in found.items()}
+        told = {job: _as_json(status) for job, status in found.items()}
         with suppress(OSError):
             write_json(self._file, {"asked": now, "answered": time.time(), "wanted": wanted, "jobs": told})
         return {job: found[job] for job in job_ids}
@@ -77,8 +77,7 @@ class SharedAnswers:
         data = self._read()
         if _age_s(data) > max_age_s or data["asked"] < since or not set(job_ids) <= data["jobs"].keys():
             return None
-        told = {job: data["jobs"][job] for job in job_ids}
-        return {job: JobStatus(JobState(state), reason, tuple(held)) for job, (state, reason, held) in told.items()}
+        return {job: _from_json(*data["jobs"][job]) for job in job_ids}
 
     def _read(self) -> dict[str, Any]:
         """Nothing is known where there is no such file, or one that nobody can read."""
@@ -119,3 +118,11 @@ _NOTHING: dict[str, Any] = {"asked": 0.0, "answered": 0.0, "wanted": {}, "jobs":
 def _age_s(data: dict[str, Any]) -> float:
     """An answer from the future is an old one: a clock was set back, or another host's is wrong."""
     return abs(time.time() - float(data.get("answered", 0.0)))
+
+
+def _as_json(status: JobStatus) -> list[Any]:
+    return [status.state.value, status.reason, status.held, status.is_suspended]
+
+
+def _from_json(state: str, reason: str, held: list[str], is_suspended: bool = False) -> JobStatus:
+    return JobStatus(JobState(state), reason, tuple(held), is_suspended)

@@ -37,6 +37,7 @@ STATES = {
     "REVOKED": JobState.ENDED,
     "PREEMPTED": JobState.ENDED,
 }
+SUSPENDED = ("SUSPENDED", "STOPPED")
 _ORDER = (JobState.RUNNING, JobState.HELD, JobState.QUEUED, JobState.UNKNOWN, JobState.ENDED)
 # squeue(1), JOB REASON CODES, as far as somebody has to act. slurm.conf(5), MaxBatchRequeue: 5 by default.
 REASONS = {
@@ -61,7 +62,7 @@ def with_arrays(elements: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
 
 
 def _together(statuses: Sequence[JobStatus]) -> JobStatus:
-    first = min(statuses, key=lambda status: _ORDER.index(status.state))
+    first = min(statuses, key=lambda status: (_ORDER.index(status.state), status.is_suspended))
     return replace(first, held=tuple(job_id for status in statuses for job_id in status.held))
 
 
@@ -70,7 +71,7 @@ def _status(job_id: str, state: str, reason: str) -> JobStatus:
     # A requeued job waits for cred_expire + 1 = 121 s with this reason (slurmctld, batch_requeue_fini).
     if found is JobState.QUEUED and reason == "BeginTime":
         return JobStatus(JobState.HELD, reason, held=(job_id,))
-    return JobStatus(found, REASONS.get(reason, reason))
+    return JobStatus(found, REASONS.get(reason, reason), is_suspended=state in SUSPENDED)
 
 
 def shown(job_id: str, run: Run) -> dict[str, str]:

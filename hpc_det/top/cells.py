@@ -67,6 +67,8 @@ def heading(rows: Iterable[Row]) -> str:
     rows = list(rows)
     states = [row.summary.state for row in rows]
     counts = [f"{states.count(state)} {state.value.lower()}" for state in _STATES]
+    if suspended := states.count(ExperimentState.SUSPENDED):
+        counts.insert(1, f"{suspended} suspended")
     ended = sum(state.is_final for state in states)
     used, wanted = sum(row.slots for row in rows), sum(row.slots_wanted for row in rows)
     return f"{', '.join(counts)}, {ended} ended; slots: {used} in use, {wanted} waited for"

@@ -99,7 +99,7 @@ class UnderWay:
         """Raises one of UNREADABLE where the files are damaged or gone."""
         state, search = self.view.state(statuses), self.view.search
         reader = self._read_metrics()
-        has_nodes, waits = state is ExperimentState.RUNNING, not state.is_final and not search.rests
+        has_nodes, waits = state.has_job, not state.is_final and not search.rests
         in_queue = len(search.waiting) + (0 if has_nodes else len(search.present))
         return Row(
             summary=summary(self.view, state, None if self.view.has_many_trials else reader.metrics),

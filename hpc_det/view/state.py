@@ -27,6 +27,8 @@ from hpc_det.view.trials import counted
 class ExperimentState(str, enum.Enum):
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    """It has a job whose processes the scheduler has stopped, and will continue."""
     PAUSED = "PAUSED"
     COMPLETED = "COMPLETED"
     ERROR = "ERROR"
@@ -34,7 +36,11 @@ class ExperimentState(str, enum.Enum):
 
     @property
     def is_final(self) -> bool:
-        return self not in (ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.PAUSED)
+        return self not in (ExperimentState.QUEUED, ExperimentState.PAUSED) and not self.has_job
+
+    @property
+    def has_job(self) -> bool:
+        return self in (ExperimentState.RUNNING, ExperimentState.SUSPENDED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +139,8 @@ class ExperimentView:
         queued = (status.reason for status in known if status.state in (JobState.QUEUED, JobState.HELD))
         self.waits_for = next(filter(None, queued), None)
         if JobState.RUNNING in found:
-            return ExperimentState.RUNNING
+            stopped = all(status.is_suspended for status in known if status.state is JobState.RUNNING)
+            return ExperimentState.SUSPENDED if stopped else ExperimentState.RUNNING
         if found & {JobState.QUEUED, JobState.HELD}:
             return ExperimentState.QUEUED
         if JobState.UNKNOWN in found or not found:

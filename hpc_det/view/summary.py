@@ -55,7 +55,7 @@ def summary(view: ExperimentView, state: ExperimentState, metrics: Metrics | Non
 def progress(view: ExperimentView, state: ExperimentState, metrics: Metrics | None = None) -> dict[str, Any]:
     """How far it is. Of several trials the search knows; a list must not read a thousand folders."""
     search, searcher = view.search, view.config["searcher"]
-    counts = asdict(counted(search, is_running=state is ExperimentState.RUNNING))
+    counts = asdict(counted(search, is_running=state.has_job))
     if view.has_many_trials:
         return {
             "batches": None,
@@ -109,6 +109,8 @@ def why(view: ExperimentView, state: ExperimentState) -> str | None:
             return view.waits_for
         case ExperimentState.PAUSED:
             return f"by {search.paused}"
+        case ExperimentState.SUSPENDED:
+            return "its scheduler has stopped its processes, and continues them later (`hpc-det job list`)"
         case ExperimentState.RUNNING if search.cancelled:
             return f"{search.cancelled} has canceled it, and its trials save"
         case ExperimentState.RUNNING if search.paused:

@@ -11,7 +11,8 @@ import pytest
 
 import hpc_det as package
 from hpc_det.checkpoint.committed import newest_steps
-from tests.e2e.story import WAITS_AT, Story, hpc_det
+from hpc_det.process import is_stopped
+from tests.e2e.story import DIRECT, WAITS_AT, Story, hpc_det
 from tests.lab.pbs_lab import PbsLab
 
 TWO_SLOTS = "resources.slots_per_trial=2"
@@ -67,6 +68,22 @@ def test_a_gang_that_pbs_requeues_goes_on_bit_for_bit(undisturbed: Story, any_pb
     story.wait()
     assert story.causes == ["preempted", "finished"]
     assert any_pbs.job(story.job_id)["run_count"] == 2
+    assert story.same_as(undisturbed)
+
+
+def test_a_suspended_gang_stops_on_all_nodes_and_goes_on_bit_for_bit(undisturbed: Story, any_pbs: PbsLab) -> None:
+    story = Story.begin(TWO_SLOTS, DIRECT, "hyperparameters.batch_s=0.2", cluster="lab")
+    story.until_batch(3)
+    ranks = [story.rank_pid(0), story.rank_pid(1)]
+    any_pbs.run("qsig", "-s", "suspend", story.job_id, manager=True)
+    story.until(lambda: all(map(is_stopped, ranks)))
+    assert story.describe()["state"] == "SUSPENDED"
+    batches = story.batches_reported
+    any_pbs.run("qsig", "-s", "resume", story.job_id, manager=True)
+    story.until(lambda: not any(map(is_stopped, ranks)))
+    assert story.batches_reported <= batches + 1
+    story.wait()
+    assert story.causes == ["finished"]
     assert story.same_as(undisturbed)
 
 

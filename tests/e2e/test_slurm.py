@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.checkpoint.committed import newest_steps
+from hpc_det.process import is_stopped
 from tests.e2e.story import WAITS_AT, Story, hpc_det
 from tests.lab.slurm import SlurmLab
 
@@ -69,6 +70,22 @@ def test_a_preempted_gang_is_requeued_and_goes_on_bit_for_bit(undisturbed: Story
     assert story.causes == ["preempted", "finished"]
     assert "lifted, it may start now" in waited.stderr  # the 121 s for which Slurm holds a requeued job
     assert slurm_lab.job(story.job_id)["Restarts"] == "1"
+    assert story.same_as(undisturbed)
+
+
+def test_a_suspended_gang_stops_on_all_nodes_and_goes_on_bit_for_bit(undisturbed: Story, slurm_lab: SlurmLab) -> None:
+    story = Story.begin(SIX_SLOTS, "hyperparameters.batch_s=0.2", cluster="lab")
+    story.until_batch(3)
+    ranks = [story.rank_pid(rank) for rank in range(6)]
+    slurm_lab.run("scontrol", "suspend", story.job_id)
+    story.until(lambda: all(map(is_stopped, ranks)))
+    assert story.describe()["state"] == "SUSPENDED"
+    batches = story.batches_reported
+    slurm_lab.run("scontrol", "resume", story.job_id)
+    story.until(lambda: not any(map(is_stopped, ranks)))
+    assert story.batches_reported <= batches + 1
+    story.wait()
+    assert story.causes == ["finished"]
     assert story.same_as(undisturbed)
 
 

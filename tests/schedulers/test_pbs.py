@@ -88,6 +88,7 @@ def test_what_qstat_says_is_one_of_our_states_with_its_comment(
     found = Pbs().status([job_id], answers(name))[job_id]
     assert found.state is state
     assert found.reason.startswith(reason)
+    assert found.is_suspended is ("suspend" in name)
 
 
 def test_an_array_of_which_no_element_runs_is_queued() -> None:

@@ -14,7 +14,7 @@ from hpc_det.requeue import Cause
 from hpc_det.schedulers.command import CommandError, run_command
 from hpc_det.schedulers.scheduler import JobState, JobStatus
 from hpc_det.schedulers.slurm import Slurm
-from hpc_det.schedulers.slurm_answers import STATES, parse_scontrol, parse_squeue
+from hpc_det.schedulers.slurm_answers import STATES, parse_scontrol, parse_squeue, with_arrays
 from hpc_det.schedulers.slurm_flags import directives
 from tests.lab.slurm import SlurmLab
 from tests.plan.plans import job_plan
@@ -59,6 +59,12 @@ def test_squeue_is_read_line_by_line() -> None:
 def test_a_job_that_waits_for_its_begin_time_is_held() -> None:
     found = parse_squeue("7|PENDING|BeginTime\n8|RUNNING|BeginTime\n")
     assert [found[job_id].state for job_id in ("7", "8")] == [JobState.HELD, JobState.RUNNING]
+
+
+def test_a_suspended_job_still_has_its_nodes() -> None:
+    found = with_arrays(parse_squeue("7|SUSPENDED|None\n8_1|SUSPENDED|None\n8_2|RUNNING|None\n"))
+    assert {found[job_id].state for job_id in ("7", "8")} == {JobState.RUNNING}
+    assert [found[job_id].is_suspended for job_id in ("7", "8_1", "8")] == [True, True, False]
 
 
 def test_a_reason_may_hold_the_separator_and_noise_is_no_row() -> None:

@@ -225,6 +225,15 @@ def test_one_job_that_runs_makes_the_experiment_running(tmp_path: Path) -> None:
     assert state(life, JobState.QUEUED, JobState.RUNNING) is RUNNING
 
 
+def test_an_experiment_is_suspended_while_all_jobs_that_have_nodes_are(tmp_path: Path) -> None:
+    life = Life.submitted(tmp_path, workers=2, **random_search(2))
+    running, suspended = JobStatus(JobState.RUNNING), JobStatus(JobState.RUNNING, is_suspended=True)
+    view = ExperimentView(life.folder)
+    assert view.state([suspended, JobStatus(JobState.QUEUED)]) is ExperimentState.SUSPENDED
+    assert view.state([suspended, running]) is RUNNING
+    assert not ExperimentState.SUSPENDED.is_final
+
+
 def test_without_news_all_workers_back_in_the_queue_are_queued(tmp_path: Path) -> None:
     life = Life.submitted(tmp_path, workers=2, **random_search(2))
     for worker in (0, 1):

@@ -10,7 +10,7 @@ from hpc_det.cli.log_choices import LogChoices, log_options
 from hpc_det.cli.output import Output, output_options
 from hpc_det.store.folders import ExperimentFolder
 
-STATES = ("QUEUED", "RUNNING", "PAUSED", "COMPLETED", "ERROR", "CANCELED")
+STATES = ("QUEUED", "RUNNING", "SUSPENDED", "PAUSED", "COMPLETED", "ERROR", "CANCELED")
 
 
 @experiment.command("list")
@@ -24,7 +24,7 @@ def list_(
 ) -> None:
     """List experiments.
 
-    The state is QUEUED, RUNNING, PAUSED, COMPLETED, ERROR or CANCELED.
+    The state is QUEUED, RUNNING, SUSPENDED, PAUSED, COMPLETED, ERROR or CANCELED.
 
     \b
     Example:

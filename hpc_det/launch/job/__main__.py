@@ -12,13 +12,14 @@ import selectors
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from hpc_det.launch.job.excluded import excluded_hosts
 from hpc_det.launch.job.log_lines import note_time, say, share_own_log
 from hpc_det.launch.job.way_back import WayBack
 from hpc_det.launch.job.worker import GAVE_UP, OVERTAKEN, WANTS_REQUEUE, Worker
+from hpc_det.node.guardian import guarded
 from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.process import adopt_orphans, children, ends_with_parent
@@ -147,7 +148,9 @@ def main(argv: list[str]) -> int:
     take_umask_of(experiment.path)
     share_own_log(experiment.jobs)
     adopt_orphans()
-    return Job(experiment, int(script), start_agents).run()
+    has_queue = scheduler(JobPlan.of(experiment).scheduler).has_queue
+    with guarded() if has_queue else nullcontext():
+        return Job(experiment, int(script), start_agents).run()
 
 
 if __name__ == "__main__":

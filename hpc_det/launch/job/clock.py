@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpc_det.checkpoint.saves import SaveTimes, read_saves
+from hpc_det.node.pauses import Pauses
 from hpc_det.plan.job_plan import JobPlan
 
 MARGIN_S = 10.0
@@ -22,8 +23,8 @@ NOTICE_BATCHES = 4
 """From there to the batch at which all ranks leave (hpc_det.core.preempt)."""
 SLOWER = 1.5
 """A save may take so many times as long as the longest one until now."""
-READ_EVERY_S = 30.0
-"""Saves are measured while the clock runs."""
+READ_EVERY_S = 5.0
+"""Saves are measured while the clock runs, and the job may be suspended."""
 
 
 def ring_at(ends_at: float, signal_lead_s: float, times: SaveTimes | None) -> float:
@@ -55,6 +56,7 @@ class JobClock:
         self._saves = saves
         self._clock = clock
         self._has_rung = False
+        self._pauses = Pauses(READ_EVERY_S)
 
     def next_ring(self) -> float | None:
         """By what is measured until now; None: never more."""
@@ -68,7 +70,12 @@ class JobClock:
         return None if ring is None else min(max(ring - self._clock(), 0.0), READ_EVERY_S)
 
     def rings(self) -> bool:
-        """Whether it is time to tell the ranks, and they were not told."""
+        """Whether it is time to tell the ranks, and they were not told. Schedulers do not count the time for which they
+        suspend a job. Asked every `READ_EVERY_S`.
+        """
+        stopped_s = self._pauses.look()
+        if self.ends_at is not None:
+            self.ends_at += stopped_s
         ring = self.next_ring()
         self._has_rung = self._has_rung or (ring is not None and self._clock() >= ring)
         return ring is not None and self._has_rung

@@ -49,6 +49,11 @@ class Rounds:
                 self._ask_all("stacks")
         return None
 
+    def was_stopped(self, seconds: float) -> None:
+        """Ranks were stopped too, and show their stacks so much later."""
+        if self._stacks_at is not None:
+            self._stacks_at += seconds
+
     def _verdict(self, now: float, until: float) -> Failure | None:
         """Once all stacks are there, or their time is over. Ranks that moved in the meantime are let alone."""
         if len(self._places) < self._plan.world_size and now < until:

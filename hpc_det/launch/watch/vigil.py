@@ -87,6 +87,11 @@ class Vigil:
             self._force_at = time.monotonic() + _STACKS_S
         self.hearts.ask(what)
 
+    def was_stopped(self, seconds: float) -> None:
+        """The job was suspended for so long: whatever is awaited may come so much later."""
+        self._force_at += seconds
+        self._report_at += seconds
+
     def close(self) -> None:
         raise NotImplementedError
 
@@ -140,6 +145,12 @@ class VigilOfNode0(Vigil):
         if failure := self._rounds.failure():
             note_failure(self.gang.trial, self.gang.attempt, failure)
             self._end()
+
+    def was_stopped(self, seconds: float) -> None:
+        super().was_stopped(seconds)
+        if self._arrive_by is not None:
+            self._arrive_by += seconds
+        self._rounds.was_stopped(seconds)
 
     def close(self) -> None:
         if self._peers:

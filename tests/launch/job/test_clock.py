@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_det.checkpoint.saves import SaveTimes, after_save, write_save
-from hpc_det.launch.job.clock import MARGIN_S, NOTICE_S, JobClock, end_of_grace, ring_at
+from hpc_det.launch.job.clock import MARGIN_S, NOTICE_S, READ_EVERY_S, JobClock, end_of_grace, ring_at
+from hpc_det.node.pauses import Pauses
 from tests.checkpoint.saved import save
 from tests.plan.plans import job_plan
 
@@ -52,12 +53,22 @@ def test_a_job_without_a_limit_is_never_told(tmp_path: Path, now: Now) -> None:
 
 
 def test_it_rings_once_and_then_waits_for_ever(tmp_path: Path, now: Now) -> None:
-    job = clock(1110, tmp_path / "saves.jsonl", now)
-    assert (job.timeout_s(), job.rings()) == (10, False)
-    now.s = 1010
+    job = clock(1103, tmp_path / "saves.jsonl", now)
+    assert (job.timeout_s(), job.rings()) == (3, False)
+    now.s = 1003
     assert job.timeout_s() == 0
     assert [job.rings(), job.rings()] == [True, False]
     assert job.timeout_s() is None
+
+
+def test_the_time_for_which_a_job_is_suspended_does_not_count(tmp_path: Path, now: Now) -> None:
+    job = clock(1600, tmp_path / "saves.jsonl", now)
+    running = Now()
+    job._pauses = Pauses(READ_EVERY_S, running)
+    now.s, running.s = 2600, 2600
+    assert (job.rings(), job.ends_at) == (False, 3200)
+    now.s, running.s = 2605, 2605
+    assert (job.rings(), job.ends_at) == (False, 3200)
 
 
 def test_a_longer_save_that_is_measured_on_the_way_makes_it_ring_earlier(tmp_path: Path, now: Now) -> None:
@@ -69,7 +80,7 @@ def test_a_longer_save_that_is_measured_on_the_way_makes_it_ring_earlier(tmp_pat
 
 
 def test_it_looks_now_and_then_although_the_end_is_far(tmp_path: Path, now: Now) -> None:
-    assert clock(1e6, tmp_path / "saves.jsonl", now).timeout_s() == 30
+    assert clock(1e6, tmp_path / "saves.jsonl", now).timeout_s() == READ_EVERY_S
 
 
 def test_only_term_begins_a_grace_time_that_somebody_knows() -> None:

@@ -1,0 +1,91 @@
+"""All processes below one that is stopped stop and continue with it, in whatever sessions they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from hpc_det.node.guardian import guarded
+from hpc_det.process import children, descendants, is_stopped
+from tests.wait import wait_for
+
+GUARDED = """
+import subprocess, sys
+from hpc_det.node.guardian import guarded
+with guarded():
+    rank = ["bash", "-c", "setsid sleep 600 & wait"]
+    subprocess.Popen(rank, start_new_session=True, stdout=subprocess.DEVNULL)
+    print("runs", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def job() -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a rank in a session of its own, and the rank's worker in another one."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", GUARDED], stdin=pipe, stdout=pipe) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"runs\n"
+        wait_for(lambda: len(ranks(process)) == 2)
+        found = ranks(process)
+        yield process
+        for pid in (process.pid, *found):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def ranks(job: subprocess.Popen[bytes]) -> list[int]:
+    return [pid for pid in descendants(job.pid) if b"guardian" not in command(pid)]
+
+
+def guardian(job: subprocess.Popen[bytes]) -> int:
+    (pid,) = [pid for pid in descendants(job.pid) if b"guardian" in command(pid)]
+    return pid
+
+
+def command(pid: int) -> bytes:
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read()
+
+
+def test_what_is_below_a_stopped_process_stops_and_continues_with_it(job: subprocess.Popen[bytes]) -> None:
+    for _ in range(2):
+        job.send_signal(signal.SIGSTOP)
+        wait_for(lambda: all(map(is_stopped, ranks(job))))
+        assert not is_stopped(guardian(job))
+        job.send_signal(signal.SIGCONT)
+        wait_for(lambda: not any(map(is_stopped, ranks(job))))
+
+
+def test_what_a_user_has_stopped_stays_stopped(job: subprocess.Popen[bytes]) -> None:
+    by_user, other = ranks(job)
+    os.kill(by_user, signal.SIGSTOP)
+    wait_for(lambda: is_stopped(by_user))
+    job.send_signal(signal.SIGSTOP)
+    wait_for(lambda: is_stopped(other))
+    job.send_signal(signal.SIGCONT)
+    wait_for(lambda: not is_stopped(other))
+    assert is_stopped(by_user)
+
+
+def test_what_a_killed_process_leaves_behind_is_continued_and_nothing_watches_on(job: subprocess.Popen[bytes]) -> None:
+    left, watcher = ranks(job), guardian(job)
+    job.send_signal(signal.SIGSTOP)
+    wait_for(lambda: all(map(is_stopped, left)))
+    job.kill()
+    wait_for(lambda: not any(map(is_stopped, left)))
+    wait_for(lambda: not os.path.exists(f"/proc/{watcher}"))
+
+
+def test_a_guardian_is_no_descendant_of_the_process_that_started_it_and_ends_with_the_block() -> None:
+    with guarded():
+        assert (children(os.getpid()), descendants(os.getpid())) == ([], [])
+        pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}
+    assert {pid for pid in pids if os.path.exists(f"/proc/{pid}")} < pids
