@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -26,6 +27,27 @@ def test_an_experiment_trains_to_its_end_and_leaves_what_it_promises(undisturbed
     # save_trial_best and save_trial_latest are 1 each
     assert 1 <= len(committed(undisturbed.trial.checkpoints)) <= 2
     assert committed(undisturbed.trial.checkpoints)[0].steps == 40
+
+
+BUILT_WITH_CUDA = """
+import os
+if "RANK" in os.environ:
+    import torch
+    torch.backends.cuda.is_built = lambda: print("built with CUDA") or True
+"""
+
+
+def test_a_torch_that_is_built_with_cuda_trains_on_slots_that_are_cpus(
+    undisturbed_alone: Story, tmp_path: Path
+) -> None:
+    code = tmp_path / "code"
+    shutil.copytree(HERE / "trial", code)
+    (code / "sitecustomize.py").write_text(f"{BUILT_WITH_CUDA}    assert torch.backends.cuda.is_built()\n")
+    story = Story.begin(DIRECT, context=code)
+    story.wait()
+    assert "built with CUDA" in story.trial.rank_log(1, 0).read_text() + story.logged
+    assert story.causes == ["finished"]
+    assert story.same_as(undisturbed_alone)
 
 
 def test_a_term_to_the_agent_saves_at_once_and_the_run_goes_on_bit_for_bit(undisturbed: Story) -> None:
