@@ -150,7 +150,7 @@ class Cluster(Section):
         default=True, description="Whether nodes are checked before each attempt: devices, memory, folders, the clock."
     )
     exclude_nodes_for: TimeLimit = Field(
-        default="24:00:00", description="How long jobs keep away from a node that failed its checks."
+        default="24:00:00", description="How long jobs keep away from a node that was lost or failed its checks."
     )
 
     @property

@@ -19,14 +19,19 @@ def size_of(log: Path) -> int:
 
 def last_line(log: Path, begin: int) -> str:
     """Of what was written to the log from `begin` on; where nothing was, it is empty."""
+    lines = [line.strip() for line in written_since(log, begin).split("\n") if line.strip()]
+    if lines and not re.search(r"\w", lines[-1]):  # torchrun's report in its frame, which does not say why ranks failed
+        lines = [line for line in lines if _ERROR.match(line)] or lines
+    return lines[-1][-LONGEST_LINE:] if lines else ""
+
+
+def written_since(log: Path, begin: int) -> str:
+    """The end of it, where it is long."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
         file.seek(max(begin, size_of(log) - LONGEST_SEARCH))
-        lines = [line.strip() for line in file.read().decode(errors="replace").split("\n") if line.strip()]
-    if lines and not re.search(r"\w", lines[-1]):  # torchrun's report in its frame, which does not say why ranks failed
-        lines = [line for line in lines if _ERROR.match(line)] or lines
-    return lines[-1][-LONGEST_LINE:] if lines else ""
+        return file.read().decode(errors="replace")
 
 
 def how_it_ended(code: int, log: Path, begin: int) -> str:

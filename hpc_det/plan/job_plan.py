@@ -95,7 +95,7 @@ class JobPlan:
     """With chain: how many jobs wait behind the first from the start."""
     health_checks: bool
     exclude_nodes_for_min: int
-    """How long jobs keep away from a node that failed its checks."""
+    """How long jobs keep away from a node that was lost or failed its checks."""
     hang_timeout_s: int | None
     """Without a step for so long, a rank hangs; None: learned from its steps. 0: nobody watches."""
     modules: tuple[str, ...]

@@ -86,6 +86,9 @@ class Local:
     def down_hosts(self, hosts: Sequence[str], run: Run) -> list[str]:
         return []
 
+    def unreached_hosts(self, printed: str) -> list[str]:
+        return []
+
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
         """There is no other host."""
 

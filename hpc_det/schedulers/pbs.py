@@ -124,6 +124,9 @@ class Pbs:
     def down_hosts(self, hosts: Sequence[str], run: Run) -> list[str]:
         return down_hosts(hosts, run)
 
+    def unreached_hosts(self, printed: str) -> list[str]:
+        return []
+
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
         """Raises CommandError for a job that has not left its nodes yet: PBS changes the nodes of waiting ones only."""
         if not hosts:

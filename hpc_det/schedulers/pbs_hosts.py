@@ -43,7 +43,7 @@ def named_hosts(wanted: tuple[str, str | None], exclude: Collection[str], run: R
     if len(chosen) < int(count):
         raise CommandError(
             f"qsub: {count} nodes are needed, and {len(chosen)} are left without {', '.join(sorted(exclude))}, which "
-            "failed the checks; mend them, or shorten exclude_nodes_for in the cluster profile"
+            "were lost or failed the checks; mend them, or shorten exclude_nodes_for in the cluster profile"
         )
     return "+".join(f"1:{chunk}:host={host}" for host in chosen)
 

@@ -102,6 +102,9 @@ class Scheduler(Protocol):
     def down_hosts(self, hosts: Sequence[str], run: Run) -> list[str]:
         """Those of `hosts`, in the same names, that the scheduler takes for down. Raises CommandError."""
 
+    def unreached_hosts(self, printed: str) -> list[str]:
+        """The hosts that the starter of agents could not reach, from what it has printed."""
+
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
         """Keep a job that waits in the queue, or is requeued, away from these hosts."""
 

@@ -21,6 +21,12 @@ SIGNAL_EARLY_S = 60.0
 """`--signal` may come up to 60 s earlier than asked (sbatch(1))."""
 
 
+# srun, src/api/step_launch.c: other reasons than these, such as a user whom the node does not know, are no lost node.
+_UNREACHED = re.compile(
+    r"Task launch for \S+ failed on node (\S+): .*(?:[Cc]ommunication|[Cc]onnection|timed out|No route|unreachable)"
+)
+
+
 class Slurm:
     template = "slurm.sh.j2"
     has_queue = True
@@ -99,6 +105,9 @@ class Slurm:
         flags = ["--noheader", "--Node", "--states=down", "--format=%N", f"--nodes={','.join(hosts)}"]
         down = set(run(["sinfo", *flags]).split())
         return [host for host in hosts if host in down]
+
+    def unreached_hosts(self, printed: str) -> list[str]:
+        return list(dict.fromkeys(_UNREACHED.findall(printed)))
 
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
         if hosts:

@@ -469,7 +469,12 @@ def test_a_qstat_that_knows_no_version_is_refused_and_an_absent_one_is_said_to_b
         submit(run_command)
 
 
-# --- nodes that are excluded
+# --- nodes that are down, or excluded
+
+
+def test_nodes_that_the_server_does_not_reach_are_down() -> None:
+    nodes = answers("pbsnodes-one-down")
+    assert Pbs().down_hosts(["pbsn1", "pbsn3.site.org", "pbsn9"], nodes) == ["pbsn3.site.org"]
 
 
 def test_the_nodes_that_are_left_are_named_and_free_ones_first() -> None:
@@ -484,7 +489,7 @@ def test_the_nodes_that_are_left_are_named_and_free_ones_first() -> None:
 
 @pytest.mark.parametrize("select", ["2:ncpus=4", "1:ncpus=5", "1:ncpus=1:mem=9gb"])
 def test_too_few_nodes_are_an_error_that_names_who_is_missing(select: str) -> None:
-    with pytest.raises(CommandError, match="left without pbsn2, which failed the checks"):
+    with pytest.raises(CommandError, match="left without pbsn2, which were lost or failed"):
         named_hosts((select, None), ["pbsn2"], answers("pbsnodes-one-down"))
 
 

@@ -418,3 +418,19 @@ def test_the_real_slurm_has_forgotten_a_job_that_never_was(
 def test_the_nodes_of_a_gang_are_spelt_out(short: str, names: list[str]) -> None:
     assert Slurm().hosts({"SLURM_JOB_NODELIST": short}) == names
     assert Slurm().hosts({"SLURM_JOB_NODELIST": "another", "SLURM_STEP_NODELIST": short}) == names
+
+
+def test_nodes_that_slurm_calls_down_are_named_once(stub: Stub) -> None:
+    stub("sinfo", "echo node2; echo node2; echo node7")
+    assert Slurm().down_hosts(["node1", "node2"], run_command) == ["node2"]
+
+
+@pytest.mark.slurm
+def test_a_real_slurm_is_asked_for_nodes_that_are_down(slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(slurm_lab.conf))
+    assert Slurm().down_hosts(["node1", "node2"], run_command) == []
+    slurm_lab.run("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=test")
+    try:
+        assert Slurm().down_hosts(["node1", "node2"], run_command) == ["node2"]
+    finally:
+        slurm_lab.run("scontrol", "update", "NodeName=node2", "State=RESUME")

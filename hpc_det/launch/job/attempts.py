@@ -23,7 +23,7 @@ from hpc_det.launch.job.log_lines import say, say_attempt_begins
 from hpc_det.launch.job.log_policies import matches
 from hpc_det.launch.job.progress import MAY_BE_TOO_SHORT, newest_saved, was_too_short
 from hpc_det.launch.job.space import Space
-from hpc_det.launch.last_words import size_of
+from hpc_det.launch.last_words import size_of, written_since
 from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import end_other_sessions, ends_with_parent
@@ -185,6 +185,8 @@ class Attempts:
         say_attempt_begins(number)
         code = self._run_agents(number)
         self._journal.insist_on_last(number)
+        if code:
+            self._note_unreached(number)
         failure = first_failure(self._trial, number) or (full_disk_of(self._trial) if code else None)
         cause = cause_of_end(self._trial, self._plan, number, code, failure)
         return self._end(number, cause, failure or failure_now(None, unexplained(code)))
@@ -209,6 +211,15 @@ class Attempts:
         end_other_sessions()
         self._hear_agents(number)
         return 1 if process.returncode is None else process.returncode
+
+    def _note_unreached(self, number: int) -> None:
+        """Nodes that were lost before their agents began, so that no agent has missed them for long."""
+        if first_failure(self._trial, number) is not None:
+            return
+        for host in self._scheduler.unreached_hosts(written_since(self._trial.job_log, self._log_began)):
+            message = "lost: no agent could be started there"
+            failure = Failure(rank=None, host=host, time=time.time(), message=message, node_lost=True)
+            note_failure(self._trial, number, failure)
 
     def _waits_in_vain(self, number: int) -> bool:
         """Whether the launcher waits for a node that was lost. The agents of the others have left by themselves."""

@@ -1,6 +1,6 @@
 """The nodes that jobs keep away from for a while: a small file for each, written by whoever saw the node fail.
 
-ROOT/excluded/CLUSTER/HOST.json             it failed its checks: for all experiments of the user there
+ROOT/excluded/CLUSTER/HOST.json             it was lost, or failed its checks: for all experiments there
 ROOT/experiments/12/excluded/HOST.json      a log policy of this experiment named it: for this one alone
 """
 

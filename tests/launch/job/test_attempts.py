@@ -443,6 +443,24 @@ def test_a_job_does_not_wait_with_srun_for_a_lost_node_and_goes_back_uncharged_t
     assert asked[-2:] == ["requeue 4711", "update JobId=4711 ExcNodeList=node2"]
 
 
+CANNOT_REACH = """
+echo "srun: error: Task launch for StepId=4711.0 failed on node node2: Communication connection failure" >&2
+echo "srun: error: Application launch failed: Communication connection failure" >&2
+exit 233
+"""
+"""As the srun of Slurm 22.05 for a node that is switched off."""
+
+
+def test_a_node_on_which_srun_could_start_no_agent_is_lost(
+    gang: Gang, slurm_job: dict[str, str], tmp_path: Path
+) -> None:
+    gang.plan("true", scheduler="slurm", nodes=2, max_restarts=0)
+    job = gang.start_job(agent=["sh", "-c", CANNOT_REACH], **slurm_job)
+    assert job.wait(timeout=DEADLINE_S) == 0
+    assert gang.ends() == [("node lost", "requeue")]
+    assert (tmp_path / "asked").read_text().splitlines()[-1] == "update JobId=4711 ExcNodeList=node2"
+
+
 def test_a_job_that_cannot_go_back_says_so_in_the_journal_and_fails(
     gang: Gang, slurm_job: dict[str, str], stub: Stub
 ) -> None:
