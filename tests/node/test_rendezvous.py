@@ -6,11 +6,12 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hpc_det.errors import HpcDetError
-from hpc_det.node.rendezvous import await_rendezvous, free_port, publish
+from hpc_det.node.rendezvous import await_rendezvous, free_port, publish, tries
 from hpc_det.store.folders import TrialFolder
 
 AWAIT = """
@@ -54,6 +55,19 @@ def test_where_node_0_publishes_nothing_the_wait_ends_with_a_hint(path: Path) ->
     with pytest.raises(HpcDetError) as error:
         await_rendezvous(path, 0.2)
     assert str(error.value) == f"{path}: node 0 published no rendezvous in 0 s; do all nodes see this folder?"
+
+
+def test_a_wait_does_not_count_the_time_for_which_its_process_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    stands_still = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr("hpc_det.node.rendezvous.time", stands_still)
+    looks = tries(100)
+    next(looks)
+    now[0] += 1000
+    next(looks)
+    before = now[0]
+    assert len(list(looks)) > 60
+    assert now[0] - before < 100
 
 
 def test_the_secret_is_the_owners_alone(path: Path) -> None:
