@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from hpc_det.checkpoint.memory import copy_into
+
+
+@pytest.mark.parametrize("data", [b"", b"abc", bytearray(b"abcd"), memoryview(b"0123456789")[3:7]])
+def test_bytes_are_copied_to_their_place(data: bytes) -> None:
+    memory = mmap.mmap(-1, 8192)
+    copy_into(memory, 5, memoryview(data))
+    assert memory[:20] == bytes(5) + bytes(data) + bytes(15 - len(data))
+    memory.close()
+
+
+def test_what_is_outside_is_refused() -> None:
+    memory = mmap.mmap(-1, 4096)
+    for offset in (-1, 4094):
+        with pytest.raises(ValueError, match="outside"):
+            copy_into(memory, offset, memoryview(b"abc"))
+
+
+def test_other_threads_run_meanwhile() -> None:
+    """Many more steps of them than while a slice is assigned."""
+    size = 1 << 22
+    memory, data = mmap.mmap(-1, size), memoryview(os.urandom(size))
+
+    def assign(memory: mmap.mmap, offset: int, data: memoryview) -> None:
+        memory[offset:size] = data
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        others = [others_steps(partial(copy, memory, 0, data)) for copy in (assign, copy_into)]
+    finally:
+        sys.setswitchinterval(before)
+    assert others[1] > 2 * others[0]
+
+
+def others_steps(work: Callable[[], None]) -> int:
+    steps, ends = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal steps
+        while not ends.is_set():
+            steps += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    meanwhile = 0
+    for _ in range(200):
+        before = steps
+        work()
+        meanwhile += steps - before
+    ends.set()
+    thread.join()
+    return meanwhile
