@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hpc_det.checkpoint.committed import FileEntry
+from hpc_det.checkpoint.memory import copy_into
 from hpc_det.store import full_disk
 from hpc_det.store.direct import past_the_cache, write_at
 from hpc_det.store.modes import open_file
@@ -65,7 +66,7 @@ class ChecksummedFile:
     def _take(self, rest: memoryview) -> None:
         while rest:
             part = rest[: BLOCK - self._filled]
-            self._block[self._filled : self._filled + part.nbytes] = part
+            copy_into(self._block, self._filled, part)
             self._filled += part.nbytes
             rest = rest[part.nbytes :]
             if self._filled == BLOCK:

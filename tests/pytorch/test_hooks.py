@@ -109,7 +109,7 @@ def test_hooks_come_in_the_order_of_the_loop(tmp_path: Path) -> None:
     assert heard() == [
         *("startup", "loaders", "training"),
         *("epoch", "report", "epoch end", *VALIDATION),
-        *("epoch", "report", "epoch end", "report", *VALIDATION),
+        *("epoch", "report", "epoch end", "report", *SAVE, *VALIDATION),
         *(*SAVE, "shutdown"),
     ]
     assert Everything.heard[0] == ("startup", 0, False)
