@@ -41,6 +41,11 @@ class Failure:
     unhealthy: bool = False
     """The node failed its checks, before any rank was started there."""
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether it is no consequence of something else that the ranks may not have seen."""
+        return self.user_error or self.disk_full or self.hung or self.unhealthy
+
     def sentence(self) -> str:
         if self.unhealthy:
             return f"node {self.host}: {self.message}"
