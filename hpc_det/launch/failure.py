@@ -43,6 +43,11 @@ class Failure:
     node_lost: bool = False
     """The node was powered off, or cut off from the network; or its agent was killed."""
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether it is no consequence of something else that the ranks may not have seen."""
+        return self.user_error or self.disk_full or self.hung or self.unhealthy
+
     def sentence(self) -> str:
         if self.unhealthy or self.node_lost:
             return f"node {self.host}: {self.message}"

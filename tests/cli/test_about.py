@@ -82,7 +82,7 @@ def test_a_label_that_a_terminal_cannot_show_is_refused(hpc_det: Command, three:
 def test_a_list_of_some_states(hpc_det: Command, three: list[Life]) -> None:
     assert listed(hpc_det, "--state", "COMPLETED") == [1]
     assert listed(hpc_det, "--state", "COMPLETED", "--state", "RUNNING") == [1, 2, 3]
-    assert "'DONE' is not one of 'QUEUED', 'RUNNING'" in hpc_det("e", "list", "--state", "DONE").err
+    assert "'DONE' is not one of 'SUBMITTING', 'QUEUED', 'RUNNING'" in hpc_det("e", "list", "--state", "DONE").err
 
 
 def test_an_experiment_gets_another_name(hpc_det: Command, three: list[Life]) -> None:

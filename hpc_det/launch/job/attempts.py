@@ -187,7 +187,9 @@ class Attempts:
         self._journal.insist_on_last(number)
         if code:
             self._note_unreached(number)
-        failure = first_failure(self._trial, number) or (full_disk_of(self._trial) if code else None)
+        failure = first_failure(self._trial, number)
+        if code and not (failure and failure.is_clear):
+            failure = full_disk_of(self._trial) or failure
         cause = cause_of_end(self._trial, self._plan, number, code, failure)
         return self._end(number, cause, failure or failure_now(None, unexplained(code)))
 

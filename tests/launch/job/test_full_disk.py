@@ -47,6 +47,21 @@ def gang_on(tmp_path: Path, disk: Path) -> Iterator[Gang]:
         gang.close()
 
 
+def waits_until_full(folder: Path) -> str:
+    """An entrypoint whose first attempt fails when `fill_all` has done its work."""
+    return f"touch started; while [ ! -e {folder}/full ]; do sleep 0.05; done; [ $HPC_DET_NUMBER != 1 ]"
+
+
+def fill_all(gang: Gang, disk: Path, folder: Path) -> Path:
+    """The disk and the last page of the journal: a tmpfs lets files fill theirs. What takes the space."""
+    wait_for(lambda: (gang.code / "started").exists())
+    with gang.trial.journal.open("ab") as journal:
+        journal.write(b"#" * (-journal.tell() % 4096 - 1) + b"\n")
+    ballast = fill(disk)
+    (folder / "full").touch()
+    return ballast
+
+
 def told(gang: Gang) -> str:
     return gang.printed.read_text() + (gang.trial.job_log.read_text() if gang.trial.job_log.exists() else "")
 
@@ -70,13 +85,9 @@ def test_an_attempt_goes_on_when_there_is_space(gang: Gang, disk: Path) -> None:
 
 def test_where_nothing_can_be_written_the_journal_waits(gang_on: Gang, disk: Path, tmp_path: Path) -> None:
     """Neither the rank's failure nor the job's journal finds any space at first."""
-    gang_on.plan(f"touch started; while [ ! -e {tmp_path}/full ]; do sleep 0.05; done; [ $HPC_DET_NUMBER != 1 ]")
+    gang_on.plan(waits_until_full(tmp_path))
     job = gang_on.start_job()
-    wait_for(lambda: (gang_on.code / "started").exists())
-    with gang_on.trial.journal.open("ab") as journal:  # to the end of a page: a tmpfs lets files fill their last one
-        journal.write(b"#" * (-journal.tell() % 4096 - 1) + b"\n")
-    ballast = fill(disk)
-    (tmp_path / "full").touch()
+    ballast = fill_all(gang_on, disk, tmp_path)
     wait_for(lambda: "writes again in" in told(gang_on) or job.poll() is not None, otherwise=lambda: told(gang_on))
     assert job.poll() is None
     ballast.unlink()
@@ -107,3 +118,22 @@ def test_a_job_with_a_queue_goes_back_into_it(gang: Gang, disk: Path, stub: Stub
     assert job.wait() == 0
     assert "requeue 7" in (tmp_path / "asked").read_text()
     assert {cause for cause, _ in gang.ends()} == {"disk full"}
+
+
+def test_a_job_that_can_write_nothing_goes_back_into_the_queue_all_the_same(
+    gang_on: Gang, disk: Path, stub: Stub, tmp_path: Path
+) -> None:
+    stub("srun", 'while [[ $1 == --* ]]; do shift; done; SLURM_NODEID=0 exec "$@"')
+    stub("scontrol", f'echo "$@" >>{tmp_path}/asked')
+    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_NODEID": "0"}
+    gang_on.plan(waits_until_full(tmp_path), scheduler="slurm")
+    job = gang_on.start_job(**environment)
+    ballast = fill_all(gang_on, disk, tmp_path)
+    wait_for(lambda: "writes again in" in told(gang_on), otherwise=lambda: told(gang_on))
+    os.kill(job.pid, signal.SIGTERM)
+    assert job.wait() == 0
+    assert "requeue 7" in (tmp_path / "asked").read_text()
+    assert gang_on.ends() == []
+    ballast.unlink()
+    assert gang_on.run_job(**environment)[0] == 0
+    assert [cause for cause, _ in gang_on.ends()][1:] == ["finished"]
