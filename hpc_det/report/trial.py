@@ -12,9 +12,8 @@ from typing import Any
 from hpc_det.checkpoint.saves import Save, read_each_save
 from hpc_det.report.profile import profile_of
 from hpc_det.report.spans import Phase, Story, end_of, goodput, seconds_by_phase, spans_of
-from hpc_det.store.files import read_lines
 from hpc_det.store.folders import TrialFolder
-from hpc_det.store.metrics import BEGINS, Record, reports_of
+from hpc_det.store.metrics import BEGINS, Record, read_all, reports_of
 from hpc_det.view import story
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import AttemptStory, Metrics
@@ -34,7 +33,7 @@ def trial_facts(
 ) -> Record:
     """All of a trial. `state` is the experiment's; `queued`: when jobs were submitted that the trial waited for."""
     folder = view.folder.trial(number)
-    lines, saves = read_lines(folder.metrics), read_each_save(folder.saves)
+    lines, saves = read_all(folder.metrics), read_each_save(folder.saves)
     reports = reports_of(lines)
     metrics = Metrics(view.config["searcher"]).take(reports)
     told = Story(attempts=attempts, lines=lines, saves=saves, queued=queued, now=now, is_over=state.is_final)

@@ -10,11 +10,12 @@ import errno
 import json
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hpc_det.errors import HpcDetError, shown
 from hpc_det.store.modes import PRIVATE_FILE, open_file
 
 
@@ -128,6 +129,23 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     return [record for record in map(parse_line, lines) if record is not None]
+
+
+Shape = Mapping[str, type | tuple[type, ...]]
+"""The keys that a line must have, and the types of their values."""
+NUMBER = (int, float)
+
+
+def insist_on(shape: Shape, record: dict[str, Any], where: object) -> None:
+    """Raises HpcDetError for a line that its writer cannot have written. `where`: the file."""
+    for key, kind in shape.items():
+        value = record.get(key)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            found = f"{key} is {shown(value)}" if key in record else f"it has no {key}"
+            raise HpcDetError(
+                f"{where}: damaged: {found} in the line {shown(record)}, which hpc_det has not written; remove that "
+                f"line"
+            )
 
 
 def read_counted(path: Path, count: str) -> list[dict[str, Any]]:

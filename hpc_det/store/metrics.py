@@ -15,21 +15,42 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hpc_det.store.files import parse_line, read_lines
+from hpc_det.errors import HpcDetError, shown
+from hpc_det.store.files import NUMBER, Shape, insist_on, parse_line, read_lines
 
 Record = dict[str, Any]
 BEGINS = "begins"
+_REPORT: Shape = {"steps": int, "metrics": dict, "attempt": int, "time": NUMBER}
+_SHAPES: dict[str, Shape] = {
+    BEGINS: {"trained": NUMBER, "validated": NUMBER, "attempt": int, "time": NUMBER},
+    "training": _REPORT,
+    "validation": _REPORT,
+}
+
+
+def checked(record: Record) -> Record:
+    """The line as it is. Raises HpcDetError for one that no rank 0 has written."""
+    shape = _SHAPES.get(str(record.get("kind")))
+    if shape is None:
+        raise HpcDetError(f"metrics.jsonl: damaged: no kind of report in the line {shown(record)}; remove that line")
+    insist_on(shape, record, "metrics.jsonl")
+    return record
 
 
 def standing(newest_first: Iterable[Record]) -> Iterator[Record]:
     """The reports that no later attempt has made void, of all lines from the newest to the oldest, in that order."""
     reached = {"training": math.inf, "validation": math.inf}
     for record in newest_first:
-        if record["kind"] == BEGINS:
+        if checked(record)["kind"] == BEGINS:
             reached["training"] = min(reached["training"], record["trained"])
             reached["validation"] = min(reached["validation"], record["validated"])
         elif record["steps"] <= reached[record["kind"]]:
             yield record
+
+
+def read_all(path: Path) -> list[Record]:
+    """Every line, also of what was lost. Raises HpcDetError for a damaged one."""
+    return [*map(checked, read_lines(path))]
 
 
 def reports_of(lines: Iterable[Record]) -> list[Record]:

@@ -9,9 +9,8 @@ from functools import cached_property
 from itertools import pairwise
 
 from hpc_det.checkpoint.saves import Save, read_each_save
-from hpc_det.store.files import read_lines
 from hpc_det.store.folders import TrialFolder
-from hpc_det.store.metrics import BEGINS, Record
+from hpc_det.store.metrics import BEGINS, Record, read_all
 from hpc_det.view.profile.system import NodeUse, Usages, read_system
 from hpc_det.view.profile.timings import Spent, Stretch, read_timings, samples_per_second, total
 
@@ -60,7 +59,7 @@ class Measured:
 
 
 def measured(trial: TrialFolder) -> Measured:
-    lines, saves = read_lines(trial.metrics), read_each_save(trial.saves)
+    lines, saves = read_all(trial.metrics), read_each_save(trial.saves)
     validations = [line["seconds"] for line in lines if line["kind"] == "validation" and "seconds" in line]
     validated = Pauses(count=len(validations), seconds=sum(validations))
     saved = Pauses(count=len(saves), seconds=sum(save.stall_s for save in saves))
