@@ -20,11 +20,12 @@ from hpc_det.store.files import NUMBER, Shape, insist_on, parse_line, read_lines
 
 Record = dict[str, Any]
 BEGINS = "begins"
-_REPORT: Shape = {"steps": int, "metrics": dict, "attempt": int, "time": NUMBER}
+_WRITTEN: Shape = {"attempt": int, "time": NUMBER}
+"""What every line has beside that."""
 _SHAPES: dict[str, Shape] = {
-    BEGINS: {"trained": NUMBER, "validated": NUMBER, "attempt": int, "time": NUMBER},
-    "training": _REPORT,
-    "validation": _REPORT,
+    BEGINS: {"trained": NUMBER, "validated": NUMBER},
+    "training": {"steps": int, "metrics": dict},
+    "validation": {"steps": int, "metrics": dict},
 }
 
 
@@ -50,7 +51,10 @@ def standing(newest_first: Iterable[Record]) -> Iterator[Record]:
 
 def read_all(path: Path) -> list[Record]:
     """Every line, also of what was lost. Raises HpcDetError for a damaged one."""
-    return [*map(checked, read_lines(path))]
+    lines = [*map(checked, read_lines(path))]
+    for line in lines:
+        insist_on(_WRITTEN, line, path)
+    return lines
 
 
 def reports_of(lines: Iterable[Record]) -> list[Record]:

@@ -17,7 +17,7 @@ from hpc_det.search.metric import better
 from hpc_det.store.files import parse_line, read_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
-from hpc_det.store.metrics import Record, reports_of, standing
+from hpc_det.store.metrics import Record, number_in, reports_of, standing
 from hpc_det.store.stop import StopRequest
 
 # --- ends
@@ -202,7 +202,7 @@ class Metrics:
         self._reports = reports_of([*self._reports, *lines])
         last = {record["kind"]: record for record in self._reports}
         newest: Record = self._reports[-1] if self._reports else {"steps": 0, "total": None}
-        self.batches, self.total = newest["steps"], newest["total"]
+        self.batches, self.total = newest["steps"], newest.get("total")
         self.training, self.validation = (last.get(kind, _NOTHING)["metrics"] for kind in ("training", "validation"))
         self.best = None
         for record in self._reports:
@@ -213,7 +213,8 @@ class Metrics:
     def _compare(self, record: Record) -> None:
         value = record["metrics"].get(self.name)
         than = None if self.best is None else float(self.best.value)
-        if value is not None and better(float(value), than, self._smaller_is_better):
+        known = number_in(value)
+        if known is not None and better(known, than, self._smaller_is_better):
             self.best = Validation(self.name, value, record["steps"])
 
 

@@ -17,6 +17,8 @@ SHAPES = [
     '{"kind": "training"}',
     '{"kind": "validation", "steps": "x", "metrics": 3, "time": null}',
     '{"kind": 7, "event": 7, "steps": null}',
+    '{"kind": "training", "steps": 20, "metrics": {}}',
+    '{"kind": "validation", "steps": 20, "metrics": {"accuracy": "x", "loss": {}}}',
     '{"kind": "begins"}',
     '{"event": "ended"}',
     '{"event": "ended", "attempt": {}, "cause": "none", "action": 3, "time": "now"}',

@@ -21,11 +21,11 @@ def begins(attempt: int, time: float, trained: int = 0) -> dict[str, Any]:
 
 
 def trained(attempt: int, time: float, steps: int) -> dict[str, Any]:
-    return {"kind": "training", "attempt": attempt, "steps": steps, "time": time}
+    return {"kind": "training", "attempt": attempt, "steps": steps, "metrics": {}, "time": time}
 
 
 def validated(attempt: int, time: float, steps: int, seconds: float) -> dict[str, Any]:
-    return {"kind": "validation", "attempt": attempt, "steps": steps, "time": time, "seconds": seconds}
+    return {"kind": "validation", "attempt": attempt, "steps": steps, "metrics": {}, "time": time, "seconds": seconds}
 
 
 def told(story: Story) -> list[tuple[str, float, float]]:

@@ -9,7 +9,7 @@ from hpc_det.store.metrics import read_reports, reports_of, samples_per_second, 
 
 
 def report(kind: str, steps: int, attempt: int = 1) -> dict[str, Any]:
-    return {"kind": kind, "steps": steps, "attempt": attempt}
+    return {"kind": kind, "steps": steps, "metrics": {}, "attempt": attempt}
 
 
 def begins(trained: int, validated: int, attempt: int = 2) -> dict[str, Any]:
