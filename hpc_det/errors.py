@@ -7,6 +7,7 @@ HpcDetError            exit code 1: the world refused (scheduler, file system, a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -58,6 +59,17 @@ def shown(value: Any) -> str:
 def printable(text: str) -> str:
     """A key or value may hold anything; a line of output may not."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+_TERMINAL_COMMANDS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters but tab and newline, what turns the direction of text, and what no UTF-8 can hold."""
+
+
+def visible(text: str) -> str:
+    """Lines as a terminal may get them: what it would take for commands is spelled out, such as \\x1b."""
+    return _TERMINAL_COMMANDS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

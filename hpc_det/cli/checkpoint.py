@@ -11,7 +11,7 @@ from hpc_det.cli.confirm import yes_option
 from hpc_det.cli.experiment.keep import output_dir
 from hpc_det.cli.group import Group
 from hpc_det.cli.ids import store
-from hpc_det.cli.output import Output, output_options
+from hpc_det.cli.output import Output, output_options, show
 from hpc_det.cli.several import at_once
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def describe(checkpoints: list[StoredCheckpoint], verify: bool, output: Output) 
 
     records = [described(item, verify=verify) for item in checkpoints]
     if output.is_for_people:
-        click.echo("\n\n".join(in_words(record) for record in records))
+        show("\n\n".join(in_words(record) for record in records))
     else:
         output.details(records)
     insist_on_whole(records)

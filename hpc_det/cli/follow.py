@@ -13,6 +13,7 @@ from rich.live import Live
 
 from hpc_det.cli.follow_many import ManyTrials
 from hpc_det.cli.follow_one import OneTrial
+from hpc_det.cli.output import show
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentState
 from hpc_det.view.watch import POLL_S, Watch, insist_on_completion
@@ -46,7 +47,7 @@ def follow(experiment: ExperimentFolder) -> None:
         )
         raise
     for line in training.summary(state, time.monotonic() - began):
-        click.echo(line)
+        show(line)
     insist_on_completion(watch.view, state)
     click.echo(f"Next: hpc-det experiment describe {experiment.id}")
 
@@ -88,7 +89,7 @@ class Lines:
         if not state.is_final:
             self._tell(state)
         for line in self._training.news():
-            click.echo(line)
+            show(line)
         self._tell(state)
 
     def _tell(self, state: ExperimentState) -> None:

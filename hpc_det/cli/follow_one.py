@@ -11,9 +11,10 @@ from rich.text import Text
 from hpc_det.cli.tail import Tail
 from hpc_det.cli.values import number, values_in_words
 from hpc_det.config.merge import Tree
+from hpc_det.errors import visible
 from hpc_det.store.files import parse_line
 from hpc_det.store.folders import TrialFolder
-from hpc_det.store.metrics import Record, is_line, reports_of
+from hpc_det.store.metrics import Record, reports_of
 from hpc_det.view import story
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import Metrics
@@ -47,7 +48,7 @@ class OneTrial:
         metrics = self._reader.metrics
         description = f"experiment {self._view.id} {state.value}"
         self._progress.update(self._task, description=description, completed=metrics.batches, total=metrics.total)
-        last = Text(_last(metrics.training, metrics.validation), no_wrap=True, overflow="ellipsis")
+        last = Text(visible(_last(metrics.training, metrics.validation)), no_wrap=True, overflow="ellipsis")
         return Group(self._progress, last)
 
     def summary(self, state: ExperimentState, seconds: float) -> Iterator[str]:
@@ -71,7 +72,7 @@ class MetricsReader:
 
     def read(self) -> list[Record]:
         """The reports that are new since the last call."""
-        lines = [record for line in self._tail.lines() if (record := parse_line(line)) and is_line(record)]
+        lines = [record for line in self._tail.lines() if (record := parse_line(line))]
         reports = reports_of(lines)
         if len(reports) < len(lines):  # an attempt began, and what earlier ones reported may be void
             self.metrics = Metrics.read(self._trial, self._searcher)

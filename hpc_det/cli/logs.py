@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from hpc_det.cli.log_choices import LogChoices
+from hpc_det.cli.output import log_line
 from hpc_det.cli.values import iso
-from hpc_det.errors import UsageError
+from hpc_det.errors import UsageError, visible
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view import story
 from hpc_det.view.logs.experiment import ExperimentLogs
@@ -105,9 +106,9 @@ class Text:
         begin = time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(passage.time)) if self._has_times else ""
         begin += f"[job={source.job}] " if source.job else ""
         begin += f"[trial={source.trial}] " if self._names_trials and source.trial else ""
-        border = f"{begin}{self._border(source)}\n" if self._is_new(source) else ""
+        border = f"{begin}{visible(self._border(source))}\n" if self._is_new(source) else ""
         begin += f"[rank={source.rank}] " if source.rank is not None else ""
-        return border + "".join([f"{begin}{line}\n" for line in passage.lines])
+        return border + "".join([f"{begin}{log_line(line)}\n" for line in passage.lines])
 
     def _is_new(self, source: Source) -> bool:
         if source.trial is None or source.attempt is None or self._shown.get(source.trial) == source.attempt:

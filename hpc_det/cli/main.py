@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from hpc_det.cli.lazy import LazyCommand, LazyGroup
-from hpc_det.errors import INTERRUPTED, HpcDetError, refused
+from hpc_det.errors import INTERRUPTED, HpcDetError, refused, visible
 
 COMMANDS = (
     LazyCommand(
@@ -152,5 +152,5 @@ def main(argv: Sequence[str] | None = None, program: str = "hpc-det") -> int:
 
 def _say(problems: Sequence[str], exit_code: int) -> int:
     for line in "\n".join(problems).splitlines():
-        print(f"hpc-det: {line}", file=sys.stderr)
+        print(f"hpc-det: {visible(line)}", file=sys.stderr)
     return exit_code

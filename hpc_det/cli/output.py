@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 import click
 
 from hpc_det.cli.values import columns
-from hpc_det.errors import printable
+from hpc_det.errors import printable, visible
 
 Record = Mapping[str, Any]
 MOST_BY_RICH = 100
@@ -124,6 +125,29 @@ def _flat(record: Record, prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{name}"] = json.dumps(value) if isinstance(value, (list, dict, bool)) else value
     return found
+
+
+def show(text: str) -> None:
+    """Text for people, of which others may have written a part."""
+    click.echo(visible(text))
+
+
+_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
+"""Of letters and their background (SGR), as programs print it; every other sequence would move or change something."""
+_NO_COLOUR = "\x1b[0m"
+
+
+def log_line(line: str) -> str:
+    """A line of a log as a terminal may get it: in its colours, of a progress bar what stands there in the end.
+
+    All else that a terminal would take for a command is spelled out.
+    """
+    line = line.rstrip("\r").rpartition("\r")[2]
+    coloured = _COLOUR.split(line)
+    if len(coloured) == 1:
+        return visible(line)
+    parts = [part if number % 2 else visible(part) for number, part in enumerate(coloured)]
+    return "".join([*parts, _NO_COLOUR])
 
 
 def rows(records: Sequence[Record], shown: Sequence[Column]) -> list[list[str]]:

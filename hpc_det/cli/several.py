@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import click
-
+from hpc_det.cli.output import show
 from hpc_det.errors import HpcDetError, UsageError, refused
 
 Thing = TypeVar("Thing")
@@ -36,7 +35,7 @@ def each(things: Sequence[Thing], act: Callable[[Thing], str | None], *, side_by
 
     def tell(said: str | None) -> None:
         if said:
-            click.echo(said)
+            show(said)
 
     if side_by_side == 1:  # in this thread, so that Ctrl-C ends what waits
         at_once(things, lambda thing: tell(act(thing)))

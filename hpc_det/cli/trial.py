@@ -10,7 +10,7 @@ from hpc_det.cli.experiment.keep import output_dir
 from hpc_det.cli.group import Group
 from hpc_det.cli.ids import any_trial_argument, trial_argument
 from hpc_det.cli.log_choices import LogChoices, log_options
-from hpc_det.cli.output import Output, output_options
+from hpc_det.cli.output import Output, output_options, show
 from hpc_det.store.folders import TrialFolder
 
 
@@ -51,7 +51,7 @@ def describe(trial: TrialFolder, with_metrics: bool, output: Output) -> None:
         return
     found = of(trial)
     if output.is_for_people:
-        click.echo(in_words(found))
+        show(in_words(found))
     else:
         output.details([found.as_json()])
 
@@ -90,7 +90,7 @@ def profile(trial: TrialFolder, output: Output) -> None:
 
     found = of(trial)
     if output.is_for_people:
-        click.echo(in_words(trial, found))
+        show(in_words(trial, found))
     elif output.as_csv:
         output.table(measures(found), (), KEYS)
     else:
@@ -147,7 +147,7 @@ def kill(trial: TrialFolder) -> None:
     """
     from hpc_det.cli import control
 
-    click.echo(control.kill_trial(trial))
+    show(control.kill_trial(trial))
 
 
 @trial.command()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hpc_det.errors import HpcDetError, shown
 from hpc_det.store import full_disk
 from hpc_det.store.modes import PRIVATE_FILE, open_file
 from hpc_det.store.temporary import temporary_beside
@@ -172,6 +173,23 @@ def newest_first(path: Path) -> Iterator[bytes]:
             yield from reversed(lines)
             end = begin
         yield rest
+
+
+Shape = Mapping[str, type | tuple[type, ...]]
+"""The keys that a line must have, and the types of their values."""
+NUMBER = (int, float)
+
+
+def insist_on(shape: Shape, record: dict[str, Any], where: object) -> None:
+    """Raises HpcDetError for a line that its writer cannot have written. `where`: the file."""
+    for key, kind in shape.items():
+        value = record.get(key)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            found = f"{key} is {shown(value)}" if key in record else f"it has no {key}"
+            raise HpcDetError(
+                f"{where}: damaged: {found} in the line {shown(record)}, which hpc_det has not written; remove that "
+                f"line"
+            )
 
 
 def read_counted(path: Path, count: str) -> list[dict[str, Any]]:

@@ -16,9 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, shown
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
-from hpc_det.store.files import append_line, read_lines
+from hpc_det.store.files import NUMBER, Shape, append_line, insist_on, read_lines
+
+_EVENT: Shape = {"event": str, "attempt": int, "time": NUMBER}
+_ENDED: Shape = {"cause": str, "action": str}
+_CAUSES, _ACTIONS = {cause.value for cause in Cause}, {action.value for action in Action}
 
 
 class Overtaken(HpcDetError):
@@ -30,7 +34,18 @@ class Journal:
     path: Path
 
     def events(self) -> list[dict[str, Any]]:
-        return read_lines(self.path)
+        """Raises HpcDetError for a damaged line."""
+        events = read_lines(self.path)
+        for event in events:
+            insist_on(_EVENT, event, self.path)
+            if event["event"] == "ended":
+                insist_on(_ENDED, event, self.path)
+                if event["cause"] not in _CAUSES or event["action"] not in _ACTIONS:
+                    raise HpcDetError(
+                        f"{self.path}: damaged: attempt {event['attempt']} ended by {shown(event['cause'])}, with "
+                        f"{shown(event['action'])}: no such end; remove that line"
+                    )
+        return events
 
     def started(self, attempt: int, job_id: str, worker: int = 0) -> None:
         self._append("started", attempt, job_id=job_id, worker=worker, host=socket.gethostname())

@@ -17,32 +17,42 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hpc_det.store.files import blocks, each_line, newest_first, parse_line
+from hpc_det.errors import HpcDetError, shown
+from hpc_det.store.files import NUMBER, Shape, blocks, each_line, insist_on, newest_first, parse_line
 
 Record = dict[str, Any]
 BEGINS = "begins"
 _TRAINING = b'{"kind": "training"'
+_WRITTEN: Shape = {"attempt": int, "time": NUMBER}
+"""What every line has beside that."""
+_SHAPES: dict[str, Shape] = {
+    BEGINS: {"trained": NUMBER, "validated": NUMBER},
+    "training": {"steps": int, "metrics": dict},
+    "validation": {"steps": int, "metrics": dict},
+}
 
 
-def is_line(record: Record) -> bool:
-    """Whether the fields that readers rely on are there: another program may have written into the file."""
-    kind = record.get("kind")
-    if kind == BEGINS:
-        return type(record.get("trained")) is int and type(record.get("validated")) is int
-    is_report = kind in ("training", "validation")
-    return is_report and type(record.get("steps")) is int and type(record.get("metrics")) is dict
+def checked(record: Record) -> Record:
+    """The line as it is. Raises HpcDetError for one that no rank 0 has written."""
+    shape = _SHAPES.get(str(record.get("kind")))
+    if shape is None:
+        raise HpcDetError(f"metrics.jsonl: damaged: no kind of report in the line {shown(record)}; remove that line")
+    insist_on(shape, record, "metrics.jsonl")
+    return record
 
 
 def each(path: Path) -> Iterator[Record]:
-    """All lines, void ones too, oldest first; none where there is no such file."""
-    return filter(is_line, each_line(path))
+    """All lines, also void ones, oldest first. Raises HpcDetError for a damaged one."""
+    for line in each_line(path):
+        insist_on(_WRITTEN, checked(line), path)
+        yield line
 
 
 def standing(newest_first: Iterable[Record]) -> Iterator[Record]:
     """The reports that no later attempt has made void, of all lines from the newest to the oldest, in that order."""
     reached = {"training": math.inf, "validation": math.inf}
     for record in newest_first:
-        if record["kind"] == BEGINS:
+        if checked(record)["kind"] == BEGINS:
             reached["training"] = min(reached["training"], record["trained"])
             reached["validation"] = min(reached["validation"], record["validated"])
         elif record["steps"] <= reached[record["kind"]]:
@@ -56,7 +66,7 @@ def reports_of(lines: Iterable[Record]) -> list[Record]:
 
 def read_reports(path: Path) -> list[Record]:
     """The reports that stand, oldest first; none where there is no such file."""
-    return reports_of(each(path))
+    return reports_of(each_line(path))
 
 
 def last_reports(path: Path) -> dict[str, Record]:
@@ -66,7 +76,7 @@ def last_reports(path: Path) -> dict[str, Record]:
     def parsed() -> Iterator[Record]:
         for line in newest_first(path):
             is_known = "training" in found and line.startswith(_TRAINING)
-            if not is_known and (record := parse_line(line)) and is_line(record):
+            if not is_known and (record := parse_line(line)):
                 yield record
 
     for report in standing(parsed()):
@@ -86,9 +96,8 @@ def validation_metrics(path: Path, at: Collection[int]) -> dict[int, Record]:
     found: dict[int, Record] = {}
     for block in blocks(path):
         for line in _VALIDATED_OR_BEGUN.findall(block):
-            record = parse_line(line)
-            if record and is_line(record):
-                _take(found, record, record.get("metrics"), is_wanted=record.get("steps") in at)
+            if record := parse_line(line):
+                _take(found, checked(record), record.get("metrics"), is_wanted=record.get("steps") in at)
     return found
 
 
@@ -120,9 +129,8 @@ def _with_number(metric: str) -> re.Pattern[bytes]:
 
 def _take_all(values: dict[int, float], block: bytes, metric: str) -> None:
     for line in _VALIDATED_OR_BEGUN.findall(block):
-        record = parse_line(line)
-        if record and is_line(record):
-            value = number_in(record["metrics"].get(metric) if record["kind"] == "validation" else None)
+        if record := parse_line(line):
+            value = number_in(checked(record).get("metrics", {}).get(metric))
             _take(values, record, value, is_wanted=value is not None)
 
 

@@ -17,7 +17,7 @@ from textual.widgets import DataTable, Input, Static
 
 from hpc_det.cli import again, control, describe
 from hpc_det.cli.output import COLOURS
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, visible
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.top import cells
@@ -184,8 +184,8 @@ class Top(App[None]):
     def _show_below(self) -> None:
         row, is_wide = self._selected(), self.size.width >= WIDE
         width = self.size.width // 2 - 1 if is_wide else self.size.width
-        self._detail.update("\n".join(cells.detail(row, width)) if row else "no experiments")
-        self._queue.update("\n".join(cells.queue(self._seen.jobs, 6 if is_wide else 3, width)))
+        self._detail.update(visible("\n".join(cells.detail(row, width))) if row else "no experiments")
+        self._queue.update(visible("\n".join(cells.queue(self._seen.jobs, 6 if is_wide else 3, width))))
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width >= WIDE, "wide")
@@ -197,7 +197,7 @@ class Top(App[None]):
     def _say(self, text: str) -> None:
         """In the status line, until there is other news."""
         if text.strip():
-            self._status.update(text.strip().replace("\n", "; "))
+            self._status.update(visible(text.strip().replace("\n", "; ")))
 
     def on_said(self, event: Said) -> None:
         self._say(event.text)
@@ -258,7 +258,7 @@ class Top(App[None]):
 
 
 def _styled(text: str) -> Text:
-    return Text(text, style=COLOURS.get(text, ""), no_wrap=True)
+    return Text(visible(text), style=COLOURS.get(text, ""), no_wrap=True)
 
 
 def show(store: ExperimentStore) -> None:

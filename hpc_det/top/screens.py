@@ -19,7 +19,7 @@ from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import RichLog, Static
 
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, visible
 from hpc_det.store.folders import ExperimentFolder
 
 AGAIN_S = 5.0
@@ -84,7 +84,7 @@ class Details(ModalScreen[None]):
         self.post_message(Told(told))
 
     def on_told(self, event: Told) -> None:
-        self.query_one("#text", Static).update(event.text)
+        self.query_one("#text", Static).update(visible(event.text))
         self.set_timer(AGAIN_S, self._look)
 
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterable
 
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, visible
 from hpc_det.schedulers import scheduler as schedulers
 from hpc_det.schedulers.command import CommandError, run_command
 from hpc_det.schedulers.scheduler import JobState, JobStatus, Scheduler
@@ -66,7 +66,7 @@ def state(view: ExperimentView) -> ExperimentState:
 
 def say(text: str) -> None:
     """News beside the command's own output."""
-    print(f"hpc-det: {text}", file=sys.stderr, flush=True)
+    print(f"hpc-det: {visible(text)}", file=sys.stderr, flush=True)
 
 
 class Watch:

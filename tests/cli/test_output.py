@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -12,7 +13,10 @@ import click
 import pytest
 
 from hpc_det.cli.main import cli
-from hpc_det.cli.output import MOST_BY_RICH, Output, column
+from hpc_det.cli.output import MOST_BY_RICH, Output, column, log_line
+from hpc_det.errors import visible
+from hpc_det.requeue import Action, Cause
+from hpc_det.store.files import read_json, write_json
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life
 from tests.cli.test_main import commands
@@ -121,3 +125,47 @@ def test_every_command_that_shows_something_has_all_three(command: click.Command
 def test_what_others_wrote_is_no_command_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     Output().table([{"id": 1, "state": "\x1b[2Jgone", "why": "a\nb"}], SHOWN)
     assert capsys.readouterr().out.splitlines()[1].split() == ["1", "\\x1b[2Jgone", "a\\nb"]
+
+
+# --- what others wrote, on a terminal
+
+HOSTILE = "a\x1b]0;title\x07\x1b[2J\x9b31m\x08\u202eb\x7f"
+"""Sets the title, clears the screen, goes back one character, turns the text around."""
+
+
+def test_commands_to_a_terminal_are_spelled_out() -> None:
+    assert visible(HOSTILE) == r"a\x1b]0;title\x07\x1b[2J\x9b31m\x08\u202eb\x7f"
+    assert visible("naïve\ttext, two\nlines: 日本語 👩‍🔬") == "naïve\ttext, two\nlines: 日本語 👩‍🔬"
+    assert visible("a\rb") == r"a\rb"
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("plain", "plain"),
+        ("\x1b[1;31mred\x1b[0m and not", "\x1b[1;31mred\x1b[0m and not\x1b[0m"),
+        ("\x1b[31mred \x1b[2J\x1b]52;c;x\x07", "\x1b[31mred \\x1b[2J\\x1b]52;c;x\\x07\x1b[0m"),
+        ("10%\r50%\r100%", "100%"),
+        ("windows\r", "windows"),
+        (HOSTILE, r"a\x1b]0;title\x07\x1b[2J\x9b31m\x08\u202eb\x7f"),
+    ],
+)
+def test_a_line_of_a_log_keeps_its_colours_alone(line: str, shown: str) -> None:
+    assert log_line(line) == shown
+
+
+def test_no_command_lets_what_others_wrote_through(
+    root: Path, hpc_det: Command, scheduler: FakeScheduler, tmp_path: Path
+) -> None:
+    life = Life.submitted(root, title=HOSTILE)
+    effective = read_json(life.folder.effective)
+    assert effective is not None
+    write_json(life.folder.effective, {**effective, "description": HOSTILE, "labels": [HOSTILE]})
+    life.begins()
+    life.reports("validation", 10, {"accuracy": 0.5, HOSTILE: 0.5})
+    life.rank_prints(0, f"{HOSTILE}\n")
+    life.ends(Cause.FAILED, Action.GIVE_UP, failure=f"rank 0: {HOSTILE}")
+    commands = ["e list", "e describe 1", "e list-trials 1", "t describe 1/1", "e logs 1", "t logs 1/1", "e wait 1"]
+    for command in [*commands, "task list", "job list", "e describe 1 --json"]:
+        told = hpc_det(*command.split())
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", told.out + told.err), command

@@ -26,8 +26,7 @@ def trained(attempt: int, time: float, steps: int) -> dict[str, Any]:
 
 
 def validated(attempt: int, time: float, steps: int, seconds: float) -> dict[str, Any]:
-    line = {"kind": "validation", "attempt": attempt, "steps": steps, "time": time}
-    return {**line, "metrics": {}, "seconds": seconds}
+    return {"kind": "validation", "attempt": attempt, "steps": steps, "metrics": {}, "time": time, "seconds": seconds}
 
 
 def told(story: Story) -> list[tuple[str, float, float]]:

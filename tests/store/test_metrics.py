@@ -23,7 +23,7 @@ from hpc_det.store.metrics import (
 
 
 def report(kind: str, steps: int, attempt: int = 1) -> dict[str, Any]:
-    return {"kind": kind, "steps": steps, "attempt": attempt}
+    return {"kind": kind, "steps": steps, "metrics": {}, "attempt": attempt}
 
 
 def begins(trained: int, validated: int, attempt: int = 2) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def a_line(draw: st.DrawFn) -> str:
     return json.dumps(record, separators=separators)
 
 
-ODD_LINES = ['{"kind": "validation", "ste', "[]", "\N{BELL}", "", '{"kind": 7}', '{"kind": "validation"}']
+ODD_LINES = ['{"kind": "validation", "ste', "[]", "\N{BELL}", ""]
 ODD_VALUES = ["NaN", "Infinity", None, True, [1], {"loss": 1}, ', "loss": 5', "{", "begins"]
 
 

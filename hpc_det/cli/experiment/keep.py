@@ -9,7 +9,7 @@ import click
 from hpc_det.cli.confirm import yes_option
 from hpc_det.cli.experiment.group import experiment
 from hpc_det.cli.ids import any_experiment_argument, experiments_argument, store
-from hpc_det.cli.output import Output, output_options
+from hpc_det.cli.output import Output, output_options, show
 from hpc_det.store.folders import ExperimentFolder
 
 output_dir = click.option(
@@ -142,4 +142,4 @@ def cleanup(dry_run: bool) -> None:
     from hpc_det.cli.cleanup import cleanup
 
     for line in cleanup(store(), dry_run=dry_run):
-        click.echo(line)
+        show(line)

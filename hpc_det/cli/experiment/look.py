@@ -7,7 +7,7 @@ import click
 from hpc_det.cli.experiment.group import experiment
 from hpc_det.cli.ids import any_experiment_argument, any_experiments_argument, created_trial, store
 from hpc_det.cli.log_choices import LogChoices, log_options
-from hpc_det.cli.output import Output, output_options
+from hpc_det.cli.output import Output, output_options, show
 from hpc_det.store.folders import ExperimentFolder
 
 STATES = ("SUBMITTING", "QUEUED", "RUNNING", "SUSPENDED", "PAUSED", "COMPLETED", "ERROR", "CANCELED")
@@ -101,7 +101,7 @@ def describe(experiments: list[ExperimentFolder], output: Output) -> None:
     from hpc_det.cli.describe import described, in_words
 
     if output.is_for_people:
-        click.echo("\n\n".join(in_words(experiment) for experiment in experiments))
+        show("\n\n".join(in_words(experiment) for experiment in experiments))
     else:
         output.details([described(experiment) for experiment in experiments])
 
@@ -173,6 +173,6 @@ def config(experiment: ExperimentFolder, origins: bool, output: Output) -> None:
     if not output.is_for_people:
         output.details([tree])
     elif origins:
-        click.echo("\n".join(explained(tree, written_by)))
+        show("\n".join(explained(tree, written_by)))
     else:
         click.echo(dump_yaml(tree), nl=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from hpc_det.cli.group import Group
-from hpc_det.cli.output import Output, output_options
+from hpc_det.cli.output import Output, output_options, show
 from hpc_det.cli.several import at_once, each
 
 
@@ -87,7 +87,7 @@ def update_(jobs: list[str], **given: str | None) -> None:
         many = f"{' and '.join(f'--{what}' for what in said)} exclude each other" if said else "none was given"
         raise click.UsageError(f"{many}; give one of --priority, --weight, --resource-pool, --ahead-of and --behind-of")
     ((name, value),) = said.items()
-    click.echo("\n".join(update(at_once(jobs, lambda job_id: operation(job_id, name, value)))))
+    show("\n".join(update(at_once(jobs, lambda job_id: operation(job_id, name, value)))))
 
 
 @job.command("update-batch")
@@ -104,7 +104,7 @@ def update_batch(updates: tuple[str, ...]) -> None:
     from hpc_det.cli.job.operations import parsed
     from hpc_det.cli.job.updates import update
 
-    click.echo("\n".join(update(at_once(updates, parsed))))
+    show("\n".join(update(at_once(updates, parsed))))
 
 
 @job.command()

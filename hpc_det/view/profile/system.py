@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_det.store.files import parse_line
-from hpc_det.view.profile.timings import Stretch
+from hpc_det.store.files import NUMBER, Shape, insist_on, parse_line
+from hpc_det.view.profile.timings import Stretch, numbered
 
 Sample = dict[str, Any]
 UNITS = {
@@ -91,9 +91,14 @@ def read_system(folder: Path) -> list[NodeUse]:
 
 
 def _samples(folder: Path) -> Iterator[Sample]:
-    for file in sorted(folder.glob("system-*.jsonl"), key=lambda file: int(file.stem.rpartition("-")[2])):
+    for file in numbered(folder, "system").values():
         with file.open("rb") as lines:
-            yield from filter(None, map(parse_line, lines))
+            for sample in filter(None, map(parse_line, lines)):
+                insist_on(_SHAPE, sample, file)
+                yield sample
+
+
+_SHAPE: Shape = {"host": str, "attempt": int, "time": NUMBER, "gpus": dict}
 
 
 Curve = list[tuple[int, float, float, float]]

@@ -10,13 +10,14 @@ again counts once, as it was trained last. Moments are of the host's own clock, 
 from __future__ import annotations
 
 import enum
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_det.store.files import read_lines
+from hpc_det.store.files import NUMBER, Shape, insist_on, read_lines
 
 
 class Part(str, enum.Enum):
@@ -106,8 +107,8 @@ class Stretch(Spent):
 
 def read_timings(folder: Path) -> dict[int, list[Stretch]]:
     """Of each rank that has a file, oldest first, without what was trained again."""
-    files = {int(file.stem.rpartition("-")[2]): file for file in folder.glob("timings-*.jsonl")}
-    found = {rank: [_stretch(rank, line) for line in read_lines(files[rank])] for rank in sorted(files)}
+    files = numbered(folder, "timings")
+    found = {rank: [_stretch(rank, line, file) for line in read_lines(file)] for rank, file in files.items()}
     begins: dict[int, int] = {}
     for stretch in (stretch for stretches in found.values() for stretch in stretches):
         begins[stretch.attempt] = min(stretch.first, begins.get(stretch.attempt, stretch.first))
@@ -115,7 +116,24 @@ def read_timings(folder: Path) -> dict[int, list[Stretch]]:
     return {rank: stretches for rank, stretches in standing.items() if stretches}
 
 
-def _stretch(rank: int, line: dict[str, Any]) -> Stretch:
+_SHAPE: Shape = {
+    **dict.fromkeys(("attempt", "batches", "count", "records"), int),
+    **dict.fromkeys(("time", "wall_s", "samples_per_second"), NUMBER),
+    "host": str,
+    "seconds": dict,
+    "exposed_communication_s": (*NUMBER, type(None)),
+}
+
+
+def numbered(folder: Path, name: str) -> dict[int, Path]:
+    """The files name-NUMBER.jsonl, by their numbers. Others, such as a copy that somebody made, are none of ours."""
+    pattern = re.compile(rf"{name}-(\d+)\.jsonl", re.ASCII)
+    found = ((pattern.fullmatch(file.name), file) for file in folder.glob(f"{name}-*.jsonl"))
+    return dict(sorted((int(match[1]), file) for match, file in found if match))
+
+
+def _stretch(rank: int, line: dict[str, Any], file: Path) -> Stretch:
+    insist_on(_SHAPE, line, file)
     return Stretch(
         rank=rank,
         host=line["host"],
