@@ -84,7 +84,7 @@ class Switchboard:
         try:
             self._server = socket.create_server((host, 0), backlog=4096)
         except OSError as error:
-            raise HpcDetError(f"the driver cannot listen on {host}: {error.strerror}") from None
+            raise HpcDetError(f"this node cannot listen on {host}: {error.strerror}") from None
         self._server.setblocking(False)
         self.host, self.port = self._server.getsockname()[:2]
         self._buffer = memoryview(bytearray(READ_BYTES))

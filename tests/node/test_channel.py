@@ -236,7 +236,7 @@ def test_it_listens_on_its_one_address_alone(board: Board) -> None:
 
 
 def test_an_address_that_is_not_here_is_named() -> None:
-    with pytest.raises(HpcDetError, match=r"the driver cannot listen on 192\.0\.2\.1: Cannot assign"):
+    with pytest.raises(HpcDetError, match=r"this node cannot listen on 192\.0\.2\.1: Cannot assign"):
         Switchboard("192.0.2.1", lambda identity: None, lambda address: True)
 
 

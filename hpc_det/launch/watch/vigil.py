@@ -23,6 +23,7 @@ from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import Failure, note_failure
 from hpc_det.launch.node_folders import NodeFolders
 from hpc_det.launch.watch.arrivals import ARRIVE_S, Arrivals
+from hpc_det.launch.watch.awake import AwakeClock
 from hpc_det.launch.watch.health import ANSWER_S, Problem, problems_of_node, wrong_clocks
 from hpc_det.launch.watch.hearts import Hearts, Message
 from hpc_det.launch.watch.peers import Peers, ToNode0
@@ -35,6 +36,8 @@ from hpc_det.store.folders import TrialFolder
 
 SETTLE_S = 1.0
 """Before a node is called lost: where all agents are killed at the same time, none of them is to blame."""
+LINGER_S = 60.0
+"""How long node 0 stays for others that have not left yet; what ends them then is the scheduler's business."""
 GOODBYES_S = 3.0
 """How long the agents of a gang that has failed may take to leave."""
 _STACKS_S = 3.0
@@ -77,7 +80,7 @@ class Vigil:
 
     @property
     def awaits_nodes(self) -> bool:
-        """Whether this agent must stay for others to come or to leave, though its own ranks are done."""
+        """Whether this agent must stay for others to come or to leave. Asked when its own ranks are done."""
         return False
 
     def poll(self) -> None:
@@ -137,6 +140,8 @@ class VigilOfNode0(Vigil):
         """By how many seconds the clock of each node that has arrived is ahead of this one's."""
         self._arrivals: Arrivals | None = None
         """While nodes are missing."""
+        self._lingers: AwakeClock | None = None
+        """Since the ranks here are done."""
         self._lost: list[Failure] = []
         self._lost_at = float("inf")
 
@@ -193,7 +198,10 @@ class VigilOfNode0(Vigil):
 
     @property
     def awaits_nodes(self) -> bool:
-        return bool(self._arrivals or self._lost or (self._peers and self._peers.present))
+        if self._arrivals or self._lost:
+            return True
+        self._lingers = self._lingers or AwakeClock()
+        return bool(self._peers and self._peers.present and self._lingers.seconds() < LINGER_S)
 
     def _hear(self, node: int, message: Message) -> None:
         if "problems" in message:

@@ -137,14 +137,15 @@ def test_a_gang_that_was_suspended_goes_on(two_nodes: TwoNodes) -> None:
     for agent in two_nodes.agents:
         agent.send_signal(signal.SIGSTOP)
         time.sleep(0.2)
-    time.sleep(2 * SOON_S)
+    time.sleep(1.5 * SOON_S)
     for agent in two_nodes.agents:
         agent.send_signal(signal.SIGCONT)
-        time.sleep(SOON_S)
+        time.sleep(0.5 * SOON_S)
     assert [agent.poll() for agent in two_nodes.agents] == [None, None]
     assert failures(two_nodes.gang.trial, 1) == []
 
 
+@pytest.mark.long
 def test_a_network_that_is_gone_for_a_moment_loses_no_node(two_nodes: TwoNodes) -> None:
     in_training(two_nodes)
     two_nodes.lines.cut(1)

@@ -271,6 +271,17 @@ def test_a_node_that_says_goodbye_is_not_lost_and_node_0_stays_until_all_have(ga
     assert (node_0.ended, failures(gang.trial, 1)) == (False, [])
 
 
+def test_node_0_does_not_stay_for_ever_for_one_that_does_not_leave(
+    node_0: Node0, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [arrives(node_0, 1), arrives(node_0, 2)]
+    assert node_0.vigil.awaits_nodes
+    monkeypatch.setattr(vigil, "LINGER_S", 0.0)
+    assert not node_0.vigil.awaits_nodes
+    for line in lines:
+        line.close()
+
+
 def test_the_goodbye_of_an_agent_that_has_failed_ends_the_gang_and_blames_no_node(gang: Gang, node_0: Node0) -> None:
     failed, other = arrives(node_0, 1), arrives(node_0, 2)
     failed.send({"bye": 1})
