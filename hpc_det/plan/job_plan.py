@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from hpc_det.plan.container import Container
@@ -65,7 +65,8 @@ class JobPlan:
     """gpu or cpu."""
     cpus_per_rank: int
     max_restarts: int
-    max_attempts_without_progress: int
+    max_attempts_without_progress: int = 5
+    """Plans of versions before this field lack it."""
 
     partition: str | None
     account: str | None
@@ -125,7 +126,8 @@ class JobPlan:
     @classmethod
     def from_json(cls, text: str) -> JobPlan:
         data: dict[str, Any] = json.loads(text)
-        values = {field.name: _tupled(data[field.name]) for field in fields(cls)}
+        known = (field.name for field in fields(cls) if field.name in data or field.default is MISSING)
+        values = {name: _tupled(data[name]) for name in known}
         return cls(**{**values, "container": data["container"] and Container.from_json(data["container"])})
 
 

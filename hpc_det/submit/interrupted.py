@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from itertools import islice
 from pathlib import Path
 
 from hpc_det.plan.job_plan import JobArray, JobPlan
@@ -109,6 +110,20 @@ def _adopt(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int], job_
     if plan.resume == "chain":
         first = json.loads(experiment.job(scripts[0]).read_text(encoding="utf-8"))["job_id"]
         write_json(experiment.next_jobs(scripts[0], 0), {"jobs": list(dict.fromkeys([first, *job_ids]))})
+
+
+def find_successors(experiment: ExperimentFolder) -> bool:
+    """Record jobs that another job has queued to go on for it, and was killed before it could; False where none was
+    being submitted. Raises CommandError.
+    """
+    paths = [path for script in _scripts(experiment) for path in experiment.all_next_jobs(script)]
+    half_made = {path: known["jobs"] for path in paths if (known := read_json(path) or {}).get("submitting")}
+    if not half_made:
+        return False
+    found = iter(unknown_jobs(experiment, JobPlan.of(experiment).scheduler))
+    for path, jobs in half_made.items():
+        write_json(path, {"jobs": [*jobs, *islice(found, 1)]})
+    return True
 
 
 def _scripts(experiment: ExperimentFolder) -> list[int]:

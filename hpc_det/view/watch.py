@@ -12,7 +12,7 @@ from hpc_det.schedulers.command import CommandError, run_command
 from hpc_det.schedulers.scheduler import JobState, JobStatus, Scheduler
 from hpc_det.schedulers.shared_answers import ASK_S, SharedAnswers
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.submit.interrupted import settle
+from hpc_det.submit.interrupted import find_successors, settle
 from hpc_det.view.state import ExperimentState, ExperimentView
 
 NO_NEWS = JobStatus(JobState.UNKNOWN)
@@ -43,8 +43,22 @@ def states(views: Iterable[ExperimentView]) -> dict[int, ExperimentState]:
     for name, asked in waiting.items():
         statuses = schedulers.scheduler(name).status([job for _, job_ids in asked for job in job_ids], run_command)
         for view, job_ids in asked:
-            found[view.id] = view.state([statuses[job] for job in job_ids])
+            found[view.id] = _with_successors(view, view.state([statuses[job] for job in job_ids]))
     return found
+
+
+def _with_successors(view: ExperimentView, found: ExperimentState) -> ExperimentState:
+    """An end that only the scheduler tells may be that of a job which was killed when it had just queued the next."""
+    if not found.is_final or view.settled() or not view.is_own or not view.jobs:
+        return found
+    try:
+        if not find_successors(view.folder):
+            return found
+    except CommandError as error:
+        say(f"experiment {view.id}: the job that goes on is unknown: {error}")
+        return found
+    statuses = schedulers.scheduler(view.jobs[0].scheduler).status(view.job_ids(), run_command)
+    return view.state(statuses.values())
 
 
 def settle_submission(view: ExperimentView) -> None:
@@ -96,7 +110,7 @@ class Watch:
         if self.view.jobs and (is_due or self._jobs != len(self.view.jobs)):
             self._jobs = len(self.view.jobs)
             self._ask(schedulers.scheduler(self.view.jobs[0].scheduler))
-        found = self.view.state(self._believed)
+        found = _with_successors(self.view, self.view.state(self._believed))
         return ExperimentState.QUEUED if found.is_final and self._has_another_job() else found
 
     def _settle_submission(self) -> None:

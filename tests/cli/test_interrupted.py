@@ -15,7 +15,7 @@ import pytest
 from hpc_det.cli.main import main
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.files import write_json
+from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.submitting import submitter_of, submitting
 from hpc_det.submit import executor  # noqa: F401  # loaded once, not by each process that is killed
@@ -262,6 +262,23 @@ def test_an_answer_that_never_came_leaves_no_job(
     assert hpc_det(*arguments).code == 1
     assert queue.jobs() == []
     assert list(ExperimentStore(root).folders()) == []
+
+
+@pytest.mark.parametrize("is_queued", [True, False])
+def test_a_successor_whose_id_was_not_written_is_found(
+    hpc_det: Command, root: Path, arguments: list[str], queue: Queue, is_queued: bool
+) -> None:
+    """The job was killed right when it submitted the one that goes on for it."""
+    hpc_det(*arguments)
+    experiment = ExperimentStore(root).existing(1)
+    (queue.folder / "4711").unlink()
+    if is_queued:
+        (queue.folder / "4712").write_text(str(experiment.path))
+    write_json(experiment.next_jobs(1, 0), {"jobs": ["4711"], "submitting": True})
+    expected = ExperimentState.QUEUED if is_queued else ExperimentState.ERROR
+    assert state(ExperimentView(experiment)) is expected
+    assert ExperimentView(experiment).job_ids() == ["4711", *queue.jobs()]
+    assert read_json(experiment.next_jobs(1, 0)) == {"jobs": ["4711", *queue.jobs()]}
 
 
 # --- while the submitter lives

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from hpc_det.launch.job.log_lines import say
 from hpc_det.plan.job_plan import JobArray, JobPlan
@@ -100,16 +101,28 @@ class WayBack:
         submission = Submission(
             script=self._script, array=self._array, index=self._index, after=self._job_id, exclude=tuple(exclude)
         )
-        environment = outside_any_job(os.environ, self._plan.python)
-        answer = run_command(self._scheduler.submit_command(submission), environment)
+        self._note({"jobs": [self._job_id], "submitting": True})
         try:
-            job = self._scheduler.parse_submit(answer, self._index if self._array.count > 1 else None)
-        except ValueError as error:
-            raise CommandError(str(error)) from None
-        try:
-            write_json(self._file, {"jobs": [self._job_id, job]})
-        except OSError as error:  # a full disk; the job is in the queue all the same
-            say(f"job {job} goes on, which could not be noted: {error}")
+            job = self._queue(submission)
+        except CommandError:
+            self._note({"jobs": [self._job_id]})
+            raise
+        self._note({"jobs": [self._job_id, job]})
         with suppress(CommandError):
             self._scheduler.replaced(self._job_id, run_command)
         return job
+
+    def _queue(self, submission: Submission) -> str:
+        environment = outside_any_job(os.environ, self._plan.python)
+        answer = run_command(self._scheduler.submit_command(submission), environment)
+        try:
+            return self._scheduler.parse_submit(answer, self._index if self._array.count > 1 else None)
+        except ValueError as error:
+            raise CommandError(str(error)) from None
+
+    def _note(self, jobs: dict[str, Any]) -> None:
+        """After a KILL in the submission the next command finds the job by it (hpc_det.submit.interrupted)."""
+        try:
+            write_json(self._file, jobs)
+        except OSError as error:  # a full disk; the job is in the queue all the same
+            say(f"which jobs wait behind this one could not be noted: {error}")

@@ -83,6 +83,16 @@ def test_a_successor_is_submitted_where_the_temporary_folder_of_the_job_cannot_b
     assert (read_json(gang.experiment.next_jobs(1, 0)) or {})["jobs"] == ["7", "8"]
 
 
+def test_a_job_notes_that_it_submits_its_successor(gang: Gang, slurm: Slurm, stub: Stub, tmp_path: Path) -> None:
+    """For whoever looks after a KILL that came before the answer."""
+    noted = gang.experiment.next_jobs(1, 0)
+    stub("sbatch", f"cp {noted} {tmp_path}/noted; echo 8")
+    gang.plan_ranks(0, scheduler="slurm", resume="successor")
+    assert preempt(gang, 7) == 0
+    assert read_json(tmp_path / "noted") == {"jobs": ["7"], "submitting": True}
+    assert read_json(noted) == {"jobs": ["7", "8"]}
+
+
 def test_a_successor_that_is_slow_to_submit_is_no_part_of_a_gang_that_ends(
     gang: Gang, slurm: Slurm, stub: Stub
 ) -> None:
