@@ -71,20 +71,30 @@ def test_a_gang_that_pbs_requeues_goes_on_bit_for_bit(undisturbed: Story, any_pb
     assert story.same_as(undisturbed)
 
 
-def test_a_suspended_gang_stops_on_all_nodes_and_goes_on_bit_for_bit(undisturbed: Story, any_pbs: PbsLab) -> None:
-    story = Story.begin(TWO_SLOTS, DIRECT, "hyperparameters.batch_s=0.2", cluster="lab")
+def suspended_for_a_while(lab: PbsLab, slots: int) -> Story:
+    story = Story.begin(f"resources.slots_per_trial={slots}", DIRECT, "hyperparameters.batch_s=0.2", cluster="lab")
     story.until_batch(3)
-    ranks = [story.rank_pid(0), story.rank_pid(1)]
-    any_pbs.run("qsig", "-s", "suspend", story.job_id, manager=True)
+    ranks = [story.rank_pid(rank) for rank in range(slots)]
+    lab.run("qsig", "-s", "suspend", story.job_id, manager=True)
     story.until(lambda: all(map(is_stopped, ranks)))
     assert story.describe()["state"] == "SUSPENDED"
     batches = story.batches_reported
-    any_pbs.run("qsig", "-s", "resume", story.job_id, manager=True)
+    lab.run("qsig", "-s", "resume", story.job_id, manager=True)
     story.until(lambda: not any(map(is_stopped, ranks)))
     assert story.batches_reported <= batches + 1
     story.wait()
     assert story.causes == ["finished"]
-    assert story.same_as(undisturbed)
+    return story
+
+
+def test_a_suspended_gang_stops_on_all_nodes_and_goes_on_bit_for_bit(undisturbed: Story, any_pbs: PbsLab) -> None:
+    assert suspended_for_a_while(any_pbs, slots=2).same_as(undisturbed)
+
+
+@pytest.mark.long
+def test_a_suspended_agent_below_its_job_stops_its_ranks_too(undisturbed_alone: Story, any_pbs: PbsLab) -> None:
+    """In a session that PBS does not know."""
+    assert suspended_for_a_while(any_pbs, slots=1).same_as(undisturbed_alone)
 
 
 def deleted_by_the_scheduler(lab: PbsLab, job_id: str) -> None:
