@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hpc_det.checkpoint.committed import FileEntry
+from hpc_det.store import disk
 from hpc_det.store.direct import past_the_cache, write_at
 from hpc_det.store.modes import open_file
 
@@ -54,8 +55,8 @@ class ChecksummedFile:
         self._hand_over()
         for _, write in self._writes:
             write.result()
-        os.ftruncate(self._descriptor, self._size)  # the last page was written whole
-        os.fsync(self._descriptor)
+        disk.truncate(self._descriptor, self._size)  # the last page was written whole
+        disk.flush(self._descriptor)
 
     @property
     def entry(self) -> FileEntry:
