@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.checkpoint.memory import copy_into
-from hpc_det.store import full_disk
+from hpc_det.store import disk, full_disk
 from hpc_det.store.direct import past_the_cache, write_at
 from hpc_det.store.modes import open_file
 
@@ -56,8 +56,8 @@ class ChecksummedFile:
         self._hand_over()
         for _, write in self._writes:
             write.result()
-        os.ftruncate(self._descriptor, self._size)  # the last page was written whole
-        os.fsync(self._descriptor)
+        disk.truncate(self._descriptor, self._size)  # the last page was written whole
+        disk.flush(self._descriptor)
 
     @property
     def entry(self) -> FileEntry:

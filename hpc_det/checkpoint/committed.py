@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -22,6 +21,7 @@ from typing import Any
 
 from hpc_det.checkpoint.inspection import in_words, irregularities
 from hpc_det.checkpoint.reading import blocks_of, differences, open_regular, read_blocks
+from hpc_det.store import disk
 from hpc_det.store.modes import make_folders, set_mode
 
 MANIFEST = "manifest.json"
@@ -231,10 +231,10 @@ def _odd_values(checkpoint: Committed) -> Iterator[str]:
 def delete(folder: Path, hidden: str) -> None:
     """Renamed to `hidden` beside it first: a half-deleted folder is no checkpoint. What is gone already is no error."""
     aside = folder.with_name(hidden)
-    shutil.rmtree(aside, ignore_errors=True)
+    disk.remove_tree(aside)
     with suppress(FileNotFoundError):
-        folder.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
+        disk.rename(folder, aside)
+    disk.remove_tree(aside)
 
 
 def copy_whole(checkpoint: Committed, get: Callable[[str, Path], object]) -> list[str]:
@@ -244,7 +244,7 @@ def copy_whole(checkpoint: Committed, get: Callable[[str, Path], object]) -> lis
     Returns what is damaged of its state; then there is nothing new at its path. Its code may be damaged.
     """
     partial = checkpoint.path.with_name(f".partial-{checkpoint.uuid}")
-    shutil.rmtree(partial, ignore_errors=True)
+    disk.remove_tree(partial)
     try:
         for name in [*checkpoint.files, MANIFEST]:
             target = partial / name
@@ -259,10 +259,10 @@ def copy_whole(checkpoint: Committed, get: Callable[[str, Path], object]) -> lis
             return damage
         if checkpoint.path.exists():
             delete(checkpoint.path, hidden=".partial-damaged")
-        os.rename(partial, checkpoint.path)
+        disk.rename(partial, checkpoint.path)
         return []
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        disk.remove_tree(partial)
 
 
 def outside(names: Iterable[str]) -> list[str]:

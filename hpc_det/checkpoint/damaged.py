@@ -9,12 +9,12 @@ A hidden name is no checkpoint for whoever lists them: neither for retention nor
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hpc_det.errors import HpcDetError
+from hpc_det.store import disk
 from hpc_det.store.files import flush_folder, read_json, write_json
 
 _PREFIX, _RECORD = ".damaged-", ".json"
@@ -41,8 +41,8 @@ def set_aside(folder: Path, steps: int | None, problems: list[str]) -> str:
     aside = folder.with_name(f"{_PREFIX}{folder.name}")
     try:
         if os.path.isdir(aside) and not os.path.islink(aside):
-            shutil.rmtree(aside, ignore_errors=True)  # of the same checkpoint, which came back from a store
-        os.rename(folder, aside)
+            disk.remove_tree(aside)  # of the same checkpoint, which came back from a store
+        disk.rename(folder, aside)
         flush_folder(folder.parent)
         return note(folder.parent, folder.name, steps, problems, str(aside))
     except OSError as error:
@@ -80,5 +80,5 @@ def _known(checkpoints: Path, uuid: str) -> Damaged:
 
 def remove_damaged(checkpoints: Path, uuid: str) -> None:
     """For good, as its owner wants."""
-    shutil.rmtree(checkpoints / f"{_PREFIX}{uuid}", ignore_errors=True)
-    (checkpoints / f"{_PREFIX}{uuid}{_RECORD}").unlink(missing_ok=True)
+    disk.remove_tree(checkpoints / f"{_PREFIX}{uuid}")
+    disk.unlink(checkpoints / f"{_PREFIX}{uuid}{_RECORD}", missing_ok=True)

@@ -14,8 +14,6 @@ from __future__ import annotations
 import hmac
 import json
 import logging
-import os
-import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.checkpoint.committed import delete
+from hpc_det.store import disk
 from hpc_det.store.files import flush_folder, write_atomic, write_json
 from hpc_det.store.key import derived
 from hpc_det.store.run_folder import RunFolder
@@ -84,7 +83,7 @@ class Partial:
         }
         write_json(self.path / _MANIFEST, {**content, "mac": _mac_of(content, key)})
         final = self.run.snapshots / str(self.number)
-        os.rename(self.path, final)
+        disk.rename(self.path, final)
         flush_folder(self.run.snapshots)
         for number in _numbers(self.run)[KEPT:]:
             delete(self.run.snapshots / str(number), f".{number}.old")
@@ -99,9 +98,9 @@ def begin(run: RunFolder, number: int) -> Partial:
     """What agents that were killed left half-done is cleared away, but nothing newer: another agent may write that."""
     for leftover in run.snapshots.glob(".*"):
         if _number_of(leftover) <= number:
-            shutil.rmtree(leftover, ignore_errors=True)
+            disk.remove_tree(leftover)
     partial = Partial(run, number)
-    partial.path.mkdir(mode=0o700)
+    disk.make_folder(partial.path, 0o700)
     return partial
 
 

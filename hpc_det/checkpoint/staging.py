@@ -7,7 +7,6 @@ any point leaves either the old state or the new one.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from hpc_det.checkpoint.checksummed import ChecksummedFile, checksummed
 from hpc_det.checkpoint.committed import MANIFEST, Committed, FileEntry, checksum, manifest_of
 from hpc_det.checkpoint.reading import open_regular
 from hpc_det.errors import HpcDetError
+from hpc_det.store import disk
 from hpc_det.store.files import flush_folder, write_atomic, write_flushed
 from hpc_det.store.modes import make_folder, make_folders, set_mode
 
@@ -71,7 +71,7 @@ class Staging:
         checkpoint = Committed(path=self.checkpoints / self.uuid, steps=steps, time=time.time(), files=entries)
         write_flushed(self.partial / MANIFEST, manifest_of(checkpoint))
         flush_folder(self.partial)
-        os.rename(self.partial, checkpoint.path)
+        disk.rename(self.partial, checkpoint.path)
         flush_folder(self.checkpoints)
         return checkpoint
 
@@ -81,7 +81,7 @@ def _flushed(path: Path) -> FileEntry:
     try:
         set_mode(path)
         with open_regular(path) as file:
-            os.fsync(file.fileno())
+            disk.flush(file.fileno())
         return checksum(path)
     except OSError as error:
         raise HpcDetError(f"{path}: cannot become part of a checkpoint: {error.strerror}") from None
@@ -106,4 +106,4 @@ def new_staging(checkpoints: Path) -> Staging:
 def clear_leftovers(checkpoints: Path) -> None:
     """What a killed attempt, or a save that was given up, left half-done."""
     for leftover in checkpoints.glob(".partial-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        disk.remove_tree(leftover)

@@ -5,7 +5,6 @@ For whoever looks at them or removes them when no rank writes them; a trial that
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +28,7 @@ from hpc_det.checkpoint.inspection import in_words
 from hpc_det.checkpoint.reading import open_regular
 from hpc_det.checkpoint.remote import Remote, remote_of
 from hpc_det.errors import HpcDetError
+from hpc_det.store import disk
 from hpc_det.store.files import write_atomic
 from hpc_det.store.folders import TrialFolder
 
@@ -78,7 +78,7 @@ class TrialStorage:
         if is_here(rest.path):
             write_atomic(rest.path / MANIFEST, manifest_of(rest))
             for name in names:
-                (rest.path / name).unlink(missing_ok=True)
+                disk.unlink(rest.path / name, missing_ok=True)
 
     def copy(self, checkpoint: Committed, target: Path) -> list[str]:
         """A copy with its whole state at `target`, out of its folder, or else out of the store.
@@ -113,14 +113,14 @@ def _copy_file(source: Path, target: Path) -> None:
         file = open_regular(source)
     except OSError as error:
         raise FileNotFoundError(error.errno, error.strerror, str(source)) from None
-    with file, target.open("wb") as copied:
-        shutil.copyfileobj(file, copied)
+    with file:
+        disk.copy_content(file, target)
 
 
 def clear_leftovers(trial: TrialFolder) -> None:
     """Of removals that were killed."""
     for leftover in trial.checkpoints.glob(".deleted-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        disk.remove_tree(leftover)
 
 
 def is_here(folder: Path) -> bool:

@@ -12,6 +12,8 @@ import fcntl
 import os
 from contextlib import suppress
 
+from hpc_det.store import disk
+
 
 def past_the_cache(descriptor: int) -> None:
     """Where the file system lets it; some refuse it here, others at the first write, with EINVAL."""
@@ -23,7 +25,7 @@ def write_at(descriptor: int, data: memoryview, offset: int) -> None:
     """All of `data`. Raises OSError."""
     while data:
         try:
-            written = os.pwrite(descriptor, data, offset)
+            written = disk.write_at(descriptor, data, offset)
         except OSError as error:
             if error.errno != errno.EINVAL or not is_past_the_cache(descriptor):
                 raise

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_det.errors import UsageError
+from hpc_det.store import disk
 from hpc_det.store.files import flush_folder
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.group import Group
@@ -88,13 +89,13 @@ class ExperimentStore:
 
     def _create(self, group: Group | None) -> ExperimentFolder:
         for parent in (self.root, self.root / "experiments"):
-            parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+            disk.make_folder(parent, PRIVATE_FOLDER, parents=True, exist_ok=True)
         if group:
             group.let_in(self.root)
         while True:
             folder = self.folder(self.next_id())
             try:
-                folder.path.mkdir(mode=PRIVATE_FOLDER)
+                disk.make_folder(folder.path, PRIVATE_FOLDER)
             except FileExistsError:
                 continue
             if group:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.errors import HpcDetError, shown
-from hpc_det.store import full_disk
+from hpc_det.store import disk, full_disk
 from hpc_det.store.modes import PRIVATE_FILE, open_file
 from hpc_det.store.temporary import temporary_beside
 
@@ -26,7 +26,7 @@ def flush_folder(folder: Path) -> None:
     """Make renames and new names in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        disk.flush(descriptor)
     finally:
         os.close(descriptor)
 
@@ -39,9 +39,9 @@ def write_atomic(path: Path, content: str | bytes, *, private: bool = False) -> 
     """
     partial = _written_beside(path, content, private)
     try:
-        os.replace(partial, path)
+        disk.replace(partial, path)
     except BaseException:
-        partial.unlink(missing_ok=True)
+        disk.unlink(partial, missing_ok=True)
         raise
     flush_folder(path.parent)
 
@@ -54,13 +54,13 @@ def write_first(path: Path, content: str | bytes) -> bool:
     """
     partial = _written_beside(path, content, private=True)
     try:
-        os.link(partial, path)
+        disk.link(partial, path)
     except FileExistsError:
         # An answer of NFS may be lost and the call repeated: then the name that exists is this very file's.
         if os.stat(partial).st_nlink != 2:
             return False
     finally:
-        partial.unlink(missing_ok=True)
+        disk.unlink(partial, missing_ok=True)
     flush_folder(path.parent)
     return True
 
@@ -70,22 +70,26 @@ def _written_beside(path: Path, content: str | bytes, private: bool) -> Path:
     partial = temporary_beside(path)
     try:
         write_flushed(partial, content, private=private)
-    except BaseException as error:
-        partial.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = error.filename or str(path)
+    except OSError as error:
+        error.filename = str(path)  # the one that a reader knows
         raise
     return partial
 
 
 def write_flushed(path: Path, content: str | bytes, *, private: bool = False) -> None:
-    """Make the file `path`, on disk; its name is durable when its folder is flushed."""
+    """Make the file `path`, whole and on disk, or none; its name is durable when its folder is flushed."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    descriptor = os.open(path, flags, PRIVATE_FILE) if private else open_file(path, flags)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
+    descriptor = disk.open_descriptor(path, flags, PRIVATE_FILE) if private else open_file(path, flags)
+    try:
+        disk.write_all(descriptor, content.encode() if isinstance(content, str) else content)
+        disk.flush(descriptor)
+    except BaseException as error:
+        disk.unlink(path, missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)
+        raise
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, data: Any, *, private: bool = False) -> None:
@@ -120,10 +124,10 @@ def append_lines(path: Path, records: Iterable[dict[str, Any]], *, durable: bool
             flush_folder(path.parent)
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             lines = b"\n" + lines
-        if os.write(descriptor, lines) < len(lines):
+        if disk.write(descriptor, lines) < len(lines):
             raise OSError(errno.ENOSPC, "no space left for whole lines", str(path))
         if durable:
-            os.fsync(descriptor)
+            disk.flush(descriptor)
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
@@ -139,7 +143,7 @@ def open_log(path: Path) -> int:
 def flush_file(path: Path) -> None:
     """Make what was written to `path` durable; nothing where there is no such file."""
     with suppress(FileNotFoundError), open(path, "rb") as file:
-        os.fsync(file.fileno())
+        disk.flush(file.fileno())
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -30,11 +30,11 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
 from __future__ import annotations
 
 import pwd
-import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpc_det.store import disk
 from hpc_det.store.files import flush_folder, read_json
 from hpc_det.store.group import Group
 from hpc_det.store.modes import is_own, is_shared, make_folder, make_private, share_alike
@@ -114,7 +114,7 @@ class TrialFolder:
         self.experiment().make_elsewhere(elsewhere)  # a scratch folder may have been cleaned up
         make_folder(elsewhere / self.path.name)
         with suppress(FileExistsError):
-            self.checkpoints.symlink_to(elsewhere / self.path.name)
+            disk.symlink(self.checkpoints, elsewhere / self.path.name)
 
     def remove_abandoned(self) -> None:
         """Half-written files that killed processes have left in the folders of the trial and of its experiment."""
@@ -346,8 +346,8 @@ class ExperimentFolder:
         """
         self.config.unlink(missing_ok=True)
         if elsewhere := self.checkpoints_elsewhere():
-            shutil.rmtree(elsewhere, ignore_errors=True)
-        shutil.rmtree(self.path, ignore_errors=True)
+            disk.remove_tree(elsewhere)
+        disk.remove_tree(self.path)
 
 
 def job_log(script: Path, element: str = "") -> Path:

@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 from hpc_det.errors import HpcDetError
+from hpc_det.store import disk
 from hpc_det.store.files import write_first
 
 KEY_BYTES = 32
@@ -23,7 +24,7 @@ def user_key(path: Path) -> bytes:
     """The 32 random bytes in `path`, made at the first call. Raises HpcDetError where they cannot be a secret."""
     try:
         if not path.exists():
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            disk.make_folder(path.parent, 0o700, parents=True, exist_ok=True)
             write_first(path, secrets.token_bytes(KEY_BYTES))  # every rank may do this at once, and all read the first
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from hpc_det.errors import HpcDetError
+from hpc_det.store import disk
 from hpc_det.store.folders import times_of
 from hpc_det.store.modes import open_file
 
@@ -57,7 +58,7 @@ class LogTimes:
             self._descriptor = open_file(times_of(self._log), os.O_WRONLY | os.O_CREAT)
             self._end = _whole_lines(self._descriptor) * LINE_BYTES
         line = f"{moment.size:16d} {moment.time:14.3f}\n".encode()
-        if os.pwrite(self._descriptor, line, self._end) == LINE_BYTES:
+        if disk.write_at(self._descriptor, line, self._end) == LINE_BYTES:
             self._end += LINE_BYTES
 
     def close(self) -> None:

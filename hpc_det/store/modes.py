@@ -13,6 +13,8 @@ import pwd
 import stat
 from pathlib import Path
 
+from hpc_det.store import disk
+
 PRIVATE_FILE, SHARED_FILE = 0o600, 0o640
 PRIVATE_FOLDER, SHARED_FOLDER = 0o700, 0o2750
 _MARK = stat.S_ISGID | stat.S_IRGRP | stat.S_IXGRP
@@ -59,14 +61,14 @@ def share_alike(folder: Path, model: Path) -> None:
 def make_private(folder: Path) -> None:
     """`folder` and what is missing above it, each for its owner alone, whatever the umask."""
     for path in _missing(folder):
-        path.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+        disk.make_folder(path, PRIVATE_FOLDER, exist_ok=True)
 
 
 def make_folder(folder: Path) -> None:
     """For whom the folder above is, whatever the umask. Any number of processes may do it."""
     mode = SHARED_FOLDER if is_shared(folder.parent) else PRIVATE_FOLDER
     try:
-        folder.mkdir(mode=mode)
+        disk.make_folder(folder, mode)
     except FileExistsError:
         return
     # Not without need: on a node that knows less of the user's groups, chmod(2) would take the setgid bit away.
@@ -83,7 +85,7 @@ def make_folders(folder: Path) -> None:
 def open_file(path: Path, flags: int) -> int:
     """The descriptor of a file for whom its folder is, whatever the umask; made where `flags` say so."""
     shared = is_shared(path.parent)
-    descriptor = os.open(path, flags, SHARED_FILE if shared else PRIVATE_FILE)
+    descriptor = disk.open_descriptor(path, flags, SHARED_FILE if shared else PRIVATE_FILE)
     if shared:
         let_group_read(descriptor)
     return descriptor

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from hpc_det.store import disk
 from hpc_det.store.direct import past_the_cache, write_at
 from hpc_det.store.key import derived
 
@@ -43,7 +44,7 @@ def write_sealed(
 
     Raises Superseded soon after `is_superseded` has begun to say so.
     """
-    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    target = disk.open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     def write(offset: int) -> bytes:
         if is_superseded():
@@ -56,7 +57,7 @@ def write_sealed(
     try:
         past_the_cache(target)
         sealed = _sealed(len(content), write, key)
-        os.fsync(target)
+        disk.flush(target)
     finally:
         os.close(target)
     return sealed

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpc_det.store import full_disk
-from hpc_det.store.files import flush_folder, write_atomic
-from hpc_det.store.modes import is_own, open_file
+from hpc_det.store import disk, full_disk
+from hpc_det.store.files import flush_folder, write_atomic, write_flushed
+from hpc_det.store.modes import is_own
 from hpc_det.store.temporary import temporary_beside
 
 CHUNK = 1000
@@ -43,13 +43,13 @@ class SharedLog:
         partial = temporary_beside(self._entry())
         before: list[dict[str, Any]] = []
         try:
-            _write(partial, line)
+            _write(partial, line + "\n")
             while True:
                 before += self.new()
                 if _named(partial, self._entry()) and not self._came_too_late(line):
                     break
         finally:
-            partial.unlink(missing_ok=True)
+            disk.unlink(partial, missing_ok=True)
         flush_folder(self._folder)
         self._advance(line)
         if not self._chunk and self._sealed(self._position - CHUNK).exists():
@@ -97,7 +97,7 @@ class SharedLog:
         sealed = _lines(self._sealed())
         if sealed is None or sealed[len(self._chunk)] == line:
             return False
-        self._entry().unlink(missing_ok=True)
+        disk.unlink(self._entry(), missing_ok=True)
         return True
 
     def _entry(self, number: int | None = None) -> Path:
@@ -110,20 +110,10 @@ class SharedLog:
 
     def _delete_small_ones(self) -> None:
         for number in range(self._position - CHUNK, self._position):
-            self._entry(number).unlink(missing_ok=True)
+            disk.unlink(self._entry(number), missing_ok=True)
 
 
-@full_disk.tried_again
-def _write(path: Path, line: str) -> None:
-    descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
+_write = full_disk.tried_again(write_flushed)
 
 
 def _lines(path: Path) -> list[str] | None:
@@ -136,7 +126,7 @@ def _lines(path: Path) -> list[str] | None:
 @full_disk.tried_again
 def _named(partial: Path, entry: Path) -> bool:
     try:
-        os.link(partial, entry)
+        disk.link(partial, entry)
     except FileExistsError:
         # An answer of NFS may be lost and the call repeated: then the name that exists is this very file's.
         return os.stat(partial).st_nlink == 2

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import time
 import uuid
@@ -16,6 +15,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+from hpc_det.store import disk
 
 ABANDONED_S = 3600.0
 """A file that nobody has written to for so long has no writer any more, wherever that was."""
@@ -50,9 +51,9 @@ def _is_abandoned(entry: os.DirEntry[str]) -> bool:
 
 def _remove(entry: os.DirEntry[str]) -> None:
     if entry.is_dir(follow_symlinks=False):
-        shutil.rmtree(entry.path)
+        disk.remove_tree(entry.path, ignore_errors=False)
     else:
-        os.unlink(entry.path)
+        disk.unlink(entry.path)
 
 
 @cache

@@ -55,6 +55,15 @@ def test_exit_0_is_a_finished_trial(gang: Gang) -> None:
     assert output.splitlines()[-1].endswith("done: finished")
 
 
+def test_what_killed_writers_have_left_is_removed_when_an_attempt_begins(gang: Gang) -> None:
+    gang.plan("echo trained")
+    left = gang.trial.stop.with_name(f".{gang.trial.stop.name}.{'a' * 32}")
+    left.touch()
+    os.utime(left, (0, 0))
+    gang.run_job()
+    assert not left.exists()
+
+
 def test_a_failure_is_restarted_as_often_as_allowed_and_then_given_up(gang: Gang) -> None:
     gang.plan("echo x >>runs; exit 3", max_restarts=2)
     code, output = gang.run_job()
