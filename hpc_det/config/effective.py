@@ -18,6 +18,7 @@ from hpc_det.config.cross_checks import cross_problems
 from hpc_det.config.determineds_keys import notes
 from hpc_det.config.entrypoint import check_entrypoint, silent_script, speaks_determined, trial_name
 from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers
+from hpc_det.config.metric_names import metric_notes
 from hpc_det.config.older_names import in_todays_names
 from hpc_det.config.problems import render, schema_problems
 from hpc_det.config.request import Request
@@ -86,7 +87,11 @@ def effective(request: Request) -> Effective:
         cluster=cluster,
         tree=tree,
         origins={path: _origin(path, written) for path, _value in leaves(tree)},
-        notes=[*notes(by_hand, cluster.scheduler), *pool_notes(experiment, cluster)],
+        notes=[
+            *notes(by_hand, cluster.scheduler),
+            *pool_notes(experiment, cluster),
+            *metric_notes(tree.get("entrypoint"), request.context, tree["searcher"]["metric"]),
+        ],
         context_dir=request.context_dir,
         includes=request.includes,
     )

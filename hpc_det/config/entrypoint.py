@@ -103,6 +103,22 @@ def speaks_determined(entrypoint: object, context: Context) -> bool:
     return False
 
 
+def trial_class(entrypoint: object, context: Context) -> tuple[str, ast.ClassDef] | None:
+    """The source of the file that defines the trial, and the class; None where running the code may change it.
+
+    Raises ValueError, OSError and SyntaxError where it cannot be read.
+    """
+    trial = _trial(_words(entrypoint))
+    file = _module_file(context, trial[0]) if trial else None
+    if trial is None or file is None:
+        return None
+    tree = _parse(file)
+    found = _classes(tree).get(trial[1], [])
+    if len(found) != 1 or found[0].decorator_list or _is_dynamic(tree):
+        return None
+    return file.read_text(encoding="utf-8"), found[0]
+
+
 def trial_name(entrypoint: object) -> str | None:
     """The `module:Class` that the entrypoint names, if any."""
     return _argument(_words(entrypoint))

@@ -37,7 +37,7 @@ def test_other_threads_run_meanwhile() -> None:
 
 
 def others_steps(work: Callable[[], object]) -> int:
-    """How often another thread ran during 200 calls of `work`: each thread lets others run by itself."""
+    """How often another thread ran during 200 calls of `work`: none is interrupted, each lets others run."""
     steps, ends = 0, threading.Event()
 
     def count() -> None:
