@@ -24,10 +24,10 @@ def sections_at(model: type[Section], where: Where) -> list[type[Section]]:
     """The sections that may stand at `where`: none, one, or one for each kind."""
     found, names_follow = [model], False
     for part in where:
-        if is_tag(part):
-            found = [section for section in found if section.kinds.get(str(part)[1:-1], section) is section]
-        elif names_follow:  # a map of sections by names of the user's
+        if names_follow:  # a map of sections by names of the user's
             names_follow = False
+        elif is_tag(part):
+            found = [section for section in found if section.kinds.get(str(part)[1:-1], section) is section]
         elif isinstance(part, str):
             annotations = [field.annotation for section in found if (field := field_at(section, part))]
             found = [inner for annotation in annotations for inner in sections_in(annotation)]

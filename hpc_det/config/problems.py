@@ -31,7 +31,7 @@ def _line(problem: Problem, source: str | None) -> str:
 def schema_problems(model: type[Section], error: ValidationError, prefix: str = "") -> Iterator[Problem]:
     """What pydantic found, with paths under `prefix`."""
     for details in error.errors(include_url=False):
-        where = [part for part in details["loc"] if not str(part).startswith("[")]
+        where = [*details["loc"][:-1], *(part for part in details["loc"][-1:] if part != "[key]")]
         path = prefix
         for part in where:
             if not is_tag(part):

@@ -145,3 +145,17 @@ def test_a_pool_without_a_grace_time_is_worth_a_note(build: Callable[..., Effect
         "from a checkpoint of min_checkpoint_period, or of checkpoint_interval: auto, which is on there by itself"
     ]
     assert build(cluster={"pools": POOLS}).notes == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a b", "a'b", 'a"b', "ünï", "-x", "a.b", "a[0]", "[", "]a[", "<<", "<slurm>", "<", "{}", "${x}", "$(id)", "'"],
+)
+def test_a_pool_may_be_called_anything_and_its_mistakes_are_messages(
+    build: Callable[..., Effective], problems: Callable[..., list[str]], name: str
+) -> None:
+    assert build(cluster={"pools": {name: {"default": True}}}).cluster.name == "lab"
+    for wrong in ({"nope": 1}, {"slots_per_node": -1}, {"experiment": {"x": 1}}, 7):
+        told = problems(cluster={"pools": {name: wrong}})
+        assert all(line.startswith("cluster.pools") for line in told), told
+    assert problems(cluster={"pools": {name: {}}}, resources={"resource_pool": "another"})

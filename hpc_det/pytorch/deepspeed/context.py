@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+import torch
 from deepspeed import DeepSpeedEngine, PipelineEngine
 
 from hpc_det.core.distributed import Distributed
@@ -44,6 +45,8 @@ class DeepSpeedTrialContext(TrialContext):
         """This rank's; of the first engine, or as given to `set_mpu`."""
         self.shards = ShardFiles()
         """Through which all engines write and read their checkpoints."""
+        self.settled: list[torch.nn.Parameter] = []
+        """Frozen at deepspeed.initialize, of engines whose optimizers take up trained parameters only there."""
         self._mpu_is_given = False
         self._accumulates = True
 
@@ -62,6 +65,8 @@ class DeepSpeedTrialContext(TrialContext):
         elif isinstance(model, PipelineEngine):
             self.mpu = make_deepspeed_mpu(model.grid)
         model.checkpoint_engine = self.shards
+        if model.zero_optimization_stage() or model.fp16_enabled() or model.bfloat16_enabled():
+            self.settled += [parameter for parameter in model.module.parameters() if not parameter.requires_grad]
         self.models.append(model)
         return model
 

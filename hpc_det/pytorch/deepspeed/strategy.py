@@ -99,6 +99,12 @@ class DeepSpeedStrategy:
     def end_batch(self, number: int) -> None:
         if self._counted:
             self._counted.end_batch(number)
+        if thawed := sum(parameter.requires_grad for parameter in self._context.settled):
+            raise UsageError(
+                f"train_batch: at batch {number} {thawed} parameters require gradients that were frozen at "
+                f"deepspeed.initialize, and its optimizer would never train them: thaw them before it, or freeze them "
+                f"after it"
+            )
         for engine in self._accumulating:
             if engine.micro_steps % engine.gradient_accumulation_steps():
                 raise UsageError(_unfinished(engine, number))

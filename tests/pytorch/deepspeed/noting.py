@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from hpc_det.pytorch import DataLoader, MetricReducer, PyTorchCallback
 from hpc_det.pytorch.deepspeed import DeepSpeedTrial, DeepSpeedTrialContext, ModelParallelUnit
-from tests.pytorch.deepspeed.trials import WIDTH, Zero
+from tests.pytorch.deepspeed.trials import WIDTH, WithData, Zero
 
 
 class Noting(Zero):
@@ -270,3 +270,23 @@ class NotSavable(Noting):
     def __init__(self, context: DeepSpeedTrialContext) -> None:
         super().__init__(context)
         self.engine.lr_scheduler.state_dict = lambda: {"began": date(2024, 2, 29)}
+
+
+class Thawed(Zero):
+    """Its first layer is frozen when the engine is made, and thawed in the second batch."""
+
+    noted: ClassVar[list[Any]] = []
+
+    def __init__(self, context: DeepSpeedTrialContext) -> None:
+        WithData.__init__(self, context)
+        model = nn.Sequential(nn.Linear(WIDTH, 4), nn.Linear(4, 1, bias=False))
+        model[0].requires_grad_(False)
+        engine, *_ = deepspeed.initialize(
+            model=model, model_parameters=list(model.parameters()), config=self.configured()
+        )
+        self.engine = context.wrap_model_engine(engine)
+
+    def train_batch(self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        next(self.engine.module.children()).requires_grad_(batch_idx > 0)
+        self.noted.append(batch_idx)
+        return super().train_batch(dataloader_iter, epoch_idx, batch_idx)

@@ -165,3 +165,12 @@ def test_what_no_checkpoint_could_hold_is_named_before_the_first_batch(on_ranks:
     (rank,) = on_ranks(1, lived, tmp_path, "NotSavable", {})
     assert "model0.lr_scheduler.began: datetime.date cannot be part of a checkpoint" in rank["said"]
     assert not [note for note in rank["noted"] if note[0] == "train"]
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_what_an_engine_cannot_take_up_any_more_is_named(on_ranks: OnRanks, tmp_path: Path, stage: int) -> None:
+    ranks = on_ranks(2, lived, tmp_path, "Thawed", {"stage": stage})
+    if stage:
+        assert "at batch 1 2 parameters require gradients that were frozen at deepspeed.initialize" in said(ranks)
+    else:
+        assert noted(ranks) == [[0, 1, 2, 3]] * 2, "without ZeRO the optimizer has them"
