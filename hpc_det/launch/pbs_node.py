@@ -19,7 +19,7 @@ from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.process import adopt_orphans, end_descendants
 from hpc_det.store.files import write_atomic
 
-GOODBYE_S = 1.0
+GOODBYE_S = 3.0
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
 

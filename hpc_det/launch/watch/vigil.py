@@ -22,6 +22,7 @@ from hpc_det.errors import HpcDetError
 from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.failure import Failure, note_failure
 from hpc_det.launch.node_folders import NodeFolders
+from hpc_det.launch.watch import peers
 from hpc_det.launch.watch.arrivals import ARRIVE_S, Arrivals
 from hpc_det.launch.watch.awake import AwakeClock
 from hpc_det.launch.watch.health import ANSWER_S, Problem, problems_of_node, wrong_clocks
@@ -267,6 +268,7 @@ class VigilOfAnotherNode(Vigil):
         super().__init__(gang, selector, doorbell, end)
         self._node = node
         self._node_0: ToNode0 | None = None
+        self._has_lost_node_0 = False
         self._send_at = 0.0
 
     def meet(self, address: str, folders: NodeFolders) -> Rendezvous:
@@ -298,7 +300,11 @@ class VigilOfAnotherNode(Vigil):
             self._node_0.close(code)
 
     def close(self) -> None:
-        """Nothing is left after the goodbye."""
+        """Where node 0 was lost it has lost this node, too, perhaps a little later. The exit code of this agent must
+        not have it ended before it has said so.
+        """
+        if self._has_lost_node_0:
+            time.sleep(peers.LOST_S * 2 / 3)
 
     def _obey(self, message: Message) -> None:
         if "ask" in message:
@@ -310,6 +316,7 @@ class VigilOfAnotherNode(Vigil):
 
     def _on_lost(self, why: str) -> None:
         """Nobody is left to give a verdict: on node 0 the job has ended, or will hear of this one."""
+        self._has_lost_node_0 = True
         print(f"hpc-det: node {self.gang.hosts[0]} lost: {why}; the ranks here are ended", file=sys.stderr, flush=True)
         self.end()
 
