@@ -98,13 +98,13 @@ def checksummed(path: Path, go_on: Callable[[], object] = lambda: None) -> Itera
         descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         stack.callback(os.close, descriptor)
         past_the_cache(descriptor)
-        disk = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="disk"))
-        file = ChecksummedFile(descriptor, disk, go_on)
+        writer = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="disk"))
+        file = ChecksummedFile(descriptor, writer, go_on)
         try:
             yield file
             file.finish()
         except OSError as error:
             error.filename = error.filename or str(path)  # what writes to a descriptor knows no name
             if error.errno in full_disk.CODES:  # notes of the failure need some space
-                path.unlink(missing_ok=True)
+                disk.unlink(path, missing_ok=True)
             raise

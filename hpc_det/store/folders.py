@@ -344,7 +344,7 @@ class ExperimentFolder:
 
         The config goes first: what a KILL leaves behind is no experiment.
         """
-        self.config.unlink(missing_ok=True)
+        disk.unlink(self.config, missing_ok=True)
         if elsewhere := self.checkpoints_elsewhere():
             disk.remove_tree(elsewhere)
         disk.remove_tree(self.path)

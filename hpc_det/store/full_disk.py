@@ -14,6 +14,9 @@ from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from hpc_det.store import disk
+from hpc_det.store.temporary import temporary_beside
+
 CODES = (errno.ENOSPC, errno.EDQUOT)
 PROBE_BYTES = 65536
 
@@ -79,18 +82,20 @@ def needs(size_bytes: int) -> Iterator[None]:
 
 def probe(folder: Path) -> OSError | None:
     """The error of a full disk, where a small file cannot be written to the folder."""
-    path = folder / f".probe-{os.getpid()}"
+    path = temporary_beside(folder / "probe")
     try:
-        with open(path, "wb") as file:
-            file.write(bytes(PROBE_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
+        descriptor = disk.open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            disk.write_all(descriptor, bytes(PROBE_BYTES))
+            disk.flush(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         error.filename = error.filename or str(path)
         return cause_in(error)
     finally:
         with suppress(OSError):
-            path.unlink()
+            disk.unlink(path)
     return None
 
 

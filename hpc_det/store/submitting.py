@@ -22,6 +22,7 @@ from types import FrameType
 
 from hpc_det.errors import UsageError
 from hpc_det.process import is_running, start_ticks
+from hpc_det.store import disk
 from hpc_det.store.files import read_json, write_first, write_json
 from hpc_det.store.folders import ExperimentFolder
 
@@ -108,7 +109,7 @@ def submitting(experiment: ExperimentFolder, *, first_script: int = 1, before: i
         try:
             yield
         finally:
-            experiment.submitting.unlink(missing_ok=True)
+            disk.unlink(experiment.submitting, missing_ok=True)
 
 
 @contextmanager
