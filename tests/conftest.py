@@ -35,8 +35,10 @@ ENDS_S = 30 if pbs_real.ASKED_FOR else 2
 """What a test has told to end may take so long. A job of a real PBS has ended before the last of its processes."""
 
 
-# A shell that starts these tests with `&` has them ignore Ctrl-C, and with them every command that a test sends one.
+# A shell that starts these tests with `&` or nohup has them ignore Ctrl-C or the end of a terminal, and with them every
+# command that a test sends one.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_configure() -> None:

@@ -119,6 +119,7 @@ class GangMessages:
 
     def close(self) -> None:
         """The connection ends; whoever waits is woken, here and there."""
+        _open.discard(self)
         self._ends(*range(self.size))
 
     def let_go(self) -> None:
@@ -313,7 +314,7 @@ _open: weakref.WeakSet[GangMessages] = weakref.WeakSet()
 
 
 def _let_go() -> None:
-    for messages in _open:
+    for messages in list(_open):
         messages.let_go()
 
 

@@ -123,11 +123,13 @@ class Switchboard:
 
     def let_go(self) -> None:
         """In a forked child: the connections are the parent's, and end with it."""
-        for caller in (*self._strangers, *self._lines):
-            caller.connection.close()
-        self._server.close()
-        self._selector.close()
-        os.close(self._bell)
+        if self._is_open:  # else the number of the bell may be another file's
+            self._is_open = False
+            for caller in (*self._strangers, *self._lines):
+                caller.connection.close()
+            self._server.close()
+            self._selector.close()
+            os.close(self._bell)
 
     def _serve(self) -> None:
         try:

@@ -74,7 +74,7 @@ class PlainStrategy:
             f"{name}: {type(model.module).__name__} got other parameters after wrap_model, whose gradients ranks would "
             f"not exchange; add and replace layers before it"
             for model in context.wrapped_models
-            if isinstance(model, DataParallel) and model.has_other_parameters
+            if isinstance(model, DataParallel) and model.has_other_parameters and not is_sharded(model.module)
         ]
         models = {id(parameter) for model in context.models for parameter in model.parameters()}
         trained = [parameter for optimizer in context.optimizers for parameter in parameters_of(optimizer)]

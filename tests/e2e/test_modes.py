@@ -145,7 +145,7 @@ def assert_digits_are_tried(done: subprocess.CompletedProcess[str]) -> None:
 
 def test_a_test_is_one_batch_of_everything(hpc_det_with_torch: WithTorch, tiny: list[str], state_folder: Path) -> None:
     said = hpc_det_with_torch(*tiny, "--local", "--test").stdout
-    assert [said.count(word) for word in ("trained on", "evaluated", "saved\n")] == [1, 1, 1]
+    assert [said.count(word) for word in ("trained on", "evaluated", "saved\n")] == [1, 1, 2]
     assert said.splitlines()[-1] == ONE_BATCH
     assert local_folders(state_folder) == []
 
@@ -168,7 +168,7 @@ def test_a_test_as_a_job_completes_after_one_batch(tiny: list[str], state_folder
     assert story.causes == ["finished"]
     assert [(kind, steps) for kind, steps, _ in story.series] == [("training", 1), ("validation", 1)]
     said = story.trial.rank_log(1, 0).read_text()
-    assert [said.count(word) for word in ("trained on", "evaluated", "saved\n")] == [1, 1, 1]
+    assert [said.count(word) for word in ("trained on", "evaluated", "saved\n")] == [1, 1, 2]
     assert committed(story.trial.checkpoints) == []
 
 
