@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slurm
 
 EXPERIMENTS = 20
 AT_ONCE = 12
-"""Slots of the lab."""
+"""Jobs that the lab's three nodes of 8 CPUs have room for, at two CPUs each."""
 WAITS = """
 import signal
 import sys
@@ -96,7 +96,7 @@ class Day:
 def test_twenty_experiments_from_morning_to_evening(
     slurm_lab: SlurmLab, hpc_det: HpcDet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(slurm_lab, monkeypatch, PROFILE)
+    use(slurm_lab, monkeypatch, PROFILE.replace("cpus_per_slot: 1", "cpus_per_slot: 2"))
     root = Path(os.environ["HPC_DET_ROOT"])
     day = Day(slurm_lab, hpc_det, root)
     day.until(lambda: day.states() == {"RUNNING": AT_ONCE, "QUEUED": EXPERIMENTS - AT_ONCE})
