@@ -22,7 +22,7 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import is_in_sight
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.submitting import Submitter, age_s, is_gone, record_job, submitter_of
+from hpc_det.store.submitting import Submitter, age_s, is_gone, record_job, settling, submitter_of
 
 PAUSED_BY = "an interrupted submission"
 SETTLES_S = 3.0
@@ -52,18 +52,21 @@ def _known_jobs(experiment: ExperimentFolder) -> set[str]:
 
 
 def settle(experiment: ExperimentFolder) -> bool:
-    """Bring a submission whose process is gone to its end; False where there is none. Raises CommandError where the
-    scheduler does not answer: then it stays as it is.
+    """Bring a submission whose process is gone to its end; False where there is none, and where another process does
+    it. Raises CommandError where the scheduler does not answer: then it stays as it is.
     """
     submitter = submitter_of(experiment) if experiment.is_own() else None
     if submitter is None or not is_gone(experiment, submitter):
         return False
-    if is_in_sight(experiment):
-        time.sleep(max(0.0, SETTLES_S - age_s(experiment)))
-        _settle(experiment, submitter)
-        experiment.submitting.unlink(missing_ok=True)
-    else:
-        experiment.remove()
+    with settling(experiment) as is_alone:
+        if not is_alone or submitter_of(experiment) != submitter:  # it is settled, and the next one may be under way
+            return False
+        if is_in_sight(experiment):
+            time.sleep(max(0.0, SETTLES_S - age_s(experiment)))
+            _settle(experiment, submitter)
+            experiment.submitting.unlink(missing_ok=True)
+        else:
+            experiment.remove()
     return True
 
 

@@ -70,7 +70,7 @@ def settle_submission(view: ExperimentView) -> None:
     try:
         if settle(view.folder):
             view.look()
-    except CommandError as error:
+    except (CommandError, OSError) as error:  # of a full disk
         say(f"experiment {view.id}: {view.submitter} was killed while it submitted, and its jobs are unknown: {error}")
 
 
