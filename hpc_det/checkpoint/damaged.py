@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hpc_det.checkpoint.passing_errors import may_pass
 from hpc_det.errors import HpcDetError
 from hpc_det.store import disk, full_disk
 from hpc_det.store.files import flush_folder, read_json, write_json
@@ -36,7 +37,7 @@ def set_aside(folder: Path, steps: int | None, problems: list[str]) -> str:
     """Where it is kept, for a message. Only for the process that writes the checkpoints beside `folder`.
 
     Raises HpcDetError where it cannot be renamed: it would count as the newest, and each new checkpoint be deleted for
-    its sake; OSError where the disk is full.
+    its sake; OSError for an error that may pass, such as of a full disk.
     """
     aside = folder.with_name(f"{_PREFIX}{folder.name}")
     try:
@@ -46,7 +47,7 @@ def set_aside(folder: Path, steps: int | None, problems: list[str]) -> str:
         flush_folder(folder.parent)
         return note(folder.parent, folder.name, steps, problems, str(aside))
     except OSError as error:
-        if full_disk.cause_in(error):
+        if may_pass(error):
             raise
         raise HpcDetError(
             f"{folder}: damaged ({'; '.join(problems)}), and cannot be renamed to {aside.name}: {error.strerror}; "

@@ -87,9 +87,17 @@ def test_a_full_disk_does_not_keep_a_damaged_one_from_being_set_aside(
     assert [found.uuid for found in damaged_ones(tmp_path)] == [newest.uuid]
 
 
-def test_a_full_disk_that_takes_no_rename_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
+def test_one_that_cannot_be_renamed_now_is_no_mistake_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Which would end the trial."""
+
+    def fails(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
     (saved(tmp_path, 20).path / "state.pt").write_bytes(b"")
-    monkeypatch.setattr(disk, "rename", full)
-    with pytest.raises(OSError, match="No space left") as raised:
+    monkeypatch.setattr(disk, "rename", fails)
+    with pytest.raises(OSError, match=os.strerror(code)) as raised:
         CheckpointContext(tmp_path, Distributed()).newest()
-    assert raised.value.errno == errno.ENOSPC
+    assert raised.value.errno == code
