@@ -27,6 +27,8 @@ from hpc_det.store.submitting import Submitter, age_s, is_gone, record_job, sett
 PAUSED_BY = "an interrupted submission"
 SETTLES_S = 3.0
 """A killed submitter leaves its call of the scheduler behind, which may queue the job a moment later."""
+OTHERS_S, POLL_S = 30.0, 0.1
+"""So long another process that settles the same may take, and how often this one looks."""
 BARE_FOR_S = 3600.0
 """A folder without a submitter counts as left by a killed `create` after so long."""
 
@@ -119,14 +121,23 @@ def find_successors(experiment: ExperimentFolder) -> bool:
     """Record jobs that another job has queued to go on for it, and was killed before it could; False where none was
     being submitted. Raises CommandError.
     """
-    paths = [path for script in _scripts(experiment) for path in experiment.all_next_jobs(script)]
-    half_made = {path: known["jobs"] for path in paths if (known := read_json(path) or {}).get("submitting")}
-    if not half_made:
+    if not _half_made(experiment):
         return False
-    found = iter(unknown_jobs(experiment, JobPlan.of(experiment).scheduler))
-    for path, jobs in half_made.items():
-        write_json(path, {"jobs": [*jobs, *islice(found, 1)]})
+    with settling(experiment) as is_alone:
+        if half_made := _half_made(experiment) if is_alone else {}:
+            found = iter(unknown_jobs(experiment, JobPlan.of(experiment).scheduler))
+            for path, jobs in half_made.items():
+                write_json(path, {"jobs": [*jobs, *islice(found, 1)]})
+    end = time.monotonic() + OTHERS_S
+    while not is_alone and _half_made(experiment) and time.monotonic() < end:
+        time.sleep(POLL_S)
     return True
+
+
+def _half_made(experiment: ExperimentFolder) -> dict[Path, list[str]]:
+    """Files of jobs behind a job to which the next one was about to be added, and those that are in them."""
+    paths = [path for script in _scripts(experiment) for path in experiment.all_next_jobs(script)]
+    return {path: known["jobs"] for path in paths if (known := read_json(path) or {}).get("submitting")}
 
 
 def _scripts(experiment: ExperimentFolder) -> list[int]:

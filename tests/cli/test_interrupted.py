@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -22,8 +24,9 @@ from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.submitting import Submitter, settling, submitter_of, submitting
 from hpc_det.submit import executor  # noqa: F401  # loaded once, not by each process that is killed
+from hpc_det.submit import interrupted as interrupted_submission
 from hpc_det.submit.again import stored
-from hpc_det.submit.interrupted import PAUSED_BY, settle
+from hpc_det.submit.interrupted import PAUSED_BY, find_successors, settle, unknown_jobs
 from hpc_det.submit.jobs import prepare_jobs, queue_jobs
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.watch import Watch, state
@@ -286,6 +289,37 @@ def test_a_successor_whose_id_was_not_written_is_found(
     assert read_json(experiment.next_jobs(1, 0)) == {"jobs": ["4711", *queue.jobs()]}
 
 
+@pytest.mark.parametrize("others_wait_s", [0.0, 30.0])
+def test_a_successor_that_two_commands_look_for_is_not_lost(
+    hpc_det: Command,
+    root: Path,
+    arguments: list[str],
+    queue: Queue,
+    monkeypatch: pytest.MonkeyPatch,
+    others_wait_s: float,
+) -> None:
+    hpc_det(*arguments)
+    experiment = ExperimentStore(root).existing(1)
+    (queue.folder / "4711").rename(queue.folder / "4712")
+    write_json(experiment.next_jobs(1, 0), {"jobs": ["4711"], "submitting": True})
+    monkeypatch.setattr(interrupted_submission, "OTHERS_S", others_wait_s)
+    found: list[bool] = []
+    another = Thread(target=lambda: found.append(find_successors(experiment)))
+
+    def together(*arguments: Any) -> list[str]:
+        monkeypatch.setattr(interrupted_submission, "unknown_jobs", unknown_jobs)
+        another.start()
+        if not others_wait_s:
+            another.join()
+        return unknown_jobs(*arguments)
+
+    monkeypatch.setattr(interrupted_submission, "unknown_jobs", together)
+    assert find_successors(experiment)
+    another.join()
+    assert others_wait_s or found == [True]
+    assert read_json(experiment.next_jobs(1, 0)) == {"jobs": ["4711", "4712"]}
+
+
 # --- while the submitter lives
 
 
@@ -416,7 +450,7 @@ def test_a_file_server_whose_clock_is_ahead_does_not_keep_it_waiting(
     ahead = time.time() + 7200
     os.utime(interrupted.submitting, (ahead, ahead))
     assert settle(interrupted)
-    assert waited == [3.0]
+    assert max(waited) == 3.0
 
 
 def test_a_scheduler_that_does_not_answer_changes_nothing(
