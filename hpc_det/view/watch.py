@@ -54,7 +54,7 @@ def _with_successors(view: ExperimentView, found: ExperimentState) -> Experiment
     try:
         if not find_successors(view.folder):
             return found
-    except CommandError as error:
+    except (CommandError, OSError) as error:  # of a full disk
         say(f"experiment {view.id}: the job that goes on is unknown: {error}")
         return found
     statuses = schedulers.scheduler(view.jobs[0].scheduler).status(view.job_ids(), run_command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -434,6 +435,19 @@ def test_one_that_another_has_settled_is_left_alone(
     assert (submitter := submitter_of(interrupted))
     assert submitter.is_this_process
     assert SearchJournal(interrupted).state().paused is None
+
+
+def test_a_full_disk_keeps_it_as_it_is(
+    hpc_det: Command, interrupted: ExperimentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hpc_det.store.disk.link", full)
+        listed = hpc_det("e", "list")
+        assert (listed.code, "SUBMITTING" in listed.out) == (0, True)
+    assert state(ExperimentView(interrupted)) is ExperimentState.PAUSED
 
 
 def test_what_a_killed_one_has_left_of_settling_is_no_hindrance(interrupted: ExperimentFolder) -> None:
