@@ -9,9 +9,12 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -41,6 +44,17 @@ def outlives_parent() -> None:
 def _prctl(option: int, value: int) -> None:
     if _LIBC.prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+@cache
+def place() -> str:
+    """A process number means the same process to all who have this: on one machine since its last boot, in one
+    namespace of processes. Machines may share a name, and containers that of their machine.
+    """
+    boot = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
+    return f"{socket.gethostname()}-{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def start_ticks(pid: int) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.process import descendants, is_running, start_ticks
+from hpc_det.process import descendants, is_running, place, start_ticks
 from tests.wait import DEADLINE_S
 
 REPOSITORY = Path(__file__).parents[1]
@@ -151,3 +151,17 @@ def test_a_name_with_blanks_and_brackets_confuses_nobody(tmp_path: object) -> No
         assert is_running(process.pid, start_ticks(process.pid))
         assert process.pid in descendants(os.getpid())
         process.kill()
+
+
+def test_a_process_number_of_a_container_is_none_of_its_host() -> None:
+    code = "from hpc_det.process import place; print(place())"
+    inside = subprocess.run(
+        ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+    )
+    if inside.returncode:
+        pytest.skip(f"no namespace of processes here: {inside.stderr}")
+    here = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert here.stdout.strip() == place()
+    assert inside.stdout.strip() not in ("", place())

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hpc_det.checkpoint.inspection import in_words, irregularities
+from hpc_det.checkpoint.passing_errors import tried_twice
 from hpc_det.checkpoint.reading import blocks_of, differences, open_regular, read_blocks
 from hpc_det.store import disk
 from hpc_det.store.modes import make_folders, set_mode
@@ -112,12 +113,12 @@ Returns what a message adds about it.
 
 def committed(checkpoints: Path) -> list[Committed]:
     """All committed checkpoints, the newest first."""
-    return newest_first(found for found in map(committed_at, _folders(checkpoints)) if found)
+    return newest_first(found for found in map(committed_at, folders(checkpoints)) if found)
 
 
 def odd_ones(checkpoints: Path) -> Iterator[tuple[Path, str]]:
     """The folders whose manifest is there and says nothing, and why."""
-    for folder in _folders(checkpoints):
+    for folder in folders(checkpoints):
         try:
             read_manifest(folder)
         except FileNotFoundError:
@@ -126,7 +127,8 @@ def odd_ones(checkpoints: Path) -> Iterator[tuple[Path, str]]:
             yield folder, f"{MANIFEST}: {getattr(error, 'strerror', None) or error}"
 
 
-def _folders(checkpoints: Path) -> list[Path]:
+def folders(checkpoints: Path) -> list[Path]:
+    """Those of checkpoints, by their names, whatever is in them."""
     try:
         names = [name for name in os.listdir(checkpoints) if not name.startswith(".")]
     except FileNotFoundError:
@@ -280,11 +282,15 @@ def _is_inside(name: str) -> bool:
 
 def read_manifest(folder: Path) -> Committed:
     """Raises OddManifest, and OSError where there is none or it cannot be read."""
-    with open_regular(folder / MANIFEST) as file:
-        text = file.read(_LARGEST_MANIFEST + 1)
+    text = tried_twice(lambda: _manifest_text(folder))
     if len(text) > _LARGEST_MANIFEST:
         raise OddManifest(f"more than {_LARGEST_MANIFEST} bytes")
     return parsed(text, folder)
+
+
+def _manifest_text(folder: Path) -> bytes:
+    with open_regular(folder / MANIFEST) as file:
+        return file.read(_LARGEST_MANIFEST + 1)
 
 
 def committed_at(folder: Path) -> Committed | None:

@@ -13,8 +13,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hpc_det.checkpoint.passing_errors import may_pass
 from hpc_det.errors import HpcDetError
-from hpc_det.store import disk
+from hpc_det.store import disk, full_disk
 from hpc_det.store.files import flush_folder, read_json, write_json
 
 _PREFIX, _RECORD = ".damaged-", ".json"
@@ -36,7 +37,7 @@ def set_aside(folder: Path, steps: int | None, problems: list[str]) -> str:
     """Where it is kept, for a message. Only for the process that writes the checkpoints beside `folder`.
 
     Raises HpcDetError where it cannot be renamed: it would count as the newest, and each new checkpoint be deleted for
-    its sake.
+    its sake; OSError for an error that may pass, such as of a full disk.
     """
     aside = folder.with_name(f"{_PREFIX}{folder.name}")
     try:
@@ -46,6 +47,8 @@ def set_aside(folder: Path, steps: int | None, problems: list[str]) -> str:
         flush_folder(folder.parent)
         return note(folder.parent, folder.name, steps, problems, str(aside))
     except OSError as error:
+        if may_pass(error):
+            raise
         raise HpcDetError(
             f"{folder}: damaged ({'; '.join(problems)}), and cannot be renamed to {aside.name}: {error.strerror}; "
             f"move it away"
@@ -55,8 +58,14 @@ def set_aside(folder: Path, steps: int | None, problems: list[str]) -> str:
 def note(checkpoints: Path, uuid: str, steps: int | None, problems: list[str], place: str) -> str:
     """Write down what was found in a checkpoint that is at `place` now."""
     found = Damaged(uuid=uuid, steps=steps, time=time.time(), problems=problems, place=place)
-    write_json(checkpoints / f"{_PREFIX}{uuid}{_RECORD}", asdict(found))
-    return f"; set aside, and kept as {place}"
+    kept = f"; set aside, and kept as {place}"
+    try:
+        write_json(checkpoints / f"{_PREFIX}{uuid}{_RECORD}", asdict(found))
+    except OSError as error:
+        if not full_disk.cause_in(error):
+            raise
+        return f"{kept}, which is not noted: {full_disk.sentence(error)}"  # the log has it
+    return kept
 
 
 def damaged_ones(checkpoints: Path) -> list[Damaged]:

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
+from hpc_det.checkpoint.passing_errors import tried_twice
 from hpc_det.store.modes import is_shared, others_may_write
 
 _KINDS = {
@@ -36,13 +37,11 @@ def irregularities(folder: Path, sizes: Mapping[str, int] | None = None, known: 
     above.
     """
     try:
-        top = os.lstat(folder)
-        if not stat.S_ISDIR(top.st_mode):
-            return {".": f"{kind_of(top.st_mode)}, and no folder"}
-        wrong = dict(_wrong_entries(folder, _trusted(folder), is_open=bool(top.st_mode & 0o077)))
-        files = dict(_files(folder))
+        wrong, files = tried_twice(lambda: _look_into(folder))
     except OSError as error:
         return {".": str(error.strerror)}
+    if files is None:
+        return wrong
     if sizes is None:
         return wrong
     for name in files.keys() - sizes.keys() - {*known}:
@@ -54,6 +53,15 @@ def irregularities(folder: Path, sizes: Mapping[str, int] | None = None, known: 
         elif files[name] != size:
             wrong.setdefault(name, f"{files[name]} bytes, the manifest says {size}")
     return wrong
+
+
+def _look_into(folder: Path) -> tuple[dict[str, str], dict[str, int] | None]:
+    """What is wrong, and the sizes of all files; None for them where it is no folder."""
+    top = os.lstat(folder)
+    if not stat.S_ISDIR(top.st_mode):
+        return {".": f"{kind_of(top.st_mode)}, and no folder"}, None
+    wrong = dict(_wrong_entries(folder, _trusted(folder), is_open=bool(top.st_mode & 0o077)))
+    return wrong, dict(_files(folder))
 
 
 def in_words(wrong: Mapping[str, str]) -> list[str]:

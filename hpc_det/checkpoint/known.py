@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpc_det.checkpoint.committed import Committed, committed_at, newest_first
+from hpc_det.checkpoint.committed import Committed, committed_at, folders, newest_first
 
 
 class KnownCheckpoints:
@@ -19,8 +19,7 @@ class KnownCheckpoints:
 
     def all(self) -> list[Committed]:
         """The newest first, as they are there now: others may delete some."""
-        folders = (path for path in self._checkpoints.iterdir() if not path.name.startswith("."))
-        self._known = {path.name: self._at(path) for path in folders}
+        self._known = {path.name: self._at(path) for path in folders(self._checkpoints)}
         return newest_first(checkpoint for checkpoint in self._known.values() if checkpoint)
 
     def _at(self, path: Path) -> Committed | None:

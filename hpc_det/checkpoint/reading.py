@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from hpc_det.checkpoint.inspection import kind_of
+from hpc_det.checkpoint.passing_errors import may_pass, pause
 
 if TYPE_CHECKING:
     from hpc_det.checkpoint.committed import FileEntry
@@ -50,9 +51,15 @@ def blocks_of(files: Mapping[str, FileEntry]) -> list[Block]:
 
 
 def read_blocks(folder: Path, files: Mapping[str, FileEntry], blocks: Iterable[Block]) -> list[Found]:
-    """What was found in each of `blocks`, some of those of `files`."""
+    """What was found in each of `blocks`, some of those of `files`. Where an error may pass, it is read once more."""
+    every, read = list(blocks), partial(_read, folder, files)
     with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(partial(_read, folder, files), blocks))
+        found = dict(zip(every, pool.map(read, every), strict=True))
+        again = [block for block, each in found.items() if isinstance(each, OSError) and may_pass(each)]
+        if again:
+            pause()
+            found |= zip(again, pool.map(read, again), strict=True)
+    return [str(each.strerror) if isinstance(each, OSError) else each for each in map(found.__getitem__, every)]
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -65,7 +72,7 @@ def open_regular(path: Path) -> BinaryIO:
     return open(descriptor, "rb")
 
 
-def _read(folder: Path, files: Mapping[str, FileEntry], block: Block) -> Found:
+def _read(folder: Path, files: Mapping[str, FileEntry], block: Block) -> Found | OSError:
     try:
         with open_regular(folder / block.name) as file:
             size = os.fstat(file.fileno()).st_size
@@ -73,7 +80,7 @@ def _read(folder: Path, files: Mapping[str, FileEntry], block: Block) -> Found:
                 return f"{size} bytes, the manifest says {files[block.name].size}"
             return _checksum(file.fileno(), block)
     except OSError as error:
-        return str(error.strerror)
+        return error
 
 
 def _checksum(file: int, block: Block) -> int:

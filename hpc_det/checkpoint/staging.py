@@ -6,6 +6,7 @@ any point leaves either the old state or the new one.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import uuid
@@ -66,9 +67,12 @@ class Staging:
             elif name not in entries:
                 entries[name] = _flushed(path)
 
-    def commit(self, steps: int, entries: dict[str, FileEntry]) -> Committed:
-        """Rank 0 only, when every rank's files are written. `entries` are those of all ranks."""
-        checkpoint = Committed(path=self.checkpoints / self.uuid, steps=steps, time=time.time(), files=entries)
+    def commit(self, steps: int, entries: dict[str, FileEntry], *, after: float = 0.0) -> Committed:
+        """Rank 0 only, when every rank's files are written. `entries` are those of all ranks. `after`: the time of the
+        checkpoint that it supersedes, maybe by the clock of another node.
+        """
+        now = max(time.time(), math.nextafter(after, math.inf))
+        checkpoint = Committed(path=self.checkpoints / self.uuid, steps=steps, time=now, files=entries)
         write_flushed(self.partial / MANIFEST, manifest_of(checkpoint))
         flush_folder(self.partial)
         disk.rename(self.partial, checkpoint.path)

@@ -105,11 +105,17 @@ class WarmCopies:
         return places, homeless
 
     def _new_chunk(self, storages: _Storages) -> _Chunk:
-        """With room for these. Raises OSError where the folder has none."""
+        """With room for these. Raises NoRoom where the folder has none."""
         size = sum(_aligned(storage.nbytes()) for storage in storages.values())
         chunk = _Chunk(_new_memory(self._folder, max(size, mmap.PAGESIZE)))
         self._chunks.append(chunk)
         return chunk
+
+
+class NoRoom(RuntimeError):
+    """In the staging folder of a node. It is no error of the user's, since elsewhere there may be room; and no full
+    disk, whose space somebody may free: the job would wait for that for ever.
+    """
 
 
 class _Chunk:
@@ -144,23 +150,20 @@ class _Chunk:
 
 
 def _new_memory(folder: Path | None, size: int) -> mmap.mmap:
-    if folder:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            _take_room(folder, file.fileno(), size)
-            return mmap.mmap(file.fileno(), size)
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
-def _take_room(folder: Path, file: int, size: int) -> None:
-    """A full disk shows here, and kills nobody later."""
+    """Raises NoRoom: a full disk shows here, and kills nobody later."""
+    if folder is None:
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
-        os.posix_fallocate(file, 0, size)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            return mmap.mmap(file.fileno(), size)
     except OSError as error:
-        said = (
-            f"checkpoint_staging has no room on {socket.gethostname()} for a copy of {size} bytes of what is saved: "
-            f"{error.strerror}, {shutil.disk_usage(folder).free} are free; name another folder, or leave it out"
-        )
-        raise OSError(error.errno, said, str(folder)) from None  # no error of the user's: elsewhere there may be room
+        problem = error.strerror
+    # Not in the handler: what comes from a full disk is not charged, and waits for space.
+    raise NoRoom(
+        f"{folder}: checkpoint_staging has no room on {socket.gethostname()} for a copy of {size} bytes of what is "
+        f"saved: {problem}, {shutil.disk_usage(folder).free} are free; name another folder, or leave it out"
+    )
 
 
 def _pin(memory: mmap.mmap) -> bool:

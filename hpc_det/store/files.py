@@ -9,10 +9,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from hpc_det.errors import HpcDetError, shown
 from hpc_det.store import disk, full_disk
@@ -20,6 +21,9 @@ from hpc_det.store.modes import PRIVATE_FILE, open_file
 from hpc_det.store.temporary import temporary_beside
 
 BLOCK_BYTES = 2**20
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def flush_folder(folder: Path) -> None:
@@ -31,7 +35,23 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _written_twice(write: Callable[P, T]) -> Callable[P, T]:
+    """For a process that was suspended for so long that another one has removed its half-written file
+    (`hpc_det.store.temporary`).
+    """
+
+    @wraps(write)
+    def again(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return write(*args, **kwargs)
+        except FileNotFoundError:
+            return write(*args, **kwargs)
+
+    return again
+
+
 @full_disk.tried_again
+@_written_twice
 def write_atomic(path: Path, content: str | bytes, *, private: bool = False) -> None:
     """Replace `path` by a file with `content`: a reader sees the old one or the new, never a part.
 
@@ -41,12 +61,13 @@ def write_atomic(path: Path, content: str | bytes, *, private: bool = False) -> 
     try:
         disk.replace(partial, path)
     except BaseException:
-        disk.unlink(partial, missing_ok=True)
+        _remove(partial)
         raise
     flush_folder(path.parent)
 
 
 @full_disk.tried_again
+@_written_twice
 def write_first(path: Path, content: str | bytes) -> bool:
     """Make `path`, whole, on disk and for its owner alone; False where it is there already.
 
@@ -84,12 +105,18 @@ def write_flushed(path: Path, content: str | bytes, *, private: bool = False) ->
         disk.write_all(descriptor, content.encode() if isinstance(content, str) else content)
         disk.flush(descriptor)
     except BaseException as error:
-        disk.unlink(path, missing_ok=True)
+        _remove(path)
         if isinstance(error, OSError):
             error.filename = error.filename or str(path)
         raise
     finally:
         os.close(descriptor)
+
+
+def _remove(partial: Path) -> None:
+    """After an error, which another one shall not hide."""
+    with suppress(OSError):
+        disk.unlink(partial)
 
 
 def write_json(path: Path, data: Any, *, private: bool = False) -> None:
@@ -118,6 +145,7 @@ def append_lines(path: Path, records: Iterable[dict[str, Any]], *, durable: bool
     """
     lines = b"".join(json.dumps(record, allow_nan=False).encode() + b"\n" for record in records)
     descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    size = None
     try:
         size = os.fstat(descriptor).st_size
         if not size:
@@ -129,10 +157,20 @@ def append_lines(path: Path, records: Iterable[dict[str, Any]], *, durable: bool
         if durable:
             disk.flush(descriptor)
     except OSError as error:
+        if size is not None:
+            _cut(descriptor, size)
         error.filename = error.filename or str(path)
         raise
     finally:
         os.close(descriptor)
+
+
+def _cut(descriptor: int, size: int) -> None:
+    """Lines that could not be written, or flushed, are none: their writer tries again, and each counts once. A server
+    may say only at the flush that its disk is full.
+    """
+    with suppress(OSError):
+        disk.truncate(descriptor, size)
 
 
 def open_log(path: Path) -> int:

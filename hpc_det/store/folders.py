@@ -9,6 +9,7 @@ experiments/12/experiment.yaml   the effective config           `hpc-det experim
                plan.json         what its jobs are              "
                storage.json      where its checkpoints lie      " (if elsewhere)
                submitting.json   which process submits it now   whoever submits its jobs
+               settling.json     which process settles that who finds it interrupted
                about.json        its name, labels, and more     `hpc-det experiment set`, label, archive
                masked/           those of these with secrets,   " (if it is shared)
                                  without them, for colleagues
@@ -201,6 +202,11 @@ class ExperimentFolder:
     def submitting(self) -> Path:
         """Which process submits its jobs, as long as it does: see hpc_det.store.submitting."""
         return self.path / "submitting.json"
+
+    @property
+    def settling(self) -> Path:
+        """Which process brings an interrupted submission to its end, as long as it does."""
+        return self.path / "settling.json"
 
     @property
     def about(self) -> Path:

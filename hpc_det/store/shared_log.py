@@ -46,8 +46,11 @@ class SharedLog:
             _write(partial, line + "\n")
             while True:
                 before += self.new()
-                if _named(partial, self._entry()) and not self._came_too_late(line):
-                    break
+                try:
+                    if _named(partial, self._entry()) and not self._came_too_late(line):
+                        break
+                except FileNotFoundError:  # removed by another process: this one was suspended for long
+                    _write(partial, line + "\n")
         finally:
             disk.unlink(partial, missing_ok=True)
         flush_folder(self._folder)

@@ -1,7 +1,8 @@
 """Which process submits the jobs of an experiment: a file that is there from before the scheduler is asked until its
 answer is on disk. Where the process is gone and the file is not, the submission was interrupted.
 
-{"host": "login1", "pid": 4711, "ticks": 90210, "started": 1700000000.0, "first_script": 1, "before": 0}
+{"host": "login1", "place": "login1-0b5e8a21-4026531836", "pid": 4711, "ticks": 90210, "started": 1700000000.0,
+ "first_script": 1, "before": 0}
 
 The time of the file is that of the last call of the scheduler.
 """
@@ -16,18 +17,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import FrameType
 
 from hpc_det.errors import UsageError
-from hpc_det.process import is_running, start_ticks
+from hpc_det.process import is_running, place, start_ticks
 from hpc_det.store import disk
 from hpc_det.store.files import read_json, write_first, write_json
 from hpc_det.store.folders import ExperimentFolder
 
 LONGEST_CALL_S = 1800.0
-"""A submitter on another host counts as gone when it has made no call of the scheduler for so long."""
+"""A submitter at another place counts as gone when it has made no call of the scheduler for so long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,25 @@ class Submitter:
     """It submits this script and those with higher numbers."""
     before: int
     """How often jobs of the experiment were submitted before: `SearchState.submissions`."""
+    place: str = ""
+    """What `pid` and `ticks` are of: `hpc_det.process.place`. Empty: a process of an older version, anywhere."""
+
+    @classmethod
+    def here(cls, first_script: int = 1, before: int = 0) -> Submitter:
+        """This process."""
+        return cls(
+            host=socket.gethostname(),
+            place=place(),
+            pid=os.getpid(),
+            ticks=start_ticks(os.getpid()),
+            started=time.time(),
+            first_script=first_script,
+            before=before,
+        )
+
+    @property
+    def is_this_process(self) -> bool:
+        return (self.place, self.pid, self.ticks) == (place(), os.getpid(), start_ticks(os.getpid()))
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -49,32 +70,71 @@ class Submitter:
 
 def submitter_of(experiment: ExperimentFolder) -> Submitter | None:
     """The process that submits jobs of this experiment or was interrupted; None where there is none."""
+    return _noted(experiment.submitting)
+
+
+def _noted(path: Path) -> Submitter | None:
     try:
-        data = read_json(experiment.submitting)
+        data = read_json(path)
     except PermissionError:  # somebody else's experiment
         return None
     return Submitter(**data) if data else None
 
 
 def is_gone(experiment: ExperimentFolder, submitter: Submitter) -> bool:
-    """Whether the submitter has ended. That of another host has where it made no call for LONGEST_CALL_S."""
-    if submitter.host == socket.gethostname():
-        return not is_running(submitter.pid, submitter.ticks)
-    return age_s(experiment) > LONGEST_CALL_S
+    """Whether the submitter has ended. That at another place has where it made no call for LONGEST_CALL_S."""
+    return _has_ended(submitter, experiment.submitting)
+
+
+def _has_ended(process: Submitter, noted: Path) -> bool:
+    if process.place == place():
+        return not is_running(process.pid, process.ticks)
+    return _age_s(noted) > LONGEST_CALL_S
 
 
 def age_s(experiment: ExperimentFolder) -> float:
-    """Seconds since the submitter called the scheduler last; infinity where there is no submitter."""
+    """Seconds since the submitter called the scheduler last; infinity where there is no submitter. A file server's
+    clock may be ahead.
+    """
+    return max(_age_s(experiment.submitting), 0.0)
+
+
+def _age_s(path: Path) -> float:
     try:
-        return time.time() - experiment.submitting.stat().st_mtime
+        return time.time() - path.stat().st_mtime
     except FileNotFoundError:
         return float("inf")
 
 
 def note_call(experiment: ExperimentFolder) -> None:
-    """The scheduler is about to be called."""
-    with suppress(FileNotFoundError):
-        os.utime(experiment.submitting)
+    """This process is about to call the scheduler. Raises UsageError where it was taken for gone meanwhile, as one
+    that was stopped for long is on another host: its jobs are settled.
+    """
+    submitter = submitter_of(experiment)
+    if submitter is None or not submitter.is_this_process:
+        raise UsageError(
+            f"experiment {experiment.id}: this process was silent for so long that another command has ended its "
+            f"submission; see `hpc-det experiment describe {experiment.id}`, then try again"
+        )
+    os.utime(experiment.submitting)
+
+
+@contextmanager
+def settling(experiment: ExperimentFolder) -> Iterator[bool]:
+    """Whether this process alone brings an interrupted submission to its end; what a killed one has left of that is
+    no hindrance.
+    """
+    path = experiment.settling
+    former = _noted(path)
+    if former and _has_ended(former, path):
+        disk.unlink(path, missing_ok=True)
+    if not write_first(path, json.dumps(asdict(Submitter.here()))):
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        disk.unlink(path, missing_ok=True)
 
 
 def record_job(
@@ -92,14 +152,7 @@ def submitting(experiment: ExperimentFolder, *, first_script: int = 1, before: i
     TERM and HUP raise an exception in the block, so that it can clean up. Raises UsageError where another process
     submits jobs of the same experiment.
     """
-    submitter = Submitter(
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        ticks=start_ticks(os.getpid()),
-        started=time.time(),
-        first_script=first_script,
-        before=before,
-    )
+    submitter = Submitter.here(first_script, before)
     with _signals_raise():
         if not write_first(experiment.submitting, json.dumps(asdict(submitter))):
             raise UsageError(

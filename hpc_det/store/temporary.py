@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import time
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
+from hpc_det.process import place
 from hpc_det.store import disk
 
 ABANDONED_S = 3600.0
@@ -27,7 +26,7 @@ _OLDER_NAME = re.compile(r"\.(?:.*\.)?[0-9a-f]{32}|\.code-kept-[a-z0-9_]{8}")
 
 def temporary_beside(path: Path) -> Path:
     """A name of this process alone in the folder of `path`, for what becomes `path` by a rename or a link."""
-    return path.with_name(f".{path.name}.{_MARK}{_here()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    return path.with_name(f".{path.name}.{_MARK}{place()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
 
 
 def remove_abandoned(folders: Iterable[Path]) -> None:
@@ -42,7 +41,7 @@ def remove_abandoned(folders: Iterable[Path]) -> None:
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
     found = _NAME.fullmatch(entry.name)
-    if found and found["place"] == _here():
+    if found and found["place"] == place():
         return not os.path.exists(f"/proc/{found['process']}")
     if not (found or _OLDER_NAME.fullmatch(entry.name)):
         return False
@@ -54,9 +53,3 @@ def _remove(entry: os.DirEntry[str]) -> None:
         disk.remove_tree(entry.path, ignore_errors=False)
     else:
         disk.unlink(entry.path)
-
-
-@cache
-def _here() -> str:
-    """A process number means the same process to all who have this: on one machine, in one namespace of processes."""
-    return f"{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}"

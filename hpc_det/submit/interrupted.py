@@ -22,11 +22,13 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import is_in_sight
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.submitting import Submitter, age_s, is_gone, record_job, submitter_of
+from hpc_det.store.submitting import Submitter, age_s, is_gone, record_job, settling, submitter_of
 
 PAUSED_BY = "an interrupted submission"
 SETTLES_S = 3.0
 """A killed submitter leaves its call of the scheduler behind, which may queue the job a moment later."""
+OTHERS_S, POLL_S = 30.0, 0.1
+"""So long another process that settles the same may take, and how often this one looks."""
 BARE_FOR_S = 3600.0
 """A folder without a submitter counts as left by a killed `create` after so long."""
 
@@ -52,18 +54,21 @@ def _known_jobs(experiment: ExperimentFolder) -> set[str]:
 
 
 def settle(experiment: ExperimentFolder) -> bool:
-    """Bring a submission whose process is gone to its end; False where there is none. Raises CommandError where the
-    scheduler does not answer: then it stays as it is.
+    """Bring a submission whose process is gone to its end; False where there is none, and where another process does
+    it. Raises CommandError where the scheduler does not answer: then it stays as it is.
     """
     submitter = submitter_of(experiment) if experiment.is_own() else None
     if submitter is None or not is_gone(experiment, submitter):
         return False
-    if is_in_sight(experiment):
-        time.sleep(max(0.0, SETTLES_S - age_s(experiment)))
-        _settle(experiment, submitter)
-        experiment.submitting.unlink(missing_ok=True)
-    else:
-        experiment.remove()
+    with settling(experiment) as is_alone:
+        if not is_alone or submitter_of(experiment) != submitter:  # it is settled, and the next one may be under way
+            return False
+        if is_in_sight(experiment):
+            time.sleep(max(0.0, SETTLES_S - age_s(experiment)))
+            _settle(experiment, submitter)
+            experiment.submitting.unlink(missing_ok=True)
+        else:
+            experiment.remove()
     return True
 
 
@@ -116,14 +121,23 @@ def find_successors(experiment: ExperimentFolder) -> bool:
     """Record jobs that another job has queued to go on for it, and was killed before it could; False where none was
     being submitted. Raises CommandError.
     """
-    paths = [path for script in _scripts(experiment) for path in experiment.all_next_jobs(script)]
-    half_made = {path: known["jobs"] for path in paths if (known := read_json(path) or {}).get("submitting")}
-    if not half_made:
+    if not _half_made(experiment):
         return False
-    found = iter(unknown_jobs(experiment, JobPlan.of(experiment).scheduler))
-    for path, jobs in half_made.items():
-        write_json(path, {"jobs": [*jobs, *islice(found, 1)]})
+    with settling(experiment) as is_alone:
+        if half_made := _half_made(experiment) if is_alone else {}:
+            found = iter(unknown_jobs(experiment, JobPlan.of(experiment).scheduler))
+            for path, jobs in half_made.items():
+                write_json(path, {"jobs": [*jobs, *islice(found, 1)]})
+    end = time.monotonic() + OTHERS_S
+    while not is_alone and _half_made(experiment) and time.monotonic() < end:
+        time.sleep(POLL_S)
     return True
+
+
+def _half_made(experiment: ExperimentFolder) -> dict[Path, list[str]]:
+    """Files of jobs behind a job to which the next one was about to be added, and those that are in them."""
+    paths = [path for script in _scripts(experiment) for path in experiment.all_next_jobs(script)]
+    return {path: known["jobs"] for path in paths if (known := read_json(path) or {}).get("submitting")}
 
 
 def _scripts(experiment: ExperimentFolder) -> list[int]:

@@ -54,7 +54,7 @@ def _with_successors(view: ExperimentView, found: ExperimentState) -> Experiment
     try:
         if not find_successors(view.folder):
             return found
-    except CommandError as error:
+    except (CommandError, OSError) as error:  # of a full disk
         say(f"experiment {view.id}: the job that goes on is unknown: {error}")
         return found
     statuses = schedulers.scheduler(view.jobs[0].scheduler).status(view.job_ids(), run_command)
@@ -70,7 +70,7 @@ def settle_submission(view: ExperimentView) -> None:
     try:
         if settle(view.folder):
             view.look()
-    except CommandError as error:
+    except (CommandError, OSError) as error:  # of a full disk
         say(f"experiment {view.id}: {view.submitter} was killed while it submitted, and its jobs are unknown: {error}")
 
 

@@ -29,3 +29,7 @@ def test_each_manifest_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     shutil.rmtree(others.path)
     assert [each.steps for each in checkpoints.all()] == [5, 3]
     assert sorted(read) == sorted([earlier.uuid, "no checkpoint", others.uuid])
+
+
+def test_there_may_be_no_folder(tmp_path: Path) -> None:
+    assert KnownCheckpoints(tmp_path / "missing").all() == []

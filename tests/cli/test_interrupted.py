@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 
 from hpc_det.cli.main import main
+from hpc_det.errors import UsageError
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.submitting import submitter_of, submitting
+from hpc_det.store.submitting import Submitter, settling, submitter_of, submitting
 from hpc_det.submit import executor  # noqa: F401  # loaded once, not by each process that is killed
-from hpc_det.submit.interrupted import PAUSED_BY
+from hpc_det.submit import interrupted as interrupted_submission
+from hpc_det.submit.again import stored
+from hpc_det.submit.interrupted import PAUSED_BY, find_successors, settle, unknown_jobs
+from hpc_det.submit.jobs import prepare_jobs, queue_jobs
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.watch import Watch, state
 from tests.cli.conftest import Command
@@ -281,6 +290,37 @@ def test_a_successor_whose_id_was_not_written_is_found(
     assert read_json(experiment.next_jobs(1, 0)) == {"jobs": ["4711", *queue.jobs()]}
 
 
+@pytest.mark.parametrize("others_wait_s", [0.0, 30.0])
+def test_a_successor_that_two_commands_look_for_is_not_lost(
+    hpc_det: Command,
+    root: Path,
+    arguments: list[str],
+    queue: Queue,
+    monkeypatch: pytest.MonkeyPatch,
+    others_wait_s: float,
+) -> None:
+    hpc_det(*arguments)
+    experiment = ExperimentStore(root).existing(1)
+    (queue.folder / "4711").rename(queue.folder / "4712")
+    write_json(experiment.next_jobs(1, 0), {"jobs": ["4711"], "submitting": True})
+    monkeypatch.setattr(interrupted_submission, "OTHERS_S", others_wait_s)
+    found: list[bool] = []
+    another = Thread(target=lambda: found.append(find_successors(experiment)))
+
+    def together(*arguments: Any) -> list[str]:
+        monkeypatch.setattr(interrupted_submission, "unknown_jobs", unknown_jobs)
+        another.start()
+        if not others_wait_s:
+            another.join()
+        return unknown_jobs(*arguments)
+
+    monkeypatch.setattr(interrupted_submission, "unknown_jobs", together)
+    assert find_successors(experiment)
+    another.join()
+    assert others_wait_s or found == [True]
+    assert read_json(experiment.next_jobs(1, 0)) == {"jobs": ["4711", "4712"]}
+
+
 # --- while the submitter lives
 
 
@@ -329,6 +369,102 @@ def test_a_submitter_on_another_host_counts_as_gone_when_it_is_silent(being_subm
     long_ago = time.time() - 7200
     os.utime(being_submitted.submitting, (long_ago, long_ago))
     assert state(ExperimentView(being_submitted)) is ExperimentState.PAUSED
+
+
+def test_one_in_a_container_of_this_host_counts_as_gone_when_it_is_silent(being_submitted: ExperimentFolder) -> None:
+    """Process numbers of another namespace say nothing here."""
+    inside = replace(Submitter.here(), place=f"{socket.gethostname()}-another", pid=2**22 + 1)
+    write_json(being_submitted.submitting, asdict(inside))
+    assert state(ExperimentView(being_submitted)) is ExperimentState.SUBMITTING
+    long_ago = time.time() - 7200
+    os.utime(being_submitted.submitting, (long_ago, long_ago))
+    assert state(ExperimentView(being_submitted)) is ExperimentState.PAUSED
+
+
+@pytest.mark.parametrize("found", ["nothing", "another"])
+def test_one_that_was_taken_for_gone_calls_the_scheduler_no_more(
+    being_submitted: ExperimentFolder, queue: Queue, found: str
+) -> None:
+    search = SearchJournal(being_submitted)
+    with submitting(being_submitted):
+        if found == "nothing":
+            being_submitted.submitting.unlink()
+        else:
+            write_json(being_submitted.submitting, asdict(replace(Submitter.here(), place="login9")))
+        with pytest.raises(UsageError):
+            queue_jobs(prepare_jobs(stored(being_submitted, []), being_submitted, 1), being_submitted, search)
+    assert queue.jobs() == []
+
+
+# --- while another process settles it
+
+
+@pytest.fixture
+def interrupted(arguments: list[str], root: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> ExperimentFolder:
+    """Experiment 1, which the scheduler never got."""
+    monkeypatch.setenv("KILLED", "before")
+    in_a_process(arguments)
+    monkeypatch.delenv("KILLED")
+    return ExperimentStore(root).existing(1)
+
+
+def test_one_command_settles_it_at_a_time(hpc_det: Command, interrupted: ExperimentFolder, queue: Queue) -> None:
+    with settling(interrupted) as is_alone:
+        assert is_alone
+        assert "SUBMITTING" in hpc_det("e", "list").out
+        assert hpc_det("e", "activate", "1").code == 2
+        assert SearchJournal(interrupted).state().paused is None
+    assert hpc_det("e", "activate", "1").code == 0
+    assert len(queue.jobs()) == 1
+    assert not interrupted.settling.exists()
+
+
+def test_one_that_another_has_settled_is_left_alone(
+    interrupted: ExperimentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is being submitted once more by then."""
+
+    @contextmanager
+    def later(experiment: ExperimentFolder) -> Iterator[bool]:
+        write_json(experiment.submitting, asdict(Submitter.here()))
+        with settling(experiment) as is_alone:
+            yield is_alone
+
+    monkeypatch.setattr("hpc_det.submit.interrupted.settling", later)
+    assert not settle(interrupted)
+    assert (submitter := submitter_of(interrupted))
+    assert submitter.is_this_process
+    assert SearchJournal(interrupted).state().paused is None
+
+
+def test_a_full_disk_keeps_it_as_it_is(
+    hpc_det: Command, interrupted: ExperimentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hpc_det.store.disk.link", full)
+        listed = hpc_det("e", "list")
+        assert (listed.code, "SUBMITTING" in listed.out) == (0, True)
+    assert state(ExperimentView(interrupted)) is ExperimentState.PAUSED
+
+
+def test_what_a_killed_one_has_left_of_settling_is_no_hindrance(interrupted: ExperimentFolder) -> None:
+    write_json(interrupted.settling, asdict(replace(Submitter.here(), ticks=1)))
+    assert state(ExperimentView(interrupted)) is ExperimentState.PAUSED
+
+
+def test_a_file_server_whose_clock_is_ahead_does_not_keep_it_waiting(
+    interrupted: ExperimentFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("hpc_det.submit.interrupted.SETTLES_S", 3.0)
+    monkeypatch.setattr("time.sleep", waited.append)
+    ahead = time.time() + 7200
+    os.utime(interrupted.submitting, (ahead, ahead))
+    assert settle(interrupted)
+    assert max(waited) == 3.0
 
 
 def test_a_scheduler_that_does_not_answer_changes_nothing(

@@ -137,3 +137,17 @@ def test_files_whose_checksums_are_known_are_not_read_again(folder: Path) -> Non
     assert set(checkpoint.files) == {"a.pth", "code/model_def.py", "extra/note.txt"}
     assert checkpoint.files["code/model_def.py"] == FileEntry(size=17, crc32=0xDEAD)
     assert [problem.partition(":")[0] for problem in checkpoint.damage()] == ["code/model_def.py"]
+
+
+def test_of_two_of_the_same_batch_the_later_one_is_kept_whatever_the_clocks_say(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt on a node whose clock is ahead has saved the first one."""
+    monkeypatch.setattr("time.time", lambda: 2e9)
+    CheckpointContext(folder, Distributed()).save(20, {"a.pth": "before the validation"})
+    monkeypatch.setattr("time.time", lambda: 1e9)
+    context = CheckpointContext(folder, Distributed())
+    uuid = context.save(20, {"a.pth": "after it"})
+    assert committed(folder)[0].uuid == uuid
+    context.prune({}, smaller_is_better=True, best=0, latest=2)
+    assert [found.uuid for found in committed(folder)] == [uuid]

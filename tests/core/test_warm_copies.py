@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import io
+import os
 import resource
 import threading
 from pathlib import Path
@@ -10,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpc_det.core.warm_copies import WarmCopies
+from hpc_det.core.warm_copies import NoRoom, WarmCopies
+from hpc_det.store import full_disk
 
 
 def saved(content: Any) -> bytes:
@@ -118,5 +121,19 @@ def test_what_is_copied_also_does_not_take_the_place_of_what_is() -> None:
 
 def test_a_full_disk_shows_before_anything_is_copied(tmp_path: Path) -> None:
     more_than_any_disk_has = torch.empty(1 << 55, dtype=torch.uint8, device="meta").untyped_storage()
-    with pytest.raises(OSError, match=rf"checkpoint_staging .* {1 << 55} bytes .* are free.*: '{tmp_path}'"):
+    with pytest.raises(NoRoom, match=rf"{tmp_path}: checkpoint_staging .* {1 << 55} bytes .* are free") as error:
         WarmCopies(tmp_path)._new_chunk({0: more_than_any_disk_has})
+    assert full_disk.cause_in(error.value) is None
+
+
+def test_a_full_folder_of_a_node_is_no_full_disk_that_the_job_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(NoRoom) as error:
+        WarmCopies(tmp_path).of([torch.zeros(10)])
+    assert full_disk.cause_in(error.value) is None
+    assert list(tmp_path.iterdir()) == []

@@ -1,14 +1,28 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hpc_det.store.files import append_line, read_counted, read_json, read_lines, write_atomic, write_json
+from hpc_det.store import disk, full_disk
+from hpc_det.store.files import (
+    append_line,
+    append_lines,
+    read_counted,
+    read_json,
+    read_lines,
+    write_atomic,
+    write_first,
+    write_json,
+)
 
 WRITER = """
 import itertools, sys
@@ -121,3 +135,75 @@ def test_lines_that_are_written_again_make_the_former_ones_void(tmp_path: Path) 
     for n, by in [(1, "a"), (2, "a"), (3, "a"), (2, "b"), (3, "b")]:
         append_line(path, {"n": n, "by": by})
     assert read_counted(path, "n") == [{"n": 1, "by": "a"}, {"n": 2, "by": "b"}, {"n": 3, "by": "b"}]
+
+
+# --- errors of the disk
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, call: str, code: int, times: int, *, after: bool = False) -> None:
+    """`disk.CALL` raises so many times; `after` it was done."""
+    former, left = getattr(disk, call), [times]
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        found = former(*args, **kwargs) if after or not left[0] else None
+        if left[0]:
+            left[0] -= 1
+            raise OSError(code, os.strerror(code))
+        return found
+
+    monkeypatch.setattr(disk, call, fails)
+
+
+@pytest.mark.parametrize("call", ["write", "flush"])
+def test_lines_that_find_no_space_at_first_are_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A server may have taken them, and say at the flush that its disk is full."""
+    path = tmp_path / "journal.jsonl"
+    append_line(path, {"attempt": 1})
+    failing(monkeypatch, call, errno.ENOSPC, 2, after=True)
+    with full_disk.waited_for(lambda error: True):
+        append_lines(path, [{"attempt": 2}, {"attempt": 3}])
+    assert [line["attempt"] for line in read_lines(path)] == [1, 2, 3]
+
+
+def test_lines_that_were_written_in_part_are_there_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, whole, calls = tmp_path / "journal.jsonl", disk.write, [0]
+
+    def in_part(descriptor: int, data: bytes) -> int:
+        calls[0] += 1
+        return whole(descriptor, data if calls[0] > 1 else data[:20])
+
+    monkeypatch.setattr(disk, "write", in_part)
+    with full_disk.waited_for(lambda error: True):
+        append_lines(path, [{"attempt": 2}, {"attempt": 3}])
+    assert [line["attempt"] for line in read_lines(path)] == [2, 3]
+    assert calls == [2]
+
+
+@pytest.mark.parametrize("write", [write_atomic, write_first])
+def test_a_half_written_file_that_another_process_has_removed_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, str], object]
+) -> None:
+    """It takes a suspended writer for a killed one."""
+    call = "replace" if write is write_atomic else "link"
+    former, calls = getattr(disk, call), [0]
+
+    def suspended(source: Path, target: Path) -> None:
+        calls[0] += 1
+        if calls[0] == 1:
+            source.unlink()
+        former(source, target)
+
+    monkeypatch.setattr(disk, call, suspended)
+    write(tmp_path / "state.json", "whole")
+    assert (tmp_path / "state.json").read_text() == "whole"
+    assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_what_cannot_be_removed_hides_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, "write", errno.ENOSPC, 1)
+    failing(monkeypatch, "unlink", errno.EIO, 1)
+    with pytest.raises(OSError, match="No space left") as raised:
+        write_atomic(tmp_path / "state.json", "x")
+    assert raised.value.errno == errno.ENOSPC

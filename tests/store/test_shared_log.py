@@ -199,6 +199,25 @@ def test_a_disk_too_full_for_a_whole_chunk_loses_nothing(
     assert numbers(folder) == list(range(7))
 
 
+def test_a_half_written_entry_that_another_process_has_removed_is_written_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a suspended writer for a killed one."""
+    link, calls = os.link, [0]
+
+    def suspended(source: Path, target: Path) -> None:
+        calls[0] += 1
+        if calls[0] == 1:
+            source.unlink()
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", suspended)
+    writer = SharedLog(folder)
+    assert writer.append({"n": 0}) == [{"n": 0}]
+    assert writer.append({"n": 1}) == [{"n": 1}]
+    assert numbers(folder) == [0, 1]
+
+
 def test_a_lost_answer_of_nfs_is_no_second_entry(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server has made the link, its answer is lost, and the repeated call is told that the name exists."""
     link = os.link

@@ -45,7 +45,7 @@ def test_what_a_killed_process_has_left_is_removed_at_once(tmp_path: Path) -> No
 
 def test_what_a_live_process_writes_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = old(temporary_beside(tmp_path / "trial.json"))
-    monkeypatch.setattr(temporary, "_here", lambda: "another-4026531836")
+    monkeypatch.setattr(temporary, "place", lambda: "another-4026531836")
     theirs, theirs_since_long = temporary_beside(tmp_path / "new.json"), old(temporary_beside(tmp_path / "old.json"))
     theirs.touch()
     monkeypatch.undo()
