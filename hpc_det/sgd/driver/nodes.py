@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from hpc_det.launch.elastic.claim import check_free, claim
 from hpc_det.launch.elastic.meeting import Driver, Guests, announce, withdraw
+from hpc_det.node.awake import AwakeClock
 from hpc_det.node.frames import Message
 from hpc_det.node.signals import uninterrupted
 from hpc_det.node.switchboard import Event, Switchboard
@@ -21,8 +22,6 @@ from hpc_det.store.run_folder import RunFolder
 
 POLL_S = 1.0
 """How often the silent are looked for while something is waited for."""
-NAP_S = 3.0
-"""Whoever did not listen for so long cannot say yet who is silent."""
 
 
 class NodeLine(Protocol):
@@ -79,7 +78,8 @@ class Nodes:
         self._missing: set[str] = set()
         """Hosts whose agents are gone."""
         self._wanted = 0
-        self._renewed_at = self._heard_at = self.attentive_since = 0.0
+        self._renewed_at = self.attentive_since = 0.0
+        self._clock = AwakeClock(POLL_S)
         self._capacity = capacity
         self._patience = patience
         check_free(run)
@@ -227,9 +227,8 @@ class Nodes:
     def _drop_silent(self) -> None:
         """Not those whom a driver that was stopped, or was busy with something else, has not heard."""
         now = time.monotonic()
-        if now > self._heard_at + NAP_S:
+        if self._clock.stopped_s():
             self.attentive_since = now
-        self._heard_at = now
         for node in list(self._nodes):
             if now > max(node.line.heard_at, self.attentive_since) + self._patience.heartbeat_timeout_s:
                 node.line.close()

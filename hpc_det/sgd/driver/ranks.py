@@ -9,6 +9,7 @@ from typing import Any
 
 from hpc_det.launch.watch.hang import HangJudge, last_first, sentence
 from hpc_det.launch.watch.heartbeat import Progress
+from hpc_det.node.awake import AwakeClock
 from hpc_det.node.channel import Line
 from hpc_det.sgd.driver.failures import COLLATERAL_S, Hung, RankDied
 from hpc_det.sgd.driver.nodes import POLL_S, Node, Nodes
@@ -49,6 +50,7 @@ class Watch:
         self._ranks = ranks
         self._nodes = nodes
         self._judge = HangJudge(len(ranks), hang_timeout_s)
+        self._clock = AwakeClock(POLL_S)
         self._places: dict[int, str] = {}
         self._asked_at = self._next_look = 0.0
 
@@ -79,7 +81,7 @@ class Watch:
             if rank.line and time.monotonic() > max(rank.line.heard_at, asked_since) + RANK_SILENT_S:
                 log = self._nodes.run.rank_log(self._nodes.generation, rank.number)
                 raise RankDied(f"{rank} has not answered for {RANK_SILENT_S:g} s (stopped?); its log: {log}")
-        if self._judge.is_hung(time.monotonic()):
+        if self._judge.is_hung(self._clock.seconds()):
             raise Hung(f"{self._where_they_stand()} ({self._nodes.run.logs})")
 
     def _where_they_stand(self) -> str:
