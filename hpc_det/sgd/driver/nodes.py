@@ -45,6 +45,10 @@ class Node:
     """The scheduler has said that it will take the node: nothing new is begun there."""
     is_broken: bool = False
     """No gang can be formed on it: nothing new is begun there before another agent comes."""
+    is_suspended: bool = False
+    """With its job, when the scheduler was asked last, since the node was silent."""
+    excused_at: float = 0.0
+    """When its silence was last known to be that of a suspended job."""
 
     def __str__(self) -> str:
         return self.host
@@ -108,6 +112,11 @@ class Nodes:
     @property
     def staying(self) -> list[Node]:
         return [node for node in self._nodes if not node.is_leaving and not node.is_broken]
+
+    @property
+    def are_suspended(self) -> bool:
+        """Some of them, with their job, so that no gang can get on."""
+        return any(node.excused_at > node.line.heard_at for node in self._nodes)
 
     @property
     def is_taken(self) -> bool:
@@ -230,9 +239,18 @@ class Nodes:
         if self._clock.stopped_s():
             self.attentive_since = now
         for node in list(self._nodes):
-            if now > max(node.line.heard_at, self.attentive_since) + self._patience.heartbeat_timeout_s:
+            heard_at = max(node.line.heard_at, node.excused_at, self.attentive_since)
+            if now > heard_at + self._patience.heartbeat_timeout_s and not self._excuses(node):
                 node.line.close()
                 self._lose(node)
+
+    def _excuses(self, node: Node) -> bool:
+        """Whether its job is suspended, or was when the scheduler was asked last: then it needs time to be heard."""
+        was_suspended = node.is_suspended
+        node.is_suspended = node.job is not None and self._capacity.is_suspended(node.job)
+        if was_suspended or node.is_suspended:
+            node.excused_at = time.monotonic()
+        return was_suspended or node.is_suspended
 
     def _renew(self) -> None:
         if self.slots < self._wanted and time.monotonic() > self._renewed_at + POLL_S:
