@@ -138,6 +138,7 @@ class VigilOfNode0(Vigil):
         self._rounds = Rounds(gang.plan, gang.hosts, self._ask_all, self._clock)
         self._offsets = {0: 0.0}
         """By how many seconds the clock of each node that has arrived is ahead of this one's."""
+        self._polled_at = time.monotonic()
         self._arrivals: Arrivals | None = None
         """While nodes are missing."""
         self._done_at: float | None = None
@@ -179,6 +180,7 @@ class VigilOfNode0(Vigil):
         if failure := self._rounds.failure():
             note_failure(self.gang.trial, self.gang.attempt, failure)
             self.end()
+        self._polled_at = time.monotonic()
 
     def say_goodbye(self, code: int) -> None:
         if self._peers:
@@ -205,12 +207,17 @@ class VigilOfNode0(Vigil):
         self._rounds.take(message.get("ranks", ()))
 
     def _welcome(self, node: int, report: Message) -> None:
-        self._offsets[node] = report["time"] - time.time()
+        self._offsets[node] = self._offset(report["time"])
         if report["problems"]:
             self._note_problems(node, [Problem(*problem) for problem in report["problems"]])
             if self._peers:
                 self._peers.tell({"heard": True}, node)
             self.end()
+
+    def _offset(self, node_time: float) -> float:
+        """No clock is behind for what has lain here unread, as while this process was suspended."""
+        offset, unread_s = node_time - time.time(), time.monotonic() - self._polled_at
+        return offset if offset > 0 else min(offset + unread_s, 0.0)
 
     def _on_left(self, node: int, code: int) -> None:
         """With another code than 0 it has noted why, and the gang cannot go on."""

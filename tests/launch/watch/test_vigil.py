@@ -372,6 +372,15 @@ def test_ranks_that_were_suspended_have_time_to_show_their_stacks(
     node_0.until(lambda: forced)
 
 
+def test_no_clock_is_behind_since_its_time_was_read_after_a_suspension(gang: Gang, node_0: Node0) -> None:
+    line = arrives(node_0, 1)
+    node_0.vigil._polled_at -= 3600
+    node_0.vigil._welcome(2, {"time": time.time() - 3600, "problems": []})
+    node_0.vigil.poll()
+    assert (node_0.ended, failures(gang.trial, 1)) == (False, [])
+    line.close()
+
+
 # --- agents that break the rules
 
 
