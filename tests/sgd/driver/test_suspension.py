@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from hpc_det.process import is_stopped
 from hpc_det.sgd import TorchTrainer
-from hpc_det.sgd.driver.gang import Gang
+from hpc_det.sgd.driver.gang import JOIN_S, Gang
 from tests.sgd.local_nodes import LocalNodes
 from tests.sgd.trained import Linear
 from tests.wait import wait_for
@@ -122,3 +124,26 @@ def test_ranks_of_a_suspended_job_do_not_hang() -> None:
         wait_for(lambda: goes_on(gang))
         assert its.train()["epoch"] == 2
         assert gang.nodes.generation == 1
+
+
+def test_ranks_of_a_suspended_job_may_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, late_s = Suspendable(1), [0.0]
+    with TorchTrainer(training_operator_cls=Linear, executor=nodes) as its:
+        its.train()
+        gang = gang_of(its)
+        (rank,) = gang.ranks
+        line, rank.line = rank.line, None
+
+        def hear(within_s: float) -> None:
+            late_s[0] += 2 * JOIN_S
+            rank.line = line if late_s[0] > 5 * JOIN_S else None
+
+        with stopped(nodes), monkeypatch.context() as patch:
+            nodes.job_is_suspended = True
+            wait_in_vain(gang)
+            clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late_s[0])
+            patch.setattr("hpc_det.sgd.driver.gang.time", clock)
+            patch.setattr(gang.nodes, "hear", hear)
+            gang._await_ranks()
+        wait_for(lambda: goes_on(gang))
+        assert its.train()["epoch"] == 2
