@@ -14,7 +14,6 @@ import math
 import os
 import secrets
 import threading
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -26,6 +25,7 @@ import torch.distributed as dist
 from hpc_det.core.gang_store import address_of_rank_0
 from hpc_det.core.sealed import shared_secret
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.node.awake import AwakeClock
 from hpc_det.node.channel import Line, Message, connect
 from hpc_det.node.network import own_address
 from hpc_det.node.switchboard import Event, Switchboard
@@ -35,7 +35,7 @@ FOREVER = math.inf
 ARRIVE_S = 300.0
 """For all ranks to connect to rank 0, which they do as soon as the process group stands."""
 LOOK_S = 5.0
-"""Between two looks of a thread that waits. A longer pause was spent suspended, and counts no more than that."""
+"""Between two looks of a thread that waits."""
 
 
 class RankGone(RuntimeError):
@@ -151,7 +151,7 @@ class GangMessages:
             values = self._values.get(kind, {})
             return rank not in values or not is_it(values[rank])
 
-        late, left_s, arrivals = list(senders), limit_s, self._arrivals[kind]
+        late, clock, arrivals = list(senders), AwakeClock(LOOK_S), self._arrivals[kind]
         while True:
             while late and not is_late(late[-1]):  # not all of them at each message: there may be thousands
                 late.pop()
@@ -161,12 +161,11 @@ class GangMessages:
             if gone := [rank for rank in late if rank in self._gone and is_late(rank)]:
                 raise RankGone(f"{_named(gone)} ended and {_have(gone)} not {what}")
             if self._arrivals[kind] != arrivals:
-                left_s, arrivals = limit_s, self._arrivals[kind]
+                clock, arrivals = AwakeClock(LOOK_S), self._arrivals[kind]
+            left_s = limit_s - clock.seconds()
             if left_s <= 0 and (late := [rank for rank in late if is_late(rank)]):
                 raise RankGone(f"{_named(late)} {_have(late)} not {what} for {limit_s:g} s")
-            began = time.monotonic()
             self._changed.wait(min(left_s, LOOK_S))
-            left_s -= min(time.monotonic() - began, LOOK_S)
 
 
 class RankZero(GangMessages):

@@ -34,7 +34,6 @@ from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
 from hpc_det.launch.watch.vigil import Gang, IllNode, vigil
 from hpc_det.node.guardian import guarded
 from hpc_det.node.network import limit_look_ups, own_address
-from hpc_det.node.pauses import Pauses
 from hpc_det.node.signals import STOP_SIGNALS, SignalPipe, shielded
 from hpc_det.plan.container import Container
 from hpc_det.plan.job_plan import JobPlan
@@ -73,7 +72,6 @@ class Agent:
         outlives_parent()
         self._ended = False
         self._next_poll = 0.0
-        self._pauses = Pauses(POLL_S)
         self._log_began = size_of(trial.job_log)
         self._log_watch = LogWatch(self._logs())
 
@@ -97,8 +95,6 @@ class Agent:
         ):
             for key, _ in self._selector.select(timeout=min(POLL_S, self._log_watch.pause_s)):
                 key.data()
-            if stopped_s := self._pauses.look():
-                self._vigil.was_stopped(stopped_s)
             self._log_watch.poll()
             self._poll_run_folder()
             self._vigil.poll()

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from hpc_det.errors import UsageError
 from hpc_det.launch.failure import Failure, failure_now, note_failure
+from hpc_det.node.awake import AwakeClock
 from hpc_det.node.signals import STOP_SIGNALS, SignalPipe, shielded
 from hpc_det.process import adopt_orphans, end_descendants
 from hpc_det.schedulers.pbs import Pbs
@@ -84,24 +85,24 @@ class OnNodes:
         return os.getppid() == self._parent
 
     def _watch(self) -> None:
-        start_by, give_up_at = time.monotonic() + START_S, float("inf")
+        clock, start_by, give_up_at = AwakeClock(), START_S, float("inf")
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals.fd, selectors.EVENT_READ)
-            while self._running and time.monotonic() < give_up_at and self._is_awaited:
+            while self._running and clock.seconds() < give_up_at and self._is_awaited:
                 selector.select(timeout=POLL_S)
                 if set(self._signals.received()) & set(STOP_SIGNALS):
                     self._order("TERM")
                 self._look()
-                if time.monotonic() >= start_by:
+                if clock.seconds() >= start_by:
                     self._give_silent_up()
                     start_by = float("inf")
                 if give_up_at < float("inf"):
                     continue
                 if self.silent or any(self._codes.values()):
                     self._order("end")
-                    give_up_at = time.monotonic() + LEAVE_S
+                    give_up_at = clock.seconds() + LEAVE_S
                 elif len(self._codes) == self._hosts:
-                    give_up_at = time.monotonic() + STARTER_LEAVES_S
+                    give_up_at = clock.seconds() + STARTER_LEAVES_S
 
     def _look(self) -> None:
         """Who has ended. The files are read after the processes are seen: an agent's code comes before its end."""

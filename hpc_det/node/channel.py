@@ -29,7 +29,7 @@ from hpc_det.node.frames import (
     Unsealed,
     message,
 )
-from hpc_det.node.rendezvous import tries
+from hpc_det.node.rendezvous import LONGEST_TRY_S, tries
 from hpc_det.store.key import derived
 
 if TYPE_CHECKING:
@@ -145,8 +145,8 @@ def connect(
     Tries again until `within_s` is over: a listener on whom strangers call may have to hang up on anyone. Raises
     NoLine where nobody listens and where it hangs up each time, and HpcDetError at once where it does not hold the key.
     """
-    end = time.monotonic() + within_s
-    for _ in tries(within_s):
+    for left_s in tries(within_s):
+        end = time.monotonic() + min(left_s, LONGEST_TRY_S)
         try:
             return _introduced(host, port, key, identity, end, gone_s)
         except OSError as error:

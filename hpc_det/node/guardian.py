@@ -8,13 +8,15 @@ nodes now. A guardian is a small process outside those sessions. It reads the st
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from hpc_det.node.signals import shielded
@@ -43,6 +45,14 @@ def guarded() -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
+
+
+@cache
+def guard_from_now_on() -> None:
+    """As `guarded`, until this process exits."""
+    block, owner = ExitStack(), os.getpid()
+    block.enter_context(guarded())
+    atexit.register(lambda: block.close() if os.getpid() == owner else None)
 
 
 def main(guarded_pid: int) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.errors import HpcDetError
+from hpc_det.node.awake import AwakeClock
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.modes import make_folders
 
@@ -25,6 +26,7 @@ WAIT_S = 300.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0
 """Between two looks at the shared folder; thousands of nodes may wait for one that is late."""
 LONGEST_TRY_S = 30.0
+"""One that takes three times as long was spent suspended (hpc_det.node.awake)."""
 _LOWEST_PORT = 15000
 
 
@@ -66,13 +68,15 @@ def awaited(path: Path, deadline_s: float) -> Any | None:
     return None
 
 
-def tries(within_s: float) -> Iterator[None]:
-    """One at least, and then more with pauses between them, as long as there is time."""
-    left_s = within_s
+def tries(within_s: float) -> Iterator[float]:
+    """One at least, and then more with pauses between them, as long as there is time: how much is left.
+
+    The time in which the process was suspended does not count.
+    """
+    clock, left_s = AwakeClock(LONGEST_TRY_S), within_s
     for pause in pauses():
-        began = time.monotonic()
-        yield
-        left_s -= min(time.monotonic() - began, LONGEST_TRY_S) + pause  # a suspended job's time is not counted
+        yield left_s
+        left_s = within_s - clock.seconds() - pause
         if left_s < 0:
             return
         time.sleep(pause)

@@ -80,6 +80,7 @@ def _job(job_id: str, said: Mapping[str, Any]) -> QueuedJob:
         waiting=waiting,
         running=running,
         path=str(said.get("Output_Path", "")).partition(":")[2],
+        is_suspended=status.is_suspended,
     )
 
 

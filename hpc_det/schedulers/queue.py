@@ -49,6 +49,8 @@ class QueuedJob:
     """How many jobs it stands for: of an array several."""
     path: str
     """A file or folder that tells whose job it is: of an experiment's job, one in the experiment's folder."""
+    is_suspended: bool = False
+    """RUNNING, but its processes are stopped."""
 
     @property
     def waits(self) -> bool:

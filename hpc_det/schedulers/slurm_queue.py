@@ -18,7 +18,7 @@ from hpc_det.schedulers.detect.slurm import PARTITIONS, parse_partitions
 from hpc_det.schedulers.queue import Change, QueuedJob
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.schedulers.slurm import Slurm
-from hpc_det.schedulers.slurm_answers import REASONS, STATES, local_time
+from hpc_det.schedulers.slurm_answers import REASONS, STATES, SUSPENDED, local_time
 
 FIELDS = (
     "JobArrayID",
@@ -136,6 +136,7 @@ def _job(row: dict[str, str], pools: tuple[str, ...]) -> QueuedJob:
         waiting=0 if runs else count,
         running=count if runs else 0,
         path=row["WorkDir"],
+        is_suspended=row["State"] in SUSPENDED,
     )
 
 

@@ -70,6 +70,13 @@ def test_the_queue_has_the_columns_of_determineds_and_why_and_when_beside_them(
     ]
 
 
+def test_a_job_that_the_scheduler_has_stopped_is_suspended(hpc_det: Command, slurm: SlurmOnPaper) -> None:
+    slurm.queue("4711", state="SUSPENDED", reason="None")
+    slurm.queue("4712", state="RUNNING", reason="None")
+    found = {record["id"]: record["state"] for record in records(hpc_det)}
+    assert found == {"4711": "SUSPENDED", "4712": "SCHEDULED"}
+
+
 def test_ls_is_list(hpc_det: Command, queue: SlurmOnPaper) -> None:
     assert hpc_det("j", "ls") == hpc_det("job", "list")
 

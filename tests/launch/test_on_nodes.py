@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from hpc_det.launch.failure import first_failure
-from hpc_det.launch.on_nodes import start_commands, start_script
+from hpc_det.launch.on_nodes import OnNodes, start_commands, start_script
 from hpc_det.launch.pbs_node import node_environment
 from hpc_det.store.folders import ExperimentFolder
 from tests.launch.gang import children, is_there
+from tests.launch.watch.suspension import Suspension
 from tests.stub import Stub
 from tests.wait import DEADLINE_S, wait_for
 
@@ -204,3 +205,21 @@ def test_functions_of_the_shell_are_no_variables() -> None:
     script = start_script(["true"], Path("/f"), {"BASH_FUNC_module%%": "() { :; }", "A": "1"}, None).decode()
     assert script.splitlines()[0] == "export A=1"
     assert "BASH_FUNC" not in script
+
+
+def test_hosts_may_still_begin_after_a_suspension_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suspension = Suspension(monkeypatch)
+    look = OnNodes._look
+
+    def after_an_hour(gang: OnNodes) -> None:
+        suspension.lasts()
+        look(gang)
+
+    monkeypatch.setattr(OnNodes, "_look", after_an_hour)
+    node = f"sleep 1; touch {tmp_path}/begun-0; echo 0 >{tmp_path}/exit-0"
+    gang = OnNodes(tmp_path, 1)
+    try:
+        assert gang.run(iter([(range(1), ["sh", "-c", node])])) == 0
+    finally:
+        gang._signals.close()
+    assert gang.silent == []

@@ -184,7 +184,7 @@ def test_whoever_waits_in_receive_is_woken_by_close(board: Board) -> None:
 
 def outcome(board: Board, key: bytes, identity: dict[str, Any]) -> str:
     """Of one try, however long that takes."""
-    with patch.object(channel, "tries", lambda within_s: [None]), pytest.raises(HpcDetError) as error:
+    with patch.object(channel, "tries", lambda within_s: [within_s]), pytest.raises(HpcDetError) as error:
         connect(*board.address, key, identity, 30)
     assert board.switchboard.events.empty()
     return str(error.value)
@@ -343,3 +343,19 @@ def test_a_client_that_never_reads_can_be_closed(board: Board) -> None:
     speaking.join(DEADLINE_S)
     assert not speaking.is_alive()
     waiting.set()
+
+
+def test_after_a_suspension_a_try_to_connect_has_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first try ends when the process goes on again, an hour later."""
+    now, ends = [0.0], list[float]()
+
+    def introduced(host: str, port: int, key: bytes, identity: dict[str, Any], end: float, gone_s: float) -> None:
+        ends.append(end - now[0])
+        now[0] += 3600 if len(ends) == 1 else 30
+        raise ConnectionResetError
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(channel, "_introduced", introduced)
+    with pytest.raises(HpcDetError):
+        connect("127.0.0.1", 1, b"key", {}, 80)
+    assert ends == [30, 30, pytest.approx(20, abs=1)]

@@ -84,8 +84,37 @@ def test_what_a_killed_process_leaves_behind_is_continued_and_nothing_watches_on
     wait_for(lambda: not os.path.exists(f"/proc/{watcher}"))
 
 
+FROM_NOW_ON = """
+import subprocess, sys
+from hpc_det.node.guardian import guard_from_now_on
+guard_from_now_on()
+guard_from_now_on()
+subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
+print("runs", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_process_can_be_guarded_by_one_guardian_for_the_rest_of_its_life() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", FROM_NOW_ON], stdin=pipe, stdout=pipe) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == b"runs\n"
+        wait_for(lambda: [command(pid) for pid in ranks(process)] == [b"sleep\x00600\x00"])
+        (below,), watcher = ranks(process), guardian(process)
+        process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: is_stopped(below))
+        process.send_signal(signal.SIGCONT)
+        wait_for(lambda: not is_stopped(below))
+        process.stdin.close()
+        assert process.wait() == 0
+        assert not os.path.exists(f"/proc/{watcher}")
+        os.kill(below, signal.SIGKILL)
+
+
 def test_a_guardian_is_no_descendant_of_the_process_that_started_it_and_ends_with_the_block() -> None:
-    before = children(os.getpid()), descendants(os.getpid())
+    before = children(os.getpid()), descendants(os.getpid())  # of other tests, such as a fork server
     with guarded():
         assert (children(os.getpid()), descendants(os.getpid())) == before
         pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}

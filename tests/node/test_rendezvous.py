@@ -5,8 +5,8 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +16,7 @@ from hpc_det.store.folders import TrialFolder
 
 AWAIT = """
 import sys
+import time
 from pathlib import Path
 from hpc_det.node.rendezvous import await_rendezvous
 
@@ -59,8 +60,8 @@ def test_where_node_0_publishes_nothing_the_wait_ends_with_a_hint(path: Path) ->
 
 def test_a_wait_does_not_count_the_time_for_which_its_process_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    stands_still = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
-    monkeypatch.setattr("hpc_det.node.rendezvous.time", stands_still)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     looks = tries(100)
     next(looks)
     now[0] += 1000

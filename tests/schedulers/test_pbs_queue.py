@@ -50,6 +50,12 @@ def test_slots_are_gpus_or_cpus_of_the_jobs_of_an_array_together(jobs: dict[str,
     ]
 
 
+def test_a_suspended_job_is_told_from_one_that_runs() -> None:
+    said = (RECORDED / "preempt-suspend-2-high-running.json").read_text()
+    found = {job.job_id: (job.state, job.is_suspended) for job in QUEUE.jobs(lambda command: said)}
+    assert found["130.pbshead"] == (JobState.RUNNING, True)
+
+
 def test_only_a_hold_of_the_user_is_one_to_lift(jobs: dict[str, QueuedJob]) -> None:
     assert [name for name, job in jobs.items() if job.state is JobState.HELD] == ["held"]
 

@@ -100,6 +100,13 @@ def test_a_job_is_read_whole(jobs: dict[str, QueuedJob]) -> None:
     assert (digits.priority, digits.scheduler_priority, digits.path) == (42, 1148, "/home/ada/hpc_det/experiments/12")
 
 
+def test_a_suspended_job_is_told_from_one_that_runs() -> None:
+    suspended = RECORDED.replace("<mark>RUNNING<mark>", "<mark>SUSPENDED<mark>", 1)
+    first, second, *_ = parse_queue(suspended, "<mark>")
+    assert (first.job_id, first.state, first.is_suspended) == ("102", JobState.RUNNING, True)
+    assert not second.is_suspended
+
+
 def test_slots_are_gpus_or_cpus(jobs: dict[str, QueuedJob]) -> None:
     found = {job_id: (job.slots, job.waiting, job.running) for job_id, job in jobs.items()}
     assert [found[job_id] for job_id in ("102", "103_0", "105", "106", "108")] == [

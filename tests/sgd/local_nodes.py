@@ -40,6 +40,9 @@ class LocalNodes:
             f"{sum(agent.poll() is None for agent in self.agents)} of {self.count} agents run on {socket.gethostname()}"
         )
 
+    def is_suspended(self, job: str) -> bool:
+        return False
+
     def stop(self) -> None:
         all_ended(self.agents, LEAVE_S)
         for agent in self.agents:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hpc_det.process import is_stopped
 from hpc_det.schedulers import shared_answers
 from hpc_det.sgd import TorchTrainer
 from hpc_det.sgd.capacity import GangJob
@@ -15,7 +18,7 @@ from hpc_det.submit.submitit_pbs.executor import _is_pbs
 from tests.lab.pbs_lab import PbsLab, can_have_hosts
 from tests.sgd.local_nodes import LocalNodes
 from tests.sgd.trained import Linear
-from tests.wait import DEADLINE_S
+from tests.wait import DEADLINE_S, wait_for
 
 REPOSITORY = Path(__file__).parents[2]
 DRIVER = """
@@ -69,3 +72,25 @@ def test_a_job_that_is_preempted_is_followed_by_another_and_no_bit_is_lost(pbs_l
         assert [undisturbed.train() for _ in found] == found
     pbs_lab.wait_for(other, "F", DEADLINE_S)
     assert pbs_lab.run("qstat") == ""
+
+
+@pytest.mark.usefixtures("_submits", "_fork_server")
+def test_a_job_that_is_suspended_for_long_goes_on_with_the_same_ranks(pbs_lab: PbsLab) -> None:
+    gang = GangJob("pbs", nodes=2, cpus_per_task=1, timeout_min=10, pbs_queue="low")
+    with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=gang, heartbeat_timeout_s=2) as its:
+        its.train()
+        (job,) = gang._jobs
+        ranks = its.apply_all_workers(os.getpid)
+        pbs_lab.run("qsig", "-s", "suspend", job.job_id, manager=True)
+        wait_for(lambda: all(map(is_stopped, ranks)))
+        nodes = its._open_gang._nodes
+
+        def resume() -> None:
+            wait_for(lambda: nodes.are_suspended)
+            pbs_lab.run("qsig", "-s", "resume", job.job_id, manager=True)
+
+        end = threading.Thread(target=resume)
+        end.start()
+        assert its.train()["epoch"] == 2
+        end.join()
+        assert its.apply_all_workers(os.getpid) == ranks

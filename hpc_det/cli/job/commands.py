@@ -37,8 +37,9 @@ jobs_argument = click.argument("jobs", metavar="JOB[,JOB...]", type=JobIds())
 def list_(pool: str | None, all_pools: bool, output: Output) -> None:
     """Show the queue of a pool, in scheduling order. `ls` is the same.
 
-    Jobs that run come first: they are SCHEDULED, the others QUEUED, or HELD where somebody has to let a job go. A
-    priority is Determined's: 42 where nobody asked for another, lower is earlier.
+    Jobs that run come first: they are SCHEDULED, or SUSPENDED while the scheduler has stopped them on their nodes. The
+    others are QUEUED, or HELD where somebody has to let a job go. A priority is Determined's: 42 where nobody asked for
+    another, lower is earlier.
 
     \b
     Example:

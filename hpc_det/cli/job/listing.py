@@ -22,7 +22,8 @@ from hpc_det.schedulers.scheduler import JobState
 from hpc_det.store.folders import ExperimentFolder
 
 STATES = {JobState.QUEUED: "QUEUED", JobState.HELD: "HELD", JobState.RUNNING: "SCHEDULED"}
-"""Determined's words, and HELD: it has no holds."""
+"""Determined's words, and HELD and SUSPENDED: it has no holds, and suspends no jobs."""
+SUSPENDED = "SUSPENDED"
 
 
 def listed(pool: str | None, *, all_pools: bool) -> list[dict[str, Any]]:
@@ -69,7 +70,7 @@ def _record(position: int, job: QueuedJob) -> dict[str, Any]:
         "scheduler_priority": job.scheduler_priority,
         "submitted": job.submitted and iso(job.submitted),
         "slots": {"acquired": slots * job.running, "needed": slots * (job.running + job.waiting)},
-        "state": STATES.get(job.state, "UNKNOWN"),
+        "state": SUSPENDED if job.is_suspended else STATES.get(job.state, "UNKNOWN"),
         "user": job.user,
         "pool": job.pool,
         "reason": job.reason,

@@ -53,12 +53,12 @@ def call_driver(run: RunFolder, node: str, identity: dict[str, Any], within_s: f
 
     Raises HpcDetError where there is none in time.
     """
-    key, end = run.key(), time.monotonic() + within_s
-    for _ in tries(within_s):
-        driver = await_driver(run, end - time.monotonic())
+    key = run.key()
+    for left_s in tries(within_s):
+        driver = await_driver(run, left_s)
         _check_in(run, node, driver)
         try:
-            return connect(*driver, key, identity, min(TRY_S, end - time.monotonic()))
+            return connect(*driver, key, identity, min(TRY_S, left_s))
         except HpcDetError as error:  # it may be a former driver that is written there
             problem = error
     raise problem

@@ -4,7 +4,8 @@
 
 It says hello to the driver, and does what it is told on its line: fork ranks, end them, keep snapshots. Stop signals
 are news for the driver, which drains the node; they end nothing here. Without its driver it ends all ranks, makes the
-newest snapshot that it holds durable, or removes a run that is temporary, and leaves.
+newest snapshot that it holds durable, or removes a run that is temporary, and leaves. In a scheduler's job its ranks
+stop and continue with it.
 
 Torch is loaded by one child, the nursery (hpc_det.sgd.rank.nursery), and the ranks are forked from that. The memory
 that snapshots are written to belongs to the agent: no rank that dies takes it along, and nothing of it outlives the
@@ -28,8 +29,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import MutableMapping
-from contextlib import suppress
+from collections.abc import Mapping, MutableMapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,12 @@ from hpc_det.launch.elastic.held import BUFFERS, Buffer, Held, Keeper
 from hpc_det.launch.elastic.meeting import call_driver
 from hpc_det.node.channel import Line
 from hpc_det.node.frames import Message
+from hpc_det.node.guardian import guarded
 from hpc_det.node.network import limit_look_ups, own_address
 from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.process import adopt_orphans, end_descendants, ends_with_parent
+from hpc_det.schedulers.pbs import Pbs
+from hpc_det.schedulers.slurm import Slurm
 from hpc_det.store.key import derived
 from hpc_det.store.run_folder import RunFolder
 
@@ -96,8 +100,7 @@ class Node:
     def run(self) -> int:
         """Until the driver says so, or is gone."""
         host = socket.gethostname()
-        job = os.environ.get("SLURM_JOB_ID") or os.environ.get("PBS_JOBID")
-        identity = {"role": "node", "host": host, "job": job, "pid": os.getpid(), "slots": self._slots}
+        identity = {"role": "node", "host": host, "job": own_job(os.environ), "pid": os.getpid(), "slots": self._slots}
         self._driver = call_driver(self._run, f"{host}-{os.getpid()}", identity, MEET_S)
         orders = _Orders(self._driver)
         self._selector.register(orders.fd, selectors.EVENT_READ, lambda: self._obey_all(orders))
@@ -238,12 +241,20 @@ def share_cpus(slots: int, environment: MutableMapping[str, str]) -> None:
     environment.setdefault("OMP_NUM_THREADS", str(max(len(os.sched_getaffinity(0)) // slots, 1)))
 
 
+def own_job(env: Mapping[str, str]) -> str | None:
+    """The id by which the scheduler's commands know the job that this process is in."""
+    if "SLURM_JOB_ID" in env:
+        return Slurm().job_id(env)
+    return Pbs().job_id(env) if "PBS_JOBID" in env else None
+
+
 def main(argv: list[str]) -> int:
     adopt_orphans()
     limit_look_ups(os.environ)
     run, slots = RunFolder(Path(argv[0])), int(argv[1])
     share_cpus(slots, os.environ)
-    return Node(run, slots).run()
+    with guarded() if own_job(os.environ) else nullcontext():
+        return Node(run, slots).run()
 
 
 if __name__ == "__main__":

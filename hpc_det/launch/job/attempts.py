@@ -24,6 +24,7 @@ from hpc_det.launch.job.log_policies import matches
 from hpc_det.launch.job.progress import MAY_BE_TOO_SHORT, newest_saved, was_too_short
 from hpc_det.launch.job.space import Space
 from hpc_det.launch.last_words import size_of, written_since
+from hpc_det.node.awake import AwakeClock
 from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.process import end_other_sessions, ends_with_parent
@@ -80,6 +81,8 @@ class Attempts:
         self._heard = heard
         self._agents: subprocess.Popen[bytes] | None = None
         """What has started the agents, while they run."""
+        self._since_loss: AwakeClock | None = None
+        """Since this process has seen that a node of the attempt was lost."""
         self._space = Space(trial.checkpoints)
 
     def run(self) -> Action:
@@ -200,7 +203,7 @@ class Attempts:
         # Without a queue nobody else would end an agent that does not know its parent yet.
         begins = None if self._scheduler.has_queue else ends_with_parent
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=begins)
-        self._agents = process
+        self._agents, self._since_loss = process, None
         clock = JobClock(self._scheduler.ends_at(self._plan, os.environ, run_command), self._plan, self._trial.saves)
         while process.poll() is None and not self._waits_in_vain(number):
             until_it_rings_s = clock.timeout_s()
@@ -224,9 +227,15 @@ class Attempts:
             note_failure(self._trial, number, failure)
 
     def _waits_in_vain(self, number: int) -> bool:
-        """Whether the launcher waits for a node that was lost. The agents of the others have left by themselves."""
-        failure = first_failure(self._trial, number)
-        return failure is not None and failure.node_lost and time.time() > failure.time + LEAVE_S
+        """Whether the launcher waits for a node that was lost. The agents of the others have left by themselves, unless
+        the job was suspended. Asked every `LOOK_S`.
+        """
+        if self._since_loss is None:
+            failure = first_failure(self._trial, number)
+            if failure is None or not failure.node_lost:
+                return False
+            self._since_loss = AwakeClock(LOOK_S)
+        return self._since_loss.seconds() > LEAVE_S
 
     def _listen(self) -> bool:
         """Whether there was a stop signal."""

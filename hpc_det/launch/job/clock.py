@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpc_det.checkpoint.saves import SaveTimes, read_saves
-from hpc_det.node.pauses import Pauses
+from hpc_det.node.awake import AwakeClock
 from hpc_det.plan.job_plan import JobPlan
 
 MARGIN_S = 10.0
@@ -56,7 +56,7 @@ class JobClock:
         self._saves = saves
         self._clock = clock
         self._has_rung = False
-        self._pauses = Pauses(READ_EVERY_S)
+        self._awake = AwakeClock(READ_EVERY_S)
 
     def next_ring(self) -> float | None:
         """By what is measured until now; None: never more."""
@@ -73,9 +73,8 @@ class JobClock:
         """Whether it is time to tell the ranks, and they were not told. Schedulers do not count the time for which they
         suspend a job. Asked every `READ_EVERY_S`.
         """
-        stopped_s = self._pauses.look()
         if self.ends_at is not None:
-            self.ends_at += stopped_s
+            self.ends_at += self._awake.stopped_s()
         ring = self.next_ring()
         self._has_rung = self._has_rung or (ring is not None and self._clock() >= ring)
         return ring is not None and self._has_rung

@@ -26,9 +26,9 @@ from typing import Any
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.failure import failure_now, note_failure
-from hpc_det.launch.watch.awake import AwakeClock
+from hpc_det.node.awake import AwakeClock
 from hpc_det.node.channel import Line, connect
-from hpc_det.node.rendezvous import WAIT_S
+from hpc_det.node.rendezvous import WAIT_S, awaited
 from hpc_det.node.switchboard import Switchboard
 from hpc_det.process import exit_code
 from hpc_det.store.files import read_json, write_json
@@ -178,12 +178,7 @@ def _publish(attempt: Attempt, **of_this_node: int) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    end = time.monotonic() + WAIT_S
-    while time.monotonic() < end:
-        with suppress(FileNotFoundError):
-            os.listdir(path.parent)  # NFS believes for up to a minute that a name is not there; a listing refreshes it
-        told: dict[str, Any] | None = read_json(path)
-        if told is not None:
-            return told
-        time.sleep(0.05)
-    raise HpcDetError(f"{path}: the launcher of this node published nothing in {WAIT_S:.0f} s; does it run there?")
+    told: dict[str, Any] | None = awaited(path, WAIT_S)
+    if told is None:
+        raise HpcDetError(f"{path}: the launcher of this node published nothing in {WAIT_S:.0f} s; does it run there?")
+    return told

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Sequence
 
 from hpc_det.errors import HpcDetError
-from hpc_det.launch.watch.awake import AwakeClock
+from hpc_det.node.awake import AwakeClock
 from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.scheduler import scheduler
 

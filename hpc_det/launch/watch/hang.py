@@ -68,10 +68,9 @@ class HangJudge:
         self._still_s = 0.0
 
     def is_hung(self, now: float) -> bool:
-        """Asked every `round_s` at the latest; a longer pause was one of this process, too: a suspended job's."""
-        since = 0.0 if self._looked_at is None else now - self._looked_at
+        """`now`: by a clock that stands still while the job is suspended (hpc_det.node.awake)."""
+        self._still_s += 0.0 if self._looked_at is None else now - self._looked_at
         self._looked_at = now
-        self._still_s += min(since, 2 * max(self.round_s, 1.0))
         return self.stands_still
 
     @property

@@ -17,7 +17,7 @@ import selectors
 from collections.abc import Callable
 from typing import Any
 
-from hpc_det.launch.watch.awake import AwakeClock
+from hpc_det.node.awake import AwakeClock
 from hpc_det.node.channel import Line, connect
 from hpc_det.node.rendezvous import Rendezvous
 from hpc_det.node.switchboard import Event, Switchboard

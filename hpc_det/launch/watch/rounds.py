@@ -10,6 +10,7 @@ from hpc_det.launch.failure import Failure
 from hpc_det.launch.watch.hang import HangJudge, Standing, last_first, sentence
 from hpc_det.launch.watch.heartbeat import Progress
 from hpc_det.launch.watch.hearts import Message
+from hpc_det.node.awake import AwakeClock
 from hpc_det.plan.job_plan import JobPlan
 
 _VERDICT_S = 10.0
@@ -17,11 +18,12 @@ _VERDICT_S = 10.0
 
 
 class Rounds:
-    def __init__(self, plan: JobPlan, hosts: Sequence[str], ask_all: Callable[[str], None]) -> None:
+    def __init__(self, plan: JobPlan, hosts: Sequence[str], ask_all: Callable[[str], None], clock: AwakeClock) -> None:
         """`hosts`: of the gang's nodes, by rank. `ask_all` asks every rank for "progress" or "stacks"."""
         self._plan = plan
         self._hosts = hosts
         self._ask_all = ask_all
+        self._clock = clock
         self._judge = HangJudge(plan.world_size, plan.hang_timeout_s)
         self._next_round = 0.0 if plan.hang_timeout_s != 0 else float("inf")
         self._stacks_at: float | None = None
@@ -38,21 +40,17 @@ class Rounds:
 
     def failure(self) -> Failure | None:
         """Asked every second at least: of a gang that hangs, once its ranks have shown where."""
-        now = time.monotonic()
+        now = self._clock.seconds()
         if self._stacks_at is not None:
             return self._verdict(now, self._stacks_at + _VERDICT_S)
         if now >= self._next_round:
             self._next_round = now + self._judge.round_s
             self._ask_all("progress")
-            if self._judge.is_hung(time.monotonic()):  # asking may have taken long
-                self._stacks_at = time.monotonic()
+            now = self._clock.seconds()  # asking may have taken long
+            if self._judge.is_hung(now):
+                self._stacks_at = now
                 self._ask_all("stacks")
         return None
-
-    def was_stopped(self, seconds: float) -> None:
-        """Ranks were stopped too, and show their stacks so much later."""
-        if self._stacks_at is not None:
-            self._stacks_at += seconds
 
     def _verdict(self, now: float, until: float) -> Failure | None:
         """Once all stacks are there, or their time is over. Ranks that moved in the meantime are let alone."""

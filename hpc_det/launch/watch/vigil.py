@@ -24,19 +24,21 @@ from hpc_det.launch.failure import Failure, note_failure
 from hpc_det.launch.node_folders import NodeFolders
 from hpc_det.launch.watch import peers
 from hpc_det.launch.watch.arrivals import ARRIVE_S, Arrivals
-from hpc_det.launch.watch.awake import AwakeClock
 from hpc_det.launch.watch.health import ANSWER_S, Problem, problems_of_node, wrong_clocks
 from hpc_det.launch.watch.hearts import Hearts, Message
 from hpc_det.launch.watch.peers import Peers, ToNode0
 from hpc_det.launch.watch.rounds import Rounds
+from hpc_det.node.awake import AwakeClock
 from hpc_det.node.channel import NoLine
 from hpc_det.node.rendezvous import Rendezvous, await_rendezvous, publish
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.files import write_json
 from hpc_det.store.folders import TrialFolder
 
-SETTLE_S = 1.0
-"""Before a node is called lost: where all agents are killed at the same time, none of them is to blame."""
+SETTLE_S = 1.5
+"""Before a node is called lost: where all agents are killed at the same time, none of them is to blame. A suspension
+counts as one second of it.
+"""
 LINGER_S = 60.0
 """How long node 0 stays for others that have not left yet; what ends them then is the scheduler's business."""
 GOODBYES_S = 3.0
@@ -73,6 +75,8 @@ class Vigil:
         self.selector = selector
         self.end = end
         self.hearts = Hearts(doorbell)
+        self._clock = AwakeClock()
+        """Of all waits: while the job is suspended, nobody can answer."""
         self._force_at = self._report_at = float("inf")
 
     def meet(self, address: str, folders: NodeFolders) -> Rendezvous:
@@ -86,7 +90,7 @@ class Vigil:
 
     def poll(self) -> None:
         """At least every second."""
-        now = time.monotonic()
+        now = self._clock.seconds()
         if now > self._force_at:
             self._force_at, self._report_at = float("inf"), now + _WRITE_S
             self.hearts.force_stacks()
@@ -96,17 +100,12 @@ class Vigil:
 
     def ask_ranks(self, what: str) -> None:
         if what == "stacks":
-            self._force_at = time.monotonic() + _STACKS_S
+            self._force_at = self._clock.seconds() + _STACKS_S
         self.hearts.ask(what)
 
     def say_goodbye(self, code: int) -> None:
         """To the other agents: the ranks here are done, or are ended, and this agent leaves with `code`."""
         raise NotImplementedError
-
-    def was_stopped(self, seconds: float) -> None:
-        """The job was suspended for so long: whatever is awaited may come so much later."""
-        self._force_at += seconds
-        self._report_at += seconds
 
     def close(self) -> None:
         raise NotImplementedError
@@ -136,13 +135,14 @@ class VigilOfNode0(Vigil):
     ) -> None:
         super().__init__(gang, selector, doorbell, end)
         self._peers: Peers | None = None
-        self._rounds = Rounds(gang.plan, gang.hosts, self._ask_all)
+        self._rounds = Rounds(gang.plan, gang.hosts, self._ask_all, self._clock)
         self._offsets = {0: 0.0}
         """By how many seconds the clock of each node that has arrived is ahead of this one's."""
+        self._polled_at = time.monotonic()
         self._arrivals: Arrivals | None = None
         """While nodes are missing."""
-        self._lingers: AwakeClock | None = None
-        """Since the ranks here are done."""
+        self._done_at: float | None = None
+        """When the ranks here were done."""
         self._lost: list[Failure] = []
         self._lost_at = float("inf")
 
@@ -173,22 +173,18 @@ class VigilOfNode0(Vigil):
             self._peers.poll()
         if self._arrivals:
             self._await_nodes(self._arrivals)
-        if time.monotonic() >= self._lost_at:
+        if self._clock.seconds() >= self._lost_at:
             self._note_lost()
             self.end()
         self._rounds.take(self.hearts.news())
         if failure := self._rounds.failure():
             note_failure(self.gang.trial, self.gang.attempt, failure)
             self.end()
+        self._polled_at = time.monotonic()
 
     def say_goodbye(self, code: int) -> None:
         if self._peers:
             self._peers.tell({"bye": code})
-
-    def was_stopped(self, seconds: float) -> None:
-        super().was_stopped(seconds)
-        self._lost_at += seconds
-        self._rounds.was_stopped(seconds)
 
     def close(self) -> None:
         """After a failure others may still be there. What becomes of them may tell the cause of it."""
@@ -201,8 +197,9 @@ class VigilOfNode0(Vigil):
     def awaits_nodes(self) -> bool:
         if self._arrivals or self._lost:
             return True
-        self._lingers = self._lingers or AwakeClock()
-        return bool(self._peers and self._peers.present and self._lingers.seconds() < LINGER_S)
+        now = self._clock.seconds()
+        self._done_at = now if self._done_at is None else self._done_at
+        return bool(self._peers and self._peers.present and now < self._done_at + LINGER_S)
 
     def _hear(self, node: int, message: Message) -> None:
         if "problems" in message:
@@ -210,12 +207,17 @@ class VigilOfNode0(Vigil):
         self._rounds.take(message.get("ranks", ()))
 
     def _welcome(self, node: int, report: Message) -> None:
-        self._offsets[node] = report["time"] - time.time()
+        self._offsets[node] = self._offset(report["time"])
         if report["problems"]:
             self._note_problems(node, [Problem(*problem) for problem in report["problems"]])
             if self._peers:
                 self._peers.tell({"heard": True}, node)
             self.end()
+
+    def _offset(self, node_time: float) -> float:
+        """No clock is behind for what has lain here unread, as while this process was suspended."""
+        offset, unread_s = node_time - time.time(), time.monotonic() - self._polled_at
+        return offset if offset > 0 else min(offset + unread_s, 0.0)
 
     def _on_left(self, node: int, code: int) -> None:
         """With another code than 0 it has noted why, and the gang cannot go on."""
@@ -225,7 +227,7 @@ class VigilOfNode0(Vigil):
     def _on_lost(self, node: int, why: str) -> None:
         host = self.gang.hosts[node]
         self._lost.append(Failure(rank=None, host=host, time=time.time(), message=f"lost: {why}", node_lost=True))
-        self._lost_at = min(self._lost_at, time.monotonic() + SETTLE_S)
+        self._lost_at = min(self._lost_at, self._clock.seconds() + SETTLE_S)
 
     def _note_lost(self) -> None:
         for failure in self._lost:
@@ -291,8 +293,9 @@ class VigilOfAnotherNode(Vigil):
 
     def poll(self) -> None:
         super().poll()
-        if self._node_0 and time.monotonic() >= self._send_at and (news := self.hearts.news()):
-            self._send_at = time.monotonic() + _SEND_EVERY_S
+        now = self._clock.seconds()
+        if self._node_0 and now >= self._send_at and (news := self.hearts.news()):
+            self._send_at = now + _SEND_EVERY_S
             self._node_0.tell({"ranks": news})
 
     def say_goodbye(self, code: int) -> None:

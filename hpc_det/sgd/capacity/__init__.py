@@ -62,6 +62,9 @@ class Capacity(Protocol):
     def state(self) -> str:
         """In one line, why agents may be missing."""
 
+    def is_suspended(self, job: str) -> bool:
+        """Whether the scheduler has suspended the job, by the id that the environment of its processes says."""
+
     def stop(self) -> None:
         """Called once the driver has hung up, so that agents leave. Ends what has not, and waits until it is gone."""
 
@@ -91,7 +94,7 @@ def capacity_of(
 
         return gang_job(executor, env, num_workers, cpus_per_worker, use_gpu=bool(use_gpu))
     given: Any = executor
-    if all(hasattr(given, name) for name in ("start", "renew", "state", "stop")):
+    if all(hasattr(given, name) for name in ("start", "renew", "state", "is_suspended", "stop")):
         return given  # type: ignore[no-any-return]
     if hasattr(given, "update_parameters"):
         return GangJob(given, cpus_per_worker=cpus_per_worker)

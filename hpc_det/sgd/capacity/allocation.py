@@ -104,6 +104,10 @@ class Allocation:
             ]
         )
 
+    def is_suspended(self, job: str) -> bool:
+        """The driver is in this job, and asks nothing while it is suspended."""
+        return False
+
     def stop(self) -> None:
         all_ended(self._all, LEAVE_S)
         self._starter.end([process for process in self._all if process.poll() is None])

@@ -92,6 +92,10 @@ class Jobs:
             said = [f"{count} of {len(self._jobs)} jobs are {words}" for words, count in groups.items()]
         return "; ".join([*(said or ["no job is in the queue"]), *([self._trouble] if self._trouble else [])])
 
+    def is_suspended(self, job: str) -> bool:
+        told = self._queue.status(self._jobs).get(self._queue.id_of(job))
+        return told is not None and told.is_suspended
+
     def stop(self) -> None:
         """Agents leave when the driver hangs up, and their jobs end with them."""
         if not self._jobs:

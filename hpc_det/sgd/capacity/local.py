@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Collection, Mapping
@@ -11,7 +12,9 @@ from hpc_det.errors import UsageError
 from hpc_det.launch.elastic import agents
 from hpc_det.launch.elastic.agents import BackOff
 from hpc_det.launch.last_words import last_line
+from hpc_det.node.guardian import guard_from_now_on
 from hpc_det.sgd.capacity.processes import LEAVE_S, Process, all_ended, kill, start
+from hpc_det.sgd.capacity.starters import variable_of_allocation
 from hpc_det.sgd.gpus import gpus_here
 from hpc_det.store.run_folder import RunFolder
 
@@ -42,6 +45,8 @@ class Local:
     def start(self, run: Path, wanted: int) -> None:
         self._log = RunFolder(run).node_log(socket.gethostname())
         self._command = [sys.executable, *agents.arguments(run, self.slots or wanted)]
+        if variable_of_allocation(os.environ):  # PBS suspends only the session that the driver is in
+            guard_from_now_on()
         self._begin()
 
     def renew(self, missing_hosts: Collection[str]) -> None:
@@ -55,6 +60,9 @@ class Local:
             return f"the agent on this machine runs as process {self._agent.pid}"
         said = last_line(self._log, 0)
         return f"the agent on this machine has ended with exit code {self._agent.returncode}" + (said and f": {said}")
+
+    def is_suspended(self, job: str) -> bool:
+        return False
 
     def stop(self) -> None:
         if self._agent is not None:

@@ -50,6 +50,14 @@ class Queue:
             self._known = {job_id: self._known.get(job_id, NO_NEWS) for job_id in ids} | news
         return {job_id: self._known.get(job_id, NO_NEWS) for job_id in ids}
 
+    def id_of(self, job: str) -> str:
+        """submitit's, of the job that calls itself this in its environment."""
+        if self._is_slurm:
+            return job
+        from hpc_det.submit.submitit_pbs import ids
+
+        return ids.from_pbs(job)
+
     def withdraw(self, jobs: Collection[Job[Any]]) -> None:
         """What waits for its start."""
         for job_id in sorted({self._array_id(job.job_id) for job in jobs}):

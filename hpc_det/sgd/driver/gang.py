@@ -104,6 +104,8 @@ class Gang:
         while missing := [rank for rank in self.ranks if not rank.line]:
             self.nodes.hear(POLL_S)
             self._raise_losses()
+            if self.nodes.are_suspended:
+                end = time.monotonic() + JOIN_S
             if time.monotonic() > end:
                 problem = f"{missing[0]} did not come within {JOIN_S:g} s; {self.log(missing[0].number)}"
                 raise RankDied(problem, missing[0].node)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from hpc_det.launch.elastic.claim import check_free, claim
 from hpc_det.launch.elastic.meeting import Driver, Guests, announce, withdraw
+from hpc_det.node.awake import AwakeClock
 from hpc_det.node.frames import Message
 from hpc_det.node.signals import uninterrupted
 from hpc_det.node.switchboard import Event, Switchboard
@@ -21,8 +22,6 @@ from hpc_det.store.run_folder import RunFolder
 
 POLL_S = 1.0
 """How often the silent are looked for while something is waited for."""
-NAP_S = 3.0
-"""Whoever did not listen for so long cannot say yet who is silent."""
 
 
 class NodeLine(Protocol):
@@ -46,6 +45,10 @@ class Node:
     """The scheduler has said that it will take the node: nothing new is begun there."""
     is_broken: bool = False
     """No gang can be formed on it: nothing new is begun there before another agent comes."""
+    is_suspended: bool = False
+    """With its job, when the scheduler was asked last, since the node was silent."""
+    excused_at: float = 0.0
+    """When its silence was last known to be that of a suspended job."""
 
     def __str__(self) -> str:
         return self.host
@@ -79,7 +82,8 @@ class Nodes:
         self._missing: set[str] = set()
         """Hosts whose agents are gone."""
         self._wanted = 0
-        self._renewed_at = self._heard_at = self.attentive_since = 0.0
+        self._renewed_at = self.attentive_since = 0.0
+        self._clock = AwakeClock(POLL_S)
         self._capacity = capacity
         self._patience = patience
         check_free(run)
@@ -108,6 +112,11 @@ class Nodes:
     @property
     def staying(self) -> list[Node]:
         return [node for node in self._nodes if not node.is_leaving and not node.is_broken]
+
+    @property
+    def are_suspended(self) -> bool:
+        """Some of them, with their job, so that no gang can get on."""
+        return any(node.excused_at > node.line.heard_at for node in self._nodes)
 
     @property
     def is_taken(self) -> bool:
@@ -227,13 +236,21 @@ class Nodes:
     def _drop_silent(self) -> None:
         """Not those whom a driver that was stopped, or was busy with something else, has not heard."""
         now = time.monotonic()
-        if now > self._heard_at + NAP_S:
+        if self._clock.stopped_s():
             self.attentive_since = now
-        self._heard_at = now
         for node in list(self._nodes):
-            if now > max(node.line.heard_at, self.attentive_since) + self._patience.heartbeat_timeout_s:
+            heard_at = max(node.line.heard_at, node.excused_at, self.attentive_since)
+            if now > heard_at + self._patience.heartbeat_timeout_s and not self._excuses(node):
                 node.line.close()
                 self._lose(node)
+
+    def _excuses(self, node: Node) -> bool:
+        """Whether its job is suspended, or was when the scheduler was asked last: then it needs time to be heard."""
+        was_suspended = node.is_suspended
+        node.is_suspended = node.job is not None and self._capacity.is_suspended(node.job)
+        if was_suspended or node.is_suspended:
+            node.excused_at = time.monotonic()
+        return was_suspended or node.is_suspended
 
     def _renew(self) -> None:
         if self.slots < self._wanted and time.monotonic() > self._renewed_at + POLL_S:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hpc_det.launch.watch.hang import HangJudge, last_first, sentence
 from hpc_det.launch.watch.heartbeat import Progress
+from hpc_det.node.awake import AwakeClock
 from hpc_det.node.channel import Line
 from hpc_det.sgd.driver.failures import COLLATERAL_S, Hung, RankDied
 from hpc_det.sgd.driver.nodes import POLL_S, Node, Nodes
@@ -49,7 +50,10 @@ class Watch:
         self._ranks = ranks
         self._nodes = nodes
         self._judge = HangJudge(len(ranks), hang_timeout_s)
+        self._clock = AwakeClock(POLL_S)
         self._places: dict[int, str] = {}
+        self._asked: set[int] = set()
+        """Ranks that owe an answer."""
         self._asked_at = self._next_look = 0.0
 
     def begin(self) -> None:
@@ -64,6 +68,7 @@ class Watch:
 
     def hears(self, rank: int, head: dict[str, Any]) -> None:
         """What it says when it is looked at."""
+        self._asked.discard(rank)
         self._judge.hears(rank, Progress(*head["progress"]))
         if "at" in head:
             self._places[rank] = head["at"]
@@ -73,13 +78,18 @@ class Watch:
         if self.rest_s > 0:
             return
         self._next_look = time.monotonic() + min(POLL_S, self._judge.round_s)
+        if self._nodes.are_suspended:
+            self._asked_at = time.monotonic()
+            return
         asked_since = max(self._asked_at, self._nodes.attentive_since)
         for rank in self._ranks:
-            rank.send({"do": "progress"})
+            if rank.number not in self._asked:  # what a suspended rank does not read would pile up
+                rank.send({"do": "progress"})
+                self._asked.add(rank.number)
             if rank.line and time.monotonic() > max(rank.line.heard_at, asked_since) + RANK_SILENT_S:
                 log = self._nodes.run.rank_log(self._nodes.generation, rank.number)
                 raise RankDied(f"{rank} has not answered for {RANK_SILENT_S:g} s (stopped?); its log: {log}")
-        if self._judge.is_hung(time.monotonic()):
+        if self._judge.is_hung(self._clock.seconds()):
             raise Hung(f"{self._where_they_stand()} ({self._nodes.run.logs})")
 
     def _where_they_stand(self) -> str:

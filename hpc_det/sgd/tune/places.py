@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpc_det.errors import UsageError
+from hpc_det.node.guardian import guard_from_now_on
 from hpc_det.process import ends_with_parent
 from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.scheduler import JobState, JobStatus
 from hpc_det.schedulers.slurm import Slurm
+from hpc_det.sgd.capacity.starters import variable_of_allocation
 from hpc_det.sgd.gpus import gpus_here
 from hpc_det.sgd.tune.files import TuneTrial
 
@@ -84,6 +86,8 @@ class Packed:
         self._env = env
 
     def start(self, slot: int, trial: TuneTrial, number: int) -> Process:
+        if variable_of_allocation(self._env):  # PBS suspends only the session that the driver is in
+            guard_from_now_on()
         own = {_GPUS: ",".join(self._gpus[slot])} if self._gpus is not None else {}
         with trial.log.open("ab") as log:
             process = subprocess.Popen(

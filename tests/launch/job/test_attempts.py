@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.launch.job import attempts
+from hpc_det.node.signals import SignalPipe
 from hpc_det.process import start_ticks
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.search.journal import SearchJournal
@@ -20,6 +22,7 @@ from hpc_det.store.files import write_json
 from hpc_det.store.stop import read_stop, request_stop
 from tests.lab.slurm import SlurmLab
 from tests.launch.gang import EFFECTIVE, Gang, children, is_there
+from tests.launch.watch.suspension import Suspension
 from tests.stub import Stub
 from tests.wait import DEADLINE_S, wait_for
 
@@ -521,3 +524,20 @@ def test_a_second_job_of_a_trial_that_runs_already_starts_nothing(gang: Gang) ->
     assert gang.journal.history() == []
     assert gang.journal.last_attempt() == 1
     assert gang.search().present == {0: own}
+
+
+def test_after_a_node_was_lost_the_time_in_which_the_job_is_suspended_does_not_count(
+    gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gang.plan("true")
+    suspension = Suspension(monkeypatch)
+    tried = attempts.Attempts(gang.trial, 0, [], SignalPipe(()), [])
+    assert not tried._waits_in_vain(1)
+    note_failure(gang.trial, 1, failure_now(None, "lost", node_lost=True))
+    assert not tried._waits_in_vain(1)
+    suspension.lasts()
+    assert not tried._waits_in_vain(1)
+    for _ in range(4):
+        suspension.lasts(2 * attempts.LOOK_S)  # longer than usual, but this process ran
+        left = tried._waits_in_vain(1)
+    assert left

@@ -97,12 +97,6 @@ def test_what_the_first_step_took_is_no_measure() -> None:
     assert gang.judge.limit_s == LEAST_S
 
 
-def test_the_time_in_which_a_job_was_suspended_does_not_count() -> None:
-    gang = Watched(training(5))
-    gang.now += 3600
-    assert not gang.judge.is_hung(gang.now)
-
-
 def test_the_ranks_furthest_behind_come_first_and_like_ones_together() -> None:
     waiting, stuck = "all_reduce (x.py:1)", "train_batch (model_def.py:7)"
     groups = last_first(

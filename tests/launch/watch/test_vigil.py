@@ -23,6 +23,7 @@ from hpc_det.node.channel import Line, connect
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.files import read_json
 from tests.launch.gang import Gang
+from tests.launch.watch.suspension import Suspension
 from tests.stub import Stub
 from tests.wait import DEADLINE_S, wait_for
 
@@ -303,6 +304,84 @@ def test_a_node_that_was_lost_goes_before_the_ranks_that_complain_of_it(gang: Ga
     line.close()
     node_0.close()  # since a rank has failed
     assert (verdict(gang).host, verdict(gang).node_lost) == ("node2", True)
+
+
+# --- while the job is suspended
+
+
+@pytest.fixture
+def suspension(monkeypatch: pytest.MonkeyPatch) -> Suspension:
+    """Before node 0's clocks begin."""
+    return Suspension(monkeypatch)
+
+
+def test_a_node_that_was_lost_while_the_job_was_suspended_is_named_at_once(
+    gang: Gang, suspension: Suspension, node_0: Node0
+) -> None:
+    lines = [arrives(node_0, 1), arrives(node_0, 2)]
+    lines[1].close()
+    suspension.lasts()
+    node_0.until(lambda: node_0.ended)
+    assert (verdict(gang).host, verdict(gang).node_lost) == ("node3", True)
+    lines[0].close()
+
+
+def test_agents_that_were_suspended_have_as_long_to_settle_as_others(
+    gang: Gang, suspension: Suspension, node_0: Node0
+) -> None:
+    """Where all agents are killed at the same time, none of them is to blame."""
+    lines = [arrives(node_0, 1), arrives(node_0, 2)]
+    lines[1].close()
+    node_0.until(lambda: node_0.vigil._lost)
+    suspension.lasts()
+    node_0.vigil.poll()
+    assert (node_0.ended, failures(gang.trial, 1)) == (False, [])
+    node_0.until(lambda: node_0.ended)
+    lines[0].close()
+
+
+def test_node_0_stays_for_others_that_were_suspended_before_their_goodbye(
+    suspension: Suspension, node_0: Node0
+) -> None:
+    lines = [arrives(node_0, 1), arrives(node_0, 2)]
+    assert node_0.vigil.awaits_nodes
+    suspension.lasts()
+    assert node_0.vigil.awaits_nodes
+    for line in lines:
+        line.close()
+
+
+def test_nodes_may_still_come_after_a_suspension(gang: Gang, suspension: Suspension, node_0: Node0) -> None:
+    line = arrives(node_0, 1)
+    suspension.lasts()
+    node_0.vigil.poll()
+    assert (node_0.ended, failures(gang.trial, 1)) == (False, [])
+    arrives(node_0, 2).close()
+    line.close()
+
+
+def test_ranks_that_were_suspended_have_time_to_show_their_stacks(
+    suspension: Suspension, node_0: Node0, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced: list[bool] = []
+    monkeypatch.setattr(node_0.vigil.hearts, "force_stacks", lambda: forced.append(True))
+    node_0.vigil.ask_ranks("stacks")
+    suspension.lasts()
+    node_0.vigil.poll()
+    assert not forced
+    node_0.until(lambda: forced)
+
+
+def test_no_clock_is_behind_since_its_time_was_read_after_a_suspension(gang: Gang, node_0: Node0) -> None:
+    line = arrives(node_0, 1)
+    node_0.vigil._polled_at -= 3600
+    node_0.vigil._welcome(2, {"time": time.time() - 3600, "problems": []})
+    node_0.vigil.poll()
+    assert (node_0.ended, failures(gang.trial, 1)) == (False, [])
+    line.close()
+
+
+# --- agents that break the rules
 
 
 @pytest.mark.parametrize("message", [{"ranks": [{}]}, {"ranks": 7}, {"time": "x", "problems": []}, {"bye": []}])

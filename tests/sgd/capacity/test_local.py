@@ -32,6 +32,22 @@ def test_one_agent_has_a_slot_for_each_rank_that_is_wanted_and_leaves_with_the_d
     assert local.state() == "the agent on this machine has ended with exit code 0: here"
 
 
+@pytest.mark.parametrize("variable", ["PBS_NODEFILE", None])
+def test_in_a_job_the_agent_stops_with_the_driver(
+    run: Run, monkeypatch: pytest.MonkeyPatch, variable: str | None
+) -> None:
+    guarded: list[bool] = []
+    monkeypatch.setattr("hpc_det.sgd.capacity.local.guard_from_now_on", lambda: guarded.append(True))
+    if variable:
+        monkeypatch.setenv(variable, "/nodes")
+    local = Local()
+    local.start(run.path, 1)
+    assert guarded == [True] * bool(variable)
+    run.wait_for_agents(1)
+    run.hang_up()
+    local.stop()
+
+
 def test_an_agent_that_was_killed_is_started_again(run: Run) -> None:
     local = Local(slots=2)
     local.start(run.path, 8)

@@ -224,7 +224,7 @@ def test_nobody_was_silent_while_the_driver_did_not_listen(monkeypatch: pytest.M
     monkeypatch.setattr("hpc_det.sgd.driver.ranks.POLL_S", 0.05)
     with TorchTrainer(training_operator_cls=Linear, executor=LocalNodes(1)) as its:
         gang = its._open_gang._gang
-        gang.nodes._heard_at -= 1000
+        gang.nodes._clock._looked_at -= 1000
         for line in [node.line for node in gang.nodes._nodes] + [rank.line for rank in gang.ranks]:
             line.heard_at -= 1000  # type: ignore[union-attr, misc]
         its.apply_all_workers(lambda: time.sleep(0.3))  # looked after meanwhile
