@@ -11,11 +11,12 @@ import ipaddress
 import itertools
 import os
 import socket
+import time
 from collections.abc import Mapping, MutableMapping
-from datetime import timedelta
 from pathlib import Path
 
-from torch._C._distributed_c10d import FileStore, Store, TCPStore
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+from torch.distributed import DistNetworkError
 from torch.distributed.constants import default_pg_timeout
 
 from hpc_det.errors import UsageError
@@ -32,10 +33,10 @@ def gang_store(rank: int, size: int, nodes: int, env: Mapping[str, str]) -> Stor
     A script that torchrun started by hand, and a gang of several nodes under torchrun, use torchrun's own store: its
     port is the one that the ranks know. Raises UsageError where no launcher says where rank 0 is.
     """
-    start = next(_starts)
+    this_start = f"{env.get('TORCHELASTIC_RESTART_COUNT', 0)}-{next(_starts)}"
     is_ours = FILE in env and env.get("MASTER_PORT") == env.get("HPC_DET_MASTER_PORT")
     if nodes == 1 and is_ours and _takes_locks(Path(env[FILE]).parent):
-        store: Store = FileStore(f"{env[FILE]}-{env.get('TORCHELASTIC_RESTART_COUNT', 0)}-{start}", size)
+        store: Store = FileStore(f"{env[FILE]}-{this_start}", size)
         store.set_timeout(default_pg_timeout)
         return store
     try:
@@ -46,8 +47,10 @@ def gang_store(rank: int, size: int, nodes: int, env: Mapping[str, str]) -> Stor
             f"torchrun, or set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as it does"
         ) from None
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return TCPStore(name, port, size, is_master=False, timeout=default_pg_timeout)
-    return _tcp_store(rank, size, address_of_rank_0(name, nodes), port, default_pg_timeout)
+        theirs = TCPStore(name, port, size, is_master=False, timeout=default_pg_timeout)
+        return PrefixStore(this_start, theirs)  # which lives on when torchrun starts the ranks again
+    address = address_of_rank_0(name, nodes)
+    return _served(address, port, size, this_start) if rank == 0 else _connected(address, port, size, this_start)
 
 
 def address_of_rank_0(name: str, nodes: int) -> str:
@@ -70,11 +73,34 @@ def keep_to_this_node(env: MutableMapping[str, str]) -> None:
             env.setdefault(name, value)
 
 
-def _tcp_store(rank: int, size: int, address: str, port: int, timeout: timedelta) -> Store:
-    if rank > 0:
-        return TCPStore(address, port, size, is_master=False, timeout=timeout)
+def _served(address: str, port: int, size: int, this_start: str) -> Store:
     listening = _listening(address, port).detach()
-    return TCPStore(address, port, size, is_master=True, timeout=timeout, multi_tenant=True, master_listen_fd=listening)
+    store = TCPStore(
+        address,
+        port,
+        size,
+        is_master=True,
+        timeout=default_pg_timeout,
+        multi_tenant=True,
+        master_listen_fd=listening,
+    )
+    store.set(this_start, "")
+    return store
+
+
+def _connected(address: str, port: int, size: int, this_start: str) -> Store:
+    """To the server of this very start: at the same port a slow rank 0 may still have that of the start before, with
+    addresses that nobody listens at any more."""
+    end = time.monotonic() + default_pg_timeout.total_seconds()
+    while True:
+        store = TCPStore(address, port, size, is_master=False, timeout=default_pg_timeout)
+        try:
+            store.wait([this_start])
+        except DistNetworkError:
+            if time.monotonic() > end:
+                raise
+        else:
+            return store
 
 
 def _listening(address: str, port: int) -> socket.socket:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -77,6 +79,29 @@ def test_a_gang_may_start_again(on_ranks: OnRanks, tmp_path: Path, in_file: bool
     port = str(free_port())
     file = {"HPC_DET_STORE": str(tmp_path / "store"), "HPC_DET_MASTER_PORT": port} if in_file else {}
     assert on_ranks(2, twice, {"MASTER_PORT": port, **file}) == [[2, 2], [2, 2]]
+
+
+def callers(port: int) -> set[int]:
+    """The ports from which this process's store is connected to."""
+    found = psutil.Process().net_connections("tcp")
+    return {each.raddr.port for each in found if each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED}
+
+
+def later_than_rank_1(distributed: Distributed, port: int) -> list[float]:
+    """Rank 0 closes its first store only when rank 1 has come to it for the second."""
+    with started_with(distributed, MASTER_PORT=str(port)) as again:
+        before = callers(port) if again.is_chief else set()
+        again.barrier()
+        if again.is_chief:
+            while not callers(port) - before:
+                time.sleep(0.001)
+        again.stop()
+        again.start()
+        return again.sum(torch.ones(1)).tolist()
+
+
+def test_a_rank_that_starts_again_early_waits_for_the_store_of_this_start(on_ranks: OnRanks) -> None:
+    assert on_ranks(2, later_than_rank_1, free_port()) == [[2], [2]]
 
 
 def called_from_elsewhere(distributed: Distributed, port: int) -> list[str]:
