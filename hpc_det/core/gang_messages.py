@@ -105,6 +105,11 @@ class GangMessages:
             self._wait(kind, [0], what, limit_s, is_it, go_on)
             return self._values[kind][0]
 
+    def arrivals(self, kind: str) -> int:
+        """How many messages of this kind have come to this rank."""
+        with self._changed:
+            return self._arrivals[kind]
+
     def forget(self, *kinds: str) -> None:
         """What came of these."""
         with self._changed:

@@ -161,12 +161,12 @@ class Saving:
             self._prune(self._search.validations, RESUME_DEPTH)
 
     @contextmanager
-    def finishing(self) -> Iterator[None]:
-        """Where the block fails, a save in flight is not lost with it."""
+    def finishing(self, stop: StopAgreement) -> Iterator[None]:
+        """Where the block fails, a save in flight is not lost with it, if the job leaves it the time."""
         try:
             yield
         except BaseException:
-            self._checkpoints.part()
+            self._checkpoints.part(lambda: stop.deadline)
             raise
 
     def prune_all(self) -> None:
