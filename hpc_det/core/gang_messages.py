@@ -224,7 +224,7 @@ class OtherRank(GangMessages):
         """Raises RankGone where rank 0 cannot be reached."""
         super().__init__(rank, size)
         try:
-            self._line = connect(host, port, key, {"role": "rank", "rank": rank}, ARRIVE_S)
+            self._line = connect(host, port, key, {"role": "rank", "rank": rank}, ARRIVE_S, listener="rank 0")
         except HpcDetError:
             raise RankGone(
                 f"rank {rank} has no connection to rank 0 at {host}:{port}, which must be reachable from every node of "
