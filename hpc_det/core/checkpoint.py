@@ -127,10 +127,12 @@ class CheckpointContext:
         self._pending, self._behind = pending, Behind(work)
         return pending.staging.uuid
 
-    def expect(self, files: Any) -> None:
-        """Not collective: what `begin` will be given, so that the first one takes no longer than the others."""
+    def expect(self, *contents: Any) -> None:
+        """Not collective: what `begin` will be given, and each content that its `write` will put, so that the first
+        one takes no longer than the others.
+        """
         if not self.in_flight:
-            self._copies.expect(files)
+            self._copies.expect(*contents)
 
     @property
     def in_flight(self) -> bool:

@@ -102,7 +102,7 @@ class Saving:
         if steps >= self.next_expectation:
             self.next_expectation = 2 * steps - self._first
             with unchanged_generators():
-                self._checkpoints.expect(self._strategy.expected(self._callbacks, self._window))
+                self._checkpoints.expect(*self._strategy.expected(self._callbacks, self._window))
 
     def save(self, *, is_provisional: bool = False) -> None:
         """Training may go on when it returns; the checkpoint is committed when it is settled.
