@@ -82,7 +82,11 @@ def decide(history: Sequence[AttemptEnd], max_restarts: int, limit: int = NO_PRO
     if last.cause in (Cause.WAITING, Cause.PAUSED):
         return Decision(Action.WAIT if last.cause is Cause.WAITING else Action.PAUSE, last.cause.value)
     if last.cause is Cause.DISK_FULL:
-        return Decision(Action.RESTART, "disk full; waits for space, and is not charged")
+        return Decision(
+            Action.RESTART,
+            "disk full, not charged; the job waits for space until its time limit, and so do the jobs after it, until "
+            "there is space or the experiment is paused or cancelled",
+        )
     if last.cause is Cause.FAILED:
         return _after_failure(history, max_restarts)
     stalled = _attempts_without_progress(history)

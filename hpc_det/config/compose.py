@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpc_det.config.cluster import Cluster
+from hpc_det.config.interpolations import bounded
 from hpc_det.config.keys import keys_at
 from hpc_det.config.merge import Tree, leaves
 from hpc_det.config.plain_yaml import load_yaml, yaml_problem
@@ -82,11 +83,10 @@ class Composer:
             _refuse_several(choices)
             _refuse_base_60({group: choices[group] for group in _GROUPS if choices.get(group)}, self._folders)
             visible = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-            return Composed(
-                tree=cast(Tree, OmegaConf.to_container(visible, resolve=True, throw_on_missing=True)),
-                template_name=choices.get("template"),
-                is_linked=is_linked(OmegaConf.to_container(visible, resolve=False)),
-            )
+            written = OmegaConf.to_container(visible, resolve=False)
+            with bounded(sum("${" in text for text in texts(written))):
+                tree = OmegaConf.to_container(visible, resolve=True, throw_on_missing=True)
+            return Composed(tree=cast(Tree, tree), template_name=choices.get("template"), is_linked=is_linked(written))
 
     def parse(self, overrides: Sequence[str]) -> list[Override]:
         with _usage_errors(overrides):

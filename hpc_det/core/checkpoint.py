@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,7 +30,9 @@ Write = Callable[[Path, Put], None]
 """Adds files to the partial folder of a checkpoint, by itself or by `Put`."""
 
 PART_S = 60.0
-"""A rank that has failed waits so long for its own part of a checkpoint, and as long for the commit."""
+"""A rank that has failed waits for the save in flight until that has made no progress for so many seconds."""
+LEAVE_S = 10.0
+"""Before the end of the job, for a rank that has failed to report why."""
 
 
 def _nothing(*_: Any) -> None:
@@ -124,10 +127,12 @@ class CheckpointContext:
         self._pending, self._behind = pending, Behind(work)
         return pending.staging.uuid
 
-    def expect(self, files: Any) -> None:
-        """Not collective: what `begin` will be given, so that the first one takes no longer than the others."""
+    def expect(self, *contents: Any) -> None:
+        """Not collective: what `begin` will be given, and each content that its `write` will put, so that the first
+        one takes no longer than the others.
+        """
         if not self.in_flight:
-            self._copies.expect(files)
+            self._copies.expect(*contents)
 
     @property
     def in_flight(self) -> bool:
@@ -161,12 +166,22 @@ class CheckpointContext:
         self._pending = self._behind = None
         return not self._distributed.broadcast_json(is_committed)
 
-    def part(self) -> None:
-        """Not collective: a rank that leaves after a failure takes all along; first, the one that was begun ends."""
-        if self._pending and self._behind:
-            self._behind.join(PART_S)
-            if not (self._distributed.is_chief or self._behind.has_failed):
-                self._pending.await_end(PART_S)
+    def part(self, ends_at: Callable[[], float | None] = lambda: None) -> None:
+        """Not collective: a rank that has failed waits for the save in flight, since its end is the end of all ranks.
+
+        It waits as long as the save makes progress, but not beyond `ends_at`: when the job will be gone (seconds since
+        the epoch; None: not known). Whoever knows that may learn it meanwhile.
+        """
+
+        def last_moment() -> float:
+            end = ends_at()
+            return math.inf if end is None else end - LEAVE_S
+
+        pending, behind = self._pending, self._behind
+        if pending and behind:
+            behind.join_while_it_moves(lambda: pending.progress, PART_S, last_moment)
+            if not (self._distributed.is_chief or behind.has_failed):
+                pending.await_end(PART_S, last_moment)
 
     def _new(self, files: Mapping[str, Any], *, makes_folder: bool) -> Pending:
         """`makes_folder`: all ranks find its folder afterwards."""

@@ -105,6 +105,11 @@ class GangMessages:
             self._wait(kind, [0], what, limit_s, is_it, go_on)
             return self._values[kind][0]
 
+    def arrivals(self, kind: str) -> int:
+        """How many messages of this kind have come to this rank."""
+        with self._changed:
+            return self._arrivals[kind]
+
     def forget(self, *kinds: str) -> None:
         """What came of these."""
         with self._changed:
@@ -219,7 +224,7 @@ class OtherRank(GangMessages):
         """Raises RankGone where rank 0 cannot be reached."""
         super().__init__(rank, size)
         try:
-            self._line = connect(host, port, key, {"role": "rank", "rank": rank}, ARRIVE_S)
+            self._line = connect(host, port, key, {"role": "rank", "rank": rank}, ARRIVE_S, listener="rank 0")
         except HpcDetError:
             raise RankGone(
                 f"rank {rank} has no connection to rank 0 at {host}:{port}, which must be reachable from every node of "

@@ -16,12 +16,15 @@ from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.checkpoint.staging import Staging
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.gang_messages import RankGone
+from hpc_det.node.awake import AwakeClock
 from hpc_det.store import full_disk
 
 SILENT_S = 1800.0
 """So long may no rank report anything of a checkpoint: one block may wait for a file server to come back."""
-REPORT_S = 60.0
-"""How often a rank reports that it still writes."""
+REPORT_S = 20.0
+"""How often a rank reports to rank 0 that it still writes, and rank 0 to all that the save makes progress."""
+LOOK_S = 1.0
+"""Between two looks at whether a save makes progress."""
 
 
 class Abandoned(Exception):
@@ -39,7 +42,15 @@ class Pending:
         self._messages = distributed.messages
         self._entries: dict[str, FileEntry] = {}
         self._abandoned = Event()
-        self._reported = time.monotonic()
+        self._reported = self._relayed = time.monotonic()
+        self._blocks = 0
+        """That this rank has written."""
+        self._relayed_progress = 0
+
+    @property
+    def progress(self) -> int:
+        """A number that grows while ranks write: this rank's blocks, and reports of the others."""
+        return self._blocks + self._messages.arrivals(_FILES if self._messages.rank == 0 else _ENDED)
 
     def write(self, files: Mapping[str, Any]) -> None:
         """Name -> what torch.save takes."""
@@ -68,16 +79,24 @@ class Pending:
 
     def end(self) -> None:
         """Rank 0, which has committed it or never will, tells those that `await_end`."""
-        self._messages.to_all(_ENDED, self.staging.uuid)
+        self._messages.to_all(_ENDED, [self.staging.uuid, True])
 
-    def await_end(self, timeout_s: float) -> None:
-        """Not on rank 0. It may come later, or with the death of rank 0."""
-        with suppress(RankGone):
+    def await_end(self, still_s: float, ends_at: Callable[[], float]) -> None:
+        """Not on rank 0. Return when rank 0 has committed it or is gone, when no progress was reported for `still_s`,
+        and at the time `ends_at()`.
+        """
+
+        def go_on() -> None:
+            if time.time() > ends_at():
+                raise Abandoned
+
+        with suppress(RankGone, Abandoned):
             self._messages.from_rank_0(
                 _ENDED,
                 f"committed checkpoint {self.staging.uuid}",
-                limit_s=timeout_s,
-                is_it=lambda uuid: uuid == self.staging.uuid,
+                limit_s=still_s,
+                is_it=lambda report: report == [self.staging.uuid, True],
+                go_on=go_on,
             )
 
     def abandon(self) -> None:
@@ -91,6 +110,7 @@ class Pending:
         self._messages.to_rank_0(_FILES, [self.staging.uuid, entries])
 
     def _go_on_writing(self) -> None:
+        self._blocks += 1
         self._go_on()
         if time.monotonic() - self._reported > REPORT_S:
             self._report(None)
@@ -98,6 +118,15 @@ class Pending:
     def _go_on(self) -> None:
         if self._abandoned.is_set():
             raise Abandoned
+        if self._messages.rank == 0:
+            self._relay()
+
+    def _relay(self) -> None:
+        """From rank 0 to ranks that await the end, where there is progress since it did so last."""
+        now, progress = time.monotonic(), self.progress
+        if progress != self._relayed_progress and now - self._relayed > REPORT_S:
+            self._relayed, self._relayed_progress = now, progress
+            self._messages.to_all(_ENDED, [self.staging.uuid, False])
 
 
 class Behind:
@@ -118,6 +147,17 @@ class Behind:
 
     def join(self, timeout_s: float | None = None) -> None:
         self._thread.join(timeout_s)
+
+    def join_while_it_moves(self, progress: Callable[[], int], still_s: float, ends_at: Callable[[], float]) -> None:
+        """Return when it is done, when `progress()` was the same for `still_s` seconds, and at the time `ends_at()`."""
+        clock, before = AwakeClock(LOOK_S), progress()
+        while not self.is_done and time.time() < ends_at():
+            self.join(LOOK_S)
+            waited_s = clock.seconds()  # asked first: what moves meanwhile counts
+            if (now := progress()) != before:
+                clock, before = AwakeClock(LOOK_S), now
+            elif waited_s >= still_s:
+                return
 
     def check(self) -> None:
         """Raises what has gone wrong with it so far."""

@@ -12,7 +12,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -44,10 +44,13 @@ class WarmCopies:
         self._chunks: list[_Chunk] = []
         self._warming: Thread | None = None
 
-    def expect(self, content: Any) -> None:
-        """Have memory for a copy of `content`, by and by. Not while a copy is in use."""
+    def expect(self, *contents: Any) -> None:
+        """Allocate memory for copies of `contents`, behind the training. Not while a copy is in use.
+
+        The contents are copied one by one: tensors that share memory share it in the copy of one content only.
+        """
         self._begin_anew()
-        _, homeless = self._placed(_storages(content))
+        homeless = [storage for content in contents for storage in self._placed(_storages(content))[1].values()]
         if homeless:
             chunk = self._new_chunk(homeless)
             self._warming = Thread(target=chunk.touch, name="warm", daemon=True)
@@ -88,7 +91,7 @@ class WarmCopies:
     def _places(self, storages: _Storages) -> dict[int, torch.Tensor]:
         places, homeless = self._placed(storages)
         if homeless:
-            chunk = self._new_chunk(homeless)
+            chunk = self._new_chunk(homeless.values())
             chunk.touch()
             places |= {key: chunk.take(storage.nbytes()) for key, storage in homeless.items()}
         return places
@@ -104,9 +107,9 @@ class WarmCopies:
                 homeless[key] = storage
         return places, homeless
 
-    def _new_chunk(self, storages: _Storages) -> _Chunk:
+    def _new_chunk(self, storages: Iterable[torch.UntypedStorage]) -> _Chunk:
         """With room for these. Raises NoRoom where the folder has none."""
-        size = sum(_aligned(storage.nbytes()) for storage in storages.values())
+        size = sum(_aligned(storage.nbytes()) for storage in storages)
         chunk = _Chunk(_new_memory(self._folder, max(size, mmap.PAGESIZE)))
         self._chunks.append(chunk)
         return chunk

@@ -16,17 +16,22 @@ import resource
 import selectors
 import socket
 import struct
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from hpc_det.node.frames import BrokenRule, parsed
+from hpc_det.node.network import NO_MORE_FILES
 from hpc_det.process import has_no_memory
 
 LONGEST_MESSAGE = 2**20
 """In bytes: what is longer was sent by no agent and no rank."""
 OTHER_FILES = 128
 """So many may an agent have open beside the lines of its ranks."""
+
+REST_S = 0.1
+"""For an agent that can open no more files, before it looks again at who connects."""
 
 
 class Line:
@@ -105,8 +110,10 @@ class Doorbell:
     def _accept(self) -> None:
         try:
             line = Line(self._server.accept()[0])
-        except OSError:  # whoever it was has gone again
-            return
+        except OSError as error:
+            if error.errno in NO_MORE_FILES:  # the selector would report the same connection again at once
+                time.sleep(REST_S)
+            return  # otherwise the caller has gone again
         if len(self._lines) >= _most_lines() or peer_of(line.connection)[1] not in (os.geteuid(), 0):
             line.connection.close()
             return

@@ -1,6 +1,7 @@
-"""The lines between a driver and the agents and ranks of its run, over TCP; what crosses them: see frames.
+"""Authenticated connections between the processes of a run, over TCP; frames says what crosses them.
 
-This is the client's end, and what both ends share. The driver's is a switchboard.
+This is the client's end, and what both ends share. The listener's end is a switchboard: of a driver, of rank 0, of node
+0's agent, of a node's launcher.
 """
 
 from __future__ import annotations
@@ -136,11 +137,13 @@ def connect(
     identity: dict[str, Any],
     within_s: float,
     *,
+    listener: str = "the listener",
     gone_s: float = GONE_S,
     awaits_listener: bool = True,
 ) -> Line:
-    """The client's end. `identity`: at most 1 KiB of JSON. `gone_s`: a silent host is given up then.
-    `awaits_listener`: whether the listener may still have to begin, so that a refused connection is tried again.
+    """The client's end. `identity`: at most 1 KiB of JSON. `listener`: who that is, for errors. `gone_s`: a silent host
+    is given up then. `awaits_listener`: whether the listener may still have to begin, so that a refused connection is
+    tried again.
 
     Tries again until `within_s` is over: a listener on whom strangers call may have to hang up on anyone. Raises
     NoLine where nobody listens and where it hangs up each time, and HpcDetError at once where it does not hold the key.
@@ -148,23 +151,25 @@ def connect(
     for left_s in tries(within_s):
         end = time.monotonic() + min(left_s, LONGEST_TRY_S)
         try:
-            return _introduced(host, port, key, identity, end, gone_s)
+            return _introduced(host, port, key, identity, end, gone_s, listener)
         except OSError as error:
             last = error
             if isinstance(error, ConnectionRefusedError) and not awaits_listener:
                 break
     raise NoLine(
-        f"{host}:{port}: no line to the driver within {within_s:g} s: {last.strerror or last}. Does the driver still "
-        f"run, can this node reach it, and does this {identity.get('role', 'process')} still belong to it?",
+        f"{host}:{port}: no connection to {listener} within {within_s:g} s: {last.strerror or last}. Does {listener} "
+        f"still run, can this node reach it, and does this {identity.get('role', 'process')} still belong to it?",
         last,
     )
 
 
-def _introduced(host: str, port: int, key: bytes, identity: dict[str, Any], end: float, gone_s: float) -> Line:
+def _introduced(
+    host: str, port: int, key: bytes, identity: dict[str, Any], end: float, gone_s: float, listener: str
+) -> Line:
     connection = socket.create_connection((host, port), _left(end))
     try:
         set_up(connection, gone_s)
-        handshake = _shake_hands(connection, key, identity, end)
+        handshake = _shake_hands(connection, key, identity, end, listener)
         connection.settimeout(None)
     except BaseException:
         connection.close()
@@ -176,7 +181,9 @@ def _introduced(host: str, port: int, key: bytes, identity: dict[str, Any], end:
     return line
 
 
-def _shake_hands(connection: socket.socket, key: bytes, identity: dict[str, Any], end: float) -> Handshake:
+def _shake_hands(
+    connection: socket.socket, key: bytes, identity: dict[str, Any], end: float, listener: str
+) -> Handshake:
     said = json.dumps(identity).encode()
     if len(said) > LONGEST_IDENTITY:
         raise ValueError(f"an identity of {len(said)} bytes; {LONGEST_IDENTITY} at most")
@@ -185,7 +192,7 @@ def _shake_hands(connection: socket.socket, key: bytes, identity: dict[str, Any]
     connection.sendall(HELLO.pack(handshake.client_nonce, handshake.client_proof, len(said)) + said)
     if not hmac.compare_digest(_exactly(connection, MAC_BYTES, end), handshake.listener_proof):
         host, port, *_ = connection.getpeername()
-        raise HpcDetError(f"{host}:{port}: who listens there does not hold the key of this run, and is not its driver")
+        raise HpcDetError(f"{host}:{port}: who listens there does not hold the key of this run, and is not {listener}")
     return handshake
 
 

@@ -1,4 +1,4 @@
-"""What crosses a line between a driver and its nodes, byte by byte; no sockets here.
+"""What crosses an authenticated connection, byte by byte; no sockets here.
 
     listener -> client    nonce
     client -> listener    nonce, proof, length of the identity, identity (JSON)

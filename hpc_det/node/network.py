@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import ipaddress
 import socket
@@ -10,6 +11,8 @@ from collections.abc import MutableMapping
 
 from hpc_det.errors import UsageError
 
+NO_MORE_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Errors of accept(2) after which the connection still waits, and may be accepted later."""
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 
 

@@ -1,4 +1,4 @@
-"""The driver's end of all lines: one thread that listens and reads, and never waits for one of them.
+"""The listener's end of all lines: one thread that listens and reads, and never waits for one of them.
 
 Strangers are hung up on without a word. There are few of them at a time and not for long, the oldest goes first, and
 nothing that they say is believed before they have shown the key.
@@ -36,6 +36,7 @@ from hpc_det.node.frames import (
     message,
     parsed,
 )
+from hpc_det.node.network import NO_MORE_FILES
 from hpc_det.node.signals import uninterrupted
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ STRANGERS = 64
 """At a time; one more, and the oldest is hung up on."""
 PATIENCE_S = 5.0
 """For how long one may remain a stranger."""
+REST_S = 0.5
+"""Without accepting connections, where this process can open no more files: they wait in the kernel's queue."""
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _log = logging.getLogger(__name__)
 
@@ -91,6 +94,8 @@ class Switchboard:
         self._strangers: dict[_Caller, float] = {}
         """Until when each is borne with, the oldest first."""
         self._lines: set[_Caller] = set()
+        self._rests_until: float | None = None
+        """While no connection is accepted."""
         self._unsent: deque[_Caller] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.EpollSelector()
@@ -146,19 +151,26 @@ class Switchboard:
         self._selector.close()
 
     def _patience(self) -> float | None:
-        """Hang up on those with whom it is at an end; how long it lasts with the next one."""
+        """Hang up on those with whom it is at an end, and end a rest; how long it lasts with the next one."""
         now = time.monotonic()
+        if self._rests_until is not None and self._rests_until <= now:
+            self._rests_until = None
+            self._selector.register(self._server, _READ, self._accept)
+        rest = [] if self._rests_until is None else [self._rests_until - now]
         for caller, end in list(self._strangers.items()):
             if end > now:
-                return end - now
+                return min([end - now, *rest])
             self._hang_up(caller)
-        return None
+        return min(rest, default=None)
 
     def _accept(self, ready: int) -> None:
         try:
             connection, address = self._server.accept()
-        except OSError:  # whoever it was has gone again
-            return
+        except OSError as error:
+            if error.errno in NO_MORE_FILES:  # the selector would report the same connection again at once
+                self._selector.unregister(self._server)
+                self._rests_until = time.monotonic() + REST_S
+            return  # otherwise the caller has gone again
         if not self._is_allowed(address[0]):
             connection.close()
             return

@@ -97,7 +97,7 @@ class Loop:
         with ExitStack() as stack:
             stack.callback(self._callbacks.call, "on_trial_shutdown")
             batches = self._begin(stack)
-            with self._saving.finishing():
+            with self._saving.finishing(self._stop):
                 self._train_to_the_end(batches)
                 self._saving.save_the_rest(self._stop)
         if self.end == "finished":

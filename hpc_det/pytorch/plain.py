@@ -204,7 +204,7 @@ class PlainStrategy:
         if self._context.distributed.is_chief:
             check_loadable({STATE_DICT: without_shards(model_state(self._context, callbacks))})
 
-    def expected(self, callbacks: Callbacks, window: MetricWindow) -> Any:
+    def expected(self, callbacks: Callbacks, window: MetricWindow) -> list[Any]:
         context = self._context
         parameters = [parameter for model in context.models for parameter in model.parameters()]
         gradients = [
@@ -212,7 +212,7 @@ class PlainStrategy:
             for each in parameters
             if each.requires_grad and each.grad is None and context.aggregation_frequency > 1
         ]
-        return [self._files(callbacks, window), gradients]
+        return [[self._files(callbacks, window), gradients]]
 
     def files(self, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
         files = self._files(callbacks, window)

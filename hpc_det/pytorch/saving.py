@@ -102,7 +102,7 @@ class Saving:
         if steps >= self.next_expectation:
             self.next_expectation = 2 * steps - self._first
             with unchanged_generators():
-                self._checkpoints.expect(self._strategy.expected(self._callbacks, self._window))
+                self._checkpoints.expect(*self._strategy.expected(self._callbacks, self._window))
 
     def save(self, *, is_provisional: bool = False) -> None:
         """Training may go on when it returns; the checkpoint is committed when it is settled.
@@ -161,12 +161,12 @@ class Saving:
             self._prune(self._search.validations, RESUME_DEPTH)
 
     @contextmanager
-    def finishing(self) -> Iterator[None]:
-        """Where the block fails, a save in flight is not lost with it."""
+    def finishing(self, stop: StopAgreement) -> Iterator[None]:
+        """Where the block fails, a save in flight is not lost with it, if the job leaves it the time."""
         try:
             yield
         except BaseException:
-            self._checkpoints.part()
+            self._checkpoints.part(lambda: stop.deadline)
             raise
 
     def prune_all(self) -> None:

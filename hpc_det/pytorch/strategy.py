@@ -97,8 +97,10 @@ class Strategy(Protocol):
         """Raises HpcDetError naming what no checkpoint could hold."""
         ...
 
-    def expected(self, callbacks: Callbacks, window: MetricWindow) -> Any:
-        """What `files` would return now, and what else is known to be saved later, but no hook is called."""
+    def expected(self, callbacks: Callbacks, window: MetricWindow) -> list[Any]:
+        """First what `files` would return now, with what else is known to be saved later; then each content that
+        `write` would put. No hook is called.
+        """
         ...
 
     def files(self, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, get_origin
 import pytest
 import yaml
 
+from hpc_det.config import interpolations
 from hpc_det.config.effective import effective
 from hpc_det.config.fields import Length
 from hpc_det.config.keys import sections_in
@@ -132,6 +133,42 @@ def test_aliases_that_repeat_too_much_are_refused_before_hydra_reads_them(
     file = user_file(f"{group}/bomb.yaml", f"# @package _global_\n{BOMB}")
     with pytest.raises(UsageError, match=rf"{file}:\d+: aliases"):
         from_hydra([f"{group}=bomb"], env)
+
+
+def doubled(line: str, last: int) -> str:
+    """Values below `data`, each of which repeats the one before; `line` has {0} for the name of that."""
+    lines = [f"  a{number}: {line.format(f'${{data.a{number - 1}}}')}" for number in range(1, last + 1)]
+    return "\n".join(["# @package _global_", "data:", "  a0: x", "  n: a0", *lines])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '"{0}{0}"',
+        '["{0}", "{0}"]',
+        '{{left: "{0}", right: "{0}"}}',
+        "\"${{oc.decode:'{0}'}}${{oc.decode:'{0}'}}\"",
+        '"${{data.${{data.n}}}}{0}{0}"',
+    ],
+)
+def test_interpolations_that_repeat_too_much_are_refused_with_the_key(
+    env: dict[str, str], user_file: UserFile, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpolations, "MOST_REPEATED", 300)
+    user_file("experiment/bomb.yaml", doubled(line, 60))
+    with pytest.raises(UsageError, match=r"^data\.a\d+.*: interpolations"):
+        from_hydra(["experiment=bomb"], env)
+
+
+def test_so_are_long_texts(env: dict[str, str], user_file: UserFile) -> None:
+    user_file("experiment/bomb.yaml", doubled('"{0}{0}{0}{0}"', 7).replace("a0: x", f"a0: {'x' * 10_000}"))
+    with pytest.raises(UsageError, match=r"^data\.a\d+: interpolations"):
+        from_hydra(["experiment=bomb"], env)
+
+
+def test_interpolations_are_otherwise_what_they_stand_for(env: dict[str, str], user_file: UserFile) -> None:
+    user_file("experiment/mine.yaml", doubled('"{0}{0}"', 8))
+    assert from_hydra(["experiment=mine"], env).config["data"]["a8"] == "x" * 2**8
 
 
 @pytest.mark.parametrize("chosen", ["experiment=mine", "experiment=[digits,mine]"])

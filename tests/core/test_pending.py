@@ -15,8 +15,8 @@ import torch
 
 from hpc_det.checkpoint import checksummed
 from hpc_det.checkpoint.committed import committed
-from hpc_det.core import pending
-from hpc_det.core.checkpoint import PART_S, CheckpointContext
+from hpc_det.core import checkpoint, pending
+from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.content import load
 from hpc_det.core.distributed import Distributed
 from hpc_det.core.gang_messages import RankGone
@@ -65,10 +65,10 @@ def test_training_goes_on_before_the_disk_has_it(folder: Path, disk: SlowDisk) -
     disk.go.set()
     assert context.settled(wait=True)
     assert not context.in_flight
-    (checkpoint,) = committed(folder)
-    assert (checkpoint.uuid, checkpoint.steps, heard) == (uuid, 40, [1])
-    assert torch.equal(load(checkpoint.path / "state.pth"), torch.zeros(1000)), "as it was at the save"
-    assert checkpoint.damage() == []
+    (found,) = committed(folder)
+    assert (found.uuid, found.steps, heard) == (uuid, 40, [1])
+    assert torch.equal(load(found.path / "state.pth"), torch.zeros(1000)), "as it was at the save"
+    assert found.damage() == []
     assert [path.name for path in folder.iterdir()] == [uuid]
 
 
@@ -131,7 +131,59 @@ def test_a_rank_that_fails_leaves_when_its_checkpoint_is_whole(folder: Path, dis
     context.begin(40, {"state.pth": torch.zeros(10)})
     threading.Timer(0.01, disk.go.set).start()
     context.part()
-    assert [checkpoint.steps for checkpoint in committed(folder)] == [40]
+    assert [each.steps for each in committed(folder)] == [40]
+
+
+class DiskTime:
+    """A clock that runs by what is written: each write takes a quarter of what a rank that fails waits without any."""
+
+    now = 0.0
+
+    def __init__(self, every_s: float = 1.0) -> None:
+        self._began = DiskTime.now
+
+    def seconds(self) -> float:
+        return DiskTime.now - self._began
+
+
+def test_a_rank_that_fails_waits_for_a_long_save_that_makes_progress(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "PART_S", 0.05)
+    monkeypatch.setattr(pending, "AwakeClock", DiskTime, raising=False)
+    write = os.pwrite
+
+    def slow(descriptor: int, data: memoryview, offset: int) -> int:
+        time.sleep(0.02)
+        DiskTime.now += checkpoint.PART_S / 4
+        return write(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    context, began = CheckpointContext(folder, Distributed()), DiskTime.now
+    context.begin(40, {"state.pth": torch.zeros(12 * checksummed.BLOCK, dtype=torch.uint8)})
+    context.part()
+    assert [each.steps for each in committed(folder)] == [40]
+    assert DiskTime.now - began > 3 * checkpoint.PART_S
+
+
+def test_it_waits_for_none_that_stands_still(folder: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "PART_S", 0.01)
+    context = CheckpointContext(folder, Distributed())
+    context.begin(40, {"state.pth": torch.zeros(10)})
+    context.part()
+    assert committed(folder) == []
+
+
+def test_it_leaves_in_time_before_the_job_ends_as_soon_as_it_learns_when(
+    folder: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending, "LOOK_S", 0.01, raising=False)
+    context = CheckpointContext(folder, Distributed())
+    context.begin(40, {"state.pth": torch.zeros(10)})
+    deadlines = iter([None, None, time.time() + checkpoint.LEAVE_S])
+    context.part(lambda: next(deadlines))
+    assert committed(folder) == []
+    assert not list(deadlines)
 
 
 def part(distributed: Distributed, folder: Path) -> list[int]:
@@ -144,7 +196,7 @@ def part(distributed: Distributed, folder: Path) -> list[int]:
             disk.go.set()
         context.begin(40, {f"rank-{distributed.rank}.pth": torch.zeros(10)})
         context.part()
-    return [checkpoint.steps for checkpoint in committed(folder)]
+    return [each.steps for each in committed(folder)]
 
 
 def test_no_rank_leaves_before_rank_0_has_committed_since_the_others_would_be_ended(
@@ -168,7 +220,7 @@ def fail_and_part(distributed: Distributed, folder: Path) -> float:
 
 
 def test_a_rank_whose_own_disk_has_failed_waits_for_nobody(on_ranks: OnRanks, folder: Path) -> None:
-    assert max(on_ranks(2, fail_and_part, folder)) < PART_S
+    assert max(on_ranks(2, fail_and_part, folder)) < checkpoint.PART_S
 
 
 def save_behind(distributed: Distributed, folder: Path) -> tuple[bool, list[int], dict[str, Any]]:
@@ -230,17 +282,21 @@ def test_a_save_waits_for_no_rank_without_a_limit_and_names_it(
 
 
 def writes_for_long(distributed: Distributed, folder: Path) -> int:
-    """How many reports rank 0 has got."""
+    """How many reports rank 0 has got, or another rank of the save as a whole."""
     context = CheckpointContext(folder, distributed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pending, "REPORT_S", 0.0)
         blocks = torch.zeros(3 * checksummed.BLOCK, dtype=torch.uint8)
         context.begin(40, {f"rank-{distributed.rank}.pth": blocks})
         context.settled(wait=True)
-    return distributed.messages._arrivals["files of a checkpoint"]
+    if distributed.is_chief:
+        return distributed.messages.arrivals("files of a checkpoint")
+    wait_for(lambda: distributed.messages.arrivals("end of a save") > 3)
+    return distributed.messages.arrivals("end of a save")
 
 
-def test_a_rank_that_writes_for_long_reports_that_it_goes_on(on_ranks: OnRanks, folder: Path) -> None:
-    reports, _ = on_ranks(2, writes_for_long, folder)
-    assert reports >= 2 * 4, "one for each block, and then the files"
-    assert [checkpoint.steps for checkpoint in committed(folder)] == [40]
+def test_ranks_that_write_for_long_report_to_rank_0_and_rank_0_to_all(on_ranks: OnRanks, folder: Path) -> None:
+    files_of_ranks, of_the_save = on_ranks(2, writes_for_long, folder)
+    assert files_of_ranks >= 2 * 4, "one for each block, and then the files"
+    assert of_the_save >= 3 + 1, "one for each block of rank 0, and the commit"
+    assert [each.steps for each in committed(folder)] == [40]

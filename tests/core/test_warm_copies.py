@@ -122,7 +122,7 @@ def test_what_is_copied_also_does_not_take_the_place_of_what_is() -> None:
 def test_a_full_disk_shows_before_anything_is_copied(tmp_path: Path) -> None:
     more_than_any_disk_has = torch.empty(1 << 55, dtype=torch.uint8, device="meta").untyped_storage()
     with pytest.raises(NoRoom, match=rf"{tmp_path}: checkpoint_staging .* {1 << 55} bytes .* are free") as error:
-        WarmCopies(tmp_path)._new_chunk({0: more_than_any_disk_has})
+        WarmCopies(tmp_path)._new_chunk([more_than_any_disk_has])
     assert full_disk.cause_in(error.value) is None
 
 

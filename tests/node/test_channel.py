@@ -201,8 +201,9 @@ def outcome(board: Board, key: bytes, identity: dict[str, Any]) -> str:
 )
 def test_the_key_of_another_generation_opens_nothing(board: Board, identity: dict[str, Any]) -> None:
     said = outcome(board, derived(KEY, f"generation {GENERATION}"), identity)
-    assert said.startswith(f"127.0.0.1:{board.address[1]}: no line to the driver within 30 s: the listener hangs up.")
-    assert "Does the driver still run, can this node reach it, and does this" in said
+    address = f"127.0.0.1:{board.address[1]}"
+    assert said.startswith(f"{address}: no connection to the listener within 30 s: the listener hangs up.")
+    assert "Does the listener still run, can this node reach it, and does this" in said
 
 
 def test_whom_no_key_is_for_is_refused_like_all_others() -> None:
@@ -216,8 +217,8 @@ def test_where_nobody_listens_it_is_said() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # so that nobody else does
         host, port = nobody.getsockname()
-        with pytest.raises(HpcDetError, match=r"no line to the driver within 0 s: Connection refused\."):
-            connect(host, port, KEY, {"role": "agent"}, 0)
+        with pytest.raises(HpcDetError, match=r"no connection to rank 0 within 0 s: Connection refused\. Does rank 0 "):
+            connect(host, port, KEY, {"role": "agent"}, 0, listener="rank 0")
 
 
 def test_a_driver_that_comes_a_little_later_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,9 +282,9 @@ def test_a_listener_without_the_key_is_refused_and_learns_nothing_that_lets_it_i
         nonce = stranger.recv(32, socket.MSG_WAITALL)
         with (
             impostor(nonce + bytes(32)) as (address, heard),
-            pytest.raises(HpcDetError, match="who listens there does not hold the key of this run"),
+            pytest.raises(HpcDetError, match=r"does not hold the key of this run, and is not rank 0$"),
         ):
-            connect(*address, KEY, {"role": "agent"}, 60)
+            connect(*address, KEY, {"role": "agent"}, 60, listener="rank 0")
         hello = b"".join(heard)
         assert KEY not in hello
         stranger.sendall(hello)  # in the client's place: it fits the nonce, but what follows needs the key
@@ -349,7 +350,7 @@ def test_after_a_suspension_a_try_to_connect_has_the_time_that_is_left(monkeypat
     """The first try ends when the process goes on again, an hour later."""
     now, ends = [0.0], list[float]()
 
-    def introduced(host: str, port: int, key: bytes, identity: dict[str, Any], end: float, gone_s: float) -> None:
+    def introduced(host: str, port: int, key: bytes, identity: dict[str, Any], end: float, *others: Any) -> None:
         ends.append(end - now[0])
         now[0] += 3600 if len(ends) == 1 else 30
         raise ConnectionResetError

@@ -58,7 +58,7 @@ def call_driver(run: RunFolder, node: str, identity: dict[str, Any], within_s: f
         driver = await_driver(run, left_s)
         _check_in(run, node, driver)
         try:
-            return connect(*driver, key, identity, min(TRY_S, left_s))
+            return connect(*driver, key, identity, min(TRY_S, left_s), listener="the driver")
         except HpcDetError as error:  # it may be a former driver that is written there
             problem = error
     raise problem
@@ -69,7 +69,7 @@ def answers(run: RunFolder, driver: Driver) -> bool:
     name = f"driver-{os.getpid()}"
     try:
         _check_in(run, name, driver)
-        connect(*driver, run.key(), {"role": "driver"}, ANSWER_S).close()
+        connect(*driver, run.key(), {"role": "driver"}, ANSWER_S, listener="the driver").close()
     except HpcDetError:
         return False
     finally:

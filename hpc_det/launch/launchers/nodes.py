@@ -164,7 +164,11 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 
 def _call(attempt: Attempt, at: dict[str, Any]) -> Line:
     """Raises HpcDetError where the launcher there does not listen, or not any more."""
-    return connect(at["host"], at["port"], _key(attempt), {"role": "launcher"}, _CONNECT_S, awaits_listener=False)
+    listener = f"the launcher of {at['host']}"
+    identity = {"role": "launcher"}
+    return connect(
+        at["host"], at["port"], _key(attempt), identity, _CONNECT_S, listener=listener, awaits_listener=False
+    )
 
 
 def _key(attempt: Attempt) -> bytes:

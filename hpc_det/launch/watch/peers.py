@@ -134,7 +134,9 @@ class ToNode0:
         self._selector = selector
         address, key = (meeting.host, meeting.agents_port), key_of(meeting.secret)
         identity = {"role": "agent", "node": node}
-        self._line = connect(*address, key, identity, within_s, gone_s=LOST_S, awaits_listener=False)
+        self._line = connect(
+            *address, key, identity, within_s, listener="the agent of node 0", gone_s=LOST_S, awaits_listener=False
+        )
         self._is_open, self._has_left = True, False
         selector.register(self._line.connection, selectors.EVENT_READ, self._listen)
         self.tell({"hello": True})

@@ -7,8 +7,11 @@ engines.json          what a resume, also on another number of ranks, must know 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from deepspeed import PipelineEngine
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
@@ -39,6 +42,25 @@ def settings(engine: Any) -> dict[str, Any]:
         "lr_scheduler": engine.lr_scheduler and engine.lr_scheduler.state_dict(),
         "param_groups": [{name: value for name, value in group.items() if name != "params"} for group in groups],
     }
+
+
+def expected(engine: Any) -> Iterator[Any]:
+    """The tensors that this rank saves of an engine, file by file, as far as they are known without a save.
+
+    As `_save_checkpoint` and `_save_zero_checkpoint` of deepspeed/runtime/engine.py have it. State dicts are views of
+    what the engine has: nothing is copied or exchanged. The layers of pipelines and of mixtures of experts are left
+    out, since their files are shared out among ranks, and so is what is on a disk.
+    """
+    has_one_model_file = not (isinstance(engine, PipelineEngine) or engine.has_moe_layers)
+    if engine.save_non_zero_checkpoint and has_one_model_file:
+        yield [engine.module.state_dict(), None if engine.zero_optimization() else _optimizer_state(engine)]
+    if engine.save_zero_checkpoint:
+        yield _optimizer_state(engine)
+
+
+def _optimizer_state(engine: Any) -> Any:
+    is_in_memory = engine.optimizer and not engine.zero_nvme_offload_optimizer()
+    return engine.optimizer.state_dict() if is_in_memory else None
 
 
 def save_facts(context: DeepSpeedTrialContext, folder: Path) -> None:

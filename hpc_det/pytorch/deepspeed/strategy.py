@@ -16,7 +16,7 @@ from hpc_det.errors import UsageError
 from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.data import Counted, Evaluation, TrainingData
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
-from hpc_det.pytorch.deepspeed.engines import facts, is_read_by, load_engines, save_facts, settings, tag
+from hpc_det.pytorch.deepspeed.engines import expected, facts, is_read_by, load_engines, save_facts, settings, tag
 from hpc_det.pytorch.deepspeed.failures import explained
 from hpc_det.pytorch.deepspeed.state import rank_state, restore_rank, stored_rank
 from hpc_det.pytorch.evaluation import numbered
@@ -139,9 +139,10 @@ class DeepSpeedStrategy:
         engines = {tag(number): settings(engine) for number, engine in enumerate(self._context.models)}
         check_loadable({rank_file(self._context.distributed.rank): {"callbacks": callbacks.state()}, **engines})
 
-    def expected(self, callbacks: Callbacks, window: MetricWindow) -> Any:
-        """Engines write their own."""
-        return rank_state(self._context, callbacks, window)
+    def expected(self, callbacks: Callbacks, window: MetricWindow) -> list[Any]:
+        """What engines would save is known where the trial saves them as DeepSpeedTrial does."""
+        engines = [] if implements(type(self._trial), "save") else self._context.models
+        return [rank_state(self._context, callbacks, window), *(part for each in engines for part in expected(each))]
 
     def files(self, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
         state = rank_state(self._context, callbacks, window)

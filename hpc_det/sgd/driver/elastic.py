@@ -70,6 +70,10 @@ class ElasticGang:
         self.calls = 0
         """Train calls that have returned, by whatever driver of this run."""
         self.epochs_done = 0
+        self.has_failed = False
+        """Whether the last call raised an exception."""
+        self._calls_read = 0
+        """Train calls in the state that the program has read, or loaded, last."""
         self._gang = gang
         self._nodes = gang.nodes
         self._wanted = wanted
@@ -105,15 +109,29 @@ class ElasticGang:
     def load(self, state: dict[str, Any]) -> None:
         """Into all ranks, and on the disk when this returns: that it is undone could be seen by no number of calls."""
         self.change("load_state_dict", state=state)
+        self._calls_read = self.calls
         self._settle()
 
     def ask(self, method: str, **arguments: Any) -> Any:
-        """A method of rank 0's Runner that changes nothing."""
-        return self._retried(lambda: self._gang.call("call", method, arguments, 0)[0], max_retries=3)
+        """A method of rank 0's Runner that returns its state and changes nothing."""
+        state = self._retried(lambda: self._gang.call("call", method, arguments, 0)[0], max_retries=3)
+        self._calls_read = self.calls
+        return state
 
     def loop(self, begun: Callable[[Gang], Callable[[Worker], None]], max_retries: int) -> None:
         """A function on all ranks that keeps what it does by itself. `begun` says for each gang where it begins."""
         self._retried(lambda: self._gang.call("loop", begun(self._gang)), max_retries, may_grow=True)
+
+    @property
+    def has_unread_training(self) -> bool:
+        """Whether the program would lose train calls if the state were gone now."""
+        return self.calls > self._calls_read
+
+    def keep(self) -> bool:
+        """Write the newest snapshot to the disk, also of a temporary run; whether there is one when this returns."""
+        self._is_durable = True
+        self._settle()
+        return last_number(self._nodes.run) > 0
 
     @property
     def local_operator(self) -> TrainingOperator | None:
@@ -157,16 +175,18 @@ class ElasticGang:
                 self._be_ready(may_grow)
                 self._is_in_step = False
                 result = do()
-                self._is_in_step = True
+                self._is_in_step, self.has_failed = True, False
                 return result
             except GangLost as lost:
+                self.has_failed = True
                 self._gang.end()
                 failures, in_a_row = failures + lost.counts, in_a_row + 1
                 if failures > max_retries:
                     raise RetriesUsedUp(f"{lost}; {failures} failures, with max_retries = {max_retries}") from lost
                 _log.warning("%s; the last call is made again from its start", lost)
                 self._nodes.wait(pause_s(in_a_row))
-            except BaseException:
+            except BaseException as error:
+                self.has_failed = isinstance(error, Exception)
                 self._gang.end()
                 raise
 

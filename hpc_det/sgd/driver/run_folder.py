@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpc_det.store.modes import make_private
@@ -24,6 +24,11 @@ class Run:
         """A temporary one: agents may remove it when its driver has died."""
         if self.is_temporary:
             self.folder.temporary.touch(mode=0o600)
+
+    def kept(self) -> Run:
+        """This run, as one that stays when its driver ends."""
+        self.folder.temporary.unlink(missing_ok=True)
+        return replace(self, is_temporary=False)
 
     def remove_if_temporary(self) -> None:
         if self.is_temporary:

@@ -10,6 +10,7 @@ import atexit
 import inspect
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -228,12 +229,28 @@ class TorchTrainer:
     def shutdown(self, force: bool = False) -> None:
         """Ends all ranks, agents and jobs. `force`: without waiting for the ranks to leave by themselves.
 
-        What a Ctrl-C leaves undone is done when the program ends.
+        What a Ctrl-C leaves undone is done when the program ends. Without a `run`, what was trained and neither saved
+        nor read is kept on the disk where an exception has come after it; a warning names the folder.
         """
+        self._end(force, after_error=isinstance(sys.exc_info()[1], Exception))
+
+    def _end(self, force: bool, *, after_error: bool) -> None:
         if self._gang:
+            if self._run.is_temporary and self._gang.has_unread_training and (self._gang.has_failed or after_error):
+                self._keep(self._gang)
             self._gang.stop(force)
             self._gang = None
             self._run.remove_if_temporary()
+
+    def _keep(self, gang: ElasticGang) -> None:
+        if gang.keep():
+            self._run = self._run.kept()
+            _log.warning(
+                "an exception came after train() call %d, and nothing was saved since; the newest snapshot is kept: "
+                "TorchTrainer(run=%r) goes on from it; remove that folder when you do not need it",
+                gang.calls,
+                str(self._run.folder.path),
+            )
 
     @classmethod
     def as_trainable(cls, *args: Any, override_tune_step: Callable[..., Any] | None = None, **kwargs: Any) -> type:
@@ -277,5 +294,6 @@ _alive: weakref.WeakSet[TorchTrainer] = weakref.WeakSet()
 @atexit.register
 def _shut_down_all() -> None:
     """A driver that ends without `shutdown`, by an exception or by Ctrl-C, leaves nothing behind either."""
+    after_error = isinstance(getattr(sys, "last_value", None), Exception)  # no Ctrl-C, and no sys.exit
     for trainer in list(_alive):
-        trainer.shutdown(force=True)
+        trainer._end(force=True, after_error=after_error)

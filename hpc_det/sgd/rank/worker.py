@@ -79,7 +79,7 @@ class Worker:
         generation = order["generation"]
         identity = {"role": "rank", "rank": self._place.rank, "generation": generation, "pid": os.getpid()}
         host, port = order["driver"]
-        self.line = connect(host, port, self._key, identity, CONNECT_S)
+        self.line = connect(host, port, self._key, identity, CONNECT_S, listener="the driver")
         self._store = LineStore(self.line, STORE_S)
         self._orders: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._listener = threading.Thread(target=self._listen, name="driver's line", daemon=True)

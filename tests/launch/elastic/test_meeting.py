@@ -78,7 +78,7 @@ def test_an_agent_writes_down_from_where_it_will_come(run: RunFolder, monkeypatc
     guests = Guests(run, "10.0.0.7")
     assert not guests.are_allowed_from("127.0.0.1")
     announce(run, "127.0.0.1", 1)  # nobody listens there
-    with pytest.raises(HpcDetError, match=r"127\.0\.0\.1:1: no line to the driver within"):
+    with pytest.raises(HpcDetError, match=r"127\.0\.0\.1:1: no connection to the driver within"):
         call_driver(run, "node1", AGENT, 0.1)
     assert guests.are_allowed_from("127.0.0.1")
     assert not guests.are_allowed_from("127.0.0.2")

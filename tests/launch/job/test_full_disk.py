@@ -81,6 +81,7 @@ def test_an_attempt_goes_on_when_there_is_space(gang: Gang, disk: Path) -> None:
     assert re.search(rf"{disk}/state: No space left on device, 0 B free", failure)
     attempt = story.attempts(gang.trial)[0]
     assert "disk full" in story.in_words(attempt, attempt.started, is_over=False)
+    assert "until its time limit" in story.in_words(attempt, attempt.started, is_over=False)
 
 
 def test_where_nothing_can_be_written_the_journal_waits(gang_on: Gang, disk: Path, tmp_path: Path) -> None:
