@@ -365,6 +365,18 @@ def test_a_job_that_waits_is_moved_away_from_a_node() -> None:
     Pbs().avoid("48.pbshead", [], refused)
 
 
+def test_a_job_does_not_wait_for_a_node_that_was_named_for_it_and_is_lost_now(pbs_lab: PbsLab) -> None:
+    first, second, third = pbs_lab.nodes
+    named = "+".join(f"1:ncpus=2:host={host}" for host in (first, third))
+    job = pbs_lab.submit("-h", "-l", f"select={named}", "-l", "place=scatter", "--", "/bin/sleep", "600")
+    pbs_lab.fail_node(third)
+    with pytest.raises(CommandError, match="2 nodes are needed, and 1 are left"):
+        Pbs().avoid(job, [second, third], run_command)
+    pbs_lab.run("qrls", job)
+    hosts = {chunk.partition("/")[0] for chunk in pbs_lab.wait_for(job, "R")["exec_host"].split("+")}
+    assert hosts == {first, second}
+
+
 def test_nobody_can_requeue_a_job_of_their_own() -> None:
     with pytest.raises(CommandError, match="set `resume` in the cluster profile to successor, resubmit or chain"):
         Pbs().requeue("47.pbshead", answers("running"))
