@@ -128,15 +128,19 @@ class Pbs:
         return []
 
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
-        """Raises CommandError for a job that has not left its nodes yet: PBS changes the nodes of waiting ones only."""
+        """Raises CommandError for a job that has not left its nodes yet: PBS changes the nodes of waiting ones only.
+        Also where too few nodes are left: the job then waits for those no longer that were named for it before.
+        """
         if not hosts:
             return
         job = shown(job_id, run)
-        select = re.sub(r":host=[^:+]+", "", str(job["Resource_List"]["select"]))
-        chunks = select.split("+")  # of one kind, and several where hosts were named before
-        count = sum(int(chunk.partition(":")[0]) for chunk in chunks)
-        named = named_hosts((f"{count}:{chunks[0].partition(':')[2]}", job.get("queue")), hosts, run)
-        run(["qalter", "-l", f"select={named}", job_id])
+        before = str(job["Resource_List"]["select"])
+        select = _without_hosts(before)
+        try:
+            select = named_hosts((select, job.get("queue")), hosts, run)
+        finally:
+            if select != before:
+                run(["qalter", "-l", f"select={select}", job_id])
 
     def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
         """PBS warns of no end, so its default limit counts too, where the plan has none."""
@@ -174,6 +178,13 @@ def _after(job_id: str) -> list[str]:
     if re.search(r"\[\d+\]", job_id):
         return ["-a", time.strftime("%Y%m%d%H%M.%S", time.localtime(time.time() + ELEMENT_LEAVES_S))]
     return ["-W", f"depend=afterany:{job_id}"]
+
+
+def _without_hosts(select: str) -> str:
+    """As it was before hosts were named: one kind of chunk, so many times."""
+    chunks = re.sub(r":host=[^:+]+", "", select).split("+")
+    count = sum(int(chunk.partition(":")[0]) for chunk in chunks)
+    return f"{count}:{chunks[0].partition(':')[2]}"
 
 
 def _listed(first: int, count: int) -> str:

@@ -2,7 +2,10 @@
 
 `qstat -f -F json A B C` prints only the first job that PBS knows. With -E (in every version that has -F json) it prints
 all that PBS knows, and leaves out the others without an error. Those are asked about again without -E: PBS then names
-each job that has ended, as unknown (exit code 153) or as finished (35).
+each job that has ended, as unknown (exit code 153) or as finished (35). It takes 0.2 s for each of them, so a command
+has few.
+
+Each server's jobs have commands of their own: with -E an id of a server that cannot be reached may hide all other jobs.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from typing import Any
 from hpc_det.schedulers.command import CommandError, Run
 
 IDS_AT_ONCE = 200
+NAMES_AT_ONCE = 50
+"""Without -E."""
 _ID = r"(\d[^\s;]*)"
 _A_JOB = re.compile(r"(?<![\w.-])\d+(\[\d*\])?\.[A-Za-z]")
 _OVER = re.compile(f"Unknown Job Id {_ID}|{_ID} Job has finished|has finished {_ID}")
@@ -33,7 +38,8 @@ class Answer:
     """What a command that failed has reported."""
 
     def __or__(self, other: Answer) -> Answer:
-        return Answer({**self.jobs, **other.jobs}, self.over | other.over, other.trouble or self.trouble)
+        troubles = filter(None, dict.fromkeys((self.trouble, other.trouble)))
+        return Answer({**self.jobs, **other.jobs}, self.over | other.over, "; ".join(troubles))
 
     def why_silent(self, job_id: str) -> str:
         """Of a job that is no news. Reports that name other jobs are left out."""
@@ -44,8 +50,9 @@ class Answer:
 def ask(job_ids: Sequence[str], run: Run, *flags: str) -> Answer:
     """A job has ended where PBS says so by name; a failed query is an `Answer` without jobs."""
     answer = Answer()
-    for start in range(0, len(job_ids), IDS_AT_ONCE):
-        answer |= _asked(job_ids[start : start + IDS_AT_ONCE], run, flags)
+    for of_server in _by_server(job_ids):
+        for some in _pieces(of_server, IDS_AT_ONCE):
+            answer |= _asked(some, run, flags)
     return answer
 
 
@@ -63,8 +70,23 @@ def _asked(job_ids: Sequence[str], run: Run, flags: Sequence[str]) -> Answer:
     first = listed(job_ids, run, *flags)
     named = set(map(_number, (*first.jobs, *first.over)))
     left_out = [job_id for job_id in job_ids if _number(job_id) not in named]
-    is_answer = named or not first.trouble
-    return _qstat(run, *flags, *left_out) | first if left_out and is_answer else first
+    if first.trouble and not named:
+        return first
+    answer = Answer()
+    for some in _pieces(left_out, NAMES_AT_ONCE):
+        answer |= _qstat(run, *flags, *some)
+    return answer | first
+
+
+def _by_server(job_ids: Sequence[str]) -> list[list[str]]:
+    servers: dict[str, list[str]] = {}
+    for job_id in job_ids:
+        servers.setdefault(job_id.partition(".")[2], []).append(job_id)
+    return list(servers.values())
+
+
+def _pieces(job_ids: Sequence[str], longest: int) -> list[Sequence[str]]:
+    return [job_ids[start : start + longest] for start in range(0, len(job_ids), longest)]
 
 
 def _number(job_id: str) -> str:

@@ -124,6 +124,17 @@ def test_json_has_the_first_of_several_ids_and_with_express_all_that_are_known(p
         assert f"Job Id: {job}" in pbs_lab.run("qstat", "-f", first, second)
 
 
+def test_express_shows_no_job_where_the_last_id_is_of_a_server_that_nobody_knows(pbs_lab: PbsLab) -> None:
+    """They are sorted by their servers first."""
+    running = pbs_lab.submit("--", "/bin/sleep", "600")
+    recording = "several-ids-other-server-express"
+    done = pbs_lab.ended("qstat", "-f", "-F", "json", "-E", "999999.pbsother", running)
+    assert (done.returncode, done.stderr) == (1, recorded(f"qstat/{recording}.json.err"))
+    assert json.loads(done.stdout).keys() == json.loads(recorded(f"qstat/{recording}.json")).keys()
+    done = pbs_lab.ended("qstat", "-f", "-F", "json", "-E", "999999.another", running)
+    assert (done.returncode, list(json.loads(done.stdout)["Jobs"])) == (1, [running])
+
+
 def test_text_and_dsv_are_the_same_attributes(pbs_lab: PbsLab) -> None:
     job = pbs_lab.submit(
         *("-q", "workq", "-N", "gang", "-l", "select=2:ncpus=2:ngpus=2:mpiprocs=2,place=scatter"),

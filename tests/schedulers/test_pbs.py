@@ -18,7 +18,7 @@ from hpc_det.schedulers.command import CommandError, Run, run_command
 from hpc_det.schedulers.pbs import Pbs
 from hpc_det.schedulers.pbs_flags import directives
 from hpc_det.schedulers.pbs_hosts import named_hosts
-from hpc_det.schedulers.pbs_qstat import IDS_AT_ONCE
+from hpc_det.schedulers.pbs_qstat import IDS_AT_ONCE, NAMES_AT_ONCE
 from hpc_det.schedulers.scheduler import JobState, Submission, array_of
 from hpc_det.submit.render import render
 from tests.lab.pbs_lab import PbsLab
@@ -187,6 +187,35 @@ def test_several_jobs_of_a_site_are_each_what_they_are(pbs_lab: PbsLab) -> None:
     ]
 
 
+def test_a_job_of_a_server_that_cannot_be_reached_hides_no_other_job(pbs_lab: PbsLab) -> None:
+    running = pbs_lab.submit("--", "/bin/sleep", "600")
+    pbs_lab.wait_for(running, "R")
+    assert states_of(run_command, running, "999999.pbsother") == [JobState.RUNNING, JobState.UNKNOWN]
+
+
+def test_jobs_that_qstat_has_to_name_one_by_one_are_asked_about_in_small_groups() -> None:
+    ids = [f"{number}.pbshead" for number in range(IDS_AT_ONCE)]
+    qstat = Qstat(ids[0])
+    assert states_of(qstat, *ids) == [JobState.RUNNING, *[JobState.ENDED] * (len(ids) - 1)]
+    named = [len(command) - 4 for command in qstat.commands[1:]]
+    assert max(named) == NAMES_AT_ONCE
+    assert sum(named) == len(ids) - 1
+
+
+def test_jobs_that_get_no_answer_in_time_are_no_news_with_that_reason() -> None:
+    qstat = Qstat()
+
+    def run(command: Sequence[str]) -> str:
+        if "-E" in command:
+            return qstat(command)
+        raise CommandError("qstat: no answer in 60 s; try again later")
+
+    found = Pbs().status(["1.pbshead", "2.pbshead"], run)
+    assert found["2.pbshead"].state is JobState.ENDED
+    assert found["1.pbshead"].state is JobState.UNKNOWN
+    assert "no answer in 60 s" in found["1.pbshead"].reason
+
+
 def test_where_all_have_ended_each_is_named() -> None:
     assert states_of(Qstat(), "1.pbshead", "2.pbshead", "3.pbshead") == [JobState.ENDED] * 3
 
@@ -334,6 +363,18 @@ def test_a_job_that_waits_is_moved_away_from_a_node() -> None:
     named = "1:ncpus=2:host=pbsn2+1:ncpus=2:host=pbsn1"
     assert run.ran == [["qalter", "-l", f"select={named}", "48.pbshead"]]
     Pbs().avoid("48.pbshead", [], refused)
+
+
+def test_a_job_does_not_wait_for_a_node_that_was_named_for_it_and_is_lost_now(pbs_lab: PbsLab) -> None:
+    first, second, third = pbs_lab.nodes
+    named = "+".join(f"1:ncpus=2:host={host}" for host in (first, third))
+    job = pbs_lab.submit("-h", "-l", f"select={named}", "-l", "place=scatter", "--", "/bin/sleep", "600")
+    pbs_lab.fail_node(third)
+    with pytest.raises(CommandError, match="2 nodes are needed, and 1 are left"):
+        Pbs().avoid(job, [second, third], run_command)
+    pbs_lab.run("qrls", job)
+    hosts = {chunk.partition("/")[0] for chunk in pbs_lab.wait_for(job, "R")["exec_host"].split("+")}
+    assert hosts == {first, second}
 
 
 def test_nobody_can_requeue_a_job_of_their_own() -> None:

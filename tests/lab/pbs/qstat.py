@@ -36,9 +36,10 @@ def _qstat(site: Site, given: dict[str, str], form: str, ids: list[str]) -> int:
     history = "-x" in given or "-H" in given
     if "-E" in given and not all(one[:1].isdigit() for one in ids):
         raise Refused(1, "Express option can only be used with job ids")
-    ids = [full_id(one) for one in ids]
+    ids = _in_order([full_id(one) for one in ids], "-E" in given)
+    errors = [(1, f"illegally formed job identifier: {one}") for one in ids if _is_elsewhere(one)]
     answers = [_asked(site, together, history, "-t" in given) for together in _requests(ids, "-E" in given)]
-    errors = [error for answer in answers for error in answer["errors"]]
+    errors += [error for answer in answers for error in answer["errors"]]
     if form == "json":  # one object "Jobs", which takes the jobs of the first answer only
         answers = [answer for answer in answers if answer["jobs"]][:1]
     jobs = {name: job for answer in answers for name, job in answer["jobs"].items()}
@@ -54,11 +55,30 @@ def _qstat(site: Site, given: dict[str, str], form: str, ids: list[str]) -> int:
     return errors[-1][0] if errors else 0
 
 
+def _in_order(ids: list[str], express: bool) -> list[str]:
+    return sorted(ids, key=_by_server_and_number) if express else ids
+
+
+def _by_server_and_number(job_id: str) -> tuple[str, int]:
+    number, _, server = job_id.partition(".")
+    return server, int(number.partition("[")[0])
+
+
+def _is_elsewhere(job_id: str) -> bool:
+    """On a server that nobody knows."""
+    return job_id[:1].isdecimal() and not job_id.endswith(f".{SERVER}")
+
+
 def _requests(ids: list[str], express: bool) -> list[list[str]]:
-    """The server is asked for each id alone, with -E for all ids of a command line at once."""
-    if express or not ids:
-        return [sorted(ids)]
-    return [[one] for one in ids]
+    """The server is asked for each id alone, with -E for all ids of a command line at once, when the last has come. A
+    last one that is malformed comes never.
+    """
+    own = [one for one in ids if not _is_elsewhere(one)]
+    if not ids:
+        return [[]]
+    if express:
+        return [] if _is_elsewhere(ids[-1]) else [own]
+    return [[one] for one in own]
 
 
 def _asked(site: Site, ids: list[str], history: bool, subjobs: bool) -> dict[str, Any]:
