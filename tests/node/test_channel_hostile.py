@@ -40,7 +40,7 @@ from hpc_det.node.switchboard import STRANGERS
 from hpc_det.store.key import derived
 from tests.machine import resident_bytes, slowness
 from tests.node.lines import GENERATION, KEY, Board, echoed, open_files
-from tests.node.relay import Tamper, listen_only, relay
+from tests.node.relay import Tamper, cut, listen_only, relay
 from tests.wait import DEADLINE_S
 
 if TYPE_CHECKING:
@@ -278,10 +278,6 @@ def flip_bit(direction: str, position: int, bit: int) -> Tamper:
 
 def repeat(direction: str, position: int) -> Tamper:
     return lambda here, offset, data: data + data if here == direction and offset >= position else data
-
-
-def cut(direction: str, position: int) -> Tamper:
-    return lambda here, offset, data: data if here != direction else data[: max(position - offset, 0)]
 
 
 def test_what_is_changed_on_the_way_is_never_delivered(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
