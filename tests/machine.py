@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -29,6 +31,29 @@ def slowness() -> float:
     while (took_s := time.thread_time() - used) < 0.05:
         pass
     return max((time.perf_counter() - began) / took_s, 1.0)
+
+
+@contextmanager
+def standstill_s() -> Iterator[list[float]]:
+    """The longest time for which this process stood still in the block: a thread that wants to run every 10 ms did not.
+
+    The machine may have stood still, or others may have had all cores. It is the list's one element.
+    """
+    over, longest = threading.Event(), [0.0]
+
+    def look() -> None:
+        before = time.monotonic()
+        while not over.wait(0.01):
+            longest[0], before = max(longest[0], time.monotonic() - before), time.monotonic()
+        longest[0] = max(longest[0], time.monotonic() - before)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield longest
+    finally:
+        over.set()
+        looking.join()
 
 
 def fastest_s(take_s: Callable[[], float], limit_s: float) -> float:

@@ -90,11 +90,11 @@ def _served(address: str, port: int, size: int, this_start: str) -> Store:
 
 def _connected(address: str, port: int, size: int, this_start: str) -> Store:
     """To the server of this very start: at the same port a slow rank 0 may still have that of the start before, with
-    addresses that nobody listens at any more."""
+    addresses that nobody listens at any more. That one may end at any moment, also while this rank connects to it."""
     end = time.monotonic() + default_pg_timeout.total_seconds()
     while True:
-        store = TCPStore(address, port, size, is_master=False, timeout=default_pg_timeout)
         try:
+            store = TCPStore(address, port, size, is_master=False, timeout=default_pg_timeout)
             store.wait([this_start])
         except DistNetworkError:
             if time.monotonic() > end:

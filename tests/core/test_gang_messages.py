@@ -138,8 +138,8 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 
 
 def test_a_rank_comes_once_and_nobody_else_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gang_messages, "ARRIVE_S", 0.3)
     with connected(2) as (zero, _):
+        monkeypatch.setattr(gang_messages, "ARRIVE_S", 0.3)
         assert isinstance(zero, RankZero)
         for rank, key in ((1, KEY), (0, KEY), (2, KEY), (1, bytes(32)), (True, KEY), ("1", KEY)):
             with pytest.raises(RankGone, match="has no connection to rank 0"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.distributed import Distributed
@@ -22,6 +25,8 @@ from hpc_det.errors import UsageError
 from hpc_det.node.rendezvous import free_port
 from tests.core.ranks import OnRanks
 from tests.listening import Listening, listening
+from tests.node.relay import cut, relay
+from tests.wait import DEADLINE_S, wait_for
 
 
 @contextmanager
@@ -102,6 +107,22 @@ def later_than_rank_1(distributed: Distributed, port: int) -> list[float]:
 
 def test_a_rank_that_starts_again_early_waits_for_the_store_of_this_start(on_ranks: OnRanks) -> None:
     assert on_ranks(2, later_than_rank_1, free_port()) == [[2], [2]]
+
+
+@pytest.mark.parametrize("heard", [0, 4])
+def test_the_store_of_the_start_before_may_end_while_a_rank_comes_to_it(
+    monkeypatch: pytest.MonkeyPatch, heard: int
+) -> None:
+    """`heard`: the bytes of its answers by then; 4 are all that it says before it takes the rank for there."""
+    monkeypatch.setattr("hpc_det.core.gang_store._starts", itertools.repeat(2))
+    before = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port := free_port())}
+    with relay(("127.0.0.1", before.port), cut("to client", heard), port) as wire, ThreadPoolExecutor() as threads:
+        one = threads.submit(gang_store, 1, 2, 1, env)
+        wait_for(lambda: len(wire.recorded["to client"]) > heard)
+        zero = gang_store(0, 1, 1, env)  # of a gang of one, so that it waits for nobody
+        zero.set("from rank 0", "to this start")
+        assert one.result(DEADLINE_S).get("from rank 0") == b"to this start"
 
 
 def called_from_elsewhere(distributed: Distributed, port: int) -> list[str]:

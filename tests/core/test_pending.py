@@ -253,7 +253,7 @@ def save_without_rank_1(distributed: Distributed, folder: Path, *, is_gone: bool
     context = CheckpointContext(folder, distributed)
     if distributed.is_chief:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pending, "SILENT_S", 0.2)
+            patch.setattr(pending, "SILENT_S", DEADLINE_S if is_gone else 0.2)
             uuid = context.begin(40, {"rank-0.pth": torch.zeros(10)})
             with pytest.raises(RankGone) as error:
                 context.settled(wait=True)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import time
+from pathlib import Path
 
+import pytest
+
+from tests.lab.pbs import mom
 from tests.lab.pbs_lab import PbsLab
 from tests.lab.pbs_recorded import RECORDED, recorded
 from tests.wait import wait_for
@@ -107,6 +114,23 @@ def test_processes_of_other_nodes_die_with_the_job(pbs_lab: PbsLab) -> None:
     (pbs_lab.home / "go").touch()
     assert pbs_lab.wait_for(job, "F")["Exit_status"] == 0
     wait_for(lambda: pbs_lab.strays() == [])
+
+
+def test_a_process_that_has_just_begun_hears_what_is_sent_to_its_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setsid = os.setsid
+
+    def later() -> None:
+        time.sleep(0.3)  # others have the cores
+        setsid()
+
+    monkeypatch.setattr(os, "setsid", later)
+    nowhere = Path(os.devnull)
+    sleeps = mom.Program(["/bin/sleep", "60"], {}, tmp_path, 0o077, output=nowhere, error=nowhere)
+    pid = mom.start(sleeps)
+    mom.signal_sessions([pid], signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
 def test_a_process_that_leaves_its_session_is_left_behind(pbs_lab: PbsLab) -> None:

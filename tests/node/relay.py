@@ -22,10 +22,10 @@ def listen_only(direction: str, offset: int, data: bytes) -> bytes:
 class Relay:
     """Carries one line."""
 
-    def __init__(self, listener: tuple[str, int], tamper: Tamper) -> None:
+    def __init__(self, listener: tuple[str, int], tamper: Tamper, port: int) -> None:
         self.recorded = {"to listener": b"", "to client": b""}
         self._tamper = tamper
-        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server = socket.create_server(("127.0.0.1", port))
         self.host, self.port = self._server.getsockname()
         self._thread = threading.Thread(target=self._run, args=(listener,))
         self._thread.start()
@@ -53,9 +53,13 @@ class Relay:
         return len(forwarded) >= len(data) > 0
 
 
+def cut(direction: str, position: int) -> Tamper:
+    return lambda here, offset, data: data if here != direction else data[: max(position - offset, 0)]
+
+
 @contextmanager
-def relay(listener: tuple[str, int], tamper: Tamper = listen_only) -> Iterator[Relay]:
-    running = Relay(listener, tamper)
+def relay(listener: tuple[str, int], tamper: Tamper = listen_only, port: int = 0) -> Iterator[Relay]:
+    running = Relay(listener, tamper, port)
     try:
         yield running
     finally:

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,16 +78,19 @@ def test_a_job_that_is_preempted_is_followed_by_another_and_no_bit_is_lost(pbs_l
 @pytest.mark.usefixtures("_submits", "_fork_server")
 def test_a_job_that_is_suspended_for_long_goes_on_with_the_same_ranks(pbs_lab: PbsLab) -> None:
     gang = GangJob("pbs", nodes=2, cpus_per_task=1, timeout_min=10, pbs_queue="low")
-    with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=gang, heartbeat_timeout_s=2) as its:
+    with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=gang) as its:
         its.train()
         (job,) = gang._jobs
         ranks = its.apply_all_workers(os.getpid)
         pbs_lab.run("qsig", "-s", "suspend", job.job_id, manager=True)
         wait_for(lambda: all(map(is_stopped, ranks)))
         nodes = its._open_gang._nodes
+        patience = nodes._patience
+        nodes._patience = replace(patience, heartbeat_timeout_s=0.5)  # for long is as long as that
 
         def resume() -> None:
             wait_for(lambda: nodes.are_suspended)
+            nodes._patience = patience
             pbs_lab.run("qsig", "-s", "resume", job.job_id, manager=True)
 
         end = threading.Thread(target=resume)

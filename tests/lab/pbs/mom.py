@@ -44,15 +44,24 @@ def adopt_orphans_and_die_with_parent() -> None:
 
 
 def start(program: Program) -> int:
-    """The pid, which is the session's id, too. A program that does not start ends with 254, as under PBS."""
+    """The pid, which is the session's id, too. A program that does not start ends with 254, as under PBS.
+
+    It leads its session by then: what is sent to the session of a job that ends now must reach it.
+    """
     reader, writer = os.pipe()
     os.write(writer, program.stdin)
     os.close(writer)
+    leads, is_led = os.pipe()
     pid = os.fork()
     if pid:
         os.close(reader)
+        os.close(is_led)
+        os.read(leads, 1)
+        os.close(leads)
         return pid
     try:
+        os.setsid()
+        os.close(is_led)
         _become(program, reader)
     finally:
         os.write(2, f"{program.argv[0]}: No such file or directory\n".encode())
@@ -60,7 +69,6 @@ def start(program: Program) -> int:
 
 
 def _become(program: Program, stdin: int) -> None:
-    os.setsid()
     for handled in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(handled, signal.SIG_DFL)
     if program.host:

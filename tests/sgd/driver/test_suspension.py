@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hpc_det.launch.watch.heartbeat import Progress
 from hpc_det.process import is_stopped
 from hpc_det.sgd import TorchTrainer
 from hpc_det.sgd.driver.gang import JOIN_S, Gang
@@ -111,9 +112,10 @@ def test_a_node_that_stays_silent_when_its_job_goes_on_is_lost() -> None:
 
 def test_ranks_of_a_suspended_job_do_not_hang() -> None:
     nodes = Suspendable(1)
-    with TorchTrainer(training_operator_cls=Linear, executor=nodes, hang_timeout_s=1) as its:
+    with TorchTrainer(training_operator_cls=Linear, executor=nodes, hang_timeout_s=20) as its:
         its.train()
         watch, gang = gang_of(its)._watch, gang_of(its)
+        watch._judge.hears(0, Progress("training", 1, warm=True, batch=1))
         with stopped(nodes):
             nodes.job_is_suspended = True
             wait_in_vain(gang)
