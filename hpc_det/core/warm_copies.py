@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.cuda import cudart
 
-from hpc_det.core.laid_out import copy_bytes
+from hpc_det.core.storage_copies import copy_storages
 
 _ALIGNMENT = 512
 """Bytes; more than any type needs, and what copies from a GPU like."""
@@ -63,14 +63,11 @@ class WarmCopies:
 
     def also(self, content: Any) -> Any:
         """`of` something more, which is good as long as the former. `content` may hold other objects, too."""
-        copies = {}
         storages = _storages(content)
-        for key, place in self._places(storages).items():
-            copy_bytes(storages[key], place)
-            copies[key] = place.untyped_storage()
+        places = self._places(storages)
+        copy_storages([(storages[key], place) for key, place in places.items()])
+        copies = {key: place.untyped_storage() for key, place in places.items()}
         same = {id(tensor): _like(tensor, copies) for tensor in _tensors(content)}
-        if any(storage.device.type == "cuda" for storage in storages.values()):
-            torch.cuda.synchronize()
         return copy.deepcopy(content, same)
 
     def _begin_anew(self) -> None:
