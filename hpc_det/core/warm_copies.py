@@ -27,6 +27,11 @@ _ALIGNMENT = 512
 _ROWS = (list, tuple, set)
 _CHUNKS = 4
 """Where copies differ so much that there are more, one new chunk replaces them."""
+_WIPE_ON_FORK = 18
+"""MADV_WIPEONFORK (madvise(2)), which mmap does not name. Without it a loader's workers make each page be copied once more.
+
+With MADV_DONTFORK a worker that frees its mmap unmaps whatever has taken that place in its memory.
+"""
 _Storages = dict[int, torch.UntypedStorage]
 
 
@@ -119,7 +124,6 @@ class _Chunk:
     """Memory, of which the first `used` bytes are in use."""
 
     def __init__(self, memory: mmap.mmap) -> None:
-        memory.madvise(mmap.MADV_DONTFORK)  # a loader's workers would make each page be copied once more
         self.used = 0
         self._memory = memory
         self._gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
@@ -149,7 +153,9 @@ class _Chunk:
 def _new_memory(folder: Path | None, size: int) -> mmap.mmap:
     """Raises NoRoom: a full disk shows here, and kills nobody later."""
     if folder is None:
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(_WIPE_ON_FORK)
+        return memory
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, size)
