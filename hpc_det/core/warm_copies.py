@@ -28,7 +28,7 @@ _ROWS = (list, tuple, set)
 _CHUNKS = 4
 """Where copies differ so much that there are more, one new chunk replaces them."""
 _WIPE_ON_FORK = 18
-"""MADV_WIPEONFORK (madvise(2)), which mmap does not name. Without it a loader's workers make each page be copied once more.
+"""MADV_WIPEONFORK (madvise(2)), which mmap does not name. Without it, a fork makes each page be copied once more.
 
 With MADV_DONTFORK a worker that frees its mmap unmaps whatever has taken that place in its memory.
 """
