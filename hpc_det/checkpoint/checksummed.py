@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hpc_det.checkpoint.committed import FileEntry
+from hpc_det.checkpoint.crc import crc32
 from hpc_det.checkpoint.memory import copy_into
 from hpc_det.store import disk, full_disk
 from hpc_det.store.direct import past_the_cache, write_at
@@ -79,7 +79,7 @@ class ChecksummedFile:
         pages = memoryview(block)[: -(-filled // mmap.PAGESIZE) * mmap.PAGESIZE]
         write = self._disk.submit(write_at, self._descriptor, pages, self._size)
         self._writes.append((block, write))
-        self._crc = zlib.crc32(memoryview(block)[:filled], self._crc)
+        self._crc = crc32(memoryview(block)[:filled], self._crc)
         self._size += filled
         self._filled = 0
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from hpc_det.checkpoint.crc import crc32
 from hpc_det.checkpoint.inspection import in_words, irregularities
 from hpc_det.checkpoint.passing_errors import tried_twice
 from hpc_det.checkpoint.reading import blocks_of, differences, open_regular, read_blocks
@@ -175,7 +175,7 @@ def checksum(path: Path) -> FileEntry:
     crc, size = 0, 0
     with open_regular(path) as file:
         while chunk := file.read(_CHUNK):
-            crc = zlib.crc32(chunk, crc)
+            crc = crc32(chunk, crc)
             size += len(chunk)
     return FileEntry(size=size, crc32=crc)
 
@@ -183,7 +183,7 @@ def checksum(path: Path) -> FileEntry:
 def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
     """`manifest` with its own checksum."""
     content = {name: value for name, value in manifest.items() if name != "crc32"}
-    return {**content, "crc32": zlib.crc32(json.dumps(content, sort_keys=True).encode())}
+    return {**content, "crc32": crc32(json.dumps(content, sort_keys=True).encode())}
 
 
 def manifest_of(checkpoint: Committed) -> str:

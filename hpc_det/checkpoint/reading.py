@@ -11,13 +11,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
+from hpc_det.checkpoint.crc import crc32
 from hpc_det.checkpoint.inspection import kind_of
 from hpc_det.checkpoint.passing_errors import may_pass, pause
 
@@ -90,7 +90,7 @@ def _checksum(file: int, block: Block) -> int:
         count = os.preadv(file, [piece[: end - offset]], offset)
         if not count:
             raise OSError(None, f"ends at {offset} bytes")
-        crc = zlib.crc32(piece[:count], crc)
+        crc = crc32(piece[:count], crc)
         offset += count
     return crc
 

@@ -7,7 +7,6 @@ writes everything but the storages (torch.serialization.skip_data), and the gaps
 from __future__ import annotations
 
 import copyreg
-import ctypes
 import pickle
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from hpc_det.core.storage_copies import copy_storages
 from hpc_det.errors import HpcDetError
 
 
@@ -34,18 +34,7 @@ class LaidOut:
         view = memory.numpy().data
         for offset, part in self.parts:
             view[offset : offset + len(part)] = part
-        for offset, storage in self.storages:
-            copy_bytes(storage, memory[offset : offset + storage.nbytes()])
-        if any(storage.device.type == "cuda" for _, storage in self.storages):
-            torch.cuda.synchronize()
-
-
-def copy_bytes(storage: torch.UntypedStorage, to: torch.Tensor) -> None:
-    """Into a uint8 tensor on the CPU; from a GPU the copy may still go on."""
-    if storage.device.type == "cpu":  # torch's own copy waits for a thread on every core, which others keep busy
-        ctypes.memmove(to.data_ptr(), storage.data_ptr(), storage.nbytes())
-    else:
-        to.copy_(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), non_blocking=True)
+        copy_storages([(storage, memory[offset : offset + storage.nbytes()]) for offset, storage in self.storages])
 
 
 def lay_out(content: Any) -> LaidOut:

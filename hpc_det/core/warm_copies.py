@@ -20,13 +20,18 @@ from typing import Any
 import torch
 from torch.cuda import cudart
 
-from hpc_det.core.laid_out import copy_bytes
+from hpc_det.core.storage_copies import copy_storages
 
 _ALIGNMENT = 512
 """Bytes; more than any type needs, and what copies from a GPU like."""
 _ROWS = (list, tuple, set)
 _CHUNKS = 4
 """Where copies differ so much that there are more, one new chunk replaces them."""
+_WIPE_ON_FORK = 18
+"""MADV_WIPEONFORK (madvise(2)), which mmap does not name. Without it, a fork makes each page be copied once more.
+
+With MADV_DONTFORK a worker that frees its mmap unmaps whatever has taken that place in its memory.
+"""
 _Storages = dict[int, torch.UntypedStorage]
 
 
@@ -66,14 +71,11 @@ class WarmCopies:
 
     def also(self, content: Any) -> Any:
         """`of` something more, which is good as long as the former. `content` may hold other objects, too."""
-        copies = {}
         storages = _storages(content)
-        for key, place in self._places(storages).items():
-            copy_bytes(storages[key], place)
-            copies[key] = place.untyped_storage()
+        places = self._places(storages)
+        copy_storages([(storages[key], place) for key, place in places.items()])
+        copies = {key: place.untyped_storage() for key, place in places.items()}
         same = {id(tensor): _like(tensor, copies) for tensor in _tensors(content)}
-        if any(storage.device.type == "cuda" for storage in storages.values()):
-            torch.cuda.synchronize()
         return copy.deepcopy(content, same)
 
     def _begin_anew(self) -> None:
@@ -125,7 +127,6 @@ class _Chunk:
     """Memory, of which the first `used` bytes are in use."""
 
     def __init__(self, memory: mmap.mmap) -> None:
-        memory.madvise(mmap.MADV_DONTFORK)  # a loader's workers would make each page be copied once more
         self.used = 0
         self._memory = memory
         self._gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
@@ -155,7 +156,9 @@ class _Chunk:
 def _new_memory(folder: Path | None, size: int) -> mmap.mmap:
     """Raises NoRoom: a full disk shows here, and kills nobody later."""
     if folder is None:
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(_WIPE_ON_FORK)
+        return memory
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, size)
