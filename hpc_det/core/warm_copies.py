@@ -13,6 +13,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -157,7 +158,8 @@ def _new_memory(folder: Path | None, size: int) -> mmap.mmap:
     """Raises NoRoom: a full disk shows here, and kills nobody later."""
     if folder is None:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.madvise(_WIPE_ON_FORK)
+        with suppress(OSError):  # before Linux 4.14
+            memory.madvise(_WIPE_ON_FORK)
         return memory
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
