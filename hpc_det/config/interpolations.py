@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 from omegaconf.base import Container
@@ -16,6 +17,8 @@ MOST_REPEATED = 5_000
 """Resolved interpolations beyond those that are written."""
 _CHARS = 1000
 """Of a resolved text that count as one more."""
+_only_one = Lock()
+"""Threads that compose would put each other's counters in the class."""
 
 
 class TooManyRepeated(InterpolationResolutionError):
@@ -28,7 +31,6 @@ def bounded(written: int) -> Iterator[None]:
 
     All ways in which OmegaConf resolves one, also nested ones and those of resolvers, go through resolve_parse_tree.
     """
-    resolve = Container.resolve_parse_tree
     left = written + MOST_REPEATED
 
     def counted(self: Container, *args: Any, **kwargs: Any) -> Any:
@@ -40,11 +42,13 @@ def bounded(written: int) -> Iterator[None]:
         _check(left)
         return resolved
 
-    Container.resolve_parse_tree = counted  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Container.resolve_parse_tree = resolve  # type: ignore[method-assign]
+    with _only_one:
+        resolve = Container.resolve_parse_tree
+        Container.resolve_parse_tree = counted  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            Container.resolve_parse_tree = resolve  # type: ignore[method-assign]
 
 
 def _check(left: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,6 +33,8 @@ PART_S = 60.0
 """A rank that has failed waits for the save in flight until that has made no progress for so many seconds."""
 LEAVE_S = 10.0
 """Before the end of the job, for a rank that has failed to report why."""
+LONGEST_PART_S = 540.0
+"""For all of that wait: after ten minutes without a step of the other ranks the gang may be taken for hung."""
 
 
 def _nothing(*_: Any) -> None:
@@ -169,13 +171,14 @@ class CheckpointContext:
     def part(self, ends_at: Callable[[], float | None] = lambda: None) -> None:
         """Not collective: a rank that has failed waits for the save in flight, since its end is the end of all ranks.
 
-        It waits as long as the save makes progress, but not beyond `ends_at`: when the job will be gone (seconds since
-        the epoch; None: not known). Whoever knows that may learn it meanwhile.
+        It waits as long as the save makes progress, `LONGEST_PART_S` at most, but not beyond `ends_at`: when the job
+        will be gone (seconds since the epoch; None: not known). Whoever knows that may learn it meanwhile.
         """
+        latest = time.time() + LONGEST_PART_S
 
         def last_moment() -> float:
             end = ends_at()
-            return math.inf if end is None else end - LEAVE_S
+            return latest if end is None else min(end - LEAVE_S, latest)
 
         pending, behind = self._pending, self._behind
         if pending and behind:

@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, MutableMapping
+from datetime import timedelta
 from pathlib import Path
 
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
@@ -24,6 +25,7 @@ from hpc_det.node.network import loopback_interface, own_address, variables
 
 FILE = "HPC_DET_STORE"
 """Where a launcher of ours says which file the ranks of one node may have: in a folder of this user alone."""
+RETRY_S = 0.1
 _starts = itertools.count()
 
 
@@ -33,7 +35,9 @@ def gang_store(rank: int, size: int, nodes: int, env: Mapping[str, str]) -> Stor
     A script that torchrun started by hand, and a gang of several nodes under torchrun, use torchrun's own store: its
     port is the one that the ranks know. Raises UsageError where no launcher says where rank 0 is.
     """
-    this_start = f"{env.get('TORCHELASTIC_RESTART_COUNT', 0)}-{next(_starts)}"
+    # The agents of several nodes may count restarts differently: membership changes do not count as retries.
+    restarts = env.get("TORCHELASTIC_RESTART_COUNT", 0) if nodes == 1 else 0
+    this_start = f"{restarts}-{next(_starts)}"
     is_ours = FILE in env and env.get("MASTER_PORT") == env.get("HPC_DET_MASTER_PORT")
     if nodes == 1 and is_ours and _takes_locks(Path(env[FILE]).parent):
         store: Store = FileStore(f"{env[FILE]}-{this_start}", size)
@@ -48,7 +52,7 @@ def gang_store(rank: int, size: int, nodes: int, env: Mapping[str, str]) -> Stor
         ) from None
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         theirs = TCPStore(name, port, size, is_master=False, timeout=default_pg_timeout)
-        return PrefixStore(this_start, theirs)  # which lives on when torchrun starts the ranks again
+        return PrefixStore(this_start, theirs)  # which lives on when this process starts its gang again
     address = address_of_rank_0(name, nodes)
     return _served(address, port, size, this_start) if rank == 0 else _connected(address, port, size, this_start)
 
@@ -93,13 +97,16 @@ def _connected(address: str, port: int, size: int, this_start: str) -> Store:
     addresses that nobody listens at any more. That one may end at any moment, also while this rank connects to it."""
     end = time.monotonic() + default_pg_timeout.total_seconds()
     while True:
+        left = timedelta(seconds=max(end - time.monotonic(), 1))
         try:
-            store = TCPStore(address, port, size, is_master=False, timeout=default_pg_timeout)
+            store = TCPStore(address, port, size, is_master=False, timeout=left)
             store.wait([this_start])
         except DistNetworkError:
             if time.monotonic() > end:
                 raise
+            time.sleep(RETRY_S)
         else:
+            store.set_timeout(default_pg_timeout)
             return store
 
 

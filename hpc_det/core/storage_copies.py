@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from threading import Thread
 
@@ -30,12 +31,16 @@ def copy_storages(pairs: Sequence[tuple[torch.UntypedStorage, torch.Tensor]]) ->
     left = iter(large)
     others = min(torch.get_num_threads(), _THREADS, len(large)) - 1
     threads = [Thread(target=_copy, args=(left,), name="copy", daemon=True) for _ in range(others)]
-    for thread in threads:
-        thread.start()
-    _copy(small)
-    _copy(left)
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.start()
+        _copy(small)
+        _copy(left)
+    finally:  # they read and write memory that may be freed afterwards
+        deque(left, maxlen=0)
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
     if any(storage.device.type == "cuda" for storage, _ in pairs):
         torch.cuda.synchronize()
 

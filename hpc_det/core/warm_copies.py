@@ -13,7 +13,6 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -158,8 +157,10 @@ def _new_memory(folder: Path | None, size: int) -> mmap.mmap:
     """Raises NoRoom: a full disk shows here, and kills nobody later."""
     if folder is None:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with suppress(OSError):  # before Linux 4.14
+        try:
             memory.madvise(_WIPE_ON_FORK)
+        except OSError:  # before Linux 4.14
+            memory.madvise(mmap.MADV_DONTFORK)
         return memory
     try:
         with tempfile.TemporaryFile(dir=folder) as file:

@@ -165,7 +165,10 @@ class Saving:
         """Where the block fails, a save in flight is not lost with it, if the job leaves it the time."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            if self._checkpoints.in_flight:  # whoever ends this process meanwhile would hide the error
+                why = f"{type(error).__name__}: {error}"
+                print(f"hpc-det: rank {self._distributed.rank} ends, after the save in flight: {why}", flush=True)
             self._checkpoints.part(lambda: stop.deadline)
             raise
 

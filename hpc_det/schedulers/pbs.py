@@ -24,7 +24,7 @@ from hpc_det.schedulers.pbs_answers import (
     waiting,
 )
 from hpc_det.schedulers.pbs_flags import INDEX, array_flags, directives, element_log, own_line, wanted
-from hpc_det.schedulers.pbs_hosts import down_hosts, hosts_in, named_hosts
+from hpc_det.schedulers.pbs_hosts import TooFewHosts, down_hosts, hosts_in, named_hosts
 from hpc_det.schedulers.pbs_qstat import IDS_AT_ONCE, over_in
 from hpc_det.schedulers.scheduler import JobState, JobStatus, Submission, agent_command, common_variables
 
@@ -138,9 +138,12 @@ class Pbs:
         select = _without_hosts(before)
         try:
             select = named_hosts((select, job.get("queue")), hosts, run)
-        finally:
+        except TooFewHosts:
             if select != before:
                 run(["qalter", "-l", f"select={select}", job_id])
+            raise
+        if select != before:
+            run(["qalter", "-l", f"select={select}", job_id])
 
     def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
         """PBS warns of no end, so its default limit counts too, where the plan has none."""

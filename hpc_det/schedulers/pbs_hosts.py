@@ -19,6 +19,10 @@ _COUNTED = ("ncpus", "ngpus", "mem")
 _UNITS = {"kb": 1, "mb": 2, "gb": 3, "tb": 4}
 
 
+class TooFewHosts(CommandError):
+    """Without those that a job keeps away from."""
+
+
 def hosts_in(nodefile: str) -> list[str]:
     """Each once: PBS_NODEFILE, which every host has, names one for every process that a chunk asks for (mpiprocs)."""
     return list(dict.fromkeys(Path(nodefile).read_text(encoding="utf-8").split()))
@@ -27,7 +31,7 @@ def hosts_in(nodefile: str) -> list[str]:
 def named_hosts(wanted: tuple[str, str | None], exclude: Collection[str], run: Run) -> str:
     """`wanted`, a `select` of one kind of chunk and its queue, as one chunk for each of so many hosts.
 
-    Those that are free come first. Raises CommandError where too few are left.
+    Those that are free come first. Raises TooFewHosts where too few are left.
     """
     select, queue = wanted
     count, _, chunk = select.partition(":")
@@ -41,7 +45,7 @@ def named_hosts(wanted: tuple[str, str | None], exclude: Collection[str], run: R
     }
     chosen = sorted(able, key=lambda host: not able[host])[: int(count)]
     if len(chosen) < int(count):
-        raise CommandError(
+        raise TooFewHosts(
             f"qsub: {count} nodes are needed, and {len(chosen)} are left without {', '.join(sorted(exclude))}, which "
             "were lost or failed the checks; mend them, or shorten exclude_nodes_for in the cluster profile"
         )

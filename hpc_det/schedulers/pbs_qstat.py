@@ -74,7 +74,10 @@ def _asked(job_ids: Sequence[str], run: Run, flags: Sequence[str]) -> Answer:
         return first
     answer = Answer()
     for some in _pieces(left_out, NAMES_AT_ONCE):
-        answer |= _qstat(run, *flags, *some)
+        piece = _qstat(run, *flags, *some)
+        answer |= piece
+        if piece.trouble and not (piece.jobs or piece.over):  # the next one would take as long to fail
+            break
     return answer | first
 
 

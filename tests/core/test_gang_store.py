@@ -125,6 +125,18 @@ def test_the_store_of_the_start_before_may_end_while_a_rank_comes_to_it(
         assert one.result(DEADLINE_S).get("from rank 0") == b"to this start"
 
 
+def counting_restarts(distributed: Distributed, port: int) -> list[float]:
+    """As two nodes whose torchrun agents have started the ranks anew for different reasons."""
+    of_a_node = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RESTART_COUNT": str(distributed.rank)}
+    with started_with(distributed, MASTER_PORT=str(port), **of_a_node) as again:
+        del os.environ["TORCHELASTIC_RESTART_COUNT"]  # the ranks of these tests are on one node afterwards
+        return again.sum(torch.ones(1)).tolist()
+
+
+def test_ranks_of_nodes_that_count_restarts_differently_meet(on_ranks: OnRanks) -> None:
+    assert on_ranks(2, counting_restarts, free_port()) == [[2], [2]]
+
+
 def called_from_elsewhere(distributed: Distributed, port: int) -> list[str]:
     """What a connection to rank 0's ports from another address of this machine comes to."""
     with started_with(distributed, MASTER_PORT=str(port)) as again:

@@ -174,6 +174,16 @@ def test_it_waits_for_none_that_stands_still(folder: Path, disk: SlowDisk, monke
     assert committed(folder) == []
 
 
+def test_it_waits_for_none_until_the_gang_is_taken_for_hung(
+    folder: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "LONGEST_PART_S", 0.01)
+    context = CheckpointContext(folder, Distributed())
+    context.begin(40, {"state.pth": torch.zeros(10)})
+    context.part()
+    assert committed(folder) == []
+
+
 def test_it_leaves_in_time_before_the_job_ends_as_soon_as_it_learns_when(
     folder: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,3 +49,23 @@ def test_a_rank_starts_no_more_threads_than_torch_may_use_and_memory_is_worth(
     copy_storages([(source.untyped_storage(), torch.empty_like(source))])
     assert len(threads) == started
     assert not any(each.is_alive() for each in threads)
+
+
+@pytest.mark.usefixtures("torch_threads")
+def test_no_thread_copies_on_when_the_copy_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory may be freed then."""
+    torch.set_num_threads(3)
+    threads: list[threading.Thread] = []
+
+    class Few(threading.Thread):
+        def start(self) -> None:
+            if threads:
+                raise RuntimeError("can't start new thread")
+            threads.append(self)
+            super().start()
+
+    monkeypatch.setattr(storage_copies, "Thread", Few)
+    source = torch.ones(20 * PART, dtype=torch.uint8)
+    with pytest.raises(RuntimeError):
+        copy_storages([(source.untyped_storage(), torch.empty_like(source))])
+    assert [each.is_alive() for each in threads] == [False]

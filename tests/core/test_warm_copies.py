@@ -110,7 +110,10 @@ def test_a_forked_process_keeps_the_place_of_copies_free_and_costs_no_page() -> 
     copies, content = WarmCopies(), [torch.ones(3_000_000)]
     place = copies.of(content)[0].data_ptr()
     if not (child := os.fork()):
-        os._exit(0 if is_mapped(place) else 1)
+        try:
+            os._exit(0 if is_mapped(place) else 1)
+        finally:
+            os._exit(2)
     faults = page_faults()
     copies.of(content)
     assert page_faults() - faults < 1500, "12 MB are 2,930 pages; some are Python's own"

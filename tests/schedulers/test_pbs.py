@@ -202,6 +202,19 @@ def test_jobs_that_qstat_has_to_name_one_by_one_are_asked_about_in_small_groups(
     assert sum(named) == len(ids) - 1
 
 
+def test_a_server_that_answers_no_more_is_asked_no_further() -> None:
+    ids, qstat, asked = [f"{number}.pbshead" for number in range(IDS_AT_ONCE)], Qstat("0.pbshead"), list[str]()
+
+    def run(command: Sequence[str]) -> str:
+        if "-E" in command:
+            return qstat(command)
+        asked.append(command[-1])
+        raise CommandError("qstat: no answer in 60 s; try again later")
+
+    assert states_of(run, *ids) == [JobState.RUNNING, *[JobState.UNKNOWN] * (len(ids) - 1)]
+    assert len(asked) == 1
+
+
 def test_jobs_that_get_no_answer_in_time_are_no_news_with_that_reason() -> None:
     qstat = Qstat()
 
@@ -363,6 +376,18 @@ def test_a_job_that_waits_is_moved_away_from_a_node() -> None:
     named = "1:ncpus=2:host=pbsn2+1:ncpus=2:host=pbsn1"
     assert run.ran == [["qalter", "-l", f"select={named}", "48.pbshead"]]
     Pbs().avoid("48.pbshead", [], refused)
+
+
+def test_a_job_keeps_its_nodes_where_pbs_cannot_be_asked_about_others() -> None:
+    select = {"Resource_List": {"select": "1:ncpus=2:host=pbsn2+1:ncpus=2:host=pbsn3"}}
+    answers = Recorder(qstat=changed("queued-insufficient", **select)([]))
+
+    def run(command: Sequence[str]) -> str:
+        return refused(command) if command[0] == "pbsnodes" else answers(command)
+
+    with pytest.raises(CommandError, match="not found on PATH"):
+        Pbs().avoid("48.pbshead", ["pbsn3"], run)
+    assert answers.ran == []
 
 
 def test_a_job_does_not_wait_for_a_node_that_was_named_for_it_and_is_lost_now(pbs_lab: PbsLab) -> None:

@@ -109,14 +109,16 @@ class ElasticGang:
     def load(self, state: dict[str, Any]) -> None:
         """Into all ranks, and on the disk when this returns: that it is undone could be seen by no number of calls."""
         self.change("load_state_dict", state=state)
-        self._calls_read = self.calls
+        self.note_read()
         self._settle()
 
     def ask(self, method: str, **arguments: Any) -> Any:
         """A method of rank 0's Runner that returns its state and changes nothing."""
-        state = self._retried(lambda: self._gang.call("call", method, arguments, 0)[0], max_retries=3)
+        return self._retried(lambda: self._gang.call("call", method, arguments, 0)[0], max_retries=3)
+
+    def note_read(self) -> None:
+        """The program has the state as it is now."""
         self._calls_read = self.calls
-        return state
 
     def loop(self, begun: Callable[[Gang], Callable[[Worker], None]], max_retries: int) -> None:
         """A function on all ranks that keeps what it does by itself. `begun` says for each gang where it begins."""

@@ -196,6 +196,7 @@ class TorchTrainer:
         models = self._open_gang.ask("models", to_cpu=True)
         if not to_cpu and self._settings.use_gpu and torch.cuda.is_available():
             models = [model.cuda() for model in models]
+        self._open_gang.note_read()
         return models[0] if len(models) == 1 else list(models)
 
     def get_local_operator(self) -> TrainingOperator:
@@ -208,6 +209,7 @@ class TorchTrainer:
     def state_dict(self) -> dict[str, Any]:
         """Rank 0's, with tensors on the CPU."""
         state: dict[str, Any] = self._open_gang.ask("state_dict")
+        self._open_gang.note_read()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], blocking: bool = True) -> None:
@@ -216,7 +218,8 @@ class TorchTrainer:
 
     def save(self, path: str | os.PathLike[str]) -> str | os.PathLike[str]:
         """`state_dict()` as a file of torch.save, replaced in one step."""
-        save_state(self.state_dict(), Path(path))
+        save_state(self._open_gang.ask("state_dict"), Path(path))
+        self._open_gang.note_read()
         return path
 
     def load(self, path: str | os.PathLike[str], weights_only: bool = True) -> None:
@@ -235,15 +238,24 @@ class TorchTrainer:
         self._end(force, after_error=isinstance(sys.exc_info()[1], Exception))
 
     def _end(self, force: bool, *, after_error: bool) -> None:
-        if self._gang:
-            if self._run.is_temporary and self._gang.has_unread_training and (self._gang.has_failed or after_error):
-                self._keep(self._gang)
-            self._gang.stop(force)
+        gang = self._gang
+        if gang is None:
+            return
+        try:
+            if self._run.is_temporary and gang.has_unread_training and (gang.has_failed or after_error):
+                self._keep(gang)
+        finally:
+            gang.stop(force)
             self._gang = None
             self._run.remove_if_temporary()
 
     def _keep(self, gang: ElasticGang) -> None:
-        if gang.keep():
+        try:
+            is_kept = gang.keep()
+        except OSError as error:
+            _log.warning("the newest snapshot could not be kept: %s", error)
+            return
+        if is_kept:
             self._run = self._run.kept()
             _log.warning(
                 "an exception came after train() call %d, and nothing was saved since; the newest snapshot is kept: "

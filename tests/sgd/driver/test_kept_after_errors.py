@@ -99,6 +99,16 @@ def test_what_the_program_has_already_is_not_kept_again(how: str, state_folder: 
     assert not kept_runs(state_folder)
 
 
+def test_a_save_that_fails_leaves_what_was_trained(state_folder: Path, tmp_path: Path) -> None:
+    trained: list[torch.Tensor] = []
+    with suppress(FileNotFoundError), trainer() as its:
+        its.train()
+        trained += its.apply_all_operators(parameters_of)[0]
+        its.save(tmp_path / "no such folder" / "saved.pt")
+    (kept,) = kept_runs(state_folder)
+    assert is_there(kept, trained)
+
+
 def test_nothing_is_kept_where_nothing_was_trained(state_folder: Path) -> None:
     with pytest.raises(KeyError), trainer() as its:
         its.validate()
