@@ -1,6 +1,6 @@
-"""A bound on what interpolations repeat: sixty lines of `"${above}${above}"` stand for a text of 2^60 characters.
+"""Limit the number of interpolations that a configuration resolves.
 
-OmegaConf resolves each `${...}` anew wherever it stands, so such lines would also take 2^60 steps.
+Sixty lines of `"${above}${above}"` expand to 2^60 characters, and OmegaConf takes as many steps to resolve them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from omegaconf.errors import InterpolationResolutionError
 MOST_REPEATED = 5_000
 """Resolved interpolations beyond those that are written."""
 _CHARS = 1000
-"""Of a resolved text that count as one more."""
+"""So many characters of a resolved text count as one more interpolation."""
 _only_one = Lock()
 """Threads that compose would put each other's counters in the class."""
 
@@ -54,6 +54,6 @@ def bounded(written: int) -> Iterator[None]:
 def _check(left: int) -> None:
     if left < 0:
         raise TooManyRepeated(
-            f"interpolations (such as ${{name}}) repeat more than {MOST_REPEATED} values up to here; write out what is "
-            f"meant, or keep the values in a file of their own that the trial reads"
+            f"interpolations (such as ${{name}}) repeat more than {MOST_REPEATED} values up to here; write the "
+            f"values out, or move them to a file that the trial reads"
         )

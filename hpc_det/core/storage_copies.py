@@ -36,7 +36,7 @@ def copy_storages(pairs: Sequence[tuple[torch.UntypedStorage, torch.Tensor]]) ->
             thread.start()
         _copy(small)
         _copy(left)
-    finally:  # they read and write memory that may be freed afterwards
+    finally:  # the threads use memory that may be freed when this returns
         deque(left, maxlen=0)
         for thread in threads:
             if thread.ident is not None:
@@ -52,6 +52,6 @@ def _parts(storage: torch.UntypedStorage, to: torch.Tensor) -> Iterator[_Part]:
 
 
 def _copy(parts: Iterable[_Part]) -> None:
-    """Those that no other thread has taken from the same iterator."""
+    """Copy each part that no other thread has taken from the same iterator."""
     for part in parts:
         ctypes.memmove(*part)

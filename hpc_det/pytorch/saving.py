@@ -167,8 +167,8 @@ class Saving:
             yield
         except BaseException as error:
             if self._checkpoints.in_flight:  # whoever ends this process meanwhile would hide the error
-                why = f"{type(error).__name__}: {error}"
-                print(f"hpc-det: rank {self._distributed.rank} ends, after the save in flight: {why}", flush=True)
+                failed = f"rank {self._distributed.rank} failed and waits for the save in flight"
+                print(f"hpc-det: {failed}: {type(error).__name__}: {error}", flush=True)
             self._checkpoints.part(lambda: stop.deadline)
             raise
 

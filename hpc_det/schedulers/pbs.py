@@ -136,14 +136,15 @@ class Pbs:
         job = shown(job_id, run)
         before = str(job["Resource_List"]["select"])
         select = _without_hosts(before)
+        too_few = None
         try:
             select = named_hosts((select, job.get("queue")), hosts, run)
-        except TooFewHosts:
-            if select != before:
-                run(["qalter", "-l", f"select={select}", job_id])
-            raise
+        except TooFewHosts as error:
+            too_few = error
         if select != before:
             run(["qalter", "-l", f"select={select}", job_id])
+        if too_few:
+            raise too_few
 
     def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
         """PBS warns of no end, so its default limit counts too, where the plan has none."""

@@ -20,7 +20,7 @@ _UNITS = {"kb": 1, "mb": 2, "gb": 3, "tb": 4}
 
 
 class TooFewHosts(CommandError):
-    """Without those that a job keeps away from."""
+    """Fewer hosts than a job needs are left without those that it avoids."""
 
 
 def hosts_in(nodefile: str) -> list[str]:

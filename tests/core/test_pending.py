@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -177,6 +178,7 @@ def test_it_waits_for_none_that_stands_still(folder: Path, disk: SlowDisk, monke
 def test_it_waits_for_none_until_the_gang_is_taken_for_hung(
     folder: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(checkpoint, "PART_S", math.inf)
     monkeypatch.setattr(checkpoint, "LONGEST_PART_S", 0.01)
     context = CheckpointContext(folder, Distributed())
     context.begin(40, {"state.pth": torch.zeros(10)})

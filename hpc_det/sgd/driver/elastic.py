@@ -117,7 +117,7 @@ class ElasticGang:
         return self._retried(lambda: self._gang.call("call", method, arguments, 0)[0], max_retries=3)
 
     def note_read(self) -> None:
-        """The program has the state as it is now."""
+        """Record that the program has a copy of the current state."""
         self._calls_read = self.calls
 
     def loop(self, begun: Callable[[Gang], Callable[[Worker], None]], max_retries: int) -> None:
