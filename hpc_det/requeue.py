@@ -30,6 +30,8 @@ class Cause(str, enum.Enum):
     """A rank made no step for too long."""
     DISK_FULL = "disk full"
     """A file could not be written for want of space, or of quota."""
+    RESUME_CHECK = "resume check"
+    """`experiment verify-resume` stops its trainings at chosen batches."""
     UNHEALTHY = "unhealthy node"
     """A node failed its checks before the rendezvous: it is excluded, and nobody is charged."""
 
@@ -87,6 +89,8 @@ def decide(history: Sequence[AttemptEnd], max_restarts: int, limit: int = NO_PRO
             "disk full, not charged; the job waits for space until its time limit, and so do the jobs after it, until "
             "there is space or the experiment is paused or cancelled",
         )
+    if last.cause is Cause.RESUME_CHECK:
+        return Decision(Action.RESTART, "resume check; not charged")
     if last.cause is Cause.FAILED:
         return _after_failure(history, max_restarts)
     stalled = _attempts_without_progress(history)

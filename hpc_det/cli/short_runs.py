@@ -9,65 +9,86 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from hpc_det.cli.control import kill
 from hpc_det.cli.delete import delete_one
-from hpc_det.cli.values import number
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.metrics import samples_per_second
-from hpc_det.throughput.measurement import Measured, Measurement
 from hpc_det.view.state import ExperimentState
 from hpc_det.view.story import one_line
 from hpc_det.view.watch import POLL_S, Watch, say
 
-Series: TypeAlias = Generator[Measurement, Measured, None]
-"""Measurements of which each may depend on what came of the one before."""
-Ended: TypeAlias = tuple[Series, Measured]
-Submit: TypeAlias = Callable[[Measurement], ExperimentFolder]
+
+class Wanted(Protocol):
+    """What a run shall show."""
+
+    @property
+    def title(self) -> str: ...
+
+
+class Found(Protocol):
+    """What a run has shown."""
+
+    @property
+    def is_a_result(self) -> bool:
+        """Otherwise the experiment stays, for its logs."""
+
+    @property
+    def summary(self) -> str:
+        """A line."""
+
+
+W = TypeVar("W", bound=Wanted)
+F = TypeVar("F", bound=Found)
 
 
 @dataclass(frozen=True)
-class Run:
-    series: Series
-    measurement: Measurement
-    watch: Watch
+class Ended:
+    experiment: ExperimentFolder | None
+    """None where it could not be submitted."""
+    failure: str | None = None
+    """Why it was not completed."""
 
     @property
-    def experiment(self) -> ExperimentFolder:
-        return self.watch.view.folder
+    def id(self) -> int | None:
+        return None if self.experiment is None else self.experiment.id
 
-    def measured(self) -> Measured | None:
+
+Series: TypeAlias = Generator[W, F, None]
+"""Runs of which each may depend on what came of the one before."""
+
+
+@dataclass(frozen=True)
+class _Run(Generic[W, F]):
+    series: Series[W, F]
+    wanted: W
+    watch: Watch
+
+    def ended(self) -> Ended | None:
         """None before its end."""
         state = self.watch.state()
-        return self._result(state) if state.is_final else None
-
-    def _result(self, state: ExperimentState) -> Measured:
-        if state is not ExperimentState.COMPLETED:
-            return self._failed(f"{state.value}: {self.watch.view.why_not_completed(state)}")
-        reports = samples_per_second(self.experiment.trial().metrics)
-        if len(reports) < 2:
-            return self._failed("no throughput was reported; only trials and the Trainer of hpc_det.pytorch do that")
-        return Measured.of_reports(self.measurement, reports, self.experiment.id)
-
-    def _failed(self, why: str) -> Measured:
-        return Measured(measurement=self.measurement, samples_per_s=None, failure=why, experiment=self.experiment.id)
+        if not state.is_final:
+            return None
+        if state is ExperimentState.COMPLETED:
+            return Ended(self.watch.view.folder)
+        return Ended(self.watch.view.folder, f"{state.value}: {self.watch.view.why_not_completed(state)}")
 
 
-class ShortRuns:
+class ShortRuns(Generic[W, F]):
     """Whatever ends the `with` block, nothing of them goes on. Those that failed stay for whoever wants to read their
     logs, and all of them with `keep`.
     """
 
-    def __init__(self, submit: Submit, *, keep: bool) -> None:
+    def __init__(self, submit: Callable[[W], ExperimentFolder], read: Callable[[W, Ended], F], *, keep: bool) -> None:
         """`submit` raises HpcDetError where an experiment cannot be submitted."""
         self._submit = submit
+        self._read = read
         self._keep = keep
-        self._under_way: list[Run] = []
+        self._under_way: list[_Run[W, F]] = []
         self._to_delete: list[ExperimentFolder] = []
 
-    def __enter__(self) -> ShortRuns:
+    def __enter__(self) -> ShortRuns[W, F]:
         return self
 
     def __exit__(
@@ -80,9 +101,9 @@ class ShortRuns:
             except (HpcDetError, OSError) as problem:
                 say(f"note: experiment {experiment.id} was not deleted: {problem}")
 
-    def measure_all(self, series: Iterable[Series], *, side_by_side: int) -> list[Measured]:
+    def run_all(self, series: Iterable[Series[W, F]], *, side_by_side: int) -> list[F]:
         """In the order of their ends; at most so many of them are submitted at the same time."""
-        found: list[Measured] = []
+        found: list[F] = []
         waiting = deque((one, first) for one in series if (first := next(one, None)))
         while waiting or self._under_way:
             if waiting and len(self._under_way) < side_by_side:
@@ -90,26 +111,26 @@ class ShortRuns:
             else:
                 time.sleep(POLL_S)
                 ended = self._ended_now()
-            for one, measured in ended:
-                found.append(measured)
+            for one, result in ended:
+                found.append(result)
                 with suppress(StopIteration):
-                    waiting.appendleft((one, one.send(measured)))
+                    waiting.appendleft((one, one.send(result)))
         return found
 
-    def _begin(self, series: Series, measurement: Measurement) -> list[Ended]:
-        """What has ended by that: the measurement itself, where it cannot be submitted."""
+    def _begin(self, series: Series[W, F], wanted: W) -> list[tuple[Series[W, F], F]]:
+        """What has ended by that: the run itself, where it cannot be submitted."""
         try:
-            experiment = self._submit(measurement)
+            experiment = self._submit(wanted)
         except HpcDetError as error:
-            say(f"{measurement.title}: {error}")
-            return [(series, Measured(measurement=measurement, samples_per_s=None, failure=one_line(str(error))))]
-        say(f"experiment {experiment.id}: {measurement.title}")
-        self._under_way.append(Run(series, measurement, Watch(experiment)))
+            say(f"{wanted.title}: {error}")
+            return [(series, self._read(wanted, Ended(None, one_line(str(error)))))]
+        say(f"experiment {experiment.id}: {wanted.title}")
+        self._under_way.append(_Run(series, wanted, Watch(experiment)))
         return []
 
     def _kill_all(self) -> None:
         with ThreadPoolExecutor(8) as workers:  # most of it is waiting until the jobs are gone
-            list(workers.map(self._kill, [run.experiment for run in self._under_way]))
+            list(workers.map(self._kill, [run.watch.view.folder for run in self._under_way]))
 
     def _kill(self, experiment: ExperimentFolder) -> None:
         try:
@@ -121,27 +142,20 @@ class ShortRuns:
             return
         self._to_delete.append(experiment)
 
-    def _ended_now(self) -> list[Ended]:
-        ended = [(run, measured) for run in self._under_way if (measured := run.measured())]
-        for run, measured in ended:
-            self._under_way.remove(run)
-            if measured.is_a_result:
-                self._to_delete.append(run.experiment)
-            say(f"experiment {run.experiment.id}: {in_words(measured)}{_logs_of(measured)}")
-        return [(run.series, measured) for run, measured in ended]
+    def _ended_now(self) -> list[tuple[Series[W, F], F]]:
+        now = [(run, ended) for run in self._under_way if (ended := run.ended())]
+        return [(run.series, self._take(run, ended)) for run, ended in now]
+
+    def _take(self, run: _Run[W, F], ended: Ended) -> F:
+        self._under_way.remove(run)
+        found, experiment = self._read(run.wanted, ended), run.watch.view.folder
+        if found.is_a_result:
+            self._to_delete.append(experiment)
+        logs = "" if found.is_a_result else f"; see more with `hpc-det experiment logs {experiment.id}`"
+        say(f"experiment {experiment.id}: {found.summary}{logs}")
+        return found
 
 
-def in_words(measured: Measured) -> str:
-    """What came of it."""
-    if measured.samples_per_s is not None:
-        return f"{number(measured.samples_per_s)} samples/s"
-    return "out of memory" if measured.is_out_of_memory else measured.failure or ""
-
-
-def _logs_of(measured: Measured) -> str:
-    return "" if measured.is_a_result else f"; see more with `hpc-det experiment logs {measured.experiment}`"
-
-
-def once(measurement: Measurement) -> Series:
+def once(wanted: W) -> Series[W, F]:
     """A series of one."""
-    yield measurement
+    yield wanted

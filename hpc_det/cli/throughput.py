@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 from hpc_det.cli.create import say_notes
 from hpc_det.cli.ids import store
-from hpc_det.cli.short_runs import Series, ShortRuns, once
+from hpc_det.cli.short_runs import Ended, Series, ShortRuns, once
 from hpc_det.config.effective import Effective, effective
 from hpc_det.config.request import Request
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.metrics import samples_per_second
 from hpc_det.submit.submission import prepare, submit
 from hpc_det.throughput.measurement import Aim, Measured, Measurement
 from hpc_det.throughput.variations import Variations, larger_batch, variations
@@ -40,18 +41,18 @@ class Tuning:
 
     def run(self, *, keep: bool) -> list[Measured]:
         """The experiment as it is comes first: where that fails, nothing else is tried, and HpcDetError says why."""
-        with ShortRuns(self._submit, keep=keep) as runs:
-            (baseline,) = runs.measure_all([once(self.variations.baseline)], side_by_side=1)
+        with ShortRuns(self._submit, measured, keep=keep) as runs:
+            (baseline,) = runs.run_all([once(self.variations.baseline)], side_by_side=1)
             if baseline.failure:
                 raise HpcDetError(f"the experiment as configured cannot be measured: {baseline.failure}")
-            series = [once(measurement) for measurement in self.variations.others]
+            series: list[Series[Measurement, Measured]] = [once(measurement) for measurement in self.variations.others]
             if self.variations.grows_batches:
                 series.append(self._larger_batches(baseline))
             side_by_side = SIDE_BY_SIDE if self.found.cluster.has_queue else 1
-            others = runs.measure_all(series, side_by_side=side_by_side)
+            others = runs.run_all(series, side_by_side=side_by_side)
         return sorted([baseline, *others], key=_place)
 
-    def _larger_batches(self, baseline: Measured) -> Series:
+    def _larger_batches(self, baseline: Measured) -> Series[Measurement, Measured]:
         found, is_memory_bound = [baseline], self.found.cluster.slot_type == "gpu"
         while measurement := larger_batch(found, is_memory_bound=is_memory_bound):
             found.append((yield measurement))
@@ -78,6 +79,18 @@ class Tuning:
                 prepare(self._effective(measurement), experiments.folder(experiments.next_id()))
             except UsageError as error:
                 yield from error.problems
+
+
+def measured(measurement: Measurement, ended: Ended) -> Measured:
+    """What came of it."""
+    failure, reports = ended.failure, list[float]()
+    if ended.experiment and not failure:
+        reports = samples_per_second(ended.experiment.trial().metrics)
+        if len(reports) < 2:
+            failure = "no throughput was reported; only trials and the Trainer of hpc_det.pytorch do that"
+    if failure:
+        return Measured(measurement=measurement, samples_per_s=None, failure=failure, experiment=ended.id)
+    return Measured.of_reports(measurement, reports, ended.id)
 
 
 def _place(measured: Measured) -> tuple[int, int, int]:

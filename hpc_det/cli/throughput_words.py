@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from hpc_det.cli.output import Column, Output, column
-from hpc_det.cli.short_runs import in_words
 from hpc_det.cli.values import columns
 from hpc_det.throughput.measurement import Aim, Measured, Measurement
 from hpc_det.throughput.variations import Variations
@@ -78,7 +77,7 @@ def _records(found: Sequence[Measured]) -> list[Record]:
             "ratio": each.samples_per_s and baseline and each.samples_per_s / baseline,
             "efficiency": efficiency(each, found),
             "out_of_memory": each.is_out_of_memory,
-            "failure": each.failure and in_words(each),
+            "failure": each.failure and each.summary,
             "experiment": each.experiment,
         }
         for each in found

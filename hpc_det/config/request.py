@@ -137,6 +137,10 @@ def on_one_slot(request: Request) -> Request:
     return _overridden(without, "local", {"resources": {"slots_per_trial": 1}})
 
 
+def on_slots(request: Request, slots: int) -> Request:
+    return _overridden(request, "--ranks", {"resources": {"slots_per_trial": slots}})
+
+
 def _without_image(layer: Any) -> Any:
     if not isinstance(layer, dict) or not isinstance(layer.get("environment"), dict):
         return layer

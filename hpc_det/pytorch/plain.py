@@ -37,6 +37,7 @@ from hpc_det.pytorch.state import (
     trained_state,
 )
 from hpc_det.pytorch.stored import stored_state
+from hpc_det.pytorch.strategy import Trained
 from hpc_det.pytorch.trial_context import TrialContext, parameters_of
 
 if TYPE_CHECKING:
@@ -166,6 +167,10 @@ class PlainStrategy:
             model.train(training)
             if isinstance(model, DataParallel):
                 model.alone = not training
+
+    def trained(self) -> Trained:
+        context = self._context
+        return Trained(context.models, context.optimizers, context.lr_schedulers)
 
     def owned(self) -> Iterator[object]:
         context = self._context

@@ -35,10 +35,14 @@ from hpc_det.node.signals import SignalPipe
 from hpc_det.pytorch.loop import Loop
 from hpc_det.pytorch.portable import Portable, keep_code
 from hpc_det.pytorch.profiling.measurements import Measurements
+from hpc_det.pytorch.resume_trace import ForcedStops, ResumeTrace
 from hpc_det.pytorch.schedule import Schedule
 from hpc_det.pytorch.shown_log import ShownLog
+from hpc_det.pytorch.strategy import Strategy
 from hpc_det.pytorch.trial import Trial
 from hpc_det.pytorch.trial_context import TrialContext
+from hpc_det.resume_check import VARIABLE as RESUME_CHECK
+from hpc_det.resume_check import stops_of
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
@@ -64,6 +68,8 @@ class Run:
     """One batch of everything."""
     trains_on: TrainsOn | None = None
     """In a short run that measures the throughput; None: this is no such run."""
+    forced_stops: frozenset[int] | None = None
+    """Of `experiment verify-resume`: after so many batches; None: this is no such run."""
     searcher: SearcherContext | None = None
     """None outside any job."""
     mirror: Mirror | None = None
@@ -77,7 +83,8 @@ class Run:
         """A rank that a node agent's launcher has started."""
         attempt, distributed, outside = process.attempt, Distributed.from_env(env), process.heart.progress
         process.heart.progress = lambda: Progress("meeting", 0)
-        with gang(distributed), _stops(distributed, process.signals, process.line) as stop:
+        stop_class = ForcedStops if RESUME_CHECK in env else StopAgreement
+        with gang(distributed), _stops(distributed, process.signals, process.line, stop_class) as stop:
             distributed.barrier()  # a network that joins ranks and carries nothing shows here
             process.heart.progress = lambda: stop.progress
             if distributed.is_chief:
@@ -94,6 +101,7 @@ class Run:
                 code=attempt.trial.experiment().code,
                 test=is_test(env),
                 trains_on=trains_on(env.get(VARIABLE)),
+                forced_stops=stops_of(env.get(RESUME_CHECK)),
                 searcher=SearcherContext(attempt.trial, attempt.worker, distributed),
                 mirror=_mirror(attempt.trial, spec["config"]) if distributed.is_chief else None,
                 policy=partial(policy_of, attempt.trial),
@@ -141,6 +149,7 @@ class Run:
         context.trains_on = self.trains_on
         if is_trainer and schedule.checkpoint_period:
             self.pace.leave_to_period()
+        trace = self._resume_trace(trial, context, strategy)
         loop = Loop(
             trial,
             context,
@@ -165,6 +174,8 @@ class Run:
             measurements=self._measurements(profiling_enabled),
         )
         steps = loop.run().steps
+        if trace:
+            trace.end(loop.end, steps)
         outcome = {"attempt": self.attempt, "kind": loop.end, "steps": steps, "saved": loop.is_saved}
         if self.distributed.is_chief:
             write_json(self.folder.outcome, outcome)
@@ -175,6 +186,12 @@ class Run:
         if not enabled and not profiling.get("enabled"):
             return None
         return Measurements(profiling, self.folder, self.attempt, self.distributed)
+
+    def _resume_trace(self, trial: Trial, context: TrialContext, strategy: Strategy) -> ResumeTrace | None:
+        if self.forced_stops is None:
+            return None
+        assert isinstance(self.stop, ForcedStops)
+        return ResumeTrace(trial, context, strategy, self.stop, self.forced_stops, self.folder, self.attempt)
 
     def _adapted(self, schedule: Schedule) -> Schedule:
         if self.trains_on:
@@ -246,9 +263,11 @@ def _mirror(trial: TrialFolder, config: dict[str, Any]) -> Mirror | None:
 
 
 @contextmanager
-def _stops(distributed: Distributed, signals: SignalPipe, line: Line | None) -> Iterator[StopAgreement]:
+def _stops(
+    distributed: Distributed, signals: SignalPipe, line: Line | None, stop_class: type[StopAgreement] = StopAgreement
+) -> Iterator[StopAgreement]:
     """How the ranks agree on a stop, from a signal or the agent's bell on."""
-    stop = StopAgreement(distributed.messages)
+    stop = stop_class(distributed.messages)
 
     def notice(deadline: float | None) -> None:
         stop.deadline = deadline

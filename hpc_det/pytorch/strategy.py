@@ -6,10 +6,12 @@ hpc_det.pytorch.deepspeed.strategy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
 
 from hpc_det.core.checkpoint import Put
 from hpc_det.core.metrics import MetricWindow
@@ -18,6 +20,16 @@ from hpc_det.pytorch.data import Evaluation, TrainingData
 from hpc_det.pytorch.model_parallel import ModelParallelUnit
 from hpc_det.pytorch.progress import Progress
 from hpc_det.pytorch.trial_context import TrialContext
+
+
+class Trained(NamedTuple):
+    """What a strategy trains, in the order in which the trial has wrapped it."""
+
+    models: Sequence[torch.nn.Module]
+    """Of DeepSpeed, its engines."""
+    optimizers: Sequence[Any]
+    schedulers: Sequence[Any]
+    """Of learning rates."""
 
 
 class Strategy(Protocol):
@@ -81,6 +93,10 @@ class Strategy(Protocol):
 
     def evaluate(self, batches: Any, number: int) -> Any:
         """What `evaluate_batch` returns of the next of `batches`, which is None where others load them."""
+        ...
+
+    def trained(self) -> Trained:
+        """From `begin` on."""
         ...
 
     def owned(self) -> Iterator[object]:

@@ -99,6 +99,10 @@ class TrialFolder:
         """What a node did meanwhile; its first rank."""
         return self.profile / f"system-{node}.jsonl"
 
+    def resume_trace(self, rank: int) -> Path:
+        """What a rank had before each batch, for `experiment verify-resume`; the rank."""
+        return self.path / "resume-check" / f"rank-{rank}.jsonl"
+
     @property
     def id(self) -> int:
         return int(self.path.name)

@@ -14,7 +14,8 @@ from hpc_det.store.files import read_json, write_json
 
 # "signal" is what an agent knows: the scheduler's facts tell preemption and time limit apart afterwards. "time limit"
 # comes from the job's own clock; with "pause" and "cancel" the ranks save and leave, with "kill" they are ended.
-Reason = Literal["signal", "time limit", "pause", "cancel", "kill"]
+# "resume check" comes from the ranks themselves, which have stopped to see whether they resume exactly.
+Reason = Literal["signal", "time limit", "pause", "cancel", "kill", "resume check"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, get_args
 
-from hpc_det.config.fields import Device
 from hpc_det.config.merge import Tree
+from hpc_det.config.short_training import short_training
 from hpc_det.throughput import NO_WHOLE_BATCH, VARIABLE, TrainsOn
 
 REPORTS = 10
@@ -55,18 +53,18 @@ class Measurement:
 
     def config(self, experiment: Tree, batches: int) -> Tree:
         """The configuration of the short training, of the `experiment`'s effective one. Nobody is told of it."""
-        tree = deepcopy(experiment)
-        tree["name"] = f"{tree['name']}: {self.title}"
-        tree["labels"] = [*(label for label in tree["labels"] if label != LABEL), LABEL]
-        tree["notify"] = []
-        tree["searcher"] = _single(tree["searcher"], batches)
-        tree["scheduling_unit"] = max(batches // REPORTS, 1)
-        tree["max_restarts"] = 0
+        tree = short_training(
+            experiment,
+            title=self.title,
+            label=LABEL,
+            batches=batches,
+            reports=REPORTS,
+            variable=f"{VARIABLE}={self.trains_on}",
+        )
         tree["resources"] |= {"slots_per_trial": self.slots, "max_slots": None, "packed_slots": None}
         tree["optimizations"]["aggregation_frequency"] = self.aggregation_frequency
         if self.batch_size is not None:
             tree["hyperparameters"]["global_batch_size"] = self.batch_size
-        _add_variable(tree["environment"], f"{VARIABLE}={self.trains_on}")
         return tree
 
 
@@ -83,7 +81,7 @@ class Measured:
     """Its id; None where there was none."""
 
     @classmethod
-    def of_reports(cls, measurement: Measurement, samples_per_s: Sequence[float], experiment: int) -> Measured:
+    def of_reports(cls, measurement: Measurement, samples_per_s: Sequence[float], experiment: int | None) -> Measured:
         """The first report has what is slow only once, and does not count. So there must be two or more."""
         rates = samples_per_s[1:]
         median = statistics.median(rates)
@@ -100,6 +98,12 @@ class Measured:
         return bool(self.failure and NO_WHOLE_BATCH in self.failure)
 
     @property
+    def summary(self) -> str:
+        if self.samples_per_s is not None:
+            return f"{self.samples_per_s:.5g} samples/s"
+        return "out of memory" if self.is_out_of_memory else self.failure or ""
+
+    @property
     def is_a_result(self) -> bool:
         """Also where it is that no such training is possible."""
         return self.failure is None or self.is_out_of_memory or self.is_out_of_data
@@ -110,18 +114,3 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float]:
         return values[0], values[0]
     low, _median, high = statistics.quantiles(values, method="inclusive")
     return low, high
-
-
-def _single(searcher: Tree, batches: int) -> Tree:
-    """One trial of this length, which begins with the same weights."""
-    common = ("metric", "smaller_is_better", "source_trial_id", "source_checkpoint_uuid")
-    return {"name": "single", "max_length": {"batches": batches}, **{key: searcher.get(key) for key in common}}
-
-
-def _add_variable(environment: dict[str, Any], variable: str) -> None:
-    """Variables may be listed by the type of slots, and not for every one."""
-    variables = environment["environment_variables"]
-    if isinstance(variables, list):
-        variables.append(variable)
-    else:
-        variables |= {device: [*variables.get(device, []), variable] for device in get_args(Device)}

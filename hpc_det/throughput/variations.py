@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.config.merge import Tree
+from hpc_det.config.short_training import ranges
 from hpc_det.errors import UsageError
 from hpc_det.plan.gang import gang
-from hpc_det.search.sample import constant, is_nested, kind_of
+from hpc_det.search.sample import constant
 from hpc_det.throughput.measurement import Aim, Measured, Measurement
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def variations(experiment: Tree, cluster: Cluster, most_slots: int | None = None
 
     Raises UsageError with each hyperparameter that is a range, and for slots that no trial can have.
     """
-    if problems := list(_ranges(experiment["hyperparameters"], "hyperparameters")):
+    if problems := list(ranges(experiment["hyperparameters"])):
         raise UsageError(problems)
     resources = experiment["resources"]
     baseline = Measurement(
@@ -97,17 +98,6 @@ def _on(baseline: Measurement, slots: int) -> Measurement:
     size = baseline.batch_size
     each = size // baseline.slots if size else None
     return replace(baseline, aim=Aim.SLOTS, slots=slots, batch_size=each and each * slots)
-
-
-def _ranges(space: Tree, path: str) -> Iterator[str]:
-    for name, spec in space.items():
-        if is_nested(spec):
-            yield from _ranges(spec, f"{path}.{name}")
-        elif (kind := kind_of(spec)) != "const":
-            yield (
-                f"{path}.{name}: {kind} is a range to search, and one training is measured; give a value with "
-                f"--config {path}.{name}=VALUE"
-            )
 
 
 def _batch_size(spec: Any) -> int | None:

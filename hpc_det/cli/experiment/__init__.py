@@ -7,4 +7,5 @@ from hpc_det.cli.experiment import look as look
 from hpc_det.cli.experiment import set_ as set_
 from hpc_det.cli.experiment import steer as steer
 from hpc_det.cli.experiment import throughput as throughput
+from hpc_det.cli.experiment import verify as verify
 from hpc_det.cli.experiment.group import experiment as experiment

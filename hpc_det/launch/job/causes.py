@@ -23,6 +23,7 @@ _CAUSES = {
     "pause": Cause.PAUSED,
     "cancel": Cause.CANCELLED,
     "kill": Cause.CANCELLED,
+    "resume check": Cause.RESUME_CHECK,
 }
 """By the reason of a stop request. What a signal means, only the scheduler knows."""
 

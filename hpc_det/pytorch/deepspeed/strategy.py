@@ -23,6 +23,7 @@ from hpc_det.pytorch.evaluation import numbered
 from hpc_det.pytorch.model_parallel import ModelParallelUnit
 from hpc_det.pytorch.progress import Progress
 from hpc_det.pytorch.state import PROGRESS, rank_file
+from hpc_det.pytorch.strategy import Trained
 from hpc_det.pytorch.training_report import named
 from hpc_det.pytorch.trial import implements
 from hpc_det.pytorch.trial_context import TrialContext
@@ -123,6 +124,11 @@ class DeepSpeedStrategy:
 
     def evaluate(self, batches: Any, number: int) -> Any:
         return self._evaluate(batches, number)
+
+    def trained(self) -> Trained:
+        engines = self._context.models
+        optimizers = [engine.optimizer for engine in engines if engine.optimizer]
+        return Trained(engines, optimizers, [engine.lr_scheduler for engine in engines if engine.lr_scheduler])
 
     def owned(self) -> Iterator[object]:
         yield from (self._trial, self._context, *self._context.models)
