@@ -55,7 +55,8 @@ def _in_words(found: Comparison) -> Iterator[str]:
         yield f"Lost by a resume, since no checkpoint holds it{effect}:"
         yield from _values(found.lost)
     for cause in causes(found):
-        yield f"Likely cause: {cause.what}"
+        if not found.is_identical:
+            yield f"Likely cause: {cause.what}"
         yield f"  try: {cause.remedy}"
 
 

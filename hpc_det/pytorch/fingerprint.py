@@ -22,6 +22,8 @@ from torch.distributed.tensor import DTensor
 
 from hpc_det.resume_check.causes import GENERATOR, MODULE, OPTIMIZER
 
+MOST_SHOWN = 4
+"""Numbers of a tensor that are shown as they are."""
 LONGEST_TEXT = 80
 LARGEST_BYTES = 64 * 2**20
 """Larger arrays in attributes are data sets, usually: hashing them before each batch would take seconds."""
@@ -45,6 +47,8 @@ def tensor_text(tensor: torch.Tensor) -> str:
     kind = str(tensor.dtype).removeprefix("torch.")
     if tensor.dim() == 0:
         return f"{kind} {tensor.item()!r}"
+    if 0 < tensor.numel() <= MOST_SHOWN:
+        return f"{kind} {tensor.tolist()!r}"
     content = tensor.cpu().contiguous().flatten()
     return f"{kind} {tuple(tensor.shape)} {_hashed(content.view(torch.uint8).numpy().data)}"
 

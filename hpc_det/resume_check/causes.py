@@ -16,10 +16,10 @@ _IN_A_CHECKPOINT = (
     "make it a buffer of a wrapped model (register_buffer), or keep it in a callback with state_dict and "
     "load_state_dict, which checkpoints hold"
 )
-_KERNEL = "a kernel that is not deterministic"
+_KERNEL = "a kernel that is not deterministic, or a random source without a seed"
 _DETERMINISTIC = (
-    "call torch.use_deterministic_algorithms(True) in the trial's __init__, on a GPU with "
-    "CUBLAS_WORKSPACE_CONFIG=:4096:8 in environment.environment_variables"
+    "draw from seeded generators alone; call torch.use_deterministic_algorithms(True) in the trial's __init__, on a "
+    "GPU with CUBLAS_WORKSPACE_CONFIG=:4096:8 in environment.environment_variables"
 )
 _SOURCE = (
     "seed every generator of the data set and of its workers from the trial's seed (context.get_trial_seed()), or draw "
