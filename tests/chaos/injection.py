@@ -102,7 +102,9 @@ class Zygote:
 
     def close(self) -> None:
         assert self._process.stdin
+        assert self._process.stdout
         self._process.stdin.close()
+        self._process.stdout.close()
         self._process.wait()
 
 
