@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, shown
 
 Run = Callable[[Sequence[str]], str]
 """Runs a command and returns its stdout; raises CommandError. Tests pass their own."""
@@ -50,6 +51,20 @@ def run_command(command: Sequence[str], env: Mapping[str, str] | None = None, ti
         said = (done.stderr.strip() or done.stdout.strip() or "without a word").replace("\n", "; ")
         raise CommandError(f"{command[0]}: refused with exit code {done.returncode}: {said}", done.stdout)
     return done.stdout
+
+
+@contextmanager
+def reading(command: str) -> Iterator[None]:
+    """Around code that reads the answer of `command`, or on a function that does: raises CommandError where the answer
+    has another form than that of any known version.
+    """
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CommandError(
+            f"{command}: its answer cannot be read ({type(error).__name__}: {shown(str(error))}); see what the command "
+            f"prints when you run it by hand"
+        ) from error
 
 
 def outside_any_job(env: Mapping[str, str], python: str | None = None) -> dict[str, str]:

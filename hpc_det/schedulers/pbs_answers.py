@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.schedulers.command import CommandError, Run
+from hpc_det.schedulers.command import CommandError, Run, reading
 from hpc_det.schedulers.pbs_qstat import Answer, ask
 from hpc_det.schedulers.scheduler import JobState, JobStatus
 
@@ -64,12 +64,16 @@ def statuses(job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
 def status_in(answer: Answer, job_id: str, *names: str) -> JobStatus:
     """`names`: the ids by which PBS may call its end, which for an element of an array can be the array's."""
     if job_id in answer.jobs:
-        return status_of(answer.jobs[job_id], job_id)
+        try:
+            return status_of(answer.jobs[job_id], job_id)
+        except CommandError as error:
+            return JobStatus(JobState.UNKNOWN, str(error))
     if answer.over.intersection(names):
         return JobStatus(JobState.ENDED, "finished, or forgotten by PBS")
     return JobStatus(JobState.UNKNOWN, answer.why_silent(job_id))
 
 
+@reading("qstat")
 def status_of(job: Mapping[str, Any], job_id: str) -> JobStatus:
     """Of a job's attributes, as qstat -f tells them."""
     letter = str(job.get("job_state"))
@@ -101,6 +105,7 @@ def _of_elements(array: Mapping[str, Any]) -> JobState:
     return JobState.RUNNING if counts.get("Running") or counts.get("Exiting") else JobState.QUEUED
 
 
+@reading("qstat")
 def waiting(job_id: str, run: Run) -> list[str]:
     """The job, or the elements of the array, as far as they have not begun."""
     jobs: dict[str, Any] = json.loads(run(["qstat", "-t", "-f", "-F", "json", job_id])).get("Jobs", {})
@@ -108,11 +113,9 @@ def waiting(job_id: str, run: Run) -> list[str]:
     return [job for job, state in states.items() if state is JobState.QUEUED and "[]" not in job]
 
 
+@reading("qstat")
 def shown(job_id: str, run: Run) -> dict[str, Any]:
-    try:
-        job: dict[str, Any] = json.loads(run(["qstat", "-f", "-F", "json", job_id]))["Jobs"][job_id]
-    except (ValueError, KeyError):
-        raise CommandError(f"qstat: no news of job {job_id} in its answer") from None
+    job: dict[str, Any] = json.loads(run(["qstat", "-f", "-F", "json", job_id]))["Jobs"][job_id]
     return job
 
 

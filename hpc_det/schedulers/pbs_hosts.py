@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_det.schedulers.command import CommandError, Run
+from hpc_det.schedulers.command import CommandError, Run, reading
 
 # pbs_node_attributes(7B), state: what a node can be in that takes jobs now or later.
 _ALIVE = {"free", "busy", "job-busy", "job-exclusive", "job-sharing", "resv-exclusive"}
@@ -28,6 +28,7 @@ def hosts_in(nodefile: str) -> list[str]:
     return list(dict.fromkeys(Path(nodefile).read_text(encoding="utf-8").split()))
 
 
+@reading("pbsnodes")
 def named_hosts(wanted: tuple[str, str | None], exclude: Collection[str], run: Run) -> str:
     """`wanted`, a `select` of one kind of chunk and its queue, as one chunk for each of so many hosts.
 
@@ -52,6 +53,7 @@ def named_hosts(wanted: tuple[str, str | None], exclude: Collection[str], run: R
     return "+".join(f"1:{chunk}:host={host}" for host in chosen)
 
 
+@reading("pbsnodes")
 def down_hosts(hosts: Sequence[str], run: Run) -> list[str]:
     """Those of `hosts` whose MoM the server does not reach. Raises CommandError."""
     nodes = json.loads(run(["pbsnodes", "-av", "-F", "json"])).get("nodes", {})

@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_det.schedulers.command import CommandError, Run
+from hpc_det.schedulers.command import CommandError, Run, reading
 
 IDS_AT_ONCE = 200
 NAMES_AT_ONCE = 50
@@ -106,7 +107,6 @@ def _qstat(run: Run, *arguments: str) -> Answer:
 
 
 def _jobs(output: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
-        yield from json.loads(output).get("Jobs", {}).items()
-    except (ValueError, AttributeError):
-        return
+    with suppress(CommandError), reading("qstat"):
+        jobs = json.loads(output).get("Jobs", {}).items()
+        yield from [(job_id, job) for job_id, job in jobs if isinstance(job, dict)]

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpc_det.errors import printable
 from hpc_det.plan.priority import from_pbs_priority, pbs_priority_of
-from hpc_det.schedulers.command import Run
+from hpc_det.schedulers.command import Run, reading
 from hpc_det.schedulers.detect.pbs import QUEUES, SERVER, answer, priority_note
 from hpc_det.schedulers.pbs_answers import holds_of, shown, status_of
 from hpc_det.schedulers.queue import Change, QueuedJob
@@ -24,10 +24,12 @@ _WHO_MAY = "only a job's user, and the site's operators and managers, may change
 
 
 class PbsQueue:
+    @reading("qstat")
     def jobs(self, run: Run, pool: str | None = None) -> list[QueuedJob]:
         found = [_job(job_id, job) for job_id, job in answer(run, JOBS).get("Jobs", {}).items()]
         return sorted((job for job in found if not pool or job.pool == pool), key=lambda job: not job.running)
 
+    @reading("qstat")
     def pools(self, run: Run) -> dict[str, bool]:
         servers = answer(run, SERVER).get("Server", {}).values()
         defaults = {server.get("default_queue") for server in servers}
@@ -37,6 +39,7 @@ class PbsQueue:
         wanted, before = pbs_priority_of(priority), pbs_priority_of(job.priority)
         return [_change(("qalter", "-p", str(wanted), job.named), ("qalter", "-p", str(before), job.named))]
 
+    @reading("qstat")
     def priority_note(self, run: Run) -> str:
         return priority_note(answer(run, SERVER))
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from hpc_det.errors import UsageError, printable
 from hpc_det.plan.priority import USUAL, from_nice, nice_of
-from hpc_det.schedulers.command import Run
+from hpc_det.schedulers.command import Run, reading
 from hpc_det.schedulers.detect.slurm import PARTITIONS, parse_partitions
 from hpc_det.schedulers.queue import Change, QueuedJob
 from hpc_det.schedulers.scheduler import JobState
@@ -54,12 +54,14 @@ _OPERATORS = "the site's operators and administrators"
 
 
 class SlurmQueue:
+    @reading("squeue")
     def jobs(self, run: Run, pool: str | None = None) -> list[QueuedJob]:
         """In the order in which Slurm considers jobs (squeue(1), --priority), each once for every partition of its."""
         mark = f"<{os.urandom(8).hex()}>"  # a job's name may hold anything, a newline too
         found = parse_queue(run([*SQUEUE, f"--Format={','.join(f'{field}:{mark}' for field in FIELDS)}"]), mark)
         return sorted((job for job in found if not pool or job.pool == pool), key=lambda job: not job.running)
 
+    @reading("scontrol")
     def pools(self, run: Run) -> dict[str, bool]:
         partitions = parse_partitions(run(PARTITIONS))
         return {name: said.get("Default") == "YES" for name, said in partitions.items()}

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from hpc_det.schedulers.command import CommandError, Run
+from hpc_det.schedulers.command import CommandError, Run, reading
 from hpc_det.schedulers.detect.site import FoundPool, Site
 
 NODES = ("pbsnodes", "-av", "-F", "json")
@@ -22,6 +22,7 @@ KILL_DELAY_S = 10
 _PREEMPT_ORDERS = {"S": "suspend", "C": "requeue", "R": "requeue", "D": "cancel"}
 
 
+@reading("pbsnodes, qstat or qmgr")
 def detect(run: Run) -> Site:
     """Asks PBS. Raises CommandError where it does not answer."""
     site = site_of(answer(run, NODES), answer(run, QUEUES), answer(run, SERVER), parse_scheduler(_or_empty(run)))

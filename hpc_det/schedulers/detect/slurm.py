@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_det.schedulers.command import CommandError, Run
+from hpc_det.schedulers.command import CommandError, Run, reading
 from hpc_det.schedulers.detect.site import FoundPool, Site
 
 # --exact: nodes that differ in anything stand on lines of their own, else sinfo shows the smallest of them.
@@ -32,6 +32,7 @@ class NodeKind:
     """Type -> GPUs on each node; "" where the site names no type."""
 
 
+@reading("scontrol or sinfo")
 def detect(run: Run) -> Site:
     """Asks Slurm. Raises CommandError where it does not answer."""
     config = parse_config(run(CONFIG))
