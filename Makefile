@@ -9,7 +9,7 @@ JOBS = $(shell nproc)
 # The processes of tests start faster from what the ones before them have compiled, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-one-by-one test-the-rest test-long lint bench clean
+.PHONY: demo test test-one-by-one test-the-rest test-long chaos lint bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/hpc-det experiment create conf/experiment/digits.yaml docs/examples/digits --cluster local --follow
@@ -18,13 +18,16 @@ test: lint
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-one-by-one test-the-rest
 
 test-one-by-one: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not long and ($(ONE_BY_ONE))"
+	$(BIN)/python -m pytest -m "not long and not chaos and ($(ONE_BY_ONE))"
 
 test-the-rest: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not long and not ($(ONE_BY_ONE))" --numprocesses $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -m "not long and not chaos and not ($(ONE_BY_ONE))" --numprocesses $(JOBS) --dist worksteal
 
 test-long: $(INSTALLED)
 	$(BIN)/python -m pytest -m long
+
+chaos: $(INSTALLED)
+	$(BIN)/python -m pytest tests/chaos -m chaos --numprocesses $(JOBS) --dist loadgroup
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,21 +1,53 @@
-"""What was tried, what survived, and what was lost: printed at the end of a run."""
+"""How much is tried, what survived, and what was lost: collected from all tests and printed at the end of a run."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-tried: Counter[str] = Counter()
-lost: Counter[str] = Counter()
+PROPERTY = "chaos"
+"""Of a test's report: its tallies come to the process that prints the table, whichever process ran the test."""
 
 
-def survived(what: str) -> None:
-    """One more trial of `what`, after which all that was promised was there."""
-    tried[what] += 1
+T = TypeVar("T")
 
 
-def shown() -> list[str]:
+@dataclass(frozen=True)
+class Amount:
+    is_all: bool
+
+    def of(self, everything: Sequence[T], sample: int) -> Sequence[T]:
+        """All, or `sample` of them, evenly spread."""
+        if self.is_all or len(everything) <= sample:
+            return everything
+        return [everything[number * len(everything) // sample] for number in range(sample)]
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Of one test."""
+
+    tried: dict[str, int] = field(default_factory=dict)
+    survived: dict[str, int] = field(default_factory=dict)
+
+    @contextmanager
+    def trying(self, what: str) -> Iterator[None]:
+        """One more trial of `what`. It has survived where the block, which asserts what was promised, ends."""
+        self.tried[what] = self.tried.get(what, 0) + 1
+        yield
+        self.survived[what] = self.survived.get(what, 0) + 1
+
+
+def shown(tallies: Iterable[Tally]) -> list[str]:
+    tried, survived = Counter[str](), Counter[str]()
+    for tally in tallies:
+        tried.update(tally.tried)
+        survived.update(tally.survived)
     rows = [("WHAT", "TRIED", "SURVIVED", "LOST")]
-    rows += [(what, str(tried[what] + lost[what]), str(tried[what]), str(lost[what])) for what in {**tried, **lost}]
-    rows.append(("all", str(tried.total() + lost.total()), str(tried.total()), str(lost.total())))
+    rows += [(what, str(tried[what]), str(survived[what]), str(tried[what] - survived[what])) for what in sorted(tried)]
+    rows.append(("all", str(tried.total()), str(survived.total()), str(tried.total() - survived.total())))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -52,8 +52,8 @@ def replaced(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
 @st.composite
 def damaged(draw: Callable[..., Any], samples: Sequence[str]) -> str:
     """A sample that is cut off, has other text in it, or a value of another kind."""
-    sample = draw(st.sampled_from(samples))
-    begin = draw(st.integers(0, len(sample)))
+    sample: str = draw(st.sampled_from(samples))
+    begin: int = draw(st.integers(0, len(sample)))
     match draw(st.sampled_from(["cut off", "other text", "other value", "other answer"])):
         case "cut off":
             return sample[:begin]
@@ -64,7 +64,8 @@ def damaged(draw: Callable[..., Any], samples: Sequence[str]) -> str:
             tree = json.loads(sample)
             return json.dumps(replaced(tree, draw(st.sampled_from(places(tree))), draw(ODD)))
         case _:
-            return draw(WORDS)
+            other: str = draw(WORDS)
+            return other
 
 
 def says(output: str) -> Callable[[Sequence[str]], str]:

@@ -1,0 +1,40 @@
+"""Each test that asks for `amount` is two: a sample in `make test`, and everything in `make chaos`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+import pytest
+
+from tests.chaos.table import PROPERTY, Amount, Tally, shown
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.chaos)], ids=["sample", "all"])
+def amount(request: pytest.FixtureRequest) -> Amount:
+    return Amount(is_all=request.param)
+
+
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
+    made = Tally()
+    yield made
+    request.node.user_properties.append((PROPERTY, asdict(made)))
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Whatever uses the one lab of a machine is run by one process, one test after the other."""
+    for item in items:
+        if item.get_closest_marker("slurm"):
+            item.add_marker(pytest.mark.xdist_group("slurm"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if terminalreporter.config.option.markexpr != "chaos":
+        return
+    tallies = []
+    for report in (each for reports in terminalreporter.stats.values() for each in reports):
+        if getattr(report, "when", None) == "teardown":
+            tallies += [Tally(**value) for name, value in report.user_properties if name == PROPERTY]
+    terminalreporter.section("chaos")
+    terminalreporter.write_line("\n".join(shown(tallies)))
