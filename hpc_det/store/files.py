@@ -25,14 +25,7 @@ BLOCK_BYTES = 2**20
 P = ParamSpec("P")
 T = TypeVar("T")
 
-
-def flush_folder(folder: Path) -> None:
-    """Make renames and new names in `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        disk.flush(descriptor)
-    finally:
-        os.close(descriptor)
+flush_folder = disk.flush_folder
 
 
 def _written_twice(write: Callable[P, T]) -> Callable[P, T]:

@@ -59,9 +59,10 @@ def share_alike(folder: Path, model: Path) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """`folder` and what is missing above it, each for its owner alone, whatever the umask."""
+    """`folder` and what is missing above it, each for its owner alone, whatever the umask; their names are durable."""
     for path in _missing(folder):
         disk.make_folder(path, PRIVATE_FOLDER, exist_ok=True)
+        disk.flush_folder(path.parent)
 
 
 def make_folder(folder: Path) -> None:
