@@ -248,12 +248,14 @@ def replaced_in(folder: Path) -> list[Any]:
 
 def sweep(folder: Path, say: Say) -> None:
     """What a point of a sweep returns, sealed with the user's key."""
-    experiments = ExperimentStore(folder / "root")
-    files = SweepFiles(experiments.folder(1))
-    files.returned(1).parent.mkdir(parents=True, exist_ok=True)
+    files = SweepFiles(ExperimentStore(folder / "root").folder(1))
     for number in range(3):
         files.write(files.returned(1), b"%d" % number * 3000)
         say(number)
+
+
+def begin_sweep(folder: Path) -> None:
+    SweepFiles(ExperimentStore(folder / "root").folder(1)).returned(1).parent.mkdir(parents=True)
 
 
 def returned_in(folder: Path) -> list[Any]:
@@ -294,7 +296,7 @@ SCENARIOS = {
     "lines": Scenario(JOURNALS, lines, lines_in, appends=True),
     "search": Scenario(JOURNALS, search, entries_in, appends=True, prepare=begin_search),
     "replaced": Scenario(FILES, replaces, replaced_in),
-    "sweep": Scenario(FILES, sweep, returned_in),
+    "sweep": Scenario(FILES, sweep, returned_in, prepare=begin_sweep),
     "claims": Scenario(FILES, claims, claimed_in, appends=True),
 }
 
