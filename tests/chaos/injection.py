@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import IntEnum
@@ -81,9 +81,10 @@ def compiled(folder: Path) -> Path:
 class Zygote:
     """`run` from one thread at a time."""
 
-    def __init__(self, library: Path, modules: list[str]) -> None:
+    def __init__(self, library: Path, modules: list[str], traced_by: Sequence[str] = ()) -> None:
+        """`traced_by`: a command that runs the command which follows it."""
         environment = {**os.environ, "LD_PRELOAD": str(library), LIBRARY: str(library)}
-        command = [sys.executable, "-m", "tests.chaos.injection", *modules]
+        command = [*traced_by, sys.executable, "-m", "tests.chaos.injection", *modules]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
         )
@@ -113,8 +114,8 @@ class Zygote:
 
 
 @contextmanager
-def zygote(folder: Path, *modules: str) -> Iterator[Zygote]:
-    made = Zygote(compiled(folder), [*modules])
+def zygote(folder: Path, *modules: str, traced_by: Sequence[str] = ()) -> Iterator[Zygote]:
+    made = Zygote(compiled(folder), [*modules], traced_by)
     try:
         yield made
     finally:

@@ -139,7 +139,8 @@ def test_what_was_promised_survives_a_power_cut_at_any_moment(place: Place, amou
 def test_an_error_of_the_disk_loses_nothing_that_was_promised(place: Place, amount: Amount, tally: Tally) -> None:
     _, run, made = place.undisturbed()
     numbers = range(1, run.made + 1)
-    faults = [Fault(How.FAIL, number, error, times) for error, times, number in product(ERRORS, (1, 10**6), numbers)]
+    kinds = [*product(ERRORS, (1, 10**6))]
+    faults = [Fault(How.FAIL, number, *kinds[(number + more) % len(kinds)]) for number in numbers for more in (0, 3)]
     halves = [Fault(How.SHORT, change.number) for change in made if change.kind == "write"]
     for fault in [*amount.of(faults, 2 * SAMPLE), *amount.of(halves, SAMPLE)]:
         folder = place.folder()
