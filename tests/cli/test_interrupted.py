@@ -105,6 +105,32 @@ def test_jobs_of_a_later_submission_are_found_too(
     ends_well(hpc_det, root, queue)
 
 
+@pytest.mark.parametrize("command", [("kill",), ("cancel",), ("delete", "--yes")])
+def test_a_job_that_a_killed_kill_has_left_is_ended(
+    hpc_det: Command, root: Path, arguments: list[str], queue: Queue, command: tuple[str, ...]
+) -> None:
+    assert in_a_process(arguments) == 0
+    SearchJournal(ExperimentStore(root).existing(1)).cancel("ada")
+    assert state(ExperimentView(ExperimentStore(root).existing(1))) is ExperimentState.CANCELED
+    assert len(queue.jobs()) == 1
+    assert hpc_det("e", command[0], "1", *command[1:]).code == 0
+    assert queue.jobs() == []
+
+
+def test_an_activate_that_was_killed_before_it_had_a_job_is_paused_again(
+    hpc_det: Command, root: Path, arguments: list[str], queue: Queue
+) -> None:
+    assert in_a_process(arguments) == 0
+    assert hpc_det("e", "pause", "1").code == 0
+    experiment = ExperimentStore(root).existing(1)
+    killed = replace(Submitter.here(first_script=2, before=1), ticks=1)
+    write_json(experiment.submitting, asdict(killed))
+    SearchJournal(experiment).activate()
+    assert state(ExperimentView(experiment)) is ExperimentState.PAUSED
+    assert hpc_det("e", "activate", "1").code == 0
+    assert len(queue.jobs()) == 1
+
+
 def test_an_answer_that_never_came_leaves_no_job(
     hpc_det: Command, root: Path, arguments: list[str], queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
