@@ -177,6 +177,15 @@ def flush_file(path: Path) -> None:
         disk.flush(file.fileno())
 
 
+def flush_tree(folder: Path) -> None:
+    """Make `folder` and all files and folders below it durable."""
+    for path in [folder, *folder.rglob("*")]:
+        if path.is_dir():
+            flush_folder(path)
+        else:
+            flush_file(path)
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Every whole JSON line of `path`; torn ones are left out, and a missing file has none."""
     return list(each_line(path))

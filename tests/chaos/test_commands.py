@@ -19,7 +19,7 @@ from hpc_det.store.experiments import ExperimentStore
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.watch import state
 from tests.chaos.injection import Fault, How, Run, Zygote, zygote
-from tests.chaos.replay import changes
+from tests.chaos.replay import Disk, Survives, changes
 from tests.chaos.table import Amount, Tally
 from tests.cli.conftest import Command
 from tests.cli.conftest import code as code
@@ -208,3 +208,25 @@ def test_a_create_that_the_disk_fails_says_so_and_leaves_no_job_unknown(
             with tally.trying("commands that submit jobs: errors of the disk"):
                 assert run.failed is None, "a sentence, and no traceback"
                 is_whole(site, story, None)
+
+
+@pytest.mark.parametrize("survives", Survives)
+def test_what_create_has_made_survives_a_power_cut(
+    site: Site, arguments: list[str], tmp_path: Path, amount: Amount, tally: Tally, survives: Survives
+) -> None:
+    """A job that waits in the queue would train with empty files of code."""
+    site.save()
+    disk, records = Disk(site.root), tmp_path / "records"
+    assert said_code(site.run(arguments, Fault(), records)) == 0
+    for change in changes(records):
+        disk.apply(change)
+    with tally.trying("commands that submit jobs: power cuts"):
+        disk.write(tmp_path / "left", survives)
+        assert contents(tmp_path / "left") == contents(site.root)
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Of the experiments, without what submitit keeps for itself, and what the next command settles."""
+    below, others = root / "experiments", {"submitit", "submitting.json"}
+    files = (path for path in below.rglob("*") if path.is_file() and not {path.name, path.parent.name} & others)
+    return {str(path.relative_to(below)): path.read_bytes() for path in files}
