@@ -26,7 +26,7 @@ from tests.pytorch import trials
 from tests.pytorch.conftest import _torch_ready as _torch_ready
 from tests.pytorch.trials import StopAt, assert_same
 
-SAMPLE = 8
+SAMPLE = 6
 
 
 def of_each_file(folder: Path) -> list[tuple[Path, Damage]]:
@@ -99,7 +99,7 @@ def test_a_trial_whose_newest_checkpoint_is_damaged_prunes_and_is_preempted_and_
     undisturbed = trials.Life.begin(tmp_path / "undisturbed")
     undisturbed.attempt()
     pairs = [(at, stop) for at in range(5, TICKS) for stop in range(at, TICKS)]
-    for number, (at, stop) in enumerate(amount.of(pairs, 4)):
+    for number, (at, stop) in enumerate(amount.of(pairs, 2)):
         life = trials.Life.begin(tmp_path / f"{at}-{stop}")
         agreement = DamagesAt(life.folder.checkpoints, at, stop, DAMAGED[number % len(DAMAGED)])
         life.attempt(agreement)
