@@ -50,6 +50,8 @@ def cancel(experiment: ExperimentFolder) -> str:
 
     Raises UsageError where it has ended already.
     """
+    if finished := _end_jobs_left(experiment):
+        return finished
     view, search = _still_there(experiment)
     search.cancel(getpass.getuser())
     _stop_trials(experiment, search, "cancel")
@@ -65,6 +67,8 @@ def kill(experiment: ExperimentFolder) -> str:
 
     Raises UsageError where it has ended already, HpcDetError where it does not end.
     """
+    if finished := _end_jobs_left(experiment):
+        return finished
     view, search = _still_there(experiment)
     search.cancel(getpass.getuser())
     _stop_trials(experiment, search, "kill")
@@ -105,6 +109,22 @@ def _still_there(experiment: ExperimentFolder) -> tuple[ExperimentView, SearchJo
     return view, SearchJournal(experiment)
 
 
+def _end_jobs_left(experiment: ExperimentFolder) -> str | None:
+    """End the jobs that a `cancel` or `kill` has left in the queue, because it was killed itself; what was done, in a
+    sentence, or None where there are none.
+    """
+    view = ExperimentView(experiment)
+    if view.settled() is not ExperimentState.CANCELED or not (left := jobs_left(view)):
+        return None
+    _cancel_jobs(view)
+    return f"Experiment {experiment.id} was canceled before; ended what was left of it: job {', '.join(left)}"
+
+
+def jobs_left(view: ExperimentView) -> list[str]:
+    """Those that the scheduler still has. Raises CommandError."""
+    return _left(schedulers.scheduler(view.jobs[0].scheduler), view.job_ids()) if view.jobs else []
+
+
 def _tell_hooks(experiment: ExperimentFolder) -> None:
     """Where no worker is left that would."""
     for problem in tell_rest(experiment):
@@ -117,6 +137,16 @@ def _stop_trials(experiment: ExperimentFolder, search: SearchJournal, reason: Re
         trial = experiment.trial(work.trial)
         trial.create()  # its worker may be about to
         request_stop(trial.stop, attempt=None, reason=reason, source=getpass.getuser())
+
+
+def withdraw_jobs_left(experiment: ExperimentFolder) -> None:
+    """What a `cancel` or `kill` that was killed itself has left waiting in the queue; its experiment is deleted now."""
+    view = ExperimentView(experiment)
+    if view.settled() is ExperimentState.CANCELED:
+        try:
+            _withdraw_jobs(view)
+        except CommandError as error:
+            say(f"note: whether jobs of experiment {experiment.id} are left in the queue is unknown: {error}")
 
 
 def _withdraw_jobs(view: ExperimentView) -> None:

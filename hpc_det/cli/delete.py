@@ -12,6 +12,7 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.remote import Remote, options
 from hpc_det.checkpoint.storage import answering
 from hpc_det.cli.confirm import confirm
+from hpc_det.cli.control import withdraw_jobs_left
 from hpc_det.cli.several import at_once, each
 from hpc_det.cli.values import count, size
 from hpc_det.errors import HpcDetError
@@ -42,6 +43,7 @@ def delete(experiments: Sequence[ExperimentFolder], *, yes: bool) -> None:
 
 def delete_one(experiment: ExperimentFolder) -> str:
     """Of which nothing runs any more. By a rename first: a half-deleted folder is no experiment."""
+    withdraw_jobs_left(experiment)
     aside = ExperimentStore(experiment.root()).deleted(experiment.id)
     os.rename(experiment.path, aside)
     _empty(aside, experiment.id)

@@ -24,7 +24,7 @@ from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.state import PROGRESS
 from hpc_det.pytorch.trial import Trial, kind_of
-from hpc_det.store.files import flush_folder, read_json
+from hpc_det.store.files import flush_file, flush_folder, flush_tree, read_json
 from hpc_det.store.modes import make_folders
 from hpc_det.store.temporary import temporary_beside
 
@@ -113,7 +113,7 @@ def keep_code(code: Path) -> Path:
         partial.mkdir(mode=0o700)
         try:
             shutil.copytree(code, partial, dirs_exist_ok=True, copy_function=_keep, ignore=_not_submitted)
-            _flush_tree(partial)
+            flush_tree(partial)
             _rename_unless_there(partial, kept)
         except OSError:
             if not kept.exists():  # else another trial was faster, and trains in `code`, which changes there
@@ -135,7 +135,6 @@ def _not_submitted(folder: str, names: list[str]) -> set[str]:
 
 def _keep(source: str, target: str) -> None:
     shutil.copy2(source, target)
-    _flush_file(target)
     os.chmod(target, os.stat(target).st_mode & 0o555)
 
 
@@ -146,18 +145,7 @@ def _place(kept: Path, target: Path) -> None:
         os.link(kept, target)
     except OSError:
         shutil.copy2(kept, target)
-        _flush_file(target)
-
-
-def _flush_file(path: str | Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def _flush_tree(folder: Path) -> None:
-    for path in [folder, *folder.rglob("*")]:
-        if path.is_dir():
-            flush_folder(path)
+        flush_file(target)
 
 
 def _rename_unless_there(partial: Path, final: Path) -> None:

@@ -42,6 +42,15 @@ def flush(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
+def flush_folder(folder: Path) -> None:
+    """Make renames and new names in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        flush(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def rename(source: Path, target: Path) -> None:
     os.rename(source, target)
 

@@ -12,7 +12,7 @@ from hpc_det.store import disk
 from hpc_det.store.files import flush_folder
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.group import Group
-from hpc_det.store.modes import PRIVATE_FOLDER, share
+from hpc_det.store.modes import PRIVATE_FOLDER, make_private, share
 
 _DELETED = ".deleted-"
 
@@ -89,7 +89,7 @@ class ExperimentStore:
 
     def _create(self, group: Group | None) -> ExperimentFolder:
         for parent in (self.root, self.root / "experiments"):
-            disk.make_folder(parent, PRIVATE_FOLDER, parents=True, exist_ok=True)
+            make_private(parent)
         if group:
             group.let_in(self.root)
         while True:

@@ -25,14 +25,7 @@ BLOCK_BYTES = 2**20
 P = ParamSpec("P")
 T = TypeVar("T")
 
-
-def flush_folder(folder: Path) -> None:
-    """Make renames and new names in `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        disk.flush(descriptor)
-    finally:
-        os.close(descriptor)
+flush_folder = disk.flush_folder
 
 
 def _written_twice(write: Callable[P, T]) -> Callable[P, T]:
@@ -182,6 +175,15 @@ def flush_file(path: Path) -> None:
     """Make what was written to `path` durable; nothing where there is no such file."""
     with suppress(FileNotFoundError), open(path, "rb") as file:
         disk.flush(file.fileno())
+
+
+def flush_tree(folder: Path) -> None:
+    """Make `folder` and all files and folders below it durable."""
+    for path in [folder, *folder.rglob("*")]:
+        if path.is_dir():
+            flush_folder(path)
+        else:
+            flush_file(path)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import grp
 import os
 import pwd
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from hpc_det.store import disk
@@ -59,9 +60,11 @@ def share_alike(folder: Path, model: Path) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """`folder` and what is missing above it, each for its owner alone, whatever the umask."""
+    """`folder` and what is missing above it, each for its owner alone, whatever the umask; their names are durable."""
     for path in _missing(folder):
         disk.make_folder(path, PRIVATE_FOLDER, exist_ok=True)
+        with suppress(PermissionError):  # one may make folders where one may not read
+            disk.flush_folder(path.parent)
 
 
 def make_folder(folder: Path) -> None:

@@ -93,7 +93,10 @@ def _settle(experiment: ExperimentFolder, submitter: Submitter) -> None:
     _adopt(experiment, plan, scripts, found)
     missing = _without_job(experiment, scripts)
     search = SearchJournal(experiment)
-    if search.state().submissions == submitter.before > 0:  # it was killed before it changed anything
+    now = search.state()
+    if now.submissions == submitter.before > 0:
+        if not (now.paused or now.finished):  # it was killed when it had activated or continued it, without a job
+            search.pause(PAUSED_BY)
         return
     for script in missing:
         array = JobArray.of(experiment, script)

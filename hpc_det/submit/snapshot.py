@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hpc_det.config.context import Context
 from hpc_det.errors import UsageError
+from hpc_det.store.files import flush_tree
 from hpc_det.store.modes import make_folders, share_copy
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def left_out(folder: Path) -> Callable[[str], bool]:
 
 
 def copy_snapshot(files: Snapshot, target: Path) -> None:
-    """Raises UsageError for a file that has gone, or may not be read any more."""
+    """Durable when it returns. Raises UsageError for a file that has gone, or may not be read any more."""
     make_folders(target)
     for place, source in files.items():
         make_folders((target / place).parent)
@@ -70,6 +71,7 @@ def copy_snapshot(files: Snapshot, target: Path) -> None:
         except OSError as error:
             raise UsageError(f"{source}: could not be copied for the job: {error.strerror}") from None
         share_copy(target / place)
+    flush_tree(target)
 
 
 def _insist_on_own_place(include: Path, roots: Mapping[str, Path]) -> None:

@@ -1,11 +1,13 @@
 /* Loaded before libc (LD_PRELOAD): counts, records and disturbs the changes that a process makes below one folder.
 
-   faults_begin() starts it in this process. Until then, and for everything outside the folder, calls go straight to
-   libc. Each change has a number, from 1 on, over all threads. At number `at` the process is killed before or after
-   the call, or in the middle of a write; or the call fails with an errno, and so do the `times - 1` changes after it.
+   faults_begin() starts it in this process and in all that it forks. Until then, and for everything outside the folder,
+   calls go straight to libc. Each change has a number, from 1 on, over all threads and processes. At number `at` the process is killed before or after
+   the call, or in the middle of a write; or the call fails with an errno, and so do the `times - 1` changes after it;
+   or a write does only half of its work and says so, as on a disk that becomes full; or the process gets the signal
+   `error` and goes on.
 
    Each change that succeeds is appended to a file of records, from which tests/chaos/replay.py makes what a disk
-   would hold if the power had been cut then. A record: kind, offset, lengths, then path, second path and data. */
+   would hold if the power had been cut then. A record: kind, number, offset, lengths, then paths and data. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -18,27 +20,49 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum how { COUNT = 0, KILL_BEFORE = 1, KILL_AFTER = 2, KILL_WITHIN = 3, FAIL = 4 };
+enum how { COUNT = 0, KILL_BEFORE = 1, KILL_AFTER = 2, KILL_WITHIN = 3, FAIL = 4, SHORT = 5, SIGNAL = 6 };
 
 struct header {
     char kind[8];
-    int64_t offset;
+    int64_t number, offset;
     int32_t path, second;
     int64_t data;
 };
 
 static char folder[4096];
 static int record = -1;
-static long at, times, made, recorded;
+static long at, times;
 static enum how how;
 static int error_number;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* With the processes that were forked from the first one. The lock outlives a process that is killed while it has it. */
+static struct shared {
+    long made, recorded, killed;
+    pthread_mutex_t lock;
+} *shared;
+
+__attribute__((constructor)) static void share(void)
+{
+    pthread_mutexattr_t kind;
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pthread_mutexattr_init(&kind);
+    pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&shared->lock, &kind);
+}
+
+static void take_lock(void)
+{
+    if (pthread_mutex_lock(&shared->lock) == EOWNERDEAD)
+        pthread_mutex_consistent(&shared->lock);
+}
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
@@ -53,7 +77,7 @@ int faults_begin(const char *below, const char *records, int what, long number, 
     at = number;
     error_number = error;
     times = fails;
-    made = recorded = 0;
+    shared->made = shared->recorded = shared->killed = 0;
     if (records)
         record = (int)syscall(SYS_openat, AT_FDCWD, records, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     return !records || record >= 0;
@@ -61,9 +85,12 @@ int faults_begin(const char *below, const char *records, int what, long number, 
 
 void faults_end(void) { folder[0] = 0; }
 
-long faults_made(void) { return made; }
+long faults_made(void) { return shared->made; }
 
-long faults_recorded(void) { return recorded; }
+long faults_recorded(void) { return shared->recorded; }
+
+/* How many processes have been killed. */
+long faults_killed(void) { return shared->killed; }
 
 static int is_below(const char *path)
 {
@@ -97,35 +124,39 @@ static const char *absolute(int at_descriptor, const char *path, char *found)
 
 static void die(void)
 {
+    shared->killed++;
     syscall(SYS_kill, getpid(), SIGKILL);
     for (;;)
         pause();
 }
 
-/* Before a change: 1 where it has to fail with errno, 2 where a write has to be torn. Locks, if it is below. */
+/* Before a change: 1 where it has to fail with errno, 2 where only half of a write is to be done. Locks, if it is
+   below. */
 static int disturbed(const char *path)
 {
     if (!is_below(path))
         return -1;
-    pthread_mutex_lock(&lock);
-    made++;
-    if (how == KILL_BEFORE && made == at)
+    take_lock();
+    shared->made++;
+    if (how == KILL_BEFORE && shared->made == at)
         die();
-    if (how == FAIL && made >= at && made < at + times) {
-        pthread_mutex_unlock(&lock);
+    if (how == FAIL && shared->made >= at && shared->made < at + times) {
+        pthread_mutex_unlock(&shared->lock);
         errno = error_number;
         return 1;
     }
-    return how == KILL_WITHIN && made == at ? 2 : 0;
+    if (how == SIGNAL && shared->made == at)
+        syscall(SYS_kill, getpid(), error_number);
+    return (how == KILL_WITHIN || how == SHORT) && shared->made == at ? 2 : 0;
 }
 
 static void note(const char *kind, const char *path, const char *second, const void *data, int64_t size, int64_t offset)
 {
-    struct header head = {{0}, offset, (int32_t)strlen(path), (int32_t)strlen(second), size};
+    struct header head = {{0}, shared->made, offset, (int32_t)strlen(path), (int32_t)strlen(second), size};
     struct iovec parts[] = {{&head, sizeof head}, {(void *)path, strlen(path)}, {(void *)second, strlen(second)},
                             {(void *)data, (size_t)size}};
     snprintf(head.kind, sizeof head.kind, "%s", kind);
-    recorded++;
+    shared->recorded++;
     if (record >= 0)
         syscall(SYS_writev, record, parts, 4);
 }
@@ -136,9 +167,9 @@ static void noted(int done, const char *kind, const char *path, const char *seco
     int kept = errno;
     if (done)
         note(kind, path, second, "", 0, 0);
-    if (how == KILL_AFTER && made == at)
+    if (how == KILL_AFTER && shared->made == at)
         die();
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&shared->lock);
     errno = kept;
 }
 
@@ -177,6 +208,37 @@ int open(const char *path, int flags, ...) { WITH_MODE(flags, mode) return opene
 int open64(const char *path, int flags, ...) { WITH_MODE(flags, mode) return opened(AT_FDCWD, path, flags, mode); }
 int openat(int dir, const char *path, int flags, ...) { WITH_MODE(flags, mode) return opened(dir, path, flags, mode); }
 int openat64(int dir, const char *path, int flags, ...) { WITH_MODE(flags, mode) return opened(dir, path, flags, mode); }
+int creat(const char *path, mode_t mode) { return opened(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, mode); }
+int creat64(const char *path, mode_t mode) { return opened(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, mode); }
+
+/* Of a write: in whole sectors, which a write past the page cache takes. */
+static size_t half(size_t size)
+{
+    return size < 1024 ? size / 2 : size / 2 & ~(size_t)511;
+}
+
+/* C++ opens its files so, and writes to them by write and writev. */
+static FILE *opened_stream(const char *path, const char *mode, FILE *(*real)(const char *, const char *))
+{
+    char full[4096];
+    int state = folder[0] && mode[0] != 'r' ? disturbed(absolute(AT_FDCWD, path, full)) : -1, is_new;
+    FILE *stream;
+    if (state == 1)
+        return NULL;
+    is_new = state >= 0 && access(full, F_OK);
+    stream = real(path, mode);
+    if (state >= 0) {
+        if (stream && is_new)
+            note("create", full, "", "", 0, 0);
+        if (stream && !is_new && mode[0] == 'w')
+            note("cut", full, "", "", 0, 0);
+        noted(0, "", full, "");
+    }
+    return stream;
+}
+
+FILE *fopen(const char *path, const char *mode) { return opened_stream(path, mode, REAL(fopen)); }
+FILE *fopen64(const char *path, const char *mode) { return opened_stream(path, mode, REAL(fopen64)); }
 
 static ssize_t written(int descriptor, const void *data, size_t size, off64_t offset)
 {
@@ -188,7 +250,7 @@ static ssize_t written(int descriptor, const void *data, size_t size, off64_t of
     if (state == 1)
         return -1;
     if (state == 2)
-        size /= 2;
+        size = half(size);
     count = offset < 0 ? syscall(SYS_write, descriptor, data, size)
                        : syscall(SYS_pwrite64, descriptor, data, size, offset);
     if (state < 0)
@@ -196,7 +258,7 @@ static ssize_t written(int descriptor, const void *data, size_t size, off64_t of
     kept = errno;
     if (count > 0)
         note("write", full, "", data, count, offset < 0 ? lseek(descriptor, 0, SEEK_CUR) - count : offset);
-    if (state == 2)
+    if (state == 2 && how == KILL_WITHIN)
         die();
     errno = kept;
     noted(0, "", full, "");
@@ -213,31 +275,48 @@ ssize_t pwrite64(int descriptor, const void *data, size_t size, off64_t offset)
     return written(descriptor, data, size, offset);
 }
 
-/* Of the records' readers: what was copied is read back and recorded as one write. */
-ssize_t sendfile(int out, int in, off_t *offset, size_t size)
+/* Of a call that has brought `count` bytes into a file from elsewhere: they are read back and recorded as one write. */
+static void note_copied(const char *path, ssize_t count, off64_t offset)
 {
-    char full[4096], *data;
-    int state = -1;
-    ssize_t count;
-    if (folder[0])
-        state = disturbed(absolute(out, "", full));
-    if (state == 1)
-        return -1;
-    count = syscall(SYS_sendfile, out, in, offset, size);
-    if (state < 0)
-        return count;
-    if (count > 0 && (data = malloc((size_t)count))) {
-        off64_t end = lseek(out, 0, SEEK_CUR);
-        int copy = (int)syscall(SYS_openat, AT_FDCWD, full, O_RDONLY);
-        if (copy >= 0 && syscall(SYS_pread64, copy, data, count, end - count) == count)
-            note("write", full, "", data, count, end - count);
+    char *data = count > 0 ? malloc((size_t)count) : NULL;
+    int kept = errno, copy = data ? (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY) : -1;
+    if (copy >= 0 && syscall(SYS_pread64, copy, data, count, offset) == count)
+        note("write", path, "", data, count, offset);
+    if (copy >= 0)
         syscall(SYS_close, copy);
-        free(data);
-    }
-    noted(0, "", full, "");
-    return count;
+    free(data);
+    errno = kept;
 }
-ssize_t sendfile64(int out, int in, off64_t *offset, size_t size) { return sendfile(out, in, offset, size); }
+
+#define BY_MANY(name, descriptor, parameters, call, offset)                                                             \
+    ssize_t name parameters                                                                                             \
+    {                                                                                                                   \
+        char full[4096];                                                                                                \
+        int state = folder[0] ? disturbed(absolute(descriptor, "", full)) : -1;                                         \
+        ssize_t count;                                                                                                  \
+        if (state == 1)                                                                                                 \
+            return -1;                                                                                                  \
+        count = call;                                                                                                   \
+        if (state >= 0) {                                                                                               \
+            note_copied(full, count, offset);                                                                           \
+            noted(0, "", full, "");                                                                                     \
+        }                                                                                                               \
+        return count;                                                                                                   \
+    }
+#define BEFORE(descriptor) (lseek(descriptor, 0, SEEK_CUR) - count)
+
+BY_MANY(sendfile, out, (int out, int in, off_t *from, size_t size), syscall(SYS_sendfile, out, in, from, size),
+        BEFORE(out))
+BY_MANY(sendfile64, out, (int out, int in, off64_t *from, size_t size), syscall(SYS_sendfile, out, in, from, size),
+        BEFORE(out))
+BY_MANY(copy_file_range, out, (int in, off64_t *from, int out, off64_t *to, size_t size, unsigned flags),
+        syscall(SYS_copy_file_range, in, from, out, to, size, flags), to ? *to - count : BEFORE(out))
+BY_MANY(writev, to, (int to, const struct iovec *parts, int number), syscall(SYS_writev, to, parts, number),
+        BEFORE(to))
+BY_MANY(pwritev, to, (int to, const struct iovec *parts, int number, off_t offset),
+        syscall(SYS_pwritev, to, parts, number, (long)offset, 0L), offset)
+BY_MANY(pwritev64, to, (int to, const struct iovec *parts, int number, off64_t offset),
+        syscall(SYS_pwritev, to, parts, number, (long)offset, 0L), offset)
 
 #define BY_DESCRIPTOR(name, kind, parameters, arguments, where)                                                         \
     int name parameters                                                                                                 \
@@ -260,6 +339,11 @@ BY_DESCRIPTOR(fdatasync, "flush", (int descriptor), (descriptor), 0)
 BY_DESCRIPTOR(ftruncate, "cut", (int descriptor, off_t size), (descriptor, size), size)
 BY_DESCRIPTOR(ftruncate64, "cut", (int descriptor, off64_t size), (descriptor, size), size)
 
+/* Makes room, or a hole: what a power cut leaves of it is what was written there. */
+BY_DESCRIPTOR(fallocate, "room", (int descriptor, int mode, off_t from, off_t size), (descriptor, mode, from, size), 0)
+BY_DESCRIPTOR(posix_fallocate, "room", (int descriptor, off_t from, off_t size), (descriptor, from, size), 0)
+BY_DESCRIPTOR(fchmod, "mode", (int descriptor, mode_t mode), (descriptor, mode), 0)
+
 /* --- names */
 
 #define BY_NAME(name, kind, parameters, arguments, dir, path)                                                           \
@@ -278,7 +362,26 @@ BY_DESCRIPTOR(ftruncate64, "cut", (int descriptor, off64_t size), (descriptor, s
 BY_NAME(unlink, "unlink", (const char *path), (path), AT_FDCWD, path)
 BY_NAME(rmdir, "rmdir", (const char *path), (path), AT_FDCWD, path)
 BY_NAME(mkdir, "mkdir", (const char *path, mode_t mode), (path, mode), AT_FDCWD, path)
+BY_NAME(chmod, "mode", (const char *path, mode_t mode), (path, mode), AT_FDCWD, path)
+BY_NAME(fchmodat, "mode", (int dir, const char *path, mode_t mode, int flags), (dir, path, mode, flags), dir, path)
+BY_NAME(utimensat, "time", (int dir, const char *path, const struct timespec to[2], int flags), (dir, path, to, flags),
+        dir, path)
 BY_NAME(mkdirat, "mkdir", (int dir, const char *path, mode_t mode), (dir, path, mode), dir, path)
+
+int truncate(const char *path, off_t size)
+{
+    char full[4096];
+    int state = folder[0] ? disturbed(absolute(AT_FDCWD, path, full)) : -1, result;
+    if (state == 1)
+        return -1;
+    result = (int)syscall(SYS_truncate, path, size);
+    if (state >= 0) {
+        if (!result)
+            note("cut", full, "", "", 0, size);
+        noted(0, "", full, "");
+    }
+    return result;
+}
 
 int unlinkat(int dir, const char *path, int flags)
 {
@@ -310,6 +413,9 @@ BY_TWO_NAMES(renameat, "rename", (int a, const char *from, int b, const char *to
 BY_TWO_NAMES(link, "link", (const char *from, const char *to), (from, to), AT_FDCWD, from, AT_FDCWD, to)
 BY_TWO_NAMES(linkat, "link", (int a, const char *from, int b, const char *to, int flags), (a, from, b, to, flags), a,
              from, b, to)
+
+BY_TWO_NAMES(renameat2, "rename", (int a, const char *from, int b, const char *to, unsigned flags),
+             (a, from, b, to, flags), a, from, b, to)
 
 int symlink(const char *to, const char *path)
 {

@@ -10,11 +10,10 @@ import ctypes
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import IntEnum
@@ -38,6 +37,10 @@ class How(IntEnum):
     KILL_WITHIN = 3
     """Only half of a write is done."""
     FAIL = 4
+    SHORT = 5
+    """Only half of a write is done, and the process goes on."""
+    SIGNAL = 6
+    """The process gets the signal `error`, and goes on."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,9 @@ class Run:
     """One run of a scenario."""
 
     made: int
-    """Changes below the folder; 0 where the process was killed."""
+    """Changes below the folder, of all its processes."""
     killed: bool
+    """Whether one of its processes was."""
     failed: str | None
     """The traceback of what the scenario has raised."""
     said: list[tuple[int, Any]]
@@ -77,14 +81,15 @@ def compiled(folder: Path) -> Path:
 class Zygote:
     """`run` from one thread at a time."""
 
-    def __init__(self, library: Path, modules: list[str]) -> None:
+    def __init__(self, library: Path, modules: list[str], traced_by: Sequence[str] = ()) -> None:
+        """`traced_by`: a command that runs the command which follows it."""
         environment = {**os.environ, "LD_PRELOAD": str(library), LIBRARY: str(library)}
-        command = [sys.executable, "-m", "tests.chaos.injection", *modules]
+        command = [*traced_by, sys.executable, "-m", "tests.chaos.injection", *modules]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
         )
 
-    def run(self, scenario: str, folder: Path, fault: Fault, records: Path | None = None, **arguments: Any) -> Run:
+    def run(self, scenario: str, folder: Path, fault: Fault, records: Path | None = None, /, **arguments: Any) -> Run:
         """`scenario`: `module:function`, called as function(folder, say, **arguments) with faults below `folder`."""
         request = {
             "scenario": scenario,
@@ -109,8 +114,8 @@ class Zygote:
 
 
 @contextmanager
-def zygote(folder: Path, *modules: str) -> Iterator[Zygote]:
-    made = Zygote(compiled(folder), [*modules])
+def zygote(folder: Path, *modules: str, traced_by: Sequence[str] = ()) -> Iterator[Zygote]:
+    made = Zygote(compiled(folder), [*modules], traced_by)
     try:
         yield made
     finally:
@@ -138,9 +143,11 @@ def _forked(library: ctypes.CDLL, request: Mapping[str, Any]) -> Mapping[str, An
     with os.fdopen(read, "rb") as lines:
         said = [json.loads(line) for line in lines if line.endswith(b"\n")]
     status = os.waitpid(pid, 0)[1]
-    end = said.pop() if said and "made" in said[-1] else {"made": 0, "failed": None}
-    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    return {**end, "killed": killed, "said": [(each["after"], each["what"]) for each in said]}
+    end = said.pop() if said and "failed" in said[-1] else {"failed": f"it ended with wait status {status}"}
+    killed = library.faults_killed() > 0
+    failed = None if killed and os.WIFSIGNALED(status) else end["failed"]
+    said = [(each["after"], each["what"]) for each in said]
+    return {"made": library.faults_made(), "killed": killed, "failed": failed, "said": said}
 
 
 def _play(library: ctypes.CDLL, request: Mapping[str, Any], pipe: int) -> None:
@@ -170,9 +177,8 @@ def _play(library: ctypes.CDLL, request: Mapping[str, Any], pipe: int) -> None:
         scenario(Path(request["folder"]), say, **request["arguments"])
     except BaseException:
         failed = traceback.format_exc()
-    made = library.faults_made()
     library.faults_end()
-    send({"made": made, "failed": failed})
+    send({"failed": failed})
     os._exit(0)
 
 

@@ -1,8 +1,8 @@
 """What a disk holds after a power cut: only what was flushed, by the records of faults.c.
 
-Two kinds of disks are made, since POSIX allows both: `STRICT`, where a new name is there only once its folder was
-flushed, and `NAMES_FIRST`, where all names survive, and of contents only what was flushed (as on ext4 without
-delayed allocation's help, and on many network file systems).
+POSIX allows all of them: on a `STRICT` disk a new name is there only once its folder was flushed. On the others all
+names survive (as on ext4, and on many network file systems), and of contents only what was flushed; or half of the
+rest, too; or zeros in the place of the rest, where the size of a file was on disk before its content.
 """
 
 from __future__ import annotations
@@ -13,17 +13,21 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-_HEADER = struct.Struct("<8sqiiq")
+_HEADER = struct.Struct("<8sqqiiq")
 
 
 class Survives(Enum):
     STRICT = "what was flushed"
     NAMES_FIRST = "names, and contents that were flushed"
+    TORN = "names, and contents by half"
+    ZEROS = "names and sizes, and contents that were flushed"
 
 
 @dataclass(frozen=True)
 class Change:
     kind: str
+    number: int
+    """As faults count them: one that fails has a number, and no record."""
     path: str
     second: str
     offset: int
@@ -50,12 +54,12 @@ class Folder:
 def changes(records: Path) -> Iterator[Change]:
     content, at = records.read_bytes(), 0
     while at < len(content):
-        kind, offset, path, second, size = _HEADER.unpack_from(content, at)
+        kind, number, offset, path, second, size = _HEADER.unpack_from(content, at)
         parts, at = [], at + _HEADER.size
         for length in (path, second, size):
             parts.append(content[at : at + length])
             at += length
-        yield Change(kind.rstrip(b"\0").decode(), parts[0].decode(), parts[1].decode(), offset, parts[2])
+        yield Change(kind.rstrip(b"\0").decode(), number, parts[0].decode(), parts[1].decode(), offset, parts[2])
 
 
 class Disk:
@@ -88,6 +92,8 @@ class Disk:
                 parent.names[name] = source.names[former]
             case "write":
                 self._file(change.path).content[change.offset : change.offset + len(change.data)] = change.data
+            case "mode" | "time" | "room":
+                pass  # nothing reads from them what was promised
             case "cut":
                 del self._file(change.path).content[change.offset :]
             case other:
@@ -146,5 +152,15 @@ def _write(folder: Folder, target: Path, survives: Survives) -> None:
         elif isinstance(each, Link):
             (target / name).symlink_to(each.to)
         else:
-            (target / name).write_bytes(each.flushed)
+            (target / name).write_bytes(_content(each, survives))
             (target / name).chmod(0o600)
+
+
+def _content(file: File, survives: Survives) -> bytes:
+    match survives:
+        case Survives.TORN:
+            half = len(file.content) // 2
+            return bytes(file.content[:half]) + file.flushed[half:]
+        case Survives.ZEROS:
+            return file.flushed.ljust(len(file.content), b"\0")
+    return file.flushed

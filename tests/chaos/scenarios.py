@@ -1,35 +1,183 @@
-"""What is disturbed: each takes a folder, and says what is promised to stay from then on."""
+"""What is disturbed: each plays in a folder, says what is promised to stay from then on, and reads what is left."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hpc_det.core.checkpoint import CheckpointContext
+from hpc_det.checkpoint import snapshots
+from hpc_det.checkpoint.committed import CODE, newest_good
+from hpc_det.core.checkpoint import CheckpointContext, Put
+from hpc_det.core.content import load
 from hpc_det.core.distributed import Distributed
+from hpc_det.pytorch.portable import Portable, keep_code
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
-from hpc_det.store.files import append_line, write_json
+from hpc_det.search.journal import SearchJournal
+from hpc_det.sgd.driver.saved import load_state, save_state
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.files import append_line, read_json, read_lines, write_first, write_json
+from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.journal import Journal
+from hpc_det.store.key import KEY_BYTES, user_key
+from hpc_det.store.run_folder import RunFolder
+from hpc_det.store.sealed_file import write_sealed
+from hpc_det.sweep.files import SweepFiles
+from tests.chaos.gangs import on_forked_ranks
+from tests.pytorch.trials import CONFIG, Tiny
+from tests.search.experiments import experiment
 
 Say = Callable[[Any], None]
 
 
-def saves(folder: Path, say: Say, *, first: int = 1, behind: bool = False) -> None:
-    """Three checkpoints of which the newest is kept; says the batches of each when it is committed."""
-    checkpoints = CheckpointContext(folder / "checkpoints", Distributed())
-    checkpoints.newest()
-    for steps in range(10 * first, 10 * (first + 3), 10):
-        files = {"state.pth": {"weights": torch.full((1000,), float(steps)), "steps": steps}}
-        if behind:
-            checkpoints.begin(steps, files)
-            checkpoints.settled(wait=True)
-        else:
-            checkpoints.save(steps, files)
-        say(steps)
-        checkpoints.prune({}, best=0, latest=1, smaller_is_better=True)
+@dataclass(frozen=True)
+class Scenario:
+    what: str
+    """In the table."""
+    play: Callable[[Path, Say], None]
+    found: Callable[[Path], list[Any]]
+    """What a reader finds, oldest first. Raises where anything is half there."""
+    appends: bool = False
+    """All that was said stays, and not only the last."""
+    prepare: Callable[[Path], object] = lambda folder: None
+    """Undisturbed."""
+
+
+# --- checkpoints
+
+
+def save_three(folder: Path, say: Say, save: Callable[[CheckpointContext, int], object], rank: Distributed) -> None:
+    """Of which the newest is kept; says the batches of each when it is committed."""
+    checkpoints = CheckpointContext(folder / "checkpoints", rank)
+    found = checkpoints.newest()
+    for steps in range((found[1] if found else 0) + 10, (found[1] if found else 0) + 40, 10):
+        save(checkpoints, steps)
+        if rank.is_chief:
+            say(steps)
+            checkpoints.prune({}, best=0, latest=1, smaller_is_better=True)
+
+
+def files_at(steps: int, name: str = "state.pth") -> dict[str, Any]:
+    return {name: {"weights": torch.full((1500,), float(steps)), "steps": steps}}
+
+
+def saves(folder: Path, say: Say) -> None:
+    save_three(folder, say, lambda checkpoints, steps: checkpoints.save(steps, files_at(steps)), Distributed())
+
+
+def saves_behind(folder: Path, say: Say) -> None:
+    def save(checkpoints: CheckpointContext, steps: int) -> None:
+        checkpoints.begin(steps, files_at(steps))
+        checkpoints.settled(wait=True)
+
+    save_three(folder, say, save, Distributed())
+
+
+def saves_of_ranks(folder: Path, say: Say) -> None:
+    """A file of each of two ranks."""
+
+    def rank(distributed: Distributed) -> None:
+        own = f"rank-{distributed.rank}.pth"
+        save_three(folder, say, lambda checkpoints, steps: checkpoints.save(steps, files_at(steps, own)), distributed)
+
+    on_forked_ranks(2, rank)
+
+
+def saves_of_engines(folder: Path, say: Say) -> None:
+    """As DeepSpeed's engines do it: some files by `put`, some written by others; and the trial's code with them."""
+    spec = {"experiment_id": 1, "trial_id": 1, "trial_seed": 5, "hparams": {}, "config": CONFIG}
+    portable = Portable(spec, Tiny, folder / "code", is_trainer=False)
+
+    def save(checkpoints: CheckpointContext, steps: int) -> None:
+        def write(partial: Path, put: Put) -> None:
+            (partial / "engine").mkdir()
+            torch.save(files_at(steps)["state.pth"], partial / "engine" / "weights.pth")
+            put("engine/optimizer.pth", files_at(steps)["state.pth"])
+
+        def finish(partial: Path) -> Any:
+            return portable.write(partial, steps)
+
+        checkpoints.begin(steps, files_at(steps), finish, write=write)
+        checkpoints.settled(wait=True)
+
+    save_three(folder, say, save, Distributed())
+
+
+def write_code(folder: Path) -> None:
+    """As an attempt does before the trial's first batch."""
+    (folder / "code" / "library").mkdir(parents=True)
+    (folder / "code" / "model_def.py").write_text("A = 1\n")
+    (folder / "code" / "library" / "part.py").write_text("B = 2\n")
+    keep_code(folder / "code")
+
+
+def checkpoints_in(folder: Path) -> list[Any]:
+    """The batches of the newest, if any: all of its files are of that batch."""
+    newest, skipped = newest_good(folder / "checkpoints")
+    assert skipped == []
+    if newest is None:
+        return []
+    assert newest.code_damage() == []
+    contents = [load(newest.path / name) for name in newest.files if name.endswith(".pth")]
+    assert contents
+    assert {each["steps"] for each in contents} == {newest.steps}
+    assert all(each["weights"].eq(newest.steps).all() for each in contents)
+    return [newest.steps]
+
+
+def code_checkpoints_in(folder: Path) -> list[Any]:
+    newest, _ = newest_good(folder / "checkpoints")
+    assert newest is None or set(newest.code) == {f"{CODE}/model_def.py", f"{CODE}/library/part.py"}
+    return checkpoints_in(folder)
+
+
+# --- TorchTrainer
+
+
+def takes_snapshots(folder: Path, say: Say) -> None:
+    """As a node agent and the driver do it; says the calls that are in each."""
+    run = RunFolder(folder / "run")
+    run.make()
+    first = snapshots.last_number(run) + 1
+    for calls in range(first, first + 3):
+        partial = snapshots.begin(run, calls)
+        sealed = write_sealed(memoryview(b"%9d" % calls * 500), partial.state, run.key())
+        partial.commit(sealed, [b"%9d" % calls, b""], epochs_done=calls, calls=calls)
+        say(calls)
+
+
+def snapshots_in(folder: Path) -> list[Any]:
+    run = RunFolder(folder / "run")
+    if (newest := snapshots.newest(run)) is None:
+        assert snapshots.last_number(run) == 0
+        return []
+    assert newest.number == newest.calls == snapshots.last_number(run), "none was skipped"
+    assert newest.state.read_bytes() == b"%9d" % newest.calls * 500
+    assert newest.own == [b"%9d" % newest.calls, b""]
+    return [newest.calls]
+
+
+def saves_state(folder: Path, say: Say) -> None:
+    """TorchTrainer.save, to the same file."""
+    before = state_in(folder)
+    first = before[0] + 1 if before else 1
+    for number in range(first, first + 3):
+        save_state(files_at(number)["state.pth"], folder / "trained.pth")
+        say(number)
+
+
+def state_in(folder: Path) -> list[Any]:
+    if not (folder / "trained.pth").exists():
+        return []
+    state = load_state(folder / "trained.pth", weights_only=True)
+    assert state["weights"].eq(state["steps"]).all()
+    return [state["steps"]]
+
+
+# --- journals
 
 
 def journal(folder: Path, say: Say) -> None:
@@ -44,6 +192,10 @@ def journal(folder: Path, say: Say) -> None:
         say(["ended", attempt])
 
 
+def journal_in(folder: Path) -> list[Any]:
+    return [[event["event"], event["attempt"]] for event in Journal(folder / "journal.jsonl").events()]
+
+
 def lines(folder: Path, say: Say) -> None:
     """Lines of which each is durable."""
     for number in range(4):
@@ -51,15 +203,104 @@ def lines(folder: Path, say: Say) -> None:
         say(number)
 
 
-def replaced(folder: Path, say: Say) -> None:
+def lines_in(folder: Path) -> list[Any]:
+    return [line["number"] for line in read_lines(folder / "metrics.jsonl")]
+
+
+def search(folder: Path, say: Say) -> None:
+    """A worker of a random search asks, trains and reports; says the number of entries."""
+    shared = SearchJournal(ExperimentFolder(folder / "search"))
+    for worker in (1, 2):
+        while work := shared.ask(worker, "4711"):
+            say(len(entries_in(folder)))
+            shared.report(worker, work, 0.5)
+            say(len(entries_in(folder)))
+            break
+        shared.lose(worker, "4711")
+        say(len(entries_in(folder)))
+
+
+def begin_search(folder: Path) -> None:
+    found = experiment(folder / "search", name="random", max_trials=50, max_length={"batches": 9})
+    SearchJournal(found).submitted(1, 2, stay=True)
+
+
+def entries_in(folder: Path) -> list[Any]:
+    """The numbers of the entries, each of which is whole."""
+    journal = SearchJournal(ExperimentFolder(folder / "search"))
+    return [*range(1, len([*journal.new()]) + 1)]
+
+
+# --- small files
+
+
+def replaces(folder: Path, say: Say) -> None:
     """One file that is written again and again."""
     for number in range(4):
         write_json(folder / "trial.json", {"number": number, "text": "ä" * 50})
         say(number)
 
 
-def saves_behind(folder: Path, say: Say) -> None:
-    saves(folder, say, behind=True)
+def replaced_in(folder: Path) -> list[Any]:
+    content = read_json(folder / "trial.json")
+    return [content["number"]] if content else []
 
 
-SCENARIOS = ("saves", "saves_behind", "journal", "lines", "replaced")
+def sweep(folder: Path, say: Say) -> None:
+    """What a point of a sweep returns, sealed with the user's key."""
+    files = SweepFiles(ExperimentStore(folder / "root").folder(1))
+    for number in range(3):
+        files.write(files.returned(1), b"%d" % number * 3000)
+        say(number)
+
+
+def begin_sweep(folder: Path) -> None:
+    SweepFiles(ExperimentStore(folder / "root").folder(1)).returned(1).parent.mkdir(parents=True)
+
+
+def returned_in(folder: Path) -> list[Any]:
+    key = folder / "root" / "key"
+    assert not key.exists() or len(user_key(key)) == KEY_BYTES
+    files = SweepFiles(ExperimentStore(folder / "root").folder(1))
+    if not files.returned(1).exists():
+        return []
+    content = files.read(files.returned(1))
+    assert content == content[:1] * 3000
+    return [int(content[:1])]
+
+
+def claims(folder: Path, say: Say) -> None:
+    """Files of which each is made by one process only; says each that is there."""
+    made = len(claimed_in(folder))
+    for number in range(made, made + 3):
+        write_first(folder / f"{number}.claim", b"whole" * 500)
+        say(number)
+
+
+def claimed_in(folder: Path) -> list[Any]:
+    found = sorted(folder.glob("*.claim"), key=lambda path: int(path.stem))
+    assert all(path.read_bytes() == b"whole" * 500 for path in found)
+    return [int(path.stem) for path in found]
+
+
+CHECKPOINTS, TRAINER, JOURNALS, FILES = "checkpoints", "TorchTrainer's snapshots", "journals", "small files"
+
+SCENARIOS = {
+    "saves": Scenario(CHECKPOINTS, saves, checkpoints_in),
+    "saves_behind": Scenario(CHECKPOINTS, saves_behind, checkpoints_in),
+    "saves_of_ranks": Scenario(CHECKPOINTS, saves_of_ranks, checkpoints_in),
+    "saves_of_engines": Scenario(CHECKPOINTS, saves_of_engines, code_checkpoints_in, prepare=write_code),
+    "snapshots": Scenario(TRAINER, takes_snapshots, snapshots_in),
+    "state": Scenario(TRAINER, saves_state, state_in),
+    "journal": Scenario(JOURNALS, journal, journal_in, appends=True),
+    "lines": Scenario(JOURNALS, lines, lines_in, appends=True),
+    "search": Scenario(JOURNALS, search, entries_in, appends=True, prepare=begin_search),
+    "replaced": Scenario(FILES, replaces, replaced_in),
+    "sweep": Scenario(FILES, sweep, returned_in, prepare=begin_sweep),
+    "claims": Scenario(FILES, claims, claimed_in, appends=True),
+}
+
+
+def play(folder: Path, say: Say, scenario: str) -> None:
+    """In the zygote."""
+    SCENARIOS[scenario].play(folder, say)

@@ -23,7 +23,7 @@ class Amount:
         """All, or `sample` of them, evenly spread."""
         if self.is_all or len(everything) <= sample:
             return everything
-        return [everything[number * len(everything) // sample] for number in range(sample)]
+        return [everything[(2 * number + 1) * len(everything) // (2 * sample)] for number in range(sample)]
 
 
 @dataclass(frozen=True)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpc_det.checkpoint.committed import newest_good
-from hpc_det.store.files import read_json, read_lines
-from hpc_det.store.journal import Journal
 from tests.chaos.injection import Fault, How, Run, Zygote, zygote
-from tests.chaos.replay import Disk, Survives, changes
-from tests.chaos.scenarios import SCENARIOS
+from tests.chaos.replay import Change, Disk, Survives, changes
+from tests.chaos.scenarios import SCENARIOS, Scenario
 from tests.chaos.table import Amount, Tally
 
-SAMPLE = 4
-"""Of the changes of each scenario, in `make test`."""
+SAMPLE = 1
+"""Of the changes of each scenario and kind of trouble, in `make test`."""
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
 
 
 @pytest.fixture(scope="module")
@@ -34,22 +33,34 @@ class Place:
     """Where a scenario runs."""
 
     zygote: Zygote
-    scenario: str
+    name: str
     tmp: Path
     count: int = 0
+    before: int = 0
+    """Found in a new folder."""
+
+    @property
+    def scenario(self) -> Scenario:
+        return SCENARIOS[self.name]
 
     def folder(self) -> Path:
         self.count += 1
         made = self.tmp / str(self.count)
         (made / "checkpoints").mkdir(parents=True, mode=0o700)
+        self.scenario.prepare(made)
+        self.before = len(self.scenario.found(made))
         return made
 
-    def run(self, folder: Path, fault: Fault, records: Path | None = None) -> Run:
-        return self.zygote.run(f"tests.chaos.scenarios:{self.scenario}", folder, fault, records)
+    def run(self, folder: Path, fault: Fault | None = None, records: Path | None = None) -> Run:
+        return self.zygote.run("tests.chaos.scenarios:play", folder, fault or Fault(), records, scenario=self.name)
 
-    def changes(self) -> int:
-        """On the disk, by one run that nothing disturbs."""
-        return self.run(self.folder(), Fault()).made
+    def undisturbed(self) -> tuple[Disk, Run, list[Change]]:
+        """The disk before it, and what it changes there."""
+        folder, records = self.folder(), self.tmp / "records"
+        disk = Disk(folder)
+        run = self.run(folder, records=records)
+        assert run.failed is None
+        return disk, run, list(changes(records))
 
 
 @pytest.fixture(params=SCENARIOS)
@@ -57,30 +68,14 @@ def place(request: pytest.FixtureRequest, zygote_of_scenarios: Zygote, tmp_path:
     return Place(zygote_of_scenarios, request.param, tmp_path)
 
 
-def found_in(scenario: str, folder: Path) -> list[Any]:
-    """What a reader finds, oldest first. Nothing may be half there."""
-    match scenario:
-        case "saves" | "saves_behind":
-            newest, skipped = newest_good(folder / "checkpoints")
-            assert skipped == []
-            return [newest.steps] if newest else []
-        case "journal":
-            return [[event["event"], event["attempt"]] for event in Journal(folder / "journal.jsonl").events()]
-        case "lines":
-            return [line["number"] for line in read_lines(folder / "metrics.jsonl")]
-        case _:
-            content = read_json(folder / "trial.json")
-            return [content["number"]] if content else []
+def holds(scenario: Scenario, before: int, found: list[Any], promised: list[Any]) -> None:
+    """All that the scenario has said is there, and at most one thing more, which was not said yet.
 
-
-APPEND = ("journal", "lines")
-
-
-def holds(scenario: str, found: list[Any], promised: list[Any]) -> None:
-    """All that the scenario has said is there, and at most one thing more, which was not said yet."""
-    if scenario in APPEND:
-        assert found[: len(promised)] == promised
-        assert len(found) <= len(promised) + 1
+    `before`: how much was there when it began.
+    """
+    if scenario.appends:
+        assert [each for each in promised if each not in found] == []
+        assert len(found) <= before + len(promised) + 1
     elif promised:
         assert found
         assert found[0] >= promised[-1]
@@ -88,17 +83,20 @@ def holds(scenario: str, found: list[Any], promised: list[Any]) -> None:
 
 def goes_on(place: Place, folder: Path) -> None:
     """A second process, undisturbed, does its own work beside what is there."""
-    before = found_in(place.scenario, folder)
-    again = place.run(folder, Fault())
+    before = place.scenario.found(folder)
+    again = place.run(folder)
     assert again.failed is None
-    said, now = [what for _, what in again.said], found_in(place.scenario, folder)
-    assert now == ([*before, *said] if place.scenario in APPEND else said[-1:])
+    now = place.scenario.found(folder)
+    if place.scenario.appends:
+        assert now[: len(before)] == before
+        assert len(now) >= len(before) + len(again.said)
+    else:
+        assert now == said_in(again)[-1:]
 
 
-def survives(place: Place, folder: Path, promised: list[Any], *, then: bool = False) -> None:
-    holds(place.scenario, found_in(place.scenario, folder), promised)
-    if then:
-        goes_on(place, folder)
+def survives(place: Place, folder: Path, promised: list[Any]) -> None:
+    holds(place.scenario, place.before, place.scenario.found(folder), promised)
+    goes_on(place, folder)
     shutil.rmtree(folder)
 
 
@@ -106,47 +104,47 @@ def said_in(run: Run) -> list[Any]:
     return [what for _, what in run.said]
 
 
-@pytest.mark.parametrize("how", [How.KILL_BEFORE, How.KILL_AFTER, How.KILL_WITHIN])
 def test_what_was_written_before_a_kill_stays_and_the_next_process_goes_on(
-    place: Place, amount: Amount, tally: Tally, how: How
+    place: Place, amount: Amount, tally: Tally
 ) -> None:
-    for number in amount.of(range(1, place.changes() + 1), SAMPLE):
-        folder = place.folder()
-        run = place.run(folder, Fault(how, number))
-        assert run.failed is None
-        assert run.killed or how is How.KILL_WITHIN  # what is no write has no half
-        if run.killed:
-            with tally.trying(f"{place.scenario}: {how.name.lower().replace('_', ' ')}"):
-                survives(place, folder, said_in(run), then=True)
+    _, run, made = place.undisturbed()
+    every: dict[How, Sequence[int]] = {
+        How.KILL_BEFORE: range(1, run.made + 1),
+        How.KILL_AFTER: range(1, run.made + 1),
+        How.KILL_WITHIN: [change.number for change in made if change.kind == "write"],
+    }
+    for how, numbers in every.items():
+        for number in amount.of(numbers, SAMPLE):
+            folder = place.folder()
+            run = place.run(folder, Fault(how, number))
+            assert run.failed is None
+            if run.killed:
+                with tally.trying(f"{place.scenario.what}: kills"):
+                    survives(place, folder, said_in(run))
 
 
-@pytest.mark.parametrize("survives_cut", Survives)
-def test_what_was_promised_survives_a_power_cut_at_any_moment(
-    place: Place, amount: Amount, tally: Tally, survives_cut: Survives
-) -> None:
-    folder, records = place.folder(), place.tmp / "records"
-    disk = Disk(folder)
-    run = place.run(folder, Fault(), records)
-    assert run.failed is None
-    made = list(changes(records))
-    tried = amount.of(range(1, len(made) + 1), SAMPLE)
+def test_what_was_promised_survives_a_power_cut_at_any_moment(place: Place, amount: Amount, tally: Tally) -> None:
+    disk, run, made = place.undisturbed()
+    cuts = [*product(range(1, len(made) + 1), Survives)]
+    tried = {*amount.of(cuts, 3 * SAMPLE)}
     for number, change in enumerate(made, 1):
         disk.apply(change)
-        if number in tried:
+        for kind in (kind for kind in Survives if (number, kind) in tried):
             left = place.tmp / f"after-{number}"
-            disk.write(left, survives_cut)
-            with tally.trying(f"{place.scenario}: power cut, {survives_cut.value}"):
+            disk.write(left, kind)
+            with tally.trying(f"{place.scenario.what}: power cuts"):
                 survives(place, left, [what for recorded, what in run.said if recorded <= number])
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
-@pytest.mark.parametrize("times", [1, 1_000_000])
-def test_an_error_of_the_disk_loses_nothing_that_was_promised(
-    place: Place, amount: Amount, tally: Tally, error: int, times: int
-) -> None:
-    for number in amount.of(range(1, place.changes() + 1), SAMPLE):
+def test_an_error_of_the_disk_loses_nothing_that_was_promised(place: Place, amount: Amount, tally: Tally) -> None:
+    _, run, made = place.undisturbed()
+    numbers = range(1, run.made + 1)
+    kinds = [*product(ERRORS, (1, 10**6))]
+    faults = [Fault(How.FAIL, number, *kinds[(number + more) % len(kinds)]) for number in numbers for more in (0, 3)]
+    halves = [Fault(How.SHORT, change.number) for change in made if change.kind == "write"]
+    for fault in [*amount.of(faults, 2 * SAMPLE), *amount.of(halves, SAMPLE)]:
         folder = place.folder()
-        run = place.run(folder, Fault(How.FAIL, number, error, times))
+        run = place.run(folder, fault)
         assert not run.killed
-        with tally.trying(f"{place.scenario}: {errno.errorcode[error]} {'once' if times == 1 else 'from then on'}"):
-            survives(place, folder, said_in(run), then=True)
+        with tally.trying(f"{place.scenario.what}: errors of the disk"):
+            survives(place, folder, said_in(run))

@@ -1,4 +1,7 @@
-"""A process that submits jobs is killed, at every step: no job is left that no list shows, and no folder in the way."""
+"""A process that submits jobs is killed: no job is left that no list shows, and no folder in the way.
+
+tests/chaos/test_commands.py kills commands at each of their changes on the disk.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,22 @@ import errno
 import os
 import signal
 import socket
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 
-from hpc_det.cli.main import main
 from hpc_det.errors import UsageError
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.submitting import Submitter, settling, submitter_of, submitting
-from hpc_det.submit import executor  # noqa: F401  # loaded once, not by each process that is killed
 from hpc_det.submit import interrupted as interrupted_submission
 from hpc_det.submit.again import stored
 from hpc_det.submit.interrupted import PAUSED_BY, find_successors, settle, unknown_jobs
@@ -32,146 +32,11 @@ from hpc_det.submit.jobs import prepare_jobs, queue_jobs
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.watch import Watch, state
 from tests.cli.conftest import Command
+from tests.cli.submissions import Queue, ends_well, in_a_process, is_settled
+from tests.cli.submissions import arguments as arguments
+from tests.cli.submissions import queue as queue
 from tests.stub import Stub
 from tests.stub import stub as stub
-
-ARRAYS = """
-name: tiny
-entrypoint: model_def:MyTrial
-searcher: {name: random, metric: accuracy, max_length: 10, max_trials: 5, max_concurrent_trials: 2}
-"""
-WRITES = ("os.mkdir", "os.rename", "os.link", "os.remove", "os.utime", "os.symlink", "subprocess.Popen")
-
-
-@dataclass(frozen=True)
-class Queue:
-    """A Slurm in which jobs wait for ever: a file for each, with its working folder in it."""
-
-    folder: Path
-
-    def jobs(self) -> list[str]:
-        return sorted(path.name for path in self.folder.iterdir())
-
-
-@pytest.fixture
-def queue(tmp_path: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Queue:
-    """sbatch ends the process $KILLED, before or after the job is in the queue."""
-    folder = tmp_path / "queue"
-    folder.mkdir()
-    stub(
-        "sbatch",
-        f"""[ "$KILLED" = before ] && kill -KILL $PPID && exit 1
-        work=$(sed -n 's/^#SBATCH --chdir=//p' "${{!#}}")
-        job=$((4711 + $(ls {tmp_path}/ids 2>/dev/null | wc -l))); mkdir -p {tmp_path}/ids; touch {tmp_path}/ids/$job
-        echo "$work" >{folder}/$job
-        [ "$KILLED" = after ] && kill -KILL $PPID
-        [ -n "$REFUSES" ] && echo "sbatch: error: $REFUSES" >&2 && exit 1
-        echo $job""",
-    )
-    stub(
-        "squeue",
-        f"""cd {folder}
-        for word; do case $word in
-        --jobs=*) for job in $(tr , ' ' <<<"${{word#*=}}"); do [ -e $job ] && echo "$job|PENDING|Priority"; done;;
-        --Format=*) m=${{word#*JobArrayID:}}; m=${{m%%,*}}; for job in *; do [ -e "$job" ] && echo -n "$job${{m}}n$m$(
-            id -un)${{m}}low${{m}}PENDING${{m}}Priority${{m}}N/A${{m}}N/A${{m}}0${{m}}9${{m}}cpu=1$m$(<$job)$m"; done;;
-        esac; done; true""",
-    )
-    stub("scancel", f"rm -f {folder}/${{!#}}")
-    monkeypatch.setattr("hpc_det.submit.interrupted.SETTLES_S", 0.0)
-    monkeypatch.setattr("hpc_det.submit.interrupted.BARE_FOR_S", 0.0)
-    return Queue(folder)
-
-
-@pytest.fixture
-def arguments(config: Path, code: Path, root: Path) -> list[str]:
-    return ["experiment", "create", str(config), str(code), "--cluster", "slurm"]
-
-
-def in_a_process(arguments: list[str], prepare: Callable[[], None] = lambda: None) -> int:
-    """`hpc-det ARGUMENTS` in a process of its own: as waitpid(2) tells its end."""
-    if (pid := os.fork()) == 0:
-        try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            prepare()
-            os._exit(main(arguments))
-        except SystemExit as error:
-            os._exit(int(str(error.code)))
-        finally:
-            os._exit(99)
-    return os.waitpid(pid, 0)[1]
-
-
-def killed_before(step: int, root: Path, number: int = signal.SIGKILL) -> Callable[[], None]:
-    """Has this process get the signal before its so-manyth change below `root`, or process that it starts."""
-
-    def prepare() -> None:
-        left = [step]
-
-        def watch(event: str, values: tuple[object, ...]) -> None:
-            writes = event in WRITES or (event == "open" and isinstance(values[2], int) and values[2] & os.O_CREAT)
-            if writes and (event == "subprocess.Popen" or str(root) in str(values[0])):
-                left[0] -= 1
-                if left[0] == 0:
-                    os.kill(os.getpid(), number)
-
-        sys.addaudithook(watch)
-
-    return prepare
-
-
-def is_settled(root: Path, queue: Queue) -> None:
-    """What must be so after a kill and any command that looks at all experiments."""
-    shown = list(ExperimentStore(root).all())
-    known = [job for experiment in shown for job in ExperimentView(experiment).job_ids()]
-    assert set(queue.jobs()) <= set(known)
-    for experiment in ExperimentStore(root).folders():
-        assert submitter_of(experiment) is None
-        assert experiment.config.exists()
-    for experiment in shown:
-        assert state(ExperimentView(experiment)) in (ExperimentState.QUEUED, ExperimentState.PAUSED)
-
-
-def ends_well(hpc_det: Command, root: Path, queue: Queue) -> None:
-    for experiment in list(ExperimentStore(root).all()):
-        hpc_det("e", "kill", experiment.id)
-        assert hpc_det("e", "delete", experiment.id, "--yes").code == 0
-    assert queue.jobs() == []
-    assert list(ExperimentStore(root).all()) == []
-
-
-@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.long)])
-def test_create_is_killed_at_every_step(
-    hpc_det: Command, root: Path, config: Path, arguments: list[str], queue: Queue, every: int
-) -> None:
-    config.write_text(ARRAYS)
-    step, ended, jobs = 1, signal.SIGKILL.value, 0
-    while ended == signal.SIGKILL:
-        ended = in_a_process(arguments, killed_before(step, root))
-        hpc_det("e", "list")
-        is_settled(root, queue)
-        jobs += len(queue.jobs())
-        ends_well(hpc_det, root, queue)
-        step += every
-    assert ended == 0, "the last one was not killed"
-    assert step > 40
-    assert jobs > 1
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_create_that_is_told_to_end_leaves_nothing(
-    root: Path, config: Path, arguments: list[str], queue: Queue, number: signal.Signals
-) -> None:
-    config.write_text(ARRAYS)
-    step, ended = 1, -number
-    while ended in (-number, 128 + number):  # before it has made the folder the signal ends it as any command
-        ended = os.waitstatus_to_exitcode(in_a_process(arguments, killed_before(step, root, number)))
-        if ended:
-            assert queue.jobs() == []
-            assert not any(any(folder.path.iterdir()) for folder in ExperimentStore(root).folders())
-        step += 17
-    assert ended == 0
-    assert step > 40
 
 
 def test_a_job_that_was_queued_when_its_submitter_was_killed_is_its_experiments(
@@ -240,27 +105,30 @@ def test_jobs_of_a_later_submission_are_found_too(
     ends_well(hpc_det, root, queue)
 
 
-@pytest.mark.parametrize("command", ["activate", "continue"])
-def test_a_later_submission_is_killed_at_every_step(
-    hpc_det: Command, root: Path, arguments: list[str], queue: Queue, command: str
+@pytest.mark.parametrize("command", [("kill",), ("cancel",), ("delete", "--yes")])
+def test_a_job_that_a_killed_kill_has_left_is_ended(
+    hpc_det: Command, root: Path, arguments: list[str], queue: Queue, command: tuple[str, ...]
 ) -> None:
-    in_a_process(arguments)
-    step, ended = 1, signal.SIGKILL.value
-    while ended == signal.SIGKILL:
-        hpc_det("e", "pause", "1")
-        if command == "continue":
-            hpc_det("e", "kill", "1")
-        ended = in_a_process(["experiment", command, "1"], killed_before(step, root))
-        hpc_det("e", "list")
-        experiment = ExperimentStore(root).existing(1)
-        assert submitter_of(experiment) is None
-        assert set(queue.jobs()) <= set(ExperimentView(experiment).job_ids())
-        hpc_det("e", "kill" if command == "continue" else "pause", "1")
-        if command == "activate":  # where it was killed between two entries of the search's journal
-            hpc_det("e", "continue", "1")
-        step += 13
-    assert ended == 0
-    ends_well(hpc_det, root, queue)
+    assert in_a_process(arguments) == 0
+    SearchJournal(ExperimentStore(root).existing(1)).cancel("ada")
+    assert state(ExperimentView(ExperimentStore(root).existing(1))) is ExperimentState.CANCELED
+    assert len(queue.jobs()) == 1
+    assert hpc_det("e", command[0], "1", *command[1:]).code == 0
+    assert queue.jobs() == []
+
+
+def test_an_activate_that_was_killed_before_it_had_a_job_is_paused_again(
+    hpc_det: Command, root: Path, arguments: list[str], queue: Queue
+) -> None:
+    assert in_a_process(arguments) == 0
+    assert hpc_det("e", "pause", "1").code == 0
+    experiment = ExperimentStore(root).existing(1)
+    killed = replace(Submitter.here(first_script=2, before=1), ticks=1)
+    write_json(experiment.submitting, asdict(killed))
+    SearchJournal(experiment).activate()
+    assert state(ExperimentView(experiment)) is ExperimentState.PAUSED
+    assert hpc_det("e", "activate", "1").code == 0
+    assert len(queue.jobs()) == 1
 
 
 def test_an_answer_that_never_came_leaves_no_job(

@@ -204,7 +204,7 @@ def test_kept_code_cannot_be_edited_by_mistake(code: Path) -> None:
 
 def test_a_copy_that_was_cut_short_is_none(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(portable_module, "_flush_tree", lambda _: 1 / 0)
+        broken.setattr(portable_module, "flush_tree", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             keep_code(code)
     assert [path.name for path in code.parent.iterdir()] == ["code"]
@@ -218,7 +218,7 @@ def test_of_two_trials_that_keep_the_code_the_first_one_stands(code: Path, monke
         (code / "model_def.py").write_text("changed since")
 
     before = files(code)
-    monkeypatch.setattr(portable_module, "_flush_tree", overtaken)
+    monkeypatch.setattr(portable_module, "flush_tree", overtaken)
     kept = keep_code(code)
     assert files(kept) == before
     assert {path.name for path in code.parent.iterdir()} == {"code", kept.name}

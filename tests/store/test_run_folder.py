@@ -58,3 +58,10 @@ def test_where_no_folder_can_be_made_the_remedy_is_named(tmp_path: Path) -> None
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UsageError, match="a run needs a folder of yours that all nodes see"):
         RunFolder(tmp_path / "file" / "run").make()
+
+
+def test_the_names_of_its_folders_are_on_disk_when_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[Path] = []
+    monkeypatch.setattr("hpc_det.store.disk.flush_folder", flushed.append)
+    RunFolder(tmp_path / "new" / "run").make()
+    assert {tmp_path, tmp_path / "new", tmp_path / "new" / "run"} <= {*flushed}

@@ -1,0 +1,24 @@
+"""In a zygote: a command of hpc-det, below whose state folder all changes are disturbed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpc_det.cli.main import main
+from hpc_det.submit import (
+    executor,  # noqa: F401  # loaded once, not by each process that is killed
+    interrupted,
+)
+
+
+def command(folder: Path, say: Callable[[Any], None], arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Says the exit code."""
+    os.environ.update(environment)
+    interrupted.SETTLES_S = interrupted.BARE_FOR_S = 0.0
+    try:
+        say(main([*arguments]))
+    except SystemExit as error:
+        say(error.code)

@@ -1,0 +1,58 @@
+"""Ranks that are forked from a process that has loaded torch, and disturbed with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+
+from torch._C._distributed_c10d import TCPStore
+
+from hpc_det.core.distributed import Distributed
+
+ENDS_S = 60.0
+"""In which the others end, where one was killed."""
+
+
+def on_forked_ranks(size: int, rank: Callable[[Distributed], None]) -> None:
+    """Run `rank` on each, and wait for all. Raises where one fails, while none was killed, or does not end."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pids = [_forked(size, number, server.port, rank) for number in range(size)]
+    statuses = [_ended(pid) for pid in pids]
+    if -signal.SIGKILL not in statuses and any(statuses):
+        raise AssertionError(f"ranks ended with {statuses}; their output says why")
+
+
+def _forked(size: int, number: int, port: int, rank: Callable[[Distributed], None]) -> int:
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+        os.environ.update(HPC_DET_SECRET="the secret of these ranks", CUDA_VISIBLE_DEVICES="")
+        os.environ.update(RANK=str(number), WORLD_SIZE=str(size), LOCAL_RANK=str(number), LOCAL_WORLD_SIZE=str(size))
+        distributed = Distributed.from_env(os.environ)
+        distributed.start()
+        rank(distributed)
+        distributed.barrier()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _ended(pid: int) -> int:
+    """Its exit code, or the number of the signal that ended it, negative."""
+    deadline = time.monotonic() + ENDS_S
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGABRT)
+            os.waitpid(pid, 0)
+            raise AssertionError(f"rank process {pid} has not ended in {ENDS_S:.0f} s")
+        time.sleep(0.005)
