@@ -110,6 +110,7 @@ class _Moments:
 def _carry_out(folder: Path, number: int, order: orders.Order) -> None:
     trial, own = _trial(folder), os.getpid()
     victims = _victims(folder, trial, order.victims)
+    assert victims, f"{order.victims}: there are none"
     others = [pid for pid in victims if pid != own]
     committed = [path.name for path in trial.glob("checkpoints/*") if not path.name.startswith(".")]
     if order.stops_first:

@@ -126,7 +126,7 @@ class Planner:
             tuple(self._named(who, rank) for who in victim.who),
             victim.signal,
             stops_first=victim.signal == signal.SIGKILL and self.random.random() < 0.3,
-            stays=victim == JOB,
+            stays=victim.who == ("job",) and victim.signal == signal.SIGKILL,
         )
         return Kill(str(victim), order, (*victim.ends, *time.ends), victim.ends_job, FAILED in victim.ends)
 

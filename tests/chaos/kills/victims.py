@@ -13,6 +13,7 @@ _LAUNCHERS = (
     "torch.distributed.run",
     "deepspeed.launcher.launch",
     "mpirun",
+    "mpiexec",
     "tests/e2e/warm/launcher.py",
 )
 
@@ -26,7 +27,7 @@ class Processes:
         self._words = {pid: _read(pid, "cmdline").split("\0") for pid in _pids()}
 
     def victims(self, kind: str) -> list[int]:
-        """Of "rank 1", "ranks", "launcher", "agent", "first agent", "last agent", "starter", "job", "everything"."""
+        """Those below, with "rank 1" for any rank."""
         match kind.split():
             case ["self"]:
                 return [os.getpid()]
@@ -48,6 +49,16 @@ class Processes:
                 return self._running("hpc_det.launch.job", str(self._trial.parents[1]))
             case ["everything"]:
                 return self.marked()
+            case ["a", "worker"]:
+                return self._workers()[-1:]
+            case ["workers"]:
+                return self._workers()
+            case ["nursery"]:
+                return self._nurseries()
+            case ["node", "agent"]:
+                return self._marked_with("hpc_det.launch.elastic.node")
+            case ["driver"]:
+                return self._marked_with("driver.py")
         raise ValueError(kind)
 
     def marked(self) -> list[int]:
@@ -63,6 +74,18 @@ class Processes:
         which = r"\d+" if number is None else number
         log = re.compile(rf"{re.escape(str(self._trial))}/logs/attempt-\d+/rank-{which}.log")
         return [pid for pid in self._words if log.fullmatch(_prints_to(pid))]
+
+    def _nurseries(self) -> list[int]:
+        agents = self._marked_with("hpc_det.launch.elastic.node")
+        return [pid for pid in self._marked_with("hpc_det.sgd.rank.nursery") if _ancestors(pid)[0] in agents]
+
+    def _workers(self) -> list[int]:
+        """Forked from the nursery, so that all look alike."""
+        nurseries = self._nurseries()
+        return [pid for pid in self._marked_with("hpc_det.sgd.rank.nursery") if _ancestors(pid)[0] in nurseries]
+
+    def _marked_with(self, word: str) -> list[int]:
+        return [pid for pid in self.marked() if any(each.endswith(word) for each in self._words[pid])]
 
     def _launchers(self) -> list[int]:
         """Below an agent. Some replace their process by torchrun's or MPI's."""
@@ -81,7 +104,7 @@ class Processes:
 
 
 def _ancestors(pid: int) -> list[int]:
-    found = []
+    found = list[int]()
     while pid > 1:
         status = _read(pid, "stat").rpartition(")")[2].split()
         pid = int(status[1]) if status else 0
