@@ -58,7 +58,7 @@ def trained(its: Place, kills: Sequence[Kill]) -> tuple[int, list[str]]:
 def undisturbed() -> list[str]:
     with place("scheduler: local\n") as its:
         starts, said = trained(its, [])
-    assert (starts, len(said)) == (0, driver.EPOCHS + 1)
+    assert (starts, len(said)) == (0, driver.EPOCHS + 2)
     return said
 
 
@@ -75,4 +75,4 @@ def test_a_trainer_survives_what_is_killed(undisturbed: list[str], tally: Tally,
         assert set(said) == set(undisturbed)  # an epoch whose state was lost with all that held it is trained again
         assert said[-1] == undisturbed[-1]
         wait_for(lambda: not its.left(), DEADLINE_S, its.left)
-        assert [path.name for path in its.tmp.iterdir()] == []
+        assert [path.name for path in its.tmp.iterdir() if not path.name.startswith("torchinductor_")] == []

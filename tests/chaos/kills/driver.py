@@ -12,9 +12,10 @@ EPOCHS = 4
 
 def main() -> None:
     with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor="local", run="killed") as trainer:
-        for epoch in trainer.remaining(EPOCHS):
-            print("epoch", epoch, trainer.train(max_retries=int(sys.argv[1]))["train_loss"].hex(), flush=True)
-            trainer.validate()
+        for _ in trainer.remaining(EPOCHS):
+            loss = trainer.train(max_retries=int(sys.argv[1]))["train_loss"]
+            print("epoch", trainer.epochs_done, loss.hex(), flush=True)
+        print("validated", trainer.validate()["val_loss"].hex(), flush=True)
         bits = torch.cat([value.flatten() for value in weights(trainer).values()])
         print("weights", bits.numpy().tobytes().hex(), flush=True)
 
