@@ -24,7 +24,7 @@ from typing import Any
 from tests.chaos.kills import orders
 from tests.chaos.kills.victims import Processes
 
-_NEVER_S = 60.0
+_NEVER_S = 300.0
 """So long a process waits at most for somebody who comes, or who ends it."""
 
 
