@@ -99,9 +99,8 @@ JOB_BEGINS = Time(("hpc_det.search.journal:SearchJournal.claim",), rank=NO_RANK)
 ATTEMPT_BEGINS = Time(
     ("hpc_det.store.journal:Journal.started", "hpc_det.launch.job.attempts:say_attempt_begins"), rank=NO_RANK
 )
-ATTEMPT_ENDS = Time(
-    ("hpc_det.store.journal:Journal.ended", "hpc_det.launch.job.attempts:decide"), rank=NO_RANK, ends=(FAILED, FINISHED)
-)
+JOURNAL_ENDED = "hpc_det.store.journal:Journal.ended"
+ATTEMPT_ENDS = Time((JOURNAL_ENDED, "hpc_det.launch.job.attempts:decide"), rank=NO_RANK, ends=(FAILED, FINISHED))
 SEARCH_IS_TOLD = Time(("hpc_det.search.journal:SearchJournal.leave",), rank=NO_RANK, ends=HAS_FINISHED)
 
 
@@ -160,7 +159,10 @@ def twice_in_a_row(seed: int) -> list[Kill]:
     """The job is killed while it sees to the end of an attempt; then one more."""
     planner = Planner(seed)
     first = planner.any((RANK, RANKS, LAUNCHER, AGENT), IN_RANKS)
-    return [first, planner.any((JOB, EVERYTHING), [ATTEMPT_ENDS]).at_once, planner.any(LOCAL, IN_RANKS)]
+    second = planner.any((JOB, EVERYTHING), [ATTEMPT_ENDS]).at_once
+    is_written = second.order.moment == replace(second.order.moment, function=JOURNAL_ENDED, after=True)
+    ends = (FAILED,) if is_written else (LOST,)
+    return [replace(first, ends=ends), replace(second, ends=ends), planner.any(LOCAL, IN_RANKS)]
 
 
 def at_the_end(seed: int) -> list[Kill]:
