@@ -22,9 +22,12 @@ def become(program: Sequence[str], environment: Mapping[str, str], folder: Path)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+    sys.path[:0] = folders = environment["PYTHONPATH"].split(os.pathsep)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering="PYTHONUNBUFFERED" in environment)
+    for own in (Path(each, "sitecustomize.py") for each in folders):
+        if own.exists():
+            runpy.run_path(str(own))
     rank.leave(_exit_code(program))
 
 

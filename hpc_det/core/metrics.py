@@ -7,6 +7,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from typing import Any
 
@@ -17,6 +18,7 @@ from hpc_det.core.distributed import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.store.files import append_line, flush_file
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import BEGINS, as_written, validations
 
 
@@ -283,11 +285,16 @@ def _listed(names: Iterable[Any]) -> list[str]:
 
 
 class MetricsLog:
-    """The trial's metrics file; rank 0 only."""
+    """The trial's metrics file; rank 0 only. Writing raises Overtaken once a later attempt has begun: its gang reports
+    the same batches.
+    """
 
     def __init__(self, trial: TrialFolder, attempt: int) -> None:
         self._path = trial.metrics
         self._attempt = attempt
+        self._journal = Journal(trial.journal)
+        self._journal_bytes = 0
+        """When it was read last: it only grows."""
 
     def begin_at(self, *, trained: int, validated: int) -> None:
         """Training begins, with a checkpoint: what was reported beyond it is void from now on, and is run again."""
@@ -309,7 +316,16 @@ class MetricsLog:
         flush_file(self._path)
 
     def _append(self, record: Mapping[str, Any]) -> None:
+        self._insist_on_last_attempt()
         append_line(self._path, {**record, "attempt": self._attempt, "time": time.time()}, durable=False)
+
+    def _insist_on_last_attempt(self) -> None:
+        """Outside a job there is no journal."""
+        with suppress(FileNotFoundError):
+            size = self._journal.path.stat().st_size
+            if size != self._journal_bytes:
+                self._journal.insist_on_last(self._attempt)
+                self._journal_bytes = size
 
 
 def spelled(value: Any) -> Any:

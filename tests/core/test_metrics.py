@@ -16,6 +16,7 @@ from hpc_det.core.distributed import Distributed
 from hpc_det.core.metrics import MetricsLog, MetricWindow, Reducer, scalar, spelled
 from hpc_det.errors import UsageError
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.journal import Journal, Overtaken
 from hpc_det.store.metrics import read_reports
 from tests.core.ranks import OnRanks
 
@@ -454,3 +455,16 @@ def test_validations_come_back_as_numbers(trial: TrialFolder) -> None:
     log.report("validation", 30, 100, {"accuracy": -math.inf})
     log.report("validation", 40, 100, {"other": 1.0})
     assert log.validations("accuracy") == pytest.approx({10: 0.5, 20: math.nan, 30: -math.inf}, nan_ok=True)
+
+
+def test_a_gang_that_was_believed_gone_reports_no_more_when_another_one_goes_on(tmp_path: Path) -> None:
+    trial = TrialFolder(tmp_path)
+    journal, log = Journal(trial.journal), MetricsLog(trial, attempt=1)
+    journal.started(1, "7")
+    log.report("training", 10, 100, {"loss": 2.0})
+    journal.started(2, "8")
+    MetricsLog(trial, attempt=2).begin_at(trained=0, validated=0)
+    with pytest.raises(Overtaken, match="attempt 2 of this trial has begun"):
+        log.report("training", 20, 100, {"loss": 1.0})
+    MetricsLog(trial, attempt=2).report("training", 10, 100, {"loss": 2.0})
+    assert [record["steps"] for record in read_reports(trial.metrics)] == [10]

@@ -126,6 +126,8 @@ class TorchTrainer:
             startup_timeout_s=startup_timeout_s,
             hang_timeout_s=hang_timeout_s,
         )
+        self._train_calls = 0
+        """By this program. The number of the state may be no greater after one: the state before it may be lost."""
         self._run = run_of(run, os.environ)
         self._run.goes_with_driver()
         is_durable = not self._run.is_temporary or capacity.has_queue
@@ -148,9 +150,9 @@ class TorchTrainer:
         Raises UsageError where nothing was trained in one.
         """
         while self.epochs_done < epochs:
-            calls = self._open_gang.calls
+            calls = self._train_calls
             yield self.epochs_done
-            if self._open_gang.calls == calls:
+            if self._train_calls == calls:
                 raise UsageError("trainer.remaining: train() was not called in this round; it would go on for ever")
 
     def train(
@@ -165,6 +167,7 @@ class TorchTrainer:
         a list in rank order. What a rank raises is raised here; ranks that die are tried again `max_retries` times.
         """
         assert max_retries >= 0, f"max_retries is {max_retries}; it has to be at least 0"
+        self._train_calls += 1
         arguments = {"num_steps": num_steps, "profile": profile, "info": info}
         return _reduced(self._open_gang.train(arguments, max_retries), reduce_results)
 

@@ -115,6 +115,23 @@ def test_with_a_run_the_newest_state_on_the_disk_is_gone_on_from(caplog: pytest.
     assert "the state after train() call 2 are lost; the training goes on after call 1" in caplog.text
 
 
+def test_a_call_that_begins_before_a_state_that_was_lost_counts_as_a_round() -> None:
+    nodes, asked = LocalNodes(1), list[int]()
+    with TorchTrainer(training_operator_cls=Linear, executor=nodes, run="mine") as its:
+        for epoch in its.remaining(3):
+            asked.append(epoch)
+            if len(asked) == 2:
+                its._open_gang._settle()
+                its._open_gang._is_durable = False
+            if len(asked) == 3:
+                its._open_gang._is_durable = True
+                nodes.take(0)
+                nodes.give_back()
+            its.train()
+        assert asked == [0, 1, 2, 2]
+        assert its.epochs_done == 3
+
+
 def test_what_was_loaded_is_on_the_disk_when_load_returns() -> None:
     with TorchTrainer(training_operator_cls=Linear, executor=LocalNodes(1), run="mine") as its:
         loaded = its.state_dict()

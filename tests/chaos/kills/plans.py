@@ -1,0 +1,191 @@
+"""Random orders: a seed gives the kills of one training, each with the ends that its attempt may have then."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tests.chaos.kills.orders import Moment, Order
+
+FAILED, LOST, FINISHED, PREEMPTED, CANCELLED = "failed", "node lost", "finished", "preempted", "cancelled"
+
+
+@dataclass(frozen=True)
+class Kill:
+    what: str
+    """A row of the table."""
+    order: Order
+    ends: tuple[str, ...]
+    """The causes that the end of the attempt may have then."""
+    ends_job: bool = False
+    is_charged: bool = False
+    """To max_restarts, where it ends the attempt."""
+
+    @property
+    def at_once(self) -> Kill:
+        """In the attempt of the kill before it, while the product still sees to that one."""
+        return replace(self, order=replace(self.order, at_once=True))
+
+
+@dataclass(frozen=True)
+class Victim:
+    who: tuple[str, ...]
+    ends: tuple[str, ...]
+    signal: int = signal.SIGKILL
+    ends_job: bool = False
+
+    def __str__(self) -> str:
+        who = " and ".join("rank" if each.endswith("rank") else each for each in self.who)
+        return f"{who} {'killed' if self.signal == signal.SIGKILL else 'told to end'}"
+
+
+RANK = Victim(("its rank",), (FAILED,))
+ANOTHER_RANK = Victim(("another rank",), (FAILED,))
+RANKS = Victim(("ranks",), (FAILED,))
+LAUNCHER = Victim(("launcher",), (FAILED,))
+AGENT = Victim(("agent",), (FAILED,))
+JOB = Victim(("job",), (LOST,), ends_job=True)
+JOB_AND_AGENT = Victim(("job", "agent"), (LOST,), ends_job=True)
+EVERYTHING = Victim(("everything",), (LOST,), ends_job=True)
+LOCAL = (RANK, ANOTHER_RANK, RANKS, LAUNCHER, AGENT, JOB, JOB_AND_AGENT, EVERYTHING)
+"""On one node. A job that is killed there does not come back by itself."""
+
+RANK_TOLD = Victim(("its rank",), (PREEMPTED,), signal.SIGTERM)
+AGENT_TOLD = Victim(("agent",), (PREEMPTED,), signal.SIGTERM)
+JOB_TOLD = Victim(("job",), (CANCELLED,), signal.SIGTERM, ends_job=True)
+TOLD = (RANK_TOLD, AGENT_TOLD, JOB_TOLD)
+
+
+@dataclass(frozen=True)
+class Time:
+    """Of an attempt's life."""
+
+    functions: Sequence[str]
+    most: int = 1
+    """The count of a moment is 1 to this."""
+    rank: int | None = None
+    """None: any; NO_RANK: in another process."""
+    ends: tuple[str, ...] = ()
+    """The causes that are possible then, too."""
+
+
+NO_RANK = -1
+HAS_FINISHED = (FINISHED,)
+STARTS = Time(
+    (
+        "hpc_det.launch.watch.heartbeat:Heart.__init__",
+        "hpc_det.core.distributed:Distributed.start",
+        "hpc_det.pytorch.loop:Loop._begin",
+    )
+)
+TRAINS = Time(("model_def:StoryTrial.train_batch",), most=14)
+VALIDATES = Time(("model_def:StoryTrial.evaluate_batch",))
+SAVES = Time(("hpc_det.core.pending:Pending.write",))
+COMMITS = Time(
+    (
+        "hpc_det.core.checkpoint:CheckpointContext._commit",
+        "hpc_det.checkpoint.staging:Staging.commit",
+        "hpc_det.core.metrics:MetricsLog.report",
+    ),
+    rank=0,
+)
+ENDS = Time(("hpc_det.pytorch.run:Run.train", "hpc_det.core.distributed:Distributed.stop"), ends=HAS_FINISHED)
+IN_RANKS = (STARTS, TRAINS, VALIDATES, SAVES, COMMITS)
+
+IN_AGENT = Time(("hpc_det.launch.watch.vigil:vigil", "hpc_det.launch.environment:environment_of"), rank=NO_RANK)
+JOB_BEGINS = Time(("hpc_det.search.journal:SearchJournal.claim",), rank=NO_RANK)
+ATTEMPT_BEGINS = Time(
+    ("hpc_det.store.journal:Journal.started", "hpc_det.launch.job.attempts:say_attempt_begins"), rank=NO_RANK
+)
+JOURNAL_ENDED = "hpc_det.store.journal:Journal.ended"
+ATTEMPT_ENDS = Time((JOURNAL_ENDED, "hpc_det.launch.job.attempts:decide"), rank=NO_RANK, ends=(FAILED, FINISHED))
+SEARCH_IS_TOLD = Time(("hpc_det.search.journal:SearchJournal.leave",), rank=NO_RANK, ends=HAS_FINISHED)
+
+
+class Planner:
+    def __init__(self, seed: int, *, ranks: int = 2) -> None:
+        self.random = random.Random(seed)
+        self._ranks = ranks
+
+    def any(self, victims: Sequence[Victim], times: Sequence[Time]) -> Kill:
+        return self.kill(self.random.choice(victims), self.random.choice(times))
+
+    def kill(self, victim: Victim, time: Time) -> Kill:
+        rank = self.random.randrange(self._ranks) if time.rank is None else time.rank
+        moment = Moment(
+            self.random.choice(time.functions),
+            self.random.random() < 0.5,
+            self.random.randint(1, time.most),
+            None if rank == NO_RANK else rank,
+        )
+        order = Order(
+            moment,
+            tuple(self._named(who, rank) for who in victim.who),
+            victim.signal,
+            stops_first=victim.signal == signal.SIGKILL and self.random.random() < 0.3,
+            stays=victim.who == ("job",) and victim.signal == signal.SIGKILL,
+        )
+        return Kill(str(victim), order, (*victim.ends, *time.ends), victim.ends_job, FAILED in victim.ends)
+
+    def _named(self, who: str, rank: int) -> str:
+        match who:
+            case "its rank":
+                return "self"
+            case "another rank":
+                return f"rank {self.random.choice([other for other in range(self._ranks) if other != rank])}"
+        return who
+
+
+def one_after_the_other(seed: int, count: int = 3) -> list[Kill]:
+    """Each in an attempt of its own."""
+    planner = Planner(seed)
+    return [planner.any(LOCAL, IN_RANKS) for _ in range(count)]
+
+
+def before_ranks_start(seed: int) -> list[Kill]:
+    """The job or its agent, while they begin; the last one in training."""
+    planner = Planner(seed)
+    return [
+        planner.any((JOB, EVERYTHING), [JOB_BEGINS, ATTEMPT_BEGINS]),
+        planner.any((AGENT, EVERYTHING), [IN_AGENT]),
+        planner.any((JOB, EVERYTHING), [ATTEMPT_BEGINS]).at_once,
+        planner.any(LOCAL, [TRAINS]),
+    ]
+
+
+def twice_in_a_row(seed: int) -> list[Kill]:
+    """The job is killed while it sees to the end of an attempt; then one more."""
+    planner = Planner(seed)
+    first = planner.any((RANK, RANKS, LAUNCHER, AGENT), IN_RANKS)
+    second = planner.any((JOB, EVERYTHING), [ATTEMPT_ENDS]).at_once
+    is_written = second.order.moment == replace(second.order.moment, function=JOURNAL_ENDED, after=True)
+    ends = (FAILED,) if is_written else (LOST,)
+    return [replace(first, ends=ends), replace(second, ends=ends), planner.any(LOCAL, IN_RANKS)]
+
+
+def at_the_end(seed: int) -> list[Kill]:
+    """All is trained, and somebody still has to say so."""
+    planner = Planner(seed)
+    of_ranks = planner.any((RANK, ANOTHER_RANK, EVERYTHING), [ENDS])
+    of_job = planner.any((JOB, EVERYTHING), [ATTEMPT_ENDS, SEARCH_IS_TOLD])
+    return [planner.any(LOCAL, IN_RANKS), planner.random.choice([of_ranks, of_job])]
+
+
+def told_and_killed(seed: int) -> list[Kill]:
+    """Told to end, and killed in the save that follows; then only told."""
+    planner = Planner(seed)
+    told = planner.any(TOLD, [TRAINS, VALIDATES])
+    killed = planner.any(LOCAL, [SAVES, COMMITS]).at_once
+    either = tuple(dict.fromkeys((*told.ends, *killed.ends)))
+    return [replace(told, ends=either), replace(killed, ends=either), planner.any(TOLD, [TRAINS, VALIDATES])]
+
+
+def of_launchers(seed: int) -> list[Kill]:
+    """With ranks that take seconds to start."""
+    planner = Planner(seed)
+    return [
+        planner.kill(LAUNCHER, planner.random.choice([TRAINS, SAVES, COMMITS])),
+        planner.any(LOCAL, [STARTS, VALIDATES, SAVES]),
+    ]

@@ -1,0 +1,29 @@
+"""Random orders for a program with a TorchTrainer: its workers, its node agent with the nursery, and itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.chaos.kills.plans import NO_RANK, Kill, Planner, Time, Victim
+
+A_WORKER, WORKERS = Victim(("a worker",), ()), Victim(("workers",), ())
+NURSERY, AGENT = Victim(("nursery",), ()), Victim(("node agent",), ())
+DRIVER = Victim(("driver",), (), ends_job=True)
+ALL_OF_IT = Victim(("everything",), (), ends_job=True)
+ALL = (A_WORKER, WORKERS, NURSERY, AGENT, DRIVER, ALL_OF_IT)
+
+IN_WORKERS = Time(("tests.sgd.trained:Linear.train_batch",), most=16, rank=NO_RANK)
+VALIDATES = Time(("tests.sgd.trained:Linear.validate_batch",), rank=NO_RANK)
+BEGINS = Time(("tests.sgd.trained:Linear.setup",), rank=NO_RANK)
+IS_KEPT = Time(("hpc_det.launch.elastic.held:keep",), rank=NO_RANK)
+BETWEEN_CALLS = Time(
+    ("hpc_det.sgd.driver.elastic:ElasticGang._take", "hpc_det.sgd.driver.elastic:ElasticGang._snapshot"), rank=NO_RANK
+)
+
+
+def random_ones(seed: int) -> list[Kill]:
+    """In any order, maybe the second while the program sees to the first; the last at any time until the end."""
+    planner = Planner(seed)
+    first, second = planner.any(ALL, [BEGINS, IN_WORKERS]), planner.any(ALL, [IN_WORKERS, IS_KEPT, BETWEEN_CALLS])
+    last = planner.any(ALL, [IN_WORKERS, IS_KEPT, VALIDATES])
+    return [replace(kill, is_charged=not kill.ends_job).at_once for kill in (first, second, last)]
