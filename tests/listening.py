@@ -33,10 +33,10 @@ def listening(pid: int) -> list[Listening]:
 
 
 def is_closed_to_others(pids: Iterable[int]) -> bool:
-    """Whether the ranks of one node listen on loopback alone, each for gloo, and rank 0 for messages, too."""
+    """Whether of the ranks of one node rank 0 alone listens, for messages, on loopback: gloo's ports are closed."""
     found = [listening(pid) for pid in pids]
     ports = [len(each) for each in found]
-    return ports == [2] + [1] * (len(ports) - 1) and all(each.is_loopback for rank in found for each in rank)
+    return ports == [1] + [0] * (len(ports) - 1) and all(each.is_loopback for rank in found for each in rank)
 
 
 def _sockets(pid: int) -> set[str]:
