@@ -6,6 +6,7 @@ import io
 import multiprocessing
 import os
 import runpy
+import site
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ def become(program: Sequence[str], environment: Mapping[str, str], folder: Path)
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+    sys.modules.pop("sitecustomize", None)
+    site.execsitecustomize()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering="PYTHONUNBUFFERED" in environment)
     rank.leave(_exit_code(program))
