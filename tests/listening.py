@@ -22,13 +22,14 @@ class Listening(NamedTuple):
 
 
 def listening(pid: int) -> list[Listening]:
-    """Of this process, not of its children."""
-    own = _sockets(pid)
-    found = []
-    for table in ("tcp", "tcp6"):
-        with open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
-            rows = [line.split() for line in file][1:]
-        found += [_at(row[1]) for row in rows if row[3] == _LISTEN and row[9] in own]
+    """Of this process, not of its children. None where it has ended."""
+    found: list[Listening] = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        own = _sockets(pid)
+        for table in ("tcp", "tcp6"):
+            with open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
+                rows = [line.split() for line in file][1:]
+            found += [_at(row[1]) for row in rows if row[3] == _LISTEN and row[9] in own]
     return found
 
 

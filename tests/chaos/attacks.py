@@ -151,11 +151,12 @@ class Attacker:
         return HELLO.pack(self._dice.randbytes(32), self._dice.randbytes(32), length)
 
 
+HELD_CONNECTIONS = "thousands of connections held"
 KINDS: dict[str, Callable[[Attacker], Iterator[None]]] = {
     "random bytes": Attacker.random_bytes,
     "half a handshake, then silence": Attacker.half_a_handshake,
     "a giant length": Attacker.a_giant_length,
-    "thousands of connections held": Attacker.thousands_of_connections,
+    HELD_CONNECTIONS: Attacker.thousands_of_connections,
     "connections opened and closed": Attacker.open_and_close,
     "slow readers and writers": Attacker.slow_readers,
     "frames replayed": Attacker.replayed_frames,

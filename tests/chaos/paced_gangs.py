@@ -36,6 +36,10 @@ class Gang(Protocol):
         """Of those that hold a store of PyTorch's."""
 
     @property
+    def spared(self) -> Sequence[int]:
+        """Ports of stores of PyTorch's that ranks hold: a rank that can open no more files cannot save."""
+
+    @property
     def life(self) -> object:
         """Differs after each restart."""
 
@@ -111,8 +115,16 @@ class PacedStory:
 
     @property
     def with_a_store(self) -> list[int]:
-        meeting = read_json(self.story.trial.rendezvous(Journal(self.story.trial.journal).last_attempt())) or {}
-        return [pid for pid in self.pids if meeting.get("port") in [each.port for each in listening(pid)]]
+        return [pid for pid in self.pids if self._store_port in [each.port for each in listening(pid)]]
+
+    @property
+    def spared(self) -> list[int]:
+        return [self._store_port] if {*self.with_a_store} & {*self._ranks} else []
+
+    @property
+    def _store_port(self) -> int:
+        attempt = Journal(self.story.trial.journal).last_attempt()
+        return int((read_json(self.story.trial.rendezvous(attempt)) or {}).get("port", 0))
 
     @property
     def agents(self) -> list[int]:
@@ -182,6 +194,10 @@ class PacedDriver:
 
     @property
     def with_a_store(self) -> Sequence[int]:
+        return []
+
+    @property
+    def spared(self) -> Sequence[int]:
         return []
 
     @property

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.attacks import KINDS
+from tests.chaos.attacks import HELD_CONNECTIONS, KINDS
 from tests.chaos.paced_gangs import ON_TWO_SLOTS, TRIAL, Gang, PacedDriver, PacedStory, pace_in, terminate
 from tests.chaos.table import Amount, Tally
-from tests.chaos.under_attack import Recordings, Used, allow_few_files, attack
+from tests.chaos.under_attack import Attack, Recordings, Used, allow_few_files, attack
 from tests.core.ranks import _fork_server
 from tests.e2e.story import WARM, Story, warm_ranks_of
 from tests.e2e.warm.server import warm_ranks
 from tests.lab.pbs_lab import PbsLab
+from tests.lab.slurm import SlurmLab
 from tests.wait import DEADLINE_S, wait_for
 
 __all__ = ["_fork_server"]
@@ -27,13 +29,13 @@ THOUSANDS = 2500
 OTHERWISE = {
     "frames replayed": 60,  # an answer is waited for each time
     "slow readers and writers": 200,
-    "thousands of connections held": THOUSANDS,
+    HELD_CONNECTIONS: THOUSANDS,
     "connections opened and closed": THOUSANDS,
 }
 """In place of `MANY`."""
 SAMPLE = 5
 """Kinds in `make test`."""
-FLOOD = ["thousands of connections held", "connections opened and closed", "random bytes", "frames replayed"]
+FLOOD = [HELD_CONNECTIONS, "connections opened and closed", "random bytes", "frames replayed"]
 EVERYTHING = Amount(is_all=True)
 
 
@@ -81,16 +83,19 @@ class Ordeal:
         before, life = Used.by(self.gang.pids), self.gang.life
         for kind in kinds:
             with self.tally.trying(f"network: {kind}"):
-                with attack([kind], self.gang.pids, self.recordings) as attacked:
+                with self._attack([kind]) as attacked:
                     attacked.until(OTHERWISE.get(kind, MANY) if self.amount.is_all else FEW)
                     self.gang.train(1)
-                    before.check(Used.by([*before.files]), self.gang.with_a_store)
-                wait_for(lambda: before.is_back(Used.by([*before.files])), DEADLINE_S)
+                    before.check(self.gang.with_a_store)
+                wait_for(before.is_back, DEADLINE_S)
                 assert self.gang.life == life
+
+    def _attack(self, kinds: list[str]) -> AbstractContextManager[Attack]:
+        return attack(kinds, self.gang.pids, self.recordings, self.gang.spared)
 
     def _stop_in_a_flood(self) -> None:
         what = "network: stop, save and requeue in a flood"
-        with self.tally.trying(what), attack(FLOOD, self.gang.pids, self.recordings) as flood:
+        with self.tally.trying(what), self._attack(FLOOD) as flood:
             flood.until(FEW)
             self.gang.stop()
 
@@ -136,20 +141,43 @@ def exports(variables: dict[str, str]) -> str:
     return str([f"export {name}={value}" for name, value in variables.items()])
 
 
+DIRECT = f"entrypoint=python3 -m hpc_det.launch.direct --trial {TRIAL}"
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize("pbs_lab", [{"has_networks": True}], indirect=True)
-def test_a_gang_on_two_nodes_survives_all_attacks(
+def test_a_gang_on_two_nodes_of_pbs_survives_all_attacks(
     undisturbed: Story, pbs_lab: PbsLab, state_folder: Path, tmp_path: Path, recordings: Recordings, tally: Tally
 ) -> None:
     variables = {**recordings.variables, **pace_in(tmp_path)}
     write_profile(state_folder, scheduler="pbs", setup=exports(variables))
     pbs_lab.set_kill_delay("low", 60)
-    direct = f"entrypoint=python3 -m hpc_det.launch.direct --trial {TRIAL}"
     gang = PacedStory.begin(
-        direct,
+        DIRECT,
         folder=tmp_path,
         variables=variables,
         stop=lambda _: pbs_lab.preempt(3),
+        undisturbed=undisturbed,
+        cluster="lab",
+    )
+    Ordeal(gang, recordings, EVERYTHING, tally).survive()
+
+
+@pytest.mark.chaos
+@pytest.mark.slurm
+def test_a_gang_on_two_nodes_of_slurm_survives_all_attacks(
+    undisturbed: Story, slurm_lab: SlurmLab, state_folder: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
+) -> None:
+    folder = slurm_lab.folder()
+    recordings = Recordings(folder / "recordings")
+    variables = {**recordings.variables, **pace_in(folder)}
+    write_profile(state_folder, scheduler="slurm", setup=exports(variables))
+    slurm_lab.use(monkeypatch)
+    gang = PacedStory.begin(
+        DIRECT,
+        folder=folder,
+        variables=variables,
+        stop=lambda _: slurm_lab.preempt(3, seconds=2),
         undisturbed=undisturbed,
         cluster="lab",
     )

@@ -8,12 +8,13 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_det.node.switchboard import STRANGERS
+from tests.chaos.attacks import HELD_CONNECTIONS
 from tests.listening import Listening, listening
 from tests.wait import DEADLINE_S, wait_for
 
@@ -56,14 +57,21 @@ class Attack:
 
 
 @contextmanager
-def attack(kinds: Collection[str], pids: Collection[int], recordings: Recordings) -> Iterator[Attack]:
-    """On the ports of these processes, from every network in which one of them runs."""
+def attack(
+    kinds: Collection[str], pids: Collection[int], recordings: Recordings, spared: Collection[int] = ()
+) -> Iterator[Attack]:
+    """On the ports of these processes, from every network in which one of them runs.
+
+    `spared`: ports at which no thousands of connections are held: PyTorch accepts them all.
+    """
     scratch = recordings.folder.with_name("orders")
     scratch.mkdir(exist_ok=True)
     made = Attack([], [])
     with ExitStack() as running:
-        for pid, targets in _targets(pids).items():
+        for pid, reached in _targets(pids).items():
             for kind in kinds:
+                is_spared = kind == HELD_CONNECTIONS
+                targets = [target for target in reached if not (is_spared and target[1] in spared)]
                 number = len(list(scratch.iterdir()))
                 orders, count = scratch / f"{number}.json", scratch / f"{number}.count"
                 orders.write_text(json.dumps({"targets": targets, "recordings": str(recordings.folder)}))
@@ -88,16 +96,14 @@ def _attacker(pid: int, kind: str, orders: Path, count: Path) -> Iterator[subpro
 
 
 def _targets(pids: Collection[int]) -> dict[int, list[tuple[str, int]]]:
-    """By a process of each network: all that can be reached from there."""
-    ports = {pid: listening(pid) for pid in pids}
-    networks = {_network(pid): pid for pid in pids if ports[pid]} or {_network(pid): pid for pid in pids}
-    found: dict[int, list[tuple[str, int]]] = {}
-    for network, inside in networks.items():
-        reached = [
-            _address(each) for pid, its in ports.items() for each in its if _network(pid) == network or _is_routed(each)
-        ]
-        found[inside] = sorted(set(reached))
-    return {inside: targets for inside, targets in found.items() if targets}
+    """By one process of each network: all that can be reached from there."""
+    inside = {network: pid for pid in sorted(pids, reverse=True) if (network := _network(pid))}
+    ports = [(inside[network], each) for pid in pids if (network := _network(pid)) for each in listening(pid)]
+    found = {
+        pid: sorted({_address(each) for at, each in ports if at == pid or _is_routed(each)}) for pid in inside.values()
+    }
+    assert any(found.values()), "nothing listens"
+    return {pid: targets for pid, targets in found.items() if targets}
 
 
 def _address(listens: Listening) -> tuple[str, int]:
@@ -113,7 +119,10 @@ def _is_routed(listens: Listening) -> bool:
 
 
 def _network(pid: int) -> str:
-    return os.readlink(f"/proc/{pid}/ns/net")
+    """Empty where the process has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return os.readlink(f"/proc/{pid}/ns/net")
+    return ""
 
 
 def _number_in(file: Path) -> int:
@@ -122,30 +131,36 @@ def _number_in(file: Path) -> int:
 
 def allow_few_files(pids: Collection[int]) -> None:
     for pid in pids:
-        _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(FEW_FILES, most), most))
+        with suppress(ProcessLookupError):
+            _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(FEW_FILES, most), most))
 
 
 @dataclass(frozen=True)
 class Used:
     files: dict[int, int]
+    """How many are open, by process."""
     memory: dict[int, int]
 
     @classmethod
-    def by(cls, pids: Sequence[int]) -> Used:
-        files = {pid: len(os.listdir(f"/proc/{pid}/fd")) for pid in pids}
-        memory = {pid: int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() for pid in pids}
-        return cls(files, memory)
+    def by(cls, pids: Collection[int]) -> Used:
+        """Those that have not ended."""
+        made = cls({}, {})
+        for pid in pids:
+            with suppress(FileNotFoundError, ProcessLookupError):
+                files, pages = len(os.listdir(f"/proc/{pid}/fd")), Path(f"/proc/{pid}/statm").read_text().split()[1]
+                made.files[pid], made.memory[pid] = files, int(pages) * resource.getpagesize()
+        return made
 
-    def check(self, now: Used, without: Collection[int] = ()) -> None:
-        """`without`: processes whose files PyTorch's store fills, up to what they may have."""
-        grown = {pid: size >> 20 for pid, size in now.memory.items() if size > self.memory[pid] + MEMORY}
-        assert not grown, f"MiB by process: {grown}; before: {self.memory}"
-        most = {
-            pid: FEW_FILES if pid in without else count + STRANGERS + OTHER_FILES for pid, count in self.files.items()
-        }
-        assert all(now.files[pid] <= most[pid] for pid in most), f"{now.files} open files, {self.files} before"
+    def check(self, without: Collection[int] = ()) -> None:
+        """They use little more now. `without`: processes whose files PyTorch's store fills, up to their limit."""
+        now = Used.by(self.files)
+        for pid, files in now.files.items():
+            most = FEW_FILES if pid in without else self.files[pid] + STRANGERS + OTHER_FILES
+            assert files <= most, f"process {pid} has {files} open files, {self.files[pid]} before"
+            grown = now.memory[pid] - self.memory[pid]
+            assert grown <= MEMORY, f"process {pid} has {grown >> 20} MiB more than before"
 
-    def is_back(self, now: Used) -> bool:
+    def is_back(self) -> bool:
         """No file is left open."""
-        return all(now.files[pid] <= count + OTHER_FILES for pid, count in self.files.items())
+        return all(files <= self.files[pid] + OTHER_FILES for pid, files in Used.by(self.files).files.items())
