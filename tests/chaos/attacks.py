@@ -24,9 +24,9 @@ from hpc_det.node.frames import HELLO, NONCE_BYTES
 
 PAUSE_S = 0.001
 """Between two connections: the gang has few cores, and is to train meanwhile."""
-HELD = 3000
-"""Connections at a time, where the attacker may have so many open files."""
-CONNECT_S = 2.0
+HELD, THOUSANDS = 300, 3000
+"""Connections at a time, the second where they are what the attack is about."""
+CONNECT_S = 0.05
 _LENGTHS = struct.Struct(">IQ32s")
 _STORE_MAGIC = 0x3C85F7CE
 """How a client of PyTorch's TCPStore begins (torch/csrc/distributed/c10d/TCPStoreBackend.hpp: VALIDATE, SET)."""
@@ -41,9 +41,8 @@ class Attacker:
         self._recordings = recordings
         self._dice = random.Random(1)
         self._held: deque[socket.socket] = deque()
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        self._most_held = min(HELD, most - 100)
+        _, self._most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (self._most_files, self._most_files))
 
     def random_bytes(self) -> Iterator[None]:
         for stranger in self._connections():
@@ -69,7 +68,7 @@ class Attacker:
 
     def thousands_of_connections(self) -> Iterator[None]:
         for stranger in self._connections():
-            self._hold(stranger)
+            self._hold(stranger, min(THOUSANDS, self._most_files - 100))
             yield
 
     def open_and_close(self) -> Iterator[None]:
@@ -138,9 +137,9 @@ class Attacker:
                 stranger.connect(target)
             yield stranger
 
-    def _hold(self, stranger: socket.socket) -> None:
+    def _hold(self, stranger: socket.socket, most: int = HELD) -> None:
         self._held.append(stranger)
-        if len(self._held) > self._most_held:
+        if len(self._held) > most:
             self._held.popleft().close()
 
     def _send(self, stranger: socket.socket, data: bytes) -> None:

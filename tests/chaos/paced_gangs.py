@@ -36,10 +36,6 @@ class Gang(Protocol):
         """Of those that hold a store of PyTorch's."""
 
     @property
-    def spared(self) -> Sequence[int]:
-        """Ports of stores of PyTorch's that ranks hold: a rank that can open no more files cannot save."""
-
-    @property
     def life(self) -> object:
         """Differs after each restart."""
 
@@ -51,6 +47,9 @@ class Gang(Protocol):
 
     def finish(self) -> None:
         """It is checked against one that nothing has disturbed."""
+
+    def log(self) -> str:
+        """What its processes have said."""
 
 
 class PacedStory:
@@ -107,6 +106,10 @@ class PacedStory:
     def life(self) -> object:
         return Journal(self.story.trial.journal).last_attempt(), self._ranks
 
+    def log(self) -> str:
+        ranks = sorted(self.story.trial.path.glob("logs/*/rank-*.log"))
+        return "\n".join([self.story.logged, *(rank.read_text(errors="replace")[-3000:] for rank in ranks)])
+
     @property
     def pids(self) -> list[int]:
         folder = str(self.story.trial.experiment().path)
@@ -116,10 +119,6 @@ class PacedStory:
     @property
     def with_a_store(self) -> list[int]:
         return [pid for pid in self.pids if self._store_port in [each.port for each in listening(pid)]]
-
-    @property
-    def spared(self) -> list[int]:
-        return [self._store_port] if {*self.with_a_store} & {*self._ranks} else []
 
     @property
     def _store_port(self) -> int:
@@ -132,7 +131,10 @@ class PacedStory:
 
     @property
     def _ranks(self) -> list[int]:
-        return [self.story.rank_pid(rank) for rank in range(2)]
+        try:
+            return [self.story.rank_pid(rank) for rank in range(2)]
+        except ValueError:
+            pytest.fail(f"a rank has ended\n{self.log()}")
 
 
 def terminate(gang: PacedStory) -> None:
@@ -197,22 +199,18 @@ class PacedDriver:
         return []
 
     @property
-    def spared(self) -> Sequence[int]:
-        return []
-
-    @property
     def life(self) -> object:
         return {pid for pid in self.pids if listening(pid)}, sorted(self.pids)
 
     def train(self, steps: int) -> None:
         allowed = len(self.told) + steps
         write_atomic(self.folder / "pace", str(allowed))
-        wait_for(lambda: len(self.told) >= allowed, DEADLINE_S, self._log)
+        wait_for(lambda: len(self.told) >= allowed, DEADLINE_S, self.log)
 
     def stop(self) -> None:
         its = self.pids
         self._driver.send_signal(signal.SIGTERM)
-        assert self._driver.wait(DEADLINE_S) == -signal.SIGTERM, self._log()
+        assert self._driver.wait(DEADLINE_S) == -signal.SIGTERM, self.log()
         wait_for(lambda: all(map(has_no_memory, its)), DEADLINE_S)  # and what its agents held is on the disk
         self._driver = self._start()
         self.train(1)
@@ -224,12 +222,12 @@ class PacedDriver:
 
     def let_run(self) -> None:
         write_atomic(self.folder / "pace", str(WITHOUT_END))
-        assert self._driver.wait(DEADLINE_S) == 0, self._log()
+        assert self._driver.wait(DEADLINE_S) == 0, self.log()
 
     @property
     def told(self) -> list[str]:
         path = self.folder / "told"
         return path.read_text().splitlines() if path.exists() else []
 
-    def _log(self) -> str:
+    def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")
