@@ -114,7 +114,7 @@ class PacedStory:
     def pids(self) -> list[int]:
         folder = str(self.story.trial.experiment().path)
         found = [int(name) for name in os.listdir("/proc") if name.isdecimal() and _is_in(int(name), folder)]
-        return sorted(pid for pid in {*found, *self._ranks} if words(pid, "comm") != ["srun\n"])  # Slurm's own
+        return sorted({*found, *self._ranks})
 
     @property
     def with_a_store(self) -> list[int]:
