@@ -6,6 +6,7 @@ import io
 import multiprocessing
 import os
 import runpy
+import site
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -22,12 +23,11 @@ def become(program: Sequence[str], environment: Mapping[str, str], folder: Path)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[:0] = folders = environment["PYTHONPATH"].split(os.pathsep)
+    sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+    sys.modules.pop("sitecustomize", None)
+    site.execsitecustomize()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering="PYTHONUNBUFFERED" in environment)
-    for own in (Path(each, "sitecustomize.py") for each in folders):
-        if own.exists():
-            runpy.run_path(str(own))
     rank.leave(_exit_code(program))
 
 

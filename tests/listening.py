@@ -22,21 +22,22 @@ class Listening(NamedTuple):
 
 
 def listening(pid: int) -> list[Listening]:
-    """Of this process, not of its children."""
-    own = _sockets(pid)
-    found = []
-    for table in ("tcp", "tcp6"):
-        with open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
-            rows = [line.split() for line in file][1:]
-        found += [_at(row[1]) for row in rows if row[3] == _LISTEN and row[9] in own]
+    """Of this process, not of its children. None where it has ended."""
+    found: list[Listening] = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        own = _sockets(pid)
+        for table in ("tcp", "tcp6"):
+            with open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
+                rows = [line.split() for line in file][1:]
+            found += [_at(row[1]) for row in rows if row[3] == _LISTEN and row[9] in own]
     return found
 
 
 def is_closed_to_others(pids: Iterable[int]) -> bool:
-    """Whether the ranks of one node listen on loopback alone, each for gloo, and rank 0 for messages, too."""
+    """Whether of the ranks of one node rank 0 alone listens, for messages, on loopback: gloo's ports are closed."""
     found = [listening(pid) for pid in pids]
     ports = [len(each) for each in found]
-    return ports == [2] + [1] * (len(ports) - 1) and all(each.is_loopback for rank in found for each in rank)
+    return ports == [1] + [0] * (len(ports) - 1) and all(each.is_loopback for rank in found for each in rank)
 
 
 def _sockets(pid: int) -> set[str]:

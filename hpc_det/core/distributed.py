@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from hpc_det.core.gang_messages import GangMessages, open_messages
 from hpc_det.core.gang_store import gang_store, keep_to_this_node
+from hpc_det.core.gloo_ports import closed_once_connected
 from hpc_det.core.sealed import Alone, SealedGroup, shared_secret
 from hpc_det.errors import UsageError
 from hpc_det.node.network import limit_look_ups
@@ -86,12 +87,14 @@ class Distributed:
             limit_look_ups(os.environ)
             if self.nodes == 1:
                 keep_to_this_node(os.environ)
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
-                store=gang_store(self.rank, self.size, self.nodes, os.environ),
-                rank=self.rank,
-                world_size=self.size,
-            )
+            store = gang_store(self.rank, self.size, self.nodes, os.environ)
+            with closed_once_connected():
+                dist.init_process_group(
+                    "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
+                    store=store,
+                    rank=self.rank,
+                    world_size=self.size,
+                )
         _ = self.messages
 
     def _check_gpu(self) -> None:
@@ -194,7 +197,8 @@ class Distributed:
         first = self.rank - self.local_rank
         ranks = range(first, first + self.local_size)
         # ranks of other nodes need not take part
-        group = dist.new_group([*ranks], backend="gloo", use_local_synchronization=True)
+        with closed_once_connected():
+            group = dist.new_group([*ranks], backend="gloo", use_local_synchronization=True)
         return SealedGroup(ranks, self.rank, shared_secret(self.env), group)
 
     def wait_for_rank_0(self) -> None:

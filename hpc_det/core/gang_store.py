@@ -21,7 +21,7 @@ from torch.distributed import DistNetworkError
 from torch.distributed.constants import default_pg_timeout
 
 from hpc_det.errors import UsageError
-from hpc_det.node.network import loopback_interface, own_address, variables
+from hpc_det.node.network import allow_many_files, loopback_interface, own_address, variables
 
 FILE = "HPC_DET_STORE"
 """Where a launcher of ours says which file the ranks of one node may have: in a folder of this user alone."""
@@ -78,6 +78,7 @@ def keep_to_this_node(env: MutableMapping[str, str]) -> None:
 
 
 def _served(address: str, port: int, size: int, this_start: str) -> Store:
+    allow_many_files()  # the store accepts whoever comes, and this rank has to save all the same
     listening = _listening(address, port).detach()
     store = TCPStore(
         address,

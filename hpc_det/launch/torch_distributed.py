@@ -17,6 +17,7 @@ from hpc_det.errors import HpcDetError
 from hpc_det.launch import direct
 from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.launchers.arguments import Launch, is_for_python, parse_or_note
+from hpc_det.node.network import allow_many_files
 
 
 def torchrun_command(launch: Launch, attempt: Attempt) -> list[str]:
@@ -49,6 +50,7 @@ def main(argv: list[str]) -> NoReturn:
     except HpcDetError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
+    allow_many_files()  # torchrun's store accepts whoever comes
     command = torchrun_command(launch, attempt)
     os.execv(command[0], command)
 

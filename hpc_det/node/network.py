@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import ipaddress
+import resource
 import socket
 import struct
 from collections.abc import MutableMapping
@@ -22,6 +23,12 @@ def limit_look_ups(environment: MutableMapping[str, str]) -> None:
     The resolver reads the variable when a process first asks it (resolver(5)).
     """
     environment.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+
+def allow_many_files() -> None:
+    """As many as this process may have: a connection is an open file, and 1,024 are the usual soft limit."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def own_address(

@@ -99,5 +99,5 @@ def test_between_nodes_a_rank_listens_at_the_address_of_the_route_alone(on_ranks
     results = on_ranks(2, listened_on, nodes, [free_port(), free_port()])
     assert results[0][1] == [0, 1]
     for rank, (found, _) in enumerate(results):
-        assert {each.address for each in found} == {nodes.addresses[rank]}
-        assert len(found) == (3 if rank == 0 else 1), "gloo's, and rank 0's store and messages"
+        assert {each.address for each in found} <= {nodes.addresses[rank]}
+        assert len(found) == (2 if rank == 0 else 0), "rank 0's store and messages"

@@ -33,8 +33,12 @@ WAITS_AT = "hyperparameters.waits_at={}"
 
 
 def warm_ranks_of(trial: str) -> str:
-    """For what is not about how a rank starts either; needs the fixture `warm`."""
-    return f"entrypoint=python3 {HERE / 'warm' / 'launcher.py'} --trial model_def:{trial}"
+    """For what is not about how a rank starts either; needs the fixture `warm`.
+
+    `trial`: a class of model_def, or MODULE:CLASS.
+    """
+    name = trial if ":" in trial else f"model_def:{trial}"
+    return f"entrypoint=python3 {HERE / 'warm' / 'launcher.py'} --trial {name}"
 
 
 WARM = warm_ranks_of("StoryTrial")
@@ -124,7 +128,7 @@ class Story:
     def pids(self, module: str) -> list[int]:
         """The processes of the local job that run `python -m module`."""
         job = int(self.job_id.partition("-")[0])
-        return [pid for pid in descendants(job) if module in _modules(pid)[:1]]
+        return [pid for pid in descendants(job) if module in modules(pid)[:1]]
 
     def rank_pid(self, rank: int) -> int:
         """The process that writes the log of a rank, also on a node of a lab: all share this machine's /proc."""
@@ -135,7 +139,7 @@ class Story:
     def job_pids(self) -> list[int]:
         """The processes of its jobs on a lab."""
         folder = str(self.trial.experiment().path)
-        return [n for n in _pids() if "hpc_det.launch.job" in _modules(n)[:1] and folder in words(n, "cmdline")]
+        return [n for n in _pids() if "hpc_det.launch.job" in modules(n)[:1] and folder in words(n, "cmdline")]
 
     def same_as(self, other: Story) -> bool:
         """Bit for bit: every reported metric and the final weights."""
@@ -161,7 +165,7 @@ def _prints_to(pid: int) -> str:
         return ""
 
 
-def _modules(pid: int) -> list[str]:
+def modules(pid: int) -> list[str]:
     """What follows each -m on the command line of `pid`."""
     return [following for word, following in itertools.pairwise(words(pid, "cmdline")) if word == "-m"]
 
@@ -169,5 +173,5 @@ def _modules(pid: int) -> list[str]:
 def words(pid: int, file: str) -> list[str]:
     try:
         return Path(f"/proc/{pid}/{file}").read_text(errors="replace").split("\0")
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:  # it has ended, or is another user's
         return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from hpc_det.launch.elastic.claim import check_free, claim
 from hpc_det.launch.elastic.meeting import Driver, Guests, announce, withdraw
 from hpc_det.node.awake import AwakeClock
 from hpc_det.node.frames import Message
+from hpc_det.node.network import allow_many_files
 from hpc_det.node.signals import uninterrupted
 from hpc_det.node.switchboard import Event, Switchboard
 from hpc_det.sgd.capacity import Capacity
@@ -87,7 +87,7 @@ class Nodes:
         self._capacity = capacity
         self._patience = patience
         check_free(run)
-        _allow_many_files()
+        allow_many_files()  # a line for each rank: the usual soft limit of 1,024 would be the most
         self.generation = 0
         """Of the ranks that may call."""
         self._key = run.key()
@@ -256,9 +256,3 @@ class Nodes:
         if self.slots < self._wanted and time.monotonic() > self._renewed_at + POLL_S:
             self._renewed_at = time.monotonic()
             self._capacity.renew(self._missing)
-
-
-def _allow_many_files() -> None:
-    """A line for each rank: the usual soft limit of 1,024 would be the most."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from hpc_det.core.gloo_ports import closed_once_connected
 from hpc_det.launch.watch.heartbeat import Phase, Progress, place_of_main_thread
 from hpc_det.node.channel import connect
 from hpc_det.node.frames import Message
@@ -184,13 +185,14 @@ class Worker:
         return self._runner
 
     def _join(self, settings: Settings) -> None:
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if settings.backend == "nccl" else "gloo",
-            store=PrefixStore("gang", self._store),
-            rank=self._place.rank,
-            world_size=self._place.size,
-            timeout=timedelta(seconds=settings.timeout_s),
-        )
+        with closed_once_connected():
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if settings.backend == "nccl" else "gloo",
+                store=PrefixStore("gang", self._store),
+                rank=self._place.rank,
+                world_size=self._place.size,
+                timeout=timedelta(seconds=settings.timeout_s),
+            )
 
     def _read(self, snapshot: int | Path) -> dict[str, Any]:
         """Both are the run's own: this node's memory, or a file whose seal the driver has checked."""

@@ -1,0 +1,27 @@
+"""The story of the end-to-end tests, batch by batch as a test allows it."""
+
+import os
+import time
+from pathlib import Path
+
+from model_def import StoryTrial
+
+from hpc_det.store.stop import read_stop
+
+LOOK_S, AFTER_A_STOP_S = 0.005, 0.5
+
+
+class PacedTrial(StoryTrial):
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        self._await_leave(batch_idx)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+    def _await_leave(self, batch_idx: int) -> None:
+        """The file $CHAOS_PACE says how many batches may be trained. After a stop request they go on slowly: the ranks
+        still have to agree on the stop.
+        """
+        while batch_idx >= int(Path(os.environ["CHAOS_PACE"]).read_text()):
+            if read_stop(Path(os.environ["HPC_DET_FOLDER"], "stop.json"), int(os.environ["HPC_DET_NUMBER"])):
+                time.sleep(AFTER_A_STOP_S)
+                return
+            time.sleep(LOOK_S)

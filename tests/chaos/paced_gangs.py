@@ -1,0 +1,233 @@
+"""Gangs that train as much as a test allows: the story of the end-to-end tests, and a driver with two nodes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from hpc_det.process import descendants, has_no_memory
+from hpc_det.store.files import read_json, write_atomic
+from hpc_det.store.journal import Journal
+from tests.e2e.story import HERE, Story, modules, words
+from tests.listening import listening
+from tests.wait import DEADLINE_S, wait_for
+
+TRIAL = "paced:PacedTrial"
+ON_TWO_SLOTS = ("searcher.max_length.batches=60", "resources.slots_per_trial=2")
+PACED = Path(__file__).with_name("paced")
+WITHOUT_END = 1_000_000
+
+
+class Gang(Protocol):
+    @property
+    def pids(self) -> list[int]:
+        """Of all its processes."""
+
+    @property
+    def with_a_store(self) -> Sequence[int]:
+        """Of those that hold a store of PyTorch's."""
+
+    @property
+    def life(self) -> object:
+        """Differs after each restart."""
+
+    def train(self, steps: int) -> None:
+        """So many more."""
+
+    def stop(self) -> None:
+        """As its scheduler does; it saves and leaves, and comes back."""
+
+    def finish(self) -> None:
+        """It is checked against one that nothing has disturbed."""
+
+    def log(self) -> str:
+        """What its processes have said."""
+
+
+class PacedStory:
+    """An experiment whose ranks run. `stop`: what its scheduler does."""
+
+    def __init__(self, story: Story, pace: Path, stop: Callable[[PacedStory], object], undisturbed: Story) -> None:
+        self.story = story
+        self._pace = pace
+        self._allowed = 0
+        self._stop = stop
+        self._undisturbed = undisturbed
+
+    @classmethod
+    def begin(
+        cls,
+        *overrides: str,
+        folder: Path,
+        variables: Mapping[str, str],
+        stop: Callable[[PacedStory], object],
+        undisturbed: Story,
+        cluster: str = "local",
+    ) -> PacedStory:
+        """`variables`: for its processes, with those of `pace_in(folder)`; on a lab its profile exports them."""
+        code = folder / "code"
+        shutil.copytree(HERE / "trial", code, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(PACED / "paced.py", code)
+        (pace := folder / "pace").write_text("0")
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in variables.items() if cluster == "local" else ():
+                patch.setenv(name, value)
+            story = Story.begin(*ON_TWO_SLOTS, *overrides, cluster=cluster, context=code)
+        begun = cls(story, pace, stop, undisturbed)
+        begun.train(1)
+        return begun
+
+    def train(self, steps: int) -> None:
+        self._allowed = max(self._allowed, self.story.batches_reported) + steps
+        write_atomic(self._pace, str(self._allowed))
+        self.story.until_batch(self._allowed)
+
+    def stop(self) -> None:
+        self._stop(self)
+        self.story.until_ended(1)
+        assert self.story.causes == ["preempted"]
+        self.train(1)
+
+    def finish(self) -> None:
+        write_atomic(self._pace, str(WITHOUT_END))
+        self.story.wait()
+        assert self.story.causes == ["preempted", "finished"]
+        assert self.story.same_as(self._undisturbed)
+
+    @property
+    def life(self) -> object:
+        return Journal(self.story.trial.journal).last_attempt(), self._ranks
+
+    def log(self) -> str:
+        ranks = sorted(self.story.trial.path.glob("logs/*/rank-*.log"))
+        return "\n".join([self.story.logged, *(rank.read_text(errors="replace")[-3000:] for rank in ranks)])
+
+    @property
+    def pids(self) -> list[int]:
+        folder = str(self.story.trial.experiment().path)
+        found = [int(name) for name in os.listdir("/proc") if name.isdecimal() and _is_in(int(name), folder)]
+        return sorted({*found, *self._ranks})
+
+    @property
+    def with_a_store(self) -> list[int]:
+        return [pid for pid in self.pids if self._store_port in [each.port for each in listening(pid)]]
+
+    @property
+    def _store_port(self) -> int:
+        attempt = Journal(self.story.trial.journal).last_attempt()
+        return int((read_json(self.story.trial.rendezvous(attempt)) or {}).get("port", 0))
+
+    @property
+    def agents(self) -> list[int]:
+        return [pid for pid in self.pids if "hpc_det.launch.agent" in modules(pid)[:1]]
+
+    @property
+    def _ranks(self) -> list[int]:
+        try:
+            return [self.story.rank_pid(rank) for rank in range(2)]
+        except ValueError:
+            pytest.fail(f"a rank has ended\n{self.log()}")
+
+
+def terminate(gang: PacedStory) -> None:
+    os.kill(gang.agents[0], signal.SIGTERM)
+
+
+def pace_in(folder: Path) -> dict[str, str]:
+    return {"CHAOS_PACE": str(folder / "pace")}
+
+
+def _is_in(pid: int, folder: str) -> bool:
+    return any(folder in word for file in ("cmdline", "environ") for word in words(pid, file))
+
+
+DRIVER = """
+import sys, time
+from pathlib import Path
+from hpc_det.sgd import TorchTrainer
+from tests.sgd.local_nodes import LocalNodes
+from tests.sgd.trained import Linear, weights
+
+folder = Path(sys.argv[1])
+if __name__ == "__main__":
+    nodes = LocalNodes(2)
+    with TorchTrainer(training_operator_cls=Linear, num_workers=2, executor=nodes, run=folder / "run") as trainer:
+        for epoch in trainer.remaining(int(sys.argv[2])):
+            while epoch >= int((folder / "pace").read_text()):
+                time.sleep(0.005)
+            loss = trainer.train()["train_loss"]
+            with (folder / "told").open("a") as file:
+                file.write(f"{epoch} {float(loss).hex()}\\n")
+        shown = {name: value.tolist() for name, value in weights(trainer).items()}
+        (folder / "weights").write_text(str(shown))
+"""
+EPOCHS = 30
+
+
+class PacedDriver:
+    """A TorchTrainer with a rank on each of two nodes."""
+
+    def __init__(self, folder: Path, variables: Mapping[str, str], undisturbed: Path, epochs: int = EPOCHS) -> None:
+        """`undisturbed`: the folder of one that has ended."""
+        (folder / "pace").write_text("0")
+        self.folder = folder
+        self._environment = {**os.environ, **variables}
+        self._undisturbed = undisturbed
+        self._epochs = epochs
+        self._driver = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        (script := self.folder / "driver.py").write_text(DRIVER)
+        command = [sys.executable, str(script), str(self.folder), str(self._epochs)]
+        with (self.folder / "log").open("ab") as log:
+            return subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
+
+    @property
+    def pids(self) -> list[int]:
+        return [self._driver.pid, *descendants(self._driver.pid)]
+
+    @property
+    def with_a_store(self) -> Sequence[int]:
+        return []
+
+    @property
+    def life(self) -> object:
+        return {pid for pid in self.pids if listening(pid)}, sorted(self.pids)
+
+    def train(self, steps: int) -> None:
+        allowed = len(self.told) + steps
+        write_atomic(self.folder / "pace", str(allowed))
+        wait_for(lambda: len(self.told) >= allowed, DEADLINE_S, self.log)
+
+    def stop(self) -> None:
+        its = self.pids
+        self._driver.send_signal(signal.SIGTERM)
+        assert self._driver.wait(DEADLINE_S) == -signal.SIGTERM, self.log()
+        wait_for(lambda: all(map(has_no_memory, its)), DEADLINE_S)  # and what its agents held is on the disk
+        self._driver = self._start()
+        self.train(1)
+
+    def finish(self) -> None:
+        self.let_run()
+        for file in ("told", "weights"):
+            assert (self.folder / file).read_text() == (self._undisturbed / file).read_text()
+
+    def let_run(self) -> None:
+        write_atomic(self.folder / "pace", str(WITHOUT_END))
+        assert self._driver.wait(DEADLINE_S) == 0, self.log()
+
+    @property
+    def told(self) -> list[str]:
+        path = self.folder / "told"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
