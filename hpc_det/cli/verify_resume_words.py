@@ -36,6 +36,7 @@ def _record(found: Comparison) -> dict[str, Any]:
         "resumes": list(found.resumes),
         "first_differences": [asdict(each) for each in found.first],
         "not_in_checkpoints": [asdict(each) for each in found.lost],
+        "different_from_the_start": [asdict(each) for each in found.unlike],
         "causes": [asdict(each) for each in causes(found)],
     }
 

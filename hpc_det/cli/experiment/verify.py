@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @experiment.command("verify-resume")
 @request_options
 @click.option(
-    "--batches", type=click.IntRange(min=2), default=40, show_default=True, metavar="N", help="Length of each training."
+    "--batches", type=click.IntRange(min=3), default=40, show_default=True, metavar="N", help="Length of each training."
 )
 @click.option(
     "--ranks", type=click.IntRange(min=1), metavar="N", help="Slots of each training; by default the experiment's own."
