@@ -55,6 +55,9 @@ def _in_words(found: Comparison) -> Iterator[str]:
         effect = ", with no effect on these batches" if found.is_identical else ""
         yield f"Lost by a resume, since no checkpoint holds it{effect}:"
         yield from _values(found.lost)
+    if found.unlike and not found.is_identical and not found.lost:
+        yield "Different from the start, before any stop:"
+        yield from _values(found.unlike)
     for cause in causes(found):
         if not found.is_identical:
             yield f"Likely cause: {cause.what}"
