@@ -8,7 +8,7 @@ from typing import Any
 
 from hpc_det.cli.output import Output, show
 from hpc_det.cli.values import length_in_words
-from hpc_det.resume_check.causes import causes
+from hpc_det.resume_check.causes import Cause, causes
 from hpc_det.resume_check.comparison import Comparison, Difference
 
 MOST_SHOWN = 10
@@ -58,10 +58,18 @@ def _in_words(found: Comparison) -> Iterator[str]:
     if found.unlike and not found.is_identical and not found.lost:
         yield "Different from the start, before any stop:"
         yield from _values(found.unlike)
-    for cause in causes(found):
+    for remedy, named in _by_remedy(causes(found)).items():
         if not found.is_identical:
-            yield f"Likely cause: {cause.what}"
-        yield f"  try: {cause.remedy}"
+            yield from (f"Likely cause: {cause.what}" for cause in named[:MOST_SHOWN])
+        yield f"  try: {remedy}"
+
+
+def _by_remedy(found: Sequence[Cause]) -> dict[str, list[Cause]]:
+    """The likeliest first."""
+    grouped: dict[str, list[Cause]] = {}
+    for cause in found:
+        grouped.setdefault(cause.remedy, []).append(cause)
+    return grouped
 
 
 def _values(differences: Sequence[Difference]) -> Iterator[str]:

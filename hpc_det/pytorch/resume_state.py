@@ -14,14 +14,14 @@ from hpc_det.core.rng import rng_state
 from hpc_det.pytorch.fingerprint import Texts, attributes, is_users, tensor_text, texts_of
 from hpc_det.pytorch.strategy import Strategy, Trained
 from hpc_det.pytorch.trial import Trial
-from hpc_det.pytorch.trial_context import parameters_of
+from hpc_det.pytorch.trial_context import TrialContext, parameters_of
 from hpc_det.resume_check.names import ATTRIBUTE, GLOBAL, LOADER
 
 
 class RankState:
-    def __init__(self, trial: Trial, strategy: Strategy, code: Path) -> None:
+    def __init__(self, trial: Trial, context: TrialContext, strategy: Strategy, code: Path) -> None:
         """`code`: the folder of the user's modules."""
-        self._trial, self._strategy = trial, strategy
+        self._trial, self._context, self._strategy = trial, context, strategy
         self._code = (f"{code}/", f"{code.resolve()}/")
         self.built: dict[str, Any] = {}
         """What the trial has built for the loop: `callbacks`, `training_data_loader`, `validation_data_loader`."""
@@ -29,7 +29,7 @@ class RankState:
     def texts(self) -> Texts:
         trained = self._strategy.trained()
         found = _saved(trained)
-        in_checkpoints = frozenset(id(each) for each in self._strategy.owned())
+        in_checkpoints = frozenset(map(id, (*self._strategy.owned(), *self._context.reducers.wrapped)))
         for path, value in (*self._attributes(trained), *self._global_variables()):
             found |= texts_of(path, value, in_checkpoints)
         return found

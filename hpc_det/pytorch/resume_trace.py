@@ -39,7 +39,7 @@ class ResumeTrace:
         attempt: int,
     ) -> None:
         """Before the loop is made. `stops`: so many batches are trained when the training is stopped."""
-        self._state = RankState(trial, strategy, folder.experiment().code)
+        self._state = RankState(trial, context, strategy, folder.experiment().code)
         self._is_chief = context.distributed.is_chief
         self._stop, self._stops = stop, stops
         self._folder, self._attempt = folder, attempt

@@ -126,14 +126,13 @@ def _place(difference: Difference) -> tuple[int, int]:
 
 
 def _lost(unsaved: Sequence[Difference], resumes: Sequence[int]) -> Iterator[Difference]:
-    """Each once, at the resume that lost it."""
-    since: dict[tuple[int | None, str], int] = {}
-    for each in unsaved:
+    """Each once, at the resume that lost it, and of the entries of a list the first."""
+    seen: dict[tuple[int | None, str], int] = {}
+    for each in sorted(unsaved, key=_place):
         place = each.rank, _without_position(each.name)
-        since[place] = min(each.batch, since.get(place, each.batch))
-    for each in unsaved:
-        if each.batch in resumes and each.batch == since[each.rank, _without_position(each.name)]:
+        if place not in seen and each.batch in resumes:
             yield each
+        seen.setdefault(place, each.batch)
 
 
 def _without_position(name: str) -> str:

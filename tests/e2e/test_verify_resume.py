@@ -192,7 +192,7 @@ def interrupted(arguments: list[str], is_begun: Any) -> None:
     options = ["--batches", "100000", "--config", NOTHING, *arguments]
     process = subprocess.Popen([*map(str, command), *options], stderr=subprocess.PIPE, text=True)
     try:
-        wait_for(is_begun, DEADLINE_S, lambda: "not both jobs are there")
+        wait_for(lambda: is_begun() or process.poll() is not None, DEADLINE_S, lambda: "not both jobs are there")
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=DEADLINE_S)
     finally:

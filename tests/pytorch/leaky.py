@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
+from hpc_det.pytorch import DataLoader, LRScheduler, MetricReducer, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
 
 
 class Points(Dataset[Any]):
@@ -426,6 +426,34 @@ class NoiseOfTorch(Sound):
 
     def factor(self) -> Any:
         return 1 + random.random() + np.random.random() + torch.rand(())
+
+
+class WithReducers(Sound):
+    """They keep the values of the last validation, and checkpoints hold those of training."""
+
+    class Collected(MetricReducer):
+        def __init__(self) -> None:
+            self.values: list[float] = []
+
+        def reset(self) -> None:
+            self.values = []
+
+        def per_slot_reduce(self) -> Any:
+            return self.values
+
+        def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+            return sum(map(sum, per_slot_metrics))
+
+    def begin(self) -> None:
+        self.reducer = self.Collected()
+        self.context.wrap_reducer(self.reducer, "sum")
+
+    def after_batch(self, loss: torch.Tensor) -> None:
+        self.reducer.values.append(loss.item())
+
+    def evaluate_batch(self, batch: Any) -> dict[str, Any]:
+        self.reducer.values.append(len(batch))
+        return super().evaluate_batch(batch)
 
 
 class Everyday(Sound):

@@ -110,6 +110,13 @@ def test_a_list_of_times_is_not_lost_where_it_grows(tmp_path: Path) -> None:
     assert compared(tmp_path, changes[1], changes[0]).lost == ()
 
 
+def test_of_the_entries_of_a_list_that_is_lost_the_first_is_named(tmp_path: Path) -> None:
+    seen = {(batch, "state"): {f"attribute trial.seen[{k}]": str(k) for k in range(9)} for batch in range(BATCHES)}
+    found = compared(tmp_path, {place: values for place, values in seen.items() if place[0] < 2}, seen)
+    assert [each.name for each in found.lost] == ["attribute trial.seen[0]"]
+    assert len(causes(found)) == 1
+
+
 def test_trainings_that_left_no_trace_cannot_be_compared(tmp_path: Path) -> None:
     one = training(tmp_path / "1")
     with pytest.raises(HpcDetError):

@@ -54,7 +54,7 @@ def verify_resume(
     resume from the checkpoint in new processes. Data, metrics, weights, optimizer states and generators of every batch
     and rank are compared bit by bit. The first difference is shown with its likely cause, such as a generator in a
     Python attribute or a non-deterministic kernel. Exits with 1 where the trainings differ. Both are experiments of
-    their own, and are deleted afterwards.
+    their own, and are deleted afterwards. See docs/verify_resume.md.
 
     \b
     Example:
