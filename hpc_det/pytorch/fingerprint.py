@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import operator
 import random
 import sys
@@ -72,20 +73,28 @@ def _tensor_text(tensor: torch.Tensor) -> str:
     return f"{kind} {shape} {_hashed(content.view(torch.uint8).numpy().data)}"
 
 
-def texts_of(path: str, value: Any, skipped: frozenset[int] = frozenset()) -> Texts:
+def texts_of(path: str, value: Any) -> Texts:
     """Each value in `value`, by the Python expression that leads to it from `path`.
 
-    Objects whose id is in `skipped`, and those of the standard library such as locks and files, are left out.
+    Objects of the standard library such as locks and files are left out.
     """
-    found = itertools.islice(_Walk(skipped).of(path, value, DEEPEST), MOST_VALUES)
-    return dict(found)
+    return dict(_Walk(frozenset(), math.inf).of(path, value, DEEPEST))
+
+
+def some_texts_of(path: str, value: Any, skipped: frozenset[int] = frozenset()) -> Texts:
+    """The same of what may be anything, a data set, say: without large arrays, and at most `MOST_VALUES`.
+
+    `skipped`: the ids of objects that are left out.
+    """
+    return dict(itertools.islice(_Walk(skipped, LARGEST_BYTES).of(path, value, DEEPEST), MOST_VALUES))
 
 
 class _Walk:
-    def __init__(self, skipped: frozenset[int]) -> None:
+    def __init__(self, skipped: frozenset[int], largest_bytes: float) -> None:
         self._seen: dict[int, Any] = {}
         """Objects, which must not be freed while their ids are in use."""
         self._skipped = skipped
+        self._largest_bytes = largest_bytes
 
     def of(self, path: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:
         if isinstance(value, _SHOWN):
@@ -94,11 +103,17 @@ class _Walk:
             return
         else:
             self._seen[id(value)] = value
-            if text := _text_of_array(value) or _text_of_generator(value) or _text_of_iterator(value):
+            if text := self._text(value):
                 yield path, text
             else:
                 for name, part in _parts(value):
                     yield from self.of(f"{path}{name}", part, depth - 1)
+
+    def _text(self, value: Any) -> str | None:
+        """None for what has parts, or is not looked into."""
+        if isinstance(value, (torch.Tensor, np.ndarray)) and value.nbytes > self._largest_bytes:
+            return f"{value.dtype} {tuple(value.shape)}, too large to compare"
+        return _text_of_array(value) or _text_of_generator(value) or _text_of_iterator(value)
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
@@ -156,14 +171,11 @@ def _text_of_array(value: Any) -> str | None:
     if isinstance(value, np.generic):
         return f"{value.dtype} {value.item()!r}"
     if isinstance(value, torch.Tensor):
-        size, shape = value.element_size() * value.numel(), tuple(value.shape)
-        return tensor_text(value) if size <= LARGEST_BYTES else f"{value.dtype} {shape}, too large to compare"
-    if not isinstance(value, np.ndarray):
-        return None
-    shown = f"{value.dtype} {value.shape}"
-    if value.nbytes > LARGEST_BYTES or value.dtype.hasobject:
-        return f"{shown}, not compared"
-    return f"{shown} {_hashed(value.tobytes())}"
+        return tensor_text(value)
+    if isinstance(value, np.ndarray):
+        content = "not compared" if value.dtype.hasobject else _hashed(value.tobytes())
+        return f"{value.dtype} {value.shape} {content}"
+    return None
 
 
 def _text_of_generator(value: Any) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hpc_det.core.rng import rng_state
-from hpc_det.pytorch.fingerprint import Texts, attributes, is_users, tensor_text, texts_of
+from hpc_det.pytorch.fingerprint import Texts, attributes, is_users, some_texts_of, tensor_text, texts_of
 from hpc_det.pytorch.strategy import Strategy, Trained
 from hpc_det.pytorch.trial import Trial
 from hpc_det.pytorch.trial_context import TrialContext, parameters_of
@@ -31,7 +31,7 @@ class RankState:
         found = _saved(trained)
         in_checkpoints = frozenset(map(id, (*self._strategy.owned(), *self._context.reducers.wrapped)))
         for path, value in (*self._attributes(trained), *self._global_variables()):
-            found |= texts_of(path, value, in_checkpoints)
+            found |= some_texts_of(path, value, in_checkpoints)
         return found
 
     def _attributes(self, trained: Trained) -> Iterator[tuple[str, Any]]:
