@@ -189,7 +189,15 @@ def test_ctrl_c_on_pbs_cancels_both_jobs_and_leaves_nothing(pbs_lab: PbsLab, sta
 def interrupted(arguments: list[str], is_begun: Any) -> None:
     """Ctrl-C in the middle of two trainings that are long enough for it."""
     command = [COMMAND, "experiment", "verify-resume", FOLDER / "leaky.yaml", FOLDER, "--cluster", "lab"]
-    options = ["--batches", "100000", "--config", NOTHING, *arguments]
+    options = [
+        "--batches",
+        "100000",
+        "--config",
+        NOTHING,
+        "--config",
+        "hyperparameters.global_batch_size=6",
+        *arguments,
+    ]
     process = subprocess.Popen([*map(str, command), *options], stderr=subprocess.PIPE, text=True)
     try:
         wait_for(lambda: is_begun() or process.poll() is not None, DEADLINE_S, lambda: "not both jobs are there")
