@@ -14,6 +14,7 @@ One flow, one folder a step:
     checkpoint  6. what survives: stage, commit, verify, prune
     requeue     7. what happens next: causes and budgets -> decision
     throughput     what limits the throughput of a training: short runs of it, and what they show
+    resume_check   whether a trial resumes exactly: two short trainings compared, and the cause of a difference
     view           what the files of an experiment say, for every reader
     report         an experiment as one HTML page, and the facts that it shows
     top            all experiments and their jobs on one screen, live

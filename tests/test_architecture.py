@@ -19,6 +19,7 @@ LOGIN_SIDE = (
     "view",
     "report",
     "throughput",
+    "resume_check",
     "config",
     "search",
     "plan",

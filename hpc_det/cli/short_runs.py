@@ -7,12 +7,15 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from hpc_det.cli.control import kill
 from hpc_det.cli.delete import delete_one
+from hpc_det.config.effective import Effective, effective
+from hpc_det.config.merge import Tree
+from hpc_det.config.request import Request
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentState
@@ -154,6 +157,12 @@ class ShortRuns(Generic[W, F]):
         logs = "" if found.is_a_result else f"; see more with `hpc-det experiment logs {experiment.id}`"
         say(f"experiment {experiment.id}: {found.summary}{logs}")
         return found
+
+
+def effective_of(request: Request, config: Tree) -> Effective:
+    """Of a short training: the request with a `config` made from its effective one, which has all layers merged."""
+    cluster = {key: value for key, value in request.cluster.items() if key != "experiment"}
+    return effective(replace(request, cluster=cluster, template=None, template_name=None, config=config, overrides=()))
 
 
 def once(wanted: W) -> Series[W, F]:

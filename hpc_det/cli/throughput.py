@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hpc_det.cli.create import say_notes
 from hpc_det.cli.ids import store
-from hpc_det.cli.short_runs import Ended, Series, ShortRuns, once
+from hpc_det.cli.short_runs import Ended, Series, ShortRuns, effective_of, once
 from hpc_det.config.effective import Effective, effective
 from hpc_det.config.request import Request
+from hpc_det.config.short_training import problems
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.metrics import samples_per_second
@@ -34,6 +35,8 @@ class Tuning:
     def of(cls, request: Request, batches: int, most_slots: int | None) -> Tuning:
         """Raises UsageError with all that is wrong with any of the measurements."""
         found = effective(request)
+        if wrong := list(problems(found)):
+            raise UsageError(wrong)
         say_notes(found)
         tuning = cls(request, found, batches, variations(found.tree, found.cluster, most_slots))
         tuning._check()
@@ -61,12 +64,7 @@ class Tuning:
         return submit(self._effective(measurement), store())
 
     def _effective(self, measurement: Measurement) -> Effective:
-        """What the cluster says of experiments is in the configuration by now."""
-        cluster = {key: value for key, value in self.request.cluster.items() if key != "experiment"}
-        config = measurement.config(self.found.tree, self.batches)
-        return effective(
-            replace(self.request, cluster=cluster, template=None, template_name=None, config=config, overrides=())
-        )
+        return effective_of(self.request, measurement.config(self.found.tree, self.batches))
 
     def _check(self) -> None:
         if problems := list(dict.fromkeys(self._problems())):

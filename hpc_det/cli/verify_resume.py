@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from hpc_det.cli.create import say_notes
 from hpc_det.cli.ids import store
-from hpc_det.cli.short_runs import Ended, Series, ShortRuns, once
+from hpc_det.cli.short_runs import Ended, Series, ShortRuns, effective_of, once
 from hpc_det.config.effective import Effective, effective
 from hpc_det.config.merge import Tree
 from hpc_det.config.request import Request, on_slots
-from hpc_det.config.short_training import ranges, short_training
+from hpc_det.config.short_training import problems, short_training
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.resume_check import VARIABLE, as_variable
 from hpc_det.resume_check.comparison import Comparison, compare
-from hpc_det.store.folders import ExperimentFolder, TrialFolder
+from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.submission import submit
 
 LABEL = "resume-check"
@@ -58,10 +58,6 @@ class Trained:
     def summary(self) -> str:
         return self.ended.failure or "trained"
 
-    def trial(self) -> TrialFolder:
-        assert self.ended.experiment
-        return self.ended.experiment.trial()
-
 
 @dataclass(frozen=True)
 class Check:
@@ -78,34 +74,48 @@ class Check:
         """Raises UsageError with all that is wrong with the experiment for a check."""
         if ranks is not None:
             request = on_slots(request, ranks)
-        found = effective(request)
-        problems = list(ranges(found.tree["hyperparameters"]))
-        if stops >= batches:
-            problems.append(f"--stops {stops}: a training of {batches} batches can be stopped {batches - 1} times")
-        if problems:
-            raise UsageError(problems)
+        wrong = list(_too_many(stops, batches))
+        try:
+            found = effective(request)
+            wrong += problems(found)
+        except UsageError as error:
+            wrong += error.problems
+        if wrong:
+            raise UsageError(wrong)
         say_notes(found)
-        places = random.Random(seed).sample(range(1, batches), stops)
-        return cls(request, found, batches, tuple(sorted(places)), seed)
+        return cls(request, found, batches, places(batches, stops, seed), seed)
 
     def run(self, *, keep: bool) -> Comparison:
         """Raises HpcDetError where one of the trainings fails, or leaves no trace."""
         title = f"stopped after {', '.join(map(str, self.stops))} batches" if self.stops else "once more"
-        wanted = [Training("undisturbed", ()), Training(title, self.stops)]
+        both = [Training("undisturbed", ()), Training(title, self.stops)]
         with ShortRuns[Training, Trained](self._submit, Trained, keep=keep) as runs:
-            both: list[Series[Training, Trained]] = []
-            both += map(once, wanted) if self.found.cluster.has_queue else [_in_turn(wanted)]
-            trained = {each.training.title: each for each in runs.run_all(both, side_by_side=2)}
-            if failed := [each for each in trained.values() if not each.is_a_result]:
+            series = [once(each) for each in both] if self.found.cluster.has_queue else [_in_turn(both)]
+            trained = runs.run_all(series, side_by_side=len(both))
+            if failed := [each for each in trained if not each.is_a_result]:
                 raise HpcDetError([f"{each.training.title}: {each.summary}" for each in failed])
-            return compare(*(trained[training.title].trial() for training in wanted))
+            experiments = {each.training: each.ended.experiment for each in trained}
+            return compare(*(each.trial() for training in both if (each := experiments[training])))
 
     def _submit(self, training: Training) -> ExperimentFolder:
-        """What the cluster says of experiments is in the configuration by now."""
-        cluster = {key: value for key, value in self.request.cluster.items() if key != "experiment"}
         config = training.config(self.found.tree, self.batches, self.seed)
-        request = replace(self.request, cluster=cluster, template=None, template_name=None, config=config, overrides=())
-        return submit(effective(request), store())
+        return submit(effective_of(self.request, config), store())
+
+
+def places(batches: int, stops: int, seed: int) -> tuple[int, ...]:
+    """So many different numbers of batches, in order.
+
+    At least two: after one batch nobody knows yet which attributes are the same in each training.
+    """
+    return tuple(sorted(random.Random(seed).sample(range(2, batches), stops)))
+
+
+def _too_many(stops: int, batches: int) -> Iterator[str]:
+    if stops > (most := batches - 2):
+        yield (
+            f"--stops {stops}: a training of --batches {batches} can be stopped at most {most} times, after 2 batches "
+            f"or more; give --batches {stops + 2} or more"
+        )
 
 
 def _in_turn(wanted: Sequence[Training]) -> Series[Training, Trained]:

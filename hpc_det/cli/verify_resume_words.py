@@ -8,7 +8,7 @@ from typing import Any
 
 from hpc_det.cli.output import Output, show
 from hpc_det.cli.values import length_in_words
-from hpc_det.resume_check.causes import causes
+from hpc_det.resume_check.causes import Cause, causes
 from hpc_det.resume_check.comparison import Comparison, Difference
 
 MOST_SHOWN = 10
@@ -36,6 +36,7 @@ def _record(found: Comparison) -> dict[str, Any]:
         "resumes": list(found.resumes),
         "first_differences": [asdict(each) for each in found.first],
         "not_in_checkpoints": [asdict(each) for each in found.lost],
+        "different_from_the_start": [asdict(each) for each in found.unlike],
         "causes": [asdict(each) for each in causes(found)],
     }
 
@@ -54,10 +55,21 @@ def _in_words(found: Comparison) -> Iterator[str]:
         effect = ", with no effect on these batches" if found.is_identical else ""
         yield f"Lost by a resume, since no checkpoint holds it{effect}:"
         yield from _values(found.lost)
-    for cause in causes(found):
+    if found.unlike and not found.is_identical and not found.lost:
+        yield "Different from the start, before any stop:"
+        yield from _values(found.unlike)
+    for remedy, named in _by_remedy(causes(found)).items():
         if not found.is_identical:
-            yield f"Likely cause: {cause.what}"
-        yield f"  try: {cause.remedy}"
+            yield from (f"Likely cause: {cause.what}" for cause in named[:MOST_SHOWN])
+        yield f"  try: {remedy}"
+
+
+def _by_remedy(found: Sequence[Cause]) -> dict[str, list[Cause]]:
+    """The likeliest first."""
+    grouped: dict[str, list[Cause]] = {}
+    for cause in found:
+        grouped.setdefault(cause.remedy, []).append(cause)
+    return grouped
 
 
 def _values(differences: Sequence[Difference]) -> Iterator[str]:

@@ -17,8 +17,11 @@ from hpc_det.config.entrypoint_command import TRIAL, command_problems, missing, 
 
 _REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data_loader")
 _EVALUATE = ("evaluate_batch", "evaluate_full_dataset")
-_REPORTING = ("hpc_det", "determined", "importlib", "runpy")
+_LOADING = ("importlib.", "runpy.")
+_REPORTING = ("hpc_det.", "determined.", *_LOADING)
 """Packages that report a trial's metrics, or load what may."""
+_TRAINING = ("hpc_det.pytorch.", "determined.pytorch.", *_LOADING)
+"""Those with the loop of trials."""
 _ROOTS = ("PyTorchTrial", "DeepSpeedTrial")
 
 
@@ -57,25 +60,34 @@ def silent_script(entrypoint: object, context: Context) -> str | None:
 
     None for a trial, and for what cannot be known without running it, such as a shell script.
     """
+    return _script_without(_REPORTING, entrypoint, context)
+
+
+def script_without_trainer(entrypoint: object, context: Context) -> str | None:
+    """The same of a script that has no `Trainer`: it, and what it imports, never imports hpc_det.pytorch."""
+    return _script_without(_TRAINING, entrypoint, context)
+
+
+def _script_without(packages: tuple[str, ...], entrypoint: object, context: Context) -> str | None:
     with suppress(OSError, SyntaxError, ValueError):
         words = _words(entrypoint)
         script = started_script(words)
         if _argument(words) is None and script and script.endswith(".py"):
-            return None if _reaches_package(context.path(script), context, seen=set()) else script
+            return None if _reaches(packages, context.path(script), context, seen=set()) else script
     return None
 
 
-def _reaches_package(file: Path, context: Context, seen: set[Path]) -> bool:
-    """Whether importing this file imports hpc_det, or may."""
+def _reaches(packages: tuple[str, ...], file: Path, context: Context, seen: set[Path]) -> bool:
+    """Whether importing this file imports one of the packages, or may."""
     seen.add(file)
     tree = _parse(file)
     modules = {module for node in ast.walk(tree) for module in _modules_of(node)}
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    if used & {"__import__", "exec", "eval"} or any(module.split(".")[0] in _REPORTING for module in modules):
+    if used & {"__import__", "exec", "eval"} or any(f"{module}.".startswith(packages) for module in modules):
         return True
     places = (context, Context(file.parent))
     files = {found for module in modules for place in places if (found := _module_file(place, module))} - seen
-    return any(_reaches_package(found, context, seen) for found in sorted(files))
+    return any(_reaches(packages, found, context, seen) for found in sorted(files))
 
 
 def _modules_of(node: ast.AST) -> list[str]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, get_args
 
+from hpc_det.config.effective import Effective
+from hpc_det.config.entrypoint import script_without_trainer
 from hpc_det.config.fields import Device
 from hpc_det.config.merge import Tree
 from hpc_det.search.sample import is_nested, kind_of
@@ -27,11 +29,21 @@ def short_training(experiment: Tree, *, title: str, label: str, batches: int, re
     return tree
 
 
-def ranges(space: Tree, path: str = "hyperparameters") -> Iterator[str]:
+def problems(found: Effective) -> Iterator[str]:
+    """Why there can be no short training of it."""
+    if script := script_without_trainer(found.tree["entrypoint"], found.context):
+        yield (
+            f"entrypoint: {script} trains with a loop of its own, whose length is not known; give a trial class, as in "
+            f"`--trial module:Class`, or a script with the Trainer of hpc_det.pytorch"
+        )
+    yield from _ranges(found.tree["hyperparameters"])
+
+
+def _ranges(space: Tree, path: str = "hyperparameters") -> Iterator[str]:
     """The problem of each hyperparameter without a single value."""
     for name, spec in space.items():
         if is_nested(spec):
-            yield from ranges(spec, f"{path}.{name}")
+            yield from _ranges(spec, f"{path}.{name}")
         elif (kind := kind_of(spec)) != "const":
             yield (
                 f"{path}.{name}: {kind} is a range to search, and one training is wanted here; give a value with "

@@ -170,11 +170,13 @@ class PlainStrategy:
 
     def trained(self) -> Trained:
         context = self._context
-        return Trained(context.models, context.optimizers, context.lr_schedulers)
+        return Trained(context.models, context.optimizers, context.lr_schedulers, context.precision.scaler)
 
     def owned(self) -> Iterator[object]:
         context = self._context
         yield from (self._trial, context, *context.optimizers, *context.lr_schedulers)
+        if context.precision.scaler:
+            yield context.precision.scaler
         for model in (*context.models, *context.wrapped_models):
             yield from (*model.modules(), *model.parameters(), *model.buffers())
 

@@ -120,6 +120,10 @@ class Reducers:
                     f"a name of its own"
                 )
 
+    @property
+    def wrapped(self) -> list[MetricReducer]:
+        return [each.reducer for each in self._wrapped]
+
     def reset(self, *, training: bool) -> None:
         for each in self._serving(training=training):
             each.reducer.reset()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -21,6 +21,7 @@ from hpc_det.checkpoint.prune import Policy
 from hpc_det.checkpoint.remote import remote_of
 from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.distributed import Distributed
+from hpc_det.core.forced_stop import ForcedStop
 from hpc_det.core.listener import Listener
 from hpc_det.core.metrics import MetricsLog
 from hpc_det.core.preempt import StopAgreement, give_notice
@@ -35,7 +36,6 @@ from hpc_det.node.signals import SignalPipe
 from hpc_det.pytorch.loop import Loop
 from hpc_det.pytorch.portable import Portable, keep_code
 from hpc_det.pytorch.profiling.measurements import Measurements
-from hpc_det.pytorch.resume_trace import ForcedStops, ResumeTrace
 from hpc_det.pytorch.schedule import Schedule
 from hpc_det.pytorch.shown_log import ShownLog
 from hpc_det.pytorch.strategy import Strategy
@@ -47,6 +47,9 @@ from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.throughput import VARIABLE, TrainsOn, trains_on
+
+if TYPE_CHECKING:
+    from hpc_det.pytorch.resume_trace import ResumeTrace
 
 Outcome = dict[str, Any]
 """The content of outcome.json: the attempt, how it ended (`Loop.end`), the batches trained, whether they are saved."""
@@ -83,7 +86,7 @@ class Run:
         """A rank that a node agent's launcher has started."""
         attempt, distributed, outside = process.attempt, Distributed.from_env(env), process.heart.progress
         process.heart.progress = lambda: Progress("meeting", 0)
-        stop_class = ForcedStops if RESUME_CHECK in env else StopAgreement
+        stop_class = ForcedStop if RESUME_CHECK in env else StopAgreement
         with gang(distributed), _stops(distributed, process.signals, process.line, stop_class) as stop:
             distributed.barrier()  # a network that joins ranks and carries nothing shows here
             process.heart.progress = lambda: stop.progress
@@ -190,12 +193,16 @@ class Run:
     def _resume_trace(self, trial: Trial, context: TrialContext, strategy: Strategy) -> ResumeTrace | None:
         if self.forced_stops is None:
             return None
-        assert isinstance(self.stop, ForcedStops)
+        from hpc_det.pytorch.resume_trace import ResumeTrace  # other trainings do without
+
+        assert isinstance(self.stop, ForcedStop)
         return ResumeTrace(trial, context, strategy, self.stop, self.forced_stops, self.folder, self.attempt)
 
     def _adapted(self, schedule: Schedule) -> Schedule:
         if self.trains_on:
             return schedule.for_throughput(self.spec["config"])
+        if self.forced_stops is not None:
+            return schedule.as_configured(self.spec["config"])
         return schedule.for_test() if self.test else schedule
 
 

@@ -71,13 +71,17 @@ class Schedule:
         )
 
     def for_throughput(self, config: Mapping[str, Any]) -> Schedule:
-        """As long as an experiment's effective `config` says, also where a script says otherwise, and only training."""
+        """Only training."""
+        return replace(self.as_configured(config), only_trains=True)
+
+    def as_configured(self, config: Mapping[str, Any]) -> Schedule:
+        """As long as an experiment's effective `config` says, also where a script says otherwise."""
         return replace(
             self,
             max_length=unit_from_config(config["searcher"]["max_length"], self.global_batch_size),
             search_unit=None,
             reporting_period=Batch(config["scheduling_unit"]),
-            only_trains=True,
+            validation_period=period_from_config(config["min_validation_period"], self.global_batch_size),
         )
 
     def until(self, length: int) -> Schedule:

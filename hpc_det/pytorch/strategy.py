@@ -30,6 +30,8 @@ class Trained(NamedTuple):
     optimizers: Sequence[Any]
     schedulers: Sequence[Any]
     """Of learning rates."""
+    scaler: torch.amp.GradScaler | None = None
+    """Of losses."""
 
 
 class Strategy(Protocol):

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from hpc_det.errors import HpcDetError
+from hpc_det.resume_check.names import UNSAVED
 from hpc_det.store.files import read_counted
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
 
 Line: TypeAlias = dict[str, Any]
 """See `hpc_det.pytorch.resume_trace`."""
-UNSAVED = ("attribute ", "global variable ")
-"""How the names of values begin that no checkpoint has unless the trial sees to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,11 +126,15 @@ def _place(difference: Difference) -> tuple[int, int]:
 
 
 def _lost(unsaved: Sequence[Difference], resumes: Sequence[int]) -> Iterator[Difference]:
-    """Each once, at the resume that lost it."""
-    batches: dict[tuple[int | None, str], set[int]] = {}
-    for each in unsaved:
-        batches.setdefault((each.rank, each.name), set()).add(each.batch)
-    for each in unsaved:
-        differed = batches[each.rank, each.name]
-        if each.batch in resumes and each.batch == min(differed):
+    """Each once, at the resume that lost it, and of the entries of a list the first."""
+    seen: dict[tuple[int | None, str], int] = {}
+    for each in sorted(unsaved, key=_place):
+        place = each.rank, _without_position(each.name)
+        if place not in seen and each.batch in resumes:
             yield each
+        seen.setdefault(place, each.batch)
+
+
+def _without_position(name: str) -> str:
+    """A list of times is another one from its first entry on, and each new entry is."""
+    return re.sub(r"\[[\d(].*\]$", "[]", name)

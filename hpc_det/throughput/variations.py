@@ -8,8 +8,6 @@ from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.config.merge import Tree
-from hpc_det.config.short_training import ranges
-from hpc_det.errors import UsageError
 from hpc_det.plan.gang import gang
 from hpc_det.search.sample import constant
 from hpc_det.throughput.measurement import Aim, Measured, Measurement
@@ -37,10 +35,8 @@ class Variations:
 def variations(experiment: Tree, cluster: Cluster, most_slots: int | None = None) -> Variations:
     """Of an effective configuration, on a cluster as its pool has it. `most_slots`: by default the experiment's.
 
-    Raises UsageError with each hyperparameter that is a range, and for slots that no trial can have.
+    Raises UsageError for slots that no trial can have.
     """
-    if problems := list(ranges(experiment["hyperparameters"])):
-        raise UsageError(problems)
     resources = experiment["resources"]
     baseline = Measurement(
         aim=Aim.BASELINE,

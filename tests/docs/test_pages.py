@@ -48,6 +48,7 @@ PAGES = [
                 "launchers",
                 "logs",
                 "reliability",
+                "verify_resume",
                 "sharing",
                 "security",
                 "notifications",

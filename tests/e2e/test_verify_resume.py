@@ -4,78 +4,148 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpc_det.store.experiments import ExperimentStore
-from tests.e2e.story import HERE, hpc_det, warm_ranks_of
+from tests.e2e.story import COMMAND, HERE, hpc_det, warm_ranks_of
+from tests.e2e.test_pbs import PROFILE as PBS_PROFILE
 from tests.e2e.test_slurm import use
+from tests.lab.pbs_fixture import pbs_lab as pbs_lab
+from tests.lab.pbs_lab import PbsLab
 from tests.lab.slurm import SlurmLab
+from tests.wait import DEADLINE_S, wait_for
 
 FOLDER = HERE / "verify_resume"
-WARM = warm_ranks_of("LeakyTrial")
+CHECKOUT = HERE.parents[1]
+EXAMPLES = CHECKOUT / "docs" / "examples"
+WARM = ("--config", warm_ranks_of("LeakyTrial"))
+SHORT = ("--batches", 8, "--stops", 2, "--seed", 2)
+COUNTER, NOTHING = "hyperparameters.leak=counter", "hyperparameters.leak=none"
 
 
-def verified(leak: str, *arguments: object) -> tuple[int, dict[str, Any]]:
+def experiments() -> list[int]:
+    return [each.id for each in ExperimentStore(Path(os.environ["HPC_DET_ROOT"])).all()]
+
+
+def verified(
+    *arguments: object, config: Path = FOLDER / "leaky.yaml", code: Path | None = None
+) -> tuple[int, dict[str, Any]]:
     """The exit code, and what was found. Nothing is left of the trainings."""
-    leaks = f"hyperparameters.leak={leak}"
-    command = ("experiment", "verify-resume", FOLDER / "leaky.yaml", FOLDER, "--json", "--config", leaks, *arguments)
-    done = hpc_det(*command, check=False)
-    assert list(ExperimentStore(Path(os.environ["HPC_DET_ROOT"])).all()) == [], done.stderr
+    done = hpc_det("experiment", "verify-resume", config, code or config.parent, "--json", *arguments, check=False)
+    assert experiments() == [], done.stderr
     return done.returncode, json.loads(done.stdout)
 
 
-def lost_names(found: dict[str, Any]) -> set[str]:
-    return {each["name"] for each in found["not_in_checkpoints"]}
+def blamed(found: dict[str, Any]) -> set[tuple[str, str]]:
+    return {(cause["kind"], cause["name"]) for cause in found["causes"]}
 
 
 @pytest.mark.usefixtures("warm")
 def test_a_sound_trial_is_the_same_after_each_stop_and_what_it_keeps_for_itself_is_named() -> None:
-    code, found = verified("none", "--config", WARM, "--ranks", 2, "--batches", 20, "--stops", 3, "--seed", 1)
+    """Also where no checkpoint is wanted but those of the stops."""
+    none = ("--config", "checkpoint_policy=none")
+    code, found = verified(*WARM, *none, "--ranks", 2, "--batches", 20, "--stops", 3, "--seed", 1)
     assert code == 0
     assert found["identical"]
-    assert found["first_differences"] == []
     assert found["batches"] == 20
-    assert found["resumes"] == [3, 5, 9]
-    assert lost_names(found) == {"attribute trial.average"}, "which nothing depends on"
-
-
-LEAKS = {
-    "generator": ("metrics", {"attribute trial.generator"}),
-    "counter": ("metrics", {"attribute trial.count"}),
-    "average": ("validation", set[str]()),
-    "global": ("metrics", {"global variable model_def.batches"}),
-    "optimizer": ("metrics", {"attribute trial.scale (a module that is not wrapped)['weight']"}),
-    "data set": ("data", {"attribute training data loader.dataset.noise"}),
-}
-"""What differs first, and what beside `trial.average` the resume has lost."""
+    assert len(found["resumes"]) == 3
+    assert {each["name"] for each in found["not_in_checkpoints"]} == {"attribute trial.average"}
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("leak", LEAKS)
-def test_state_that_no_checkpoint_holds_is_named(leak: str) -> None:
-    code, found = verified(leak, "--config", WARM, "--batches", 8, "--stops", 1, "--seed", 2)
-    part, names = LEAKS[leak]
+def test_state_that_ends_with_the_process_is_named() -> None:
+    code, found = verified(*WARM, *SHORT, "--config", "hyperparameters.leak=global")
     assert code == 1
-    (resumed,) = found["resumes"]
-    (first,) = found["first_differences"]
-    assert first["part"] == part
-    assert first["batch"] == (2 if part == "validation" else resumed)
-    assert {"attribute trial.average", *names} <= lost_names(found)
-    assert any(name.partition(" (")[0] in cause["what"] for name in names for cause in found["causes"]) or not names
-
-
-@pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize(("leak", "part"), [("time", "metrics"), ("unseeded", "data")])
-def test_a_training_that_differs_without_any_stop_is_not_blamed_on_the_resume(leak: str, part: str) -> None:
-    code, found = verified(leak, "--config", WARM, "--batches", 4, "--stops", 0)
-    assert code == 1
-    assert found["resumes"] == []
+    assert len(found["resumes"]) == 2
     first = found["first_differences"][0]
-    assert (first["batch"], first["part"]) == (0, part)
-    assert len(found["causes"]) == 1
+    assert (first["part"], first["batch"]) == ("metrics", found["resumes"][0])
+    assert ("state", "global variable model_def.batches") in blamed(found)
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_trial_that_cannot_be_resumed_fails_with_its_own_error() -> None:
+    leak = ("--config", "hyperparameters.leak=failure")
+    done = hpc_det("experiment", "verify-resume", FOLDER / "leaky.yaml", FOLDER, *WARM, *SHORT, *leak, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "ValueError: nobody has tried that" in done.stderr
+    assert experiments() == [2], "it stays for its logs"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("leak", "code"), [(NOTHING, 0), (COUNTER, 1)])
+def test_a_script_with_a_trainer_trains_as_short(leak: str, code: int) -> None:
+    script = ("--config", "entrypoint=python3 -m hpc_det.launch.direct train.py")
+    found_code, found = verified(*script, *SHORT, "--config", leak)
+    assert found_code == code
+    assert found["batches"] == 8
+    assert (("state", "attribute trial.count") in blamed(found)) == bool(code)
+
+
+# --- the examples
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("example", "trial"),
+    [("digits", "DigitsTrial"), ("gan", "GanTrial"), ("language_model", "SonnetTrial"), ("roc_auc", "TumourTrial")],
+)
+def test_the_examples_are_sound(example: str, trial: str, ranks: int) -> None:
+    folder = CHECKOUT / "conf" / "experiment" if example == "digits" else EXAMPLES / example
+    arguments = ("--batches", 12, "--ranks", ranks, "--config", warm_ranks_of(trial))
+    code, found = verified(*arguments, config=folder / f"{example}.yaml", code=EXAMPLES / example)
+    assert code == 0
+    assert found["causes"] == []
+
+
+LEAKY_ENGINE = """
+import model_def
+
+class Leaky(model_def.DigitsTrial):
+    count = 0
+    def train_batch(self, *arguments):
+        self.count += 1
+        return {**super().train_batch(*arguments), "count": self.count}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize(("trial", "code"), [("model_def:DigitsTrial", 0), ("leaky:Leaky", 1)])
+def test_an_engine_is_sound_and_a_leak_beside_it_is_named(stage: int, trial: str, code: int, tmp_path: Path) -> None:
+    for file in (EXAMPLES / "deepspeed").iterdir():
+        if file.is_file():
+            (tmp_path / file.name).write_text(file.read_text())
+    (tmp_path / "leaky.py").write_text(LEAKY_ENGINE)
+    found_code, found = verified(
+        *("--batches", 10, "--stops", 1),
+        *("--config", warm_ranks_of("DigitsTrial").replace("model_def:DigitsTrial", trial)),
+        *("--config", f"hyperparameters.overwrite_deepspeed_args.zero_optimization.stage={stage}"),
+        config=tmp_path / "deepspeed.yaml",
+    )
+    assert found_code == code
+    assert blamed(found) == ({("state", "attribute trial.count")} if code else set())
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("warm")
+def test_a_pipeline_is_sound() -> None:
+    trial = ("--config", warm_ranks_of("PipelineTrial"))
+    config = EXAMPLES / "deepspeed_pipeline" / "deepspeed_pipeline.yaml"
+    code, found = verified(*trial, "--batches", 10, "--stops", 2, config=config)
+    assert code == 0
+    assert found["causes"] == []
+
+
+# --- on a cluster
 
 
 @pytest.mark.slurm
@@ -83,7 +153,64 @@ def test_a_leak_is_named_by_trainings_on_a_real_slurm(
     slurm_lab: SlurmLab, state_folder: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(slurm_lab, monkeypatch)
-    code, found = verified("counter", "--cluster", "lab", "--ranks", 4, "--batches", 8, "--stops", 1)
+    code, found = verified("--cluster", "lab", "--ranks", 4, *SHORT, "--config", COUNTER)
     assert code == 1
     assert {each["rank"] for each in found["first_differences"]} == {0, 1, 2, 3}
-    assert "attribute trial.count" in lost_names(found)
+    assert blamed(found) >= {("state", "attribute trial.count")}
+
+
+@pytest.mark.slurm
+@pytest.mark.long
+def test_ctrl_c_on_a_real_slurm_cancels_both_jobs_and_leaves_nothing(
+    slurm_lab: SlurmLab, state_folder: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gangs take all nodes each, so that one job runs and one waits in the queue."""
+    use(slurm_lab, monkeypatch)
+    interrupted(["--ranks", "6"], lambda: len(slurm_lab.run("squeue", "--noheader").splitlines()) == 2)
+    assert slurm_lab.run("squeue", "--noheader", "--states=PENDING,RUNNING") == ""
+
+
+@pytest.mark.long
+def test_a_leak_is_named_by_trainings_on_pbs(pbs_lab: PbsLab, state_folder: Path) -> None:
+    write_pbs_profile(state_folder)
+    code, found = verified("--cluster", "lab", "--ranks", 2, *SHORT, "--config", COUNTER)
+    assert code == 1
+    assert {each["rank"] for each in found["first_differences"]} == {0, 1}
+    assert blamed(found) >= {("state", "attribute trial.count")}
+
+
+@pytest.mark.long
+def test_ctrl_c_on_pbs_cancels_both_jobs_and_leaves_nothing(pbs_lab: PbsLab, state_folder: Path) -> None:
+    write_pbs_profile(state_folder)
+    interrupted(["--ranks", "2"], lambda: len(pbs_lab.run("qselect").split()) == 2)
+    assert pbs_lab.run("qselect") == ""
+
+
+def interrupted(arguments: list[str], is_begun: Any) -> None:
+    """Ctrl-C in the middle of two trainings that are long enough for it."""
+    command = [COMMAND, "experiment", "verify-resume", FOLDER / "leaky.yaml", FOLDER, "--cluster", "lab"]
+    options = [
+        "--batches",
+        "100000",
+        "--config",
+        NOTHING,
+        "--config",
+        "hyperparameters.global_batch_size=6",
+        *arguments,
+    ]
+    process = subprocess.Popen([*map(str, command), *options], stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: is_begun() or process.poll() is not None, DEADLINE_S, lambda: "not both jobs are there")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, said
+    assert experiments() == [], said
+
+
+def write_pbs_profile(state_folder: Path) -> None:
+    profile = state_folder / "conf" / "cluster" / "lab.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text(PBS_PROFILE.format(queue="low", repository=CHECKOUT, starter="pbsdsh"))

@@ -5,18 +5,37 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from hpc_det.pytorch.fingerprint import LARGEST_BYTES, tensor_text, texts_of
+from hpc_det.pytorch.fingerprint import LARGEST_BYTES, some_texts_of, tensor_text, texts_of
+from hpc_det.resume_check.names import unwrapped
 
 
 class Holder:
     def __init__(self, value: Any) -> None:
         self.value = value
+
+
+class Held:
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def add(self) -> None:
+        self.count += 1
+
+
+class CountingModule(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted = 0
+
+    def count(self) -> None:
+        self.counted += 1
 
 
 class Linked:
@@ -85,19 +104,113 @@ def test_objects_that_refer_to_themselves_have_an_end() -> None:
 def test_functions_files_and_what_is_skipped_are_left_out() -> None:
     held = Holder(1)
     with open("/dev/null") as file:
-        assert texts_of("v", [print, lambda: 1, file, held, int], frozenset([id(held)])) == {}
+        assert some_texts_of("v", [print, lambda: 1, file, held, int], frozenset([id(held)])) == {}
 
 
-def test_a_module_and_an_optimizer_are_named_as_what_they_are() -> None:
+def test_what_a_context_wraps_is_named_as_what_it_is() -> None:
     layer = torch.nn.Linear(1, 1)
-    names = texts_of("v", [layer, torch.optim.SGD(layer.parameters(), momentum=0.9)])
-    assert "v[0] (a module that is not wrapped)['weight']" in names
-    assert any(name.startswith("v[1] (an optimizer that is not wrapped)") for name in names)
+    optimizer = torch.optim.SGD(layer.parameters(), momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    found = texts_of("v", [layer, optimizer, schedule, torch.amp.GradScaler("cpu")])
+    names = [name.partition("[")[0] for name in (name.removeprefix("v[") for name in found)]
+    assert {name.partition("] ")[2] for name in names} == {
+        unwrapped("module"),
+        unwrapped("optimizer"),
+        unwrapped("scheduler"),
+        unwrapped("scaler"),
+    }
 
 
-def test_a_large_array_is_not_hashed() -> None:
-    shown = texts_of("v", np.zeros(LARGEST_BYTES // 8 + 1))
-    assert shown == texts_of("v", np.ones(LARGEST_BYTES // 8 + 1))
+def counter() -> Any:
+    count = 0
+
+    def next_one() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return next_one
+
+
+class Numbered:
+    made = 0
+
+    def next_one(self) -> int:
+        Numbered.made += 1
+        return Numbered.made
+
+
+def numbers() -> Iterator[int]:
+    number = 0
+    while True:
+        number += 1
+        yield number
+
+
+HELD: dict[str, tuple[Any, Callable[[Any], object]]] = {
+    "closure": (counter(), lambda held: held()),
+    "class": (Numbered, lambda held: held().next_one()),
+    "method": (Held(0).add, lambda held: held()),
+    "running generator": (numbers(), next),
+    "iterator of a list": (iter([1, 2, 3]), next),
+    "iterator of a data loader": (iter(torch.utils.data.DataLoader([1, 2, 3])), next),  # type: ignore[arg-type]
+    "unwrapped module with a counter": (CountingModule(), lambda held: held.count()),
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_state_in_functions_classes_and_iterators_is_seen(kind: str) -> None:
+    held, change = HELD[kind]
+    before = texts_of("v", held)
+    assert texts_of("v", held) == before
+    change(held)
+    assert texts_of("v", held) != before
+
+
+class Lazy(Mapping[str, int]):
+    """As of a file: to look at its values would read all of them."""
+
+    def __getitem__(self, key: str) -> int:
+        raise AssertionError
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError
+
+    def __len__(self) -> int:
+        raise AssertionError
+
+
+def test_a_mapping_that_reads_its_values_from_elsewhere_is_not_read() -> None:
+    assert texts_of("v", Lazy()) == {}
+
+
+def test_objects_in_sets_and_as_keys_have_the_same_text_in_each_process() -> None:
+    assert texts_of("v", {Holder(1)}) == texts_of("v", {Holder(1)})
+    assert texts_of("v", {Holder(1): 2}) == texts_of("v", {Holder(1): 2})
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(9, device="meta"),
+        torch.randn(9, dtype=torch.complex64).conj(),
+        torch.randn(9).to(torch.float8_e4m3fn),
+        torch.randn(3).to(torch.float8_e4m3fn),
+        torch.zeros(9, dtype=torch.uint16),
+        torch.zeros(0),
+        torch.nested.nested_tensor([torch.zeros(3), torch.zeros(4)], layout=torch.jagged),
+    ],
+)
+def test_a_tensor_of_any_kind_has_a_text(tensor: torch.Tensor) -> None:
+    assert tensor_text(tensor) == tensor_text(tensor)
+
+
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros])
+def test_a_large_array_in_an_attribute_is_not_hashed_and_one_in_a_checkpoint_is(make: Callable[..., Any]) -> None:
+    zeros, others = make(LARGEST_BYTES // 4 + 1), make(LARGEST_BYTES // 4 + 1)
+    others[7] = 1
+    assert some_texts_of("v", zeros) == some_texts_of("v", others)
+    assert texts_of("v", zeros) != texts_of("v", others)
 
 
 def test_a_sparse_tensor_has_a_text() -> None:

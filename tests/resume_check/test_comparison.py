@@ -9,27 +9,19 @@ from typing import Any
 import pytest
 
 from hpc_det.errors import HpcDetError
-from hpc_det.resume_check.causes import GENERATOR, OPTIMIZER, causes
+from hpc_det.resume_check.causes import causes
 from hpc_det.resume_check.comparison import Comparison, compare
+from hpc_det.resume_check.names import GENERATOR, unwrapped
 from hpc_det.store.files import append_line
 from hpc_det.store.folders import TrialFolder
+from tests.resume_check.traces import USUAL, Change, trace
 
-Change = Mapping[tuple[int, str], Mapping[str, str]]
-"""Batch and part -> values that are otherwise."""
 BATCHES = 6
-USUAL = {"state": {"weights": "0.5", "generators['torch']": "a"}, "data": {"[0]": "x"}, "metrics": {"['loss']": "1.0"}}
 
 
 def training(folder: Path, resumes: tuple[int, ...] = (), change: Change | None = None, ranks: int = 1) -> TrialFolder:
-    """What a training of `BATCHES` leaves on disk."""
     trial = TrialFolder(folder / "trials" / "1")
-    trial.resume_trace(0).parent.mkdir(parents=True)
-    for rank in range(ranks):
-        for batch in range(BATCHES):
-            parts = {part: values | dict((change or {}).get((batch, part), {})) for part, values in USUAL.items()}
-            first = batch in (0, *resumes)
-            append_line(trial.resume_trace(rank), {"batch": batch, "attempt": 1, "first": first, **parts})
-        append_line(trial.resume_trace(rank), {"batch": BATCHES, "attempt": 1, "first": False, "state": USUAL["state"]})
+    trace(trial, BATCHES, resumes, change, ranks)
     return trial
 
 
@@ -103,43 +95,102 @@ def test_a_rank_that_differs_is_found(tmp_path: Path) -> None:
     assert {each.rank for each in compare(one, other).first} == {1}
 
 
+def test_a_rank_that_is_missing_is_no_result(tmp_path: Path) -> None:
+    one, other = training(tmp_path / "1", ranks=2), training(tmp_path / "2", ranks=1)
+    with pytest.raises(HpcDetError):
+        compare(one, other)
+
+
+def test_a_list_of_times_is_not_lost_where_it_grows(tmp_path: Path) -> None:
+    """One entry more with each batch, and each another one."""
+    changes: list[Change] = [
+        {(batch, "state"): {f"attribute trial.times[{k}]": f"{run}.{k}" for k in range(batch)} for batch in range(6)}
+        for run in (1, 2)
+    ]
+    assert compared(tmp_path, changes[1], changes[0]).lost == ()
+
+
+def test_of_the_entries_of_a_list_that_is_lost_the_first_is_named(tmp_path: Path) -> None:
+    seen = {(batch, "state"): {f"attribute trial.seen[{k}]": str(k) for k in range(9)} for batch in range(BATCHES)}
+    found = compared(tmp_path, {place: values for place, values in seen.items() if place[0] < 2}, seen)
+    assert [each.name for each in found.lost] == ["attribute trial.seen[0]"]
+    assert len(causes(found)) == 1
+
+
 def test_trainings_that_left_no_trace_cannot_be_compared(tmp_path: Path) -> None:
     one = training(tmp_path / "1")
     with pytest.raises(HpcDetError):
         compare(one, TrialFolder(tmp_path / "none" / "trials" / "1"))
 
 
-OWN = "training data loader.dataset.noise"
+NOISE = "attribute training data loader.dataset.noise"
+LOSS, POINT = {"['loss']": "2"}, {"[0]": "y"}
 
 
-@pytest.mark.parametrize(
-    ("stopped", "undisturbed", "resumes", "word"),
-    [
-        (from_batch(2, "data", **{"[0]": "y"}), {}, (2,), "workers"),
-        (from_batch(2, "metrics", **{"['loss']": "2"}), {}, (2,), "closure"),
-        (from_batch(3, "metrics", **{"['loss']": "2"}), {}, (2,), "kernel"),
-        (from_batch(1, "metrics", **{"['loss']": "2"}), {}, (2,), "kernel"),
-        (from_batch(1, "data", **{"[0]": "y"}), {}, (2,), "unseeded worker"),
-        (from_batch(2, "state", weights="2"), {}, (2,), "weights"),
-        (from_batch(1, "state", **{"generators['torch']": "b"}), {}, (2,), "random numbers"),
-        (
-            {(0, "state"): {f"attribute {OWN}": f"{GENERATOR} 2"}, **from_batch(0, "data", **{"[0]": "y"})},
-            {(0, "state"): {f"attribute {OWN}": f"{GENERATOR} 1"}},
-            (2,),
-            OWN,
-        ),
-        (
-            from_batch(2, "metrics", **{"['loss']": "2"})
-            | from_batch(2, "state", **{f"attribute t.a {OPTIMIZER}": "1"}),
-            from_batch(2, "state", **{f"attribute t.a {OPTIMIZER}": "2"}),
-            (2,),
-            "an optimizer",
-        ),
-    ],
-)
+def counted(resume: int | None = None, name: str = "attribute trial.count", text: str = "") -> Change:
+    """A value that grows with each batch, and that a resume loses."""
+    return {(batch, "state"): {name: f"{text}{batch - (resume or 0)}"} for batch in range(resume or 0, BATCHES)}
+
+
+def also(*changes: Change) -> Change:
+    """All of them."""
+    found: dict[tuple[int, str], dict[str, str]] = {}
+    for change in changes:
+        for place, values in change.items():
+            found.setdefault(place, {}).update(values)
+    return found
+
+
+Case = tuple[Change, Change, list[tuple[str, str | None]]]
+"""The stopped training, the undisturbed one, and the kinds of causes, with the names of what they are about."""
+
+
+def in_an_unwrapped(kind: str) -> Case:
+    name = f"attribute t.a {unwrapped(kind)}['x']"
+    stopped = also(counted(2, name), from_batch(2, "metrics", **LOSS))
+    return stopped, counted(0, name), [(kind, "attribute t.a")]
+
+
+CAUSES: list[Case] = [
+    (from_batch(2, "data", **POINT), {}, [("data", None)]),
+    (from_batch(2, "metrics", **LOSS), {}, [("hidden state", None), ("nondeterminism", None)]),
+    (from_batch(3, "state", weights="2"), {}, [("hidden state", None), ("nondeterminism", None)]),
+    (from_batch(3, "metrics", **LOSS), {}, [("nondeterminism", None), ("hidden state", None)]),
+    (from_batch(1, "metrics", **LOSS), {}, [("nondeterminism", None)]),
+    (from_batch(1, "data", **POINT), {}, [("data", None)]),
+    (from_batch(1, "state", **{"generators['torch']": "b"}), {}, [("nondeterminism", None)]),
+    (from_batch(2, "state", weights="2"), {}, [("not restored", "weights")]),
+    (
+        also({(0, "state"): {NOISE: f"{GENERATOR} 2"}}, from_batch(0, "data", **POINT)),
+        {(0, "state"): {NOISE: f"{GENERATOR} 1"}},
+        [("generator", NOISE)],
+    ),
+    (also(counted(2), from_batch(2, "metrics", **LOSS)), counted(), [("state", "attribute trial.count")]),
+    (also(counted(2), from_batch(2, "data", **POINT)), counted(), [("data", None), ("state", "attribute trial.count")]),
+    (also(counted(2, NOISE), from_batch(2, "data", **POINT)), counted(0, NOISE), [("state", NOISE)]),
+    (also(counted(2), from_batch(2, "state", weights="2")), counted(), [("not restored", "weights")]),
+    (also(counted(2), from_batch(1, "metrics", **LOSS)), counted(), [("nondeterminism", None)]),
+    (
+        also(counted(2, "attribute t.g", GENERATOR), from_batch(2, "metrics", **LOSS)),
+        counted(0, "attribute t.g", GENERATOR),
+        [("generator", "attribute t.g")],
+    ),
+    *map(in_an_unwrapped, ("module", "optimizer", "scheduler", "scaler")),
+]
+
+
+@pytest.mark.parametrize(("stopped", "undisturbed", "expected"), CAUSES)
 def test_the_likely_cause_depends_on_what_differs_and_since_when(
-    tmp_path: Path, stopped: Change, undisturbed: Change, resumes: tuple[int, ...], word: str
+    tmp_path: Path, stopped: Change, undisturbed: Change, expected: list[tuple[str, str | None]]
 ) -> None:
-    (cause,) = causes(compared(tmp_path, stopped, undisturbed, resumes))
-    assert word in cause.what
-    assert cause.remedy
+    found = causes(compared(tmp_path, also(undisturbed, stopped), undisturbed, (2,)))
+    assert [(cause.kind, cause.name) for cause in found] == expected
+    assert all(cause.remedy for cause in found)
+
+
+def test_state_that_is_lost_after_the_first_difference_is_no_cause_of_it(tmp_path: Path) -> None:
+    """The resume at batch 4 loses a counter; the data differed since the one at batch 2."""
+    lost_later = {place: value for place, value in counted(4).items() if place[0] >= 4}
+    found = compared(tmp_path, also(counted(), lost_later, from_batch(3, "data", **POINT)), counted())
+    assert [each.batch for each in found.lost] == [4]
+    assert [cause.kind for cause in causes(found)] == ["data"]

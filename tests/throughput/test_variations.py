@@ -58,19 +58,6 @@ def test_constants_may_be_written_in_full() -> None:
     assert variations(experiment(global_batch_size={"type": "const", "val": 32}), CLUSTER).baseline.batch_size == 32
 
 
-def test_every_range_is_refused_at_once() -> None:
-    lr = {"type": "log", "minval": -4, "maxval": -1}
-    nested = {"width": {"type": "categorical", "vals": [1, 2]}, "depth": 3}
-    with pytest.raises(UsageError) as refused:
-        variations(experiment(lr=lr, model=nested), CLUSTER)
-    assert refused.value.problems == [
-        "hyperparameters.lr: log is a range to search, and one training is measured; give a value with "
-        "--config hyperparameters.lr=VALUE",
-        "hyperparameters.model.width: categorical is a range to search, and one training is measured; give a value "
-        "with --config hyperparameters.model.width=VALUE",
-    ]
-
-
 @pytest.mark.parametrize(("most", "named"), [(3, "use 2 or 4"), (16, "use at most 8")])
 def test_slots_that_no_trial_can_have_are_refused(most: int, named: str) -> None:
     with pytest.raises(UsageError, match=f"--max-slots: {most} .*{named}"):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @experiment.command("verify-resume")
 @request_options
 @click.option(
-    "--batches", type=click.IntRange(min=2), default=40, show_default=True, metavar="N", help="Length of each training."
+    "--batches", type=click.IntRange(min=3), default=40, show_default=True, metavar="N", help="Length of each training."
 )
 @click.option(
     "--ranks", type=click.IntRange(min=1), metavar="N", help="Slots of each training; by default the experiment's own."
@@ -54,7 +54,7 @@ def verify_resume(
     resume from the checkpoint in new processes. Data, metrics, weights, optimizer states and generators of every batch
     and rank are compared bit by bit. The first difference is shown with its likely cause, such as a generator in a
     Python attribute or a non-deterministic kernel. Exits with 1 where the trainings differ. Both are experiments of
-    their own, and are deleted afterwards.
+    their own, and are deleted afterwards. See docs/verify_resume.md.
 
     \b
     Example:
