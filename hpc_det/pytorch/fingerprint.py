@@ -34,6 +34,8 @@ _CLOSED = {*sys.stdlib_module_names, "torch", "numpy", "deepspeed", "hpc_det"}
 """Packages whose objects are not looked into, unless named below."""
 _SHOWN = (bool, int, float, complex, str, bytes, type(None), Enum, PurePath, date, timedelta, range, itertools.count)
 
+_CONTAINERS = (Mapping, list, tuple, deque, set, frozenset)
+
 Texts = dict[str, str]
 
 
@@ -65,7 +67,10 @@ def texts_of(path: str, value: Any, skipped: frozenset[int] = frozenset()) -> Te
 class _Walk:
     def __init__(self, skipped: frozenset[int]) -> None:
         self._seen: dict[int, Any] = {}
-        """Objects, which must not be freed while their ids are in use."""
+        """Objects, which must not be freed while their ids are in use; of lists and maps those that are open.
+
+        A list may be part of two others, and a copy in each of them after a resume: it is shown in both.
+        """
         self._skipped = skipped
 
     def of(self, path: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:
@@ -80,6 +85,8 @@ class _Walk:
             else:
                 for name, part in _parts(value):
                     yield from self.of(f"{path}{name}", part, depth - 1)
+            if text is not None or isinstance(value, _CONTAINERS):
+                del self._seen[id(value)]
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

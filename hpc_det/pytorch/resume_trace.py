@@ -133,7 +133,7 @@ class ResumeTrace:
         names = _names(trained.models)
         found = texts_of("generators", rng_state())
         for number, model in enumerate(trained.models):
-            found |= _weights(f"model {number}", model)
+            found |= _weights(f"model {number}", model, trained.replaced)
         for number, optimizer in enumerate(trained.optimizers):
             found |= texts_of(f"optimizer {number}", _named(optimizer, names))
         for number, scheduler in enumerate(trained.schedulers):
@@ -167,9 +167,10 @@ class ResumeTrace:
                 yield f"{what} data loader.{part}", getattr(loader, part, None)
 
 
-def _weights(path: str, model: torch.nn.Module) -> Texts:
-    """Buffers that are in no state_dict, too, and gradients that wait for an optimizer step."""
-    tensors = [*model.named_parameters(), *model.named_buffers()]
+def _weights(path: str, model: torch.nn.Module, replaced: frozenset[int]) -> Texts:
+    """Buffers that are in no state_dict, too, and gradients that wait for a step. `replaced`: see Trained."""
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if id(buffer) not in replaced]
+    tensors = [*model.named_parameters(), *buffers]
     waiting = [(name, parameter.grad) for name, parameter in model.named_parameters() if parameter.grad is not None]
     found = {f"{path}: {name}": tensor_text(tensor) for name, tensor in tensors}
     return found | {f"gradient of {path}: {name}": tensor_text(gradient) for name, gradient in waiting}

@@ -30,6 +30,8 @@ class Trained(NamedTuple):
     optimizers: Sequence[Any]
     schedulers: Sequence[Any]
     """Of learning rates."""
+    replaced: frozenset[int] = frozenset()
+    """Ids of the buffers of models that rank 0 replaces by its own at the next batch. On rank 0 there are none."""
 
 
 class Strategy(Protocol):

@@ -63,7 +63,7 @@ class Lived:
         """By the job, and by the ranks of its last attempt."""
         last = Journal(self.trial.journal).last_attempt()
         logs = [self.trial.job_log, *sorted(self.trial.rank_log(last, 0).parent.glob("*.log"))]
-        return "\n".join(f"{log}:\n{log.read_text(errors='replace')}" for log in logs if log.exists())
+        return "\n".join(f"{log}:\n{log.read_text(errors='replace')[-2000:]}" for log in logs if log.exists())
 
     def differences(self, undisturbed: Lived) -> list[str]:
         """Where it was another training: in what the ranks had before each batch, in metrics, in the checkpoints."""

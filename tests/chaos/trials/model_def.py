@@ -86,7 +86,7 @@ class Net(nn.Module):
 
     def forward(self, inputs):
         if self.training:
-            self.seen.lerp_(inputs.detach().mean(dim=0), 0.1)
+            self.seen.lerp_(inputs.detach().float().mean(dim=0), 0.1)
         return self.last(self.dropout(torch.relu(self.norm(self.first(inputs)))))
 
     def follow(self):

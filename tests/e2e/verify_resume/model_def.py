@@ -27,11 +27,26 @@ class Points(Dataset[Any]):
         return point if self.noise is None else point + float(self.noise.normal()), value
 
 
+class Centred(torch.nn.Module):
+    """Keeps the mean of what this rank has seen, as a batch norm does. DDP gives all ranks that of rank 0."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean.lerp_(points.mean(dim=0), 0.1)
+        return points - self.mean
+
+
 class LeakyTrial(PyTorchTrial):
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
         self.leak = context.get_hparam("leak")
-        layers = torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)
+        layers = Centred(), torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)
         self.model: Any = context.wrap_model(torch.nn.Sequential(*layers))
         self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=0.01))
         self.generator = torch.Generator().manual_seed(7)
