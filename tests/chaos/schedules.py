@@ -21,7 +21,22 @@ LAST_RANK_TOO = ("batch", "validation", "epoch end", "report", *AT_START)
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainerSchedule:
+    """Of a TorchTrainer's program: see driver.py."""
+
+    seed: int
+    training: Mapping[str, Any]
+    signals: Mapping[int, Sequence[Mapping[str, Any]]]
+    """By attempt."""
+
+    def __str__(self) -> str:
+        return f"schedule trainer-{self.seed}\n{json.dumps(self.training)}\n{json.dumps(self.signals, indent=1)}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Schedule:
+    """Of an experiment's trial."""
+
     kind: str
     seed: int
     trial: str
@@ -169,7 +184,52 @@ def _multiples(period: Any, batches: int) -> list[int]:
     return list(range(length, batches, length)) if length else []
 
 
+def trainer_schedule(seed: int) -> TrainerSchedule:
+    draws = random.Random(f"trainer {seed}")
+    ranks, epochs = draws.choice([1, 2]), draws.choice([2, 3])
+    workers = draws.choice([0, 0, 1])
+    config = {
+        "seed": draws.randint(0, 1000),
+        "length": draws.choice([36, 42]),
+        "workers": workers,
+        "persistent": workers > 0 and draws.random() < 0.5,
+        "ddp_args": {"broadcast_buffers": draws.random() < 0.5},
+    }
+    options = {
+        "scheduler_step_freq": draws.choice(["batch", "epoch"]),
+        "use_fp16": draws.random() < 0.3,
+        "add_dist_sampler": draws.random() < 0.8,
+    }
+    training = {
+        "ranks": ranks,
+        "epochs": epochs,
+        "batch_size": 6,
+        "num_steps": draws.choice([None, 2, 5]),
+        "config": config,
+        "options": options,
+    }
+    return TrainerSchedule(seed=seed, training=training, signals=_trainer_stops(draws, ranks, 6 * epochs))
+
+
 # --- stops
+
+
+def _trainer_stops(draws: random.Random, ranks: int, steps: int) -> dict[int, list[dict[str, Any]]]:
+    signals: dict[int, list[dict[str, Any]]] = {}
+    at = 0
+    for attempt in range(1, draws.randint(1, 5) + 1):
+        where = "train" if attempt == 1 else draws.choice(["train", "train", "validate", "setup"])
+        at = draws.randint(at, steps // 2 if attempt == 1 else steps - 1)
+        signals[attempt] = [
+            {
+                "where": where,
+                "at": 0 if where == "setup" else at,
+                "signals": draws.sample(SIGNALS, draws.choice([1, 1, 2])),
+                "to": draws.choice(["agent", "agent", "driver", "both"]),
+                "rank": draws.randrange(ranks),
+            }
+        ]
+    return signals
 
 
 def _stops(

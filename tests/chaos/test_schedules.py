@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from tests.chaos.lives import Lived
-from tests.chaos.schedules import schedule
+from tests.chaos.lives import Driven, Lived
+from tests.chaos.schedules import schedule, trainer_schedule
 from tests.chaos.table import Tally
 from tests.e2e.conftest import _fork_server, warm
 
@@ -39,4 +40,25 @@ def test_a_trial_that_is_preempted_at_random_has_the_bits_of_one_that_is_not(
         assert end == "finished", stopped.said
         assert stops, stopped.said
         assert Counter(stops).keys() <= {"preempted", "resume check"}, stopped.said
+        assert stopped.differences(undisturbed) == []
+
+
+SEEDS = [
+    pytest.param(0, id="sample-trainer-0"),
+    *(pytest.param(seed, id=f"trainer-{seed}", marks=pytest.mark.chaos) for seed in range(EACH)),
+]
+
+
+@pytest.mark.usefixtures("_fork_server")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_torch_trainer_that_is_preempted_at_random_has_the_bits_of_one_that_is_not(
+    tally: Tally, tmp_path: Path, seed: int
+) -> None:
+    drawn = trainer_schedule(seed)
+    print(drawn)
+    with tally.trying("preemptions of a TorchTrainer, to the bit"):
+        undisturbed = Driven.to_its_end(tmp_path / "undisturbed", drawn, undisturbed=True)
+        assert undisturbed.codes == (0,)
+        stopped = Driven.to_its_end(tmp_path / "stopped", drawn, undisturbed=False)
+        assert len(stopped.codes) > 1
         assert stopped.differences(undisturbed) == []
