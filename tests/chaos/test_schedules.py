@@ -15,7 +15,8 @@ from tests.e2e.conftest import _fork_server, warm
 __all__ = ["_fork_server", "warm"]
 
 EACH = 25
-SAMPLE = (("pytorch", 0), ("sharded", 0))
+SAMPLE = (("pytorch", 24), ("sharded", 12))
+"""Of few attempts."""
 EVERY = [(kind, seed) for kind in ("pytorch", "sharded", "deepspeed") for seed in range(EACH)]
 CASES = [
     *(pytest.param(*case, id="sample-{}-{}".format(*case)) for case in SAMPLE),
@@ -44,7 +45,7 @@ def test_a_trial_that_is_preempted_at_random_has_the_bits_of_one_that_is_not(
 
 
 SEEDS = [
-    pytest.param(0, id="sample-trainer-0"),
+    pytest.param(10, id="sample-trainer-10"),
     *(pytest.param(seed, id=f"trainer-{seed}", marks=pytest.mark.chaos) for seed in range(EACH)),
 ]
 
