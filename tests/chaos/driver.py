@@ -17,6 +17,7 @@ from hpc_det.sgd import BATCH_SIZE, TorchTrainer
 from hpc_det.store.files import append_line
 from tests.sgd.local_nodes import LocalNodes
 from tests.sgd.runners import Regression
+from tests.wait import DEADLINE_S
 
 TOLD, FINAL = "told.jsonl", "final.pt"
 
@@ -82,6 +83,7 @@ def drive(folder: Path, training: Mapping[str, Any], attempt: int, signals: Any,
         executor=LocalNodes(1, ranks),
         run=folder / "run",
         config=config,
+        heartbeat_timeout_s=DEADLINE_S,  # an agent that is only slow shall hear of its signal
         **training["options"],
     ) as trainer:
         while True:
