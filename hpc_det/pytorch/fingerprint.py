@@ -45,6 +45,8 @@ _WRAPPABLE = {
     torch.amp.GradScaler: "scaler",
 }
 
+_CONTAINERS = (dict, list, tuple, deque, set, frozenset)
+
 Texts = dict[str, str]
 
 
@@ -92,7 +94,10 @@ def some_texts_of(path: str, value: Any, skipped: frozenset[int] = frozenset()) 
 class _Walk:
     def __init__(self, skipped: frozenset[int], largest_bytes: float) -> None:
         self._seen: dict[int, Any] = {}
-        """Objects, which must not be freed while their ids are in use."""
+        """Objects, which must not be freed while their ids are in use; of lists and maps those that are open.
+
+        A list may be part of two others, and a copy in each of them after a resume: it is shown in both.
+        """
         self._skipped = skipped
         self._largest_bytes = largest_bytes
 
@@ -108,6 +113,8 @@ class _Walk:
             else:
                 for name, part in _parts(value):
                     yield from self.of(f"{path}{name}", part, depth - 1)
+            if text is not None or isinstance(value, _CONTAINERS):
+                del self._seen[id(value)]
 
     def _text(self, value: Any) -> str | None:
         """None for what has parts, or is not looked into."""

@@ -34,6 +34,7 @@ from hpc_det.pytorch.state import (
     restore_models,
     restore_rank,
     restore_weights,
+    takes_buffers,
     trained_state,
 )
 from hpc_det.pytorch.stored import stored_state
@@ -170,7 +171,15 @@ class PlainStrategy:
 
     def trained(self) -> Trained:
         context = self._context
-        return Trained(context.models, context.optimizers, context.lr_schedulers, context.precision.scaler)
+        models = zip(context.models, context.wrapped_models, strict=True)
+        replaced = (
+            id(buffer)
+            for model, wrapped in models
+            if not context.distributed.is_chief and takes_buffers(context, wrapped)
+            for buffer in model.buffers()
+        )
+        scaler = context.precision.scaler
+        return Trained(context.models, context.optimizers, context.lr_schedulers, scaler, frozenset(replaced))
 
     def owned(self) -> Iterator[object]:
         context = self._context

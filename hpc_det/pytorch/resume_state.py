@@ -74,7 +74,7 @@ def _saved(trained: Trained) -> Texts:
     found = texts_of("generators", rng_state())
     names = _names(trained)
     for number, model in enumerate(trained.models):
-        found |= _weights(f"model {number}", model)
+        found |= _weights(f"model {number}", model, trained.replaced)
     for number, optimizer in enumerate(trained.optimizers):
         found |= texts_of(f"optimizer {number}", _named(optimizer, names))
     if trained.scaler:
@@ -84,9 +84,10 @@ def _saved(trained: Trained) -> Texts:
     return found
 
 
-def _weights(path: str, model: torch.nn.Module) -> Texts:
-    """With buffers that are in no state_dict, and gradients that wait for an optimizer step."""
-    tensors = [*model.named_parameters(), *model.named_buffers()]
+def _weights(path: str, model: torch.nn.Module, replaced: frozenset[int]) -> Texts:
+    """With buffers that are in no state_dict, and gradients that wait for a step. `replaced`: see Trained."""
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if id(buffer) not in replaced]
+    tensors = [*model.named_parameters(), *buffers]
     waiting = [(name, parameter.grad) for name, parameter in model.named_parameters() if parameter.grad is not None]
     found = {f"{path}: {name}": tensor_text(tensor) for name, tensor in tensors}
     return found | {f"gradient of {path}: {name}": tensor_text(gradient) for name, gradient in waiting}

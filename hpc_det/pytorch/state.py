@@ -250,15 +250,20 @@ def _set_gradients(context: PyTorchTrialContext, gradients: dict[str, torch.Tens
             parameter.grad = gradient
 
 
-def _own_buffers(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
-    """What a state_dict holds of them, where each rank has its own: state_dict.pth has rank 0's only.
+def takes_buffers(context: PyTorchTrialContext, wrapped: torch.nn.Module) -> bool:
+    """Whether each rank has rank 0's at the next batch, whatever it has now.
 
     Between optimizer steps DDP sends none.
     """
+    return context.distributed.size == 1 or (context.aggregation_frequency == 1 and shares_buffers(wrapped))
+
+
+def _own_buffers(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
+    """What a state_dict holds of them, where each rank has its own: state_dict.pth has rank 0's only."""
     return {
         f"{k}.{name}": value
         for k, (model, wrapped) in enumerate(zip(context.models, context.wrapped_models, strict=True))
-        if context.distributed.size > 1 and (context.aggregation_frequency > 1 or not shares_buffers(wrapped))
+        if not takes_buffers(context, wrapped)
         for name, value in model.state_dict().items()
         if name in dict(model.named_buffers())
     }

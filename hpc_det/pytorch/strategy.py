@@ -32,6 +32,8 @@ class Trained(NamedTuple):
     """Of learning rates."""
     scaler: torch.amp.GradScaler | None = None
     """Of losses."""
+    replaced: frozenset[int] = frozenset()
+    """Ids of the buffers of models that rank 0 replaces by its own at the next batch. On rank 0 there are none."""
 
 
 class Strategy(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 from collections import deque
@@ -98,7 +99,17 @@ def test_names_are_the_expressions_that_lead_to_the_values() -> None:
 
 
 def test_objects_that_refer_to_themselves_have_an_end() -> None:
+    itself: list[Any] = [1]
+    itself.append(itself)
     assert texts_of("v", Linked()) == {"v.count": "1"}
+    assert texts_of("v", itself) == {"v[0]": "1"}
+
+
+@pytest.mark.parametrize("shared", [[0.1], {"rate": [0.1]}, torch.ones(9), random.Random(1)])
+def test_a_value_that_two_others_share_has_the_same_texts_as_two_copies(shared: Any) -> None:
+    """A checkpoint brings back copies."""
+    assert texts_of("v", [[shared], {"it": shared}]) == texts_of("v", [[shared], {"it": copy.deepcopy(shared)}])
+    assert texts_of("v", [[shared], {"it": shared}]) != texts_of("v", [[shared], {}])
 
 
 def test_functions_files_and_what_is_skipped_are_left_out() -> None:

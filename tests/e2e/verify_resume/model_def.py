@@ -12,10 +12,25 @@ from hpc_det.pytorch import DataLoader, PyTorchTrial, PyTorchTrialContext
 batches = 0
 
 
+class Centred(torch.nn.Module):
+    """Keeps the mean of what this rank has seen, as a batch norm does. DDP gives all ranks that of rank 0."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean.lerp_(points.mean(dim=0), 0.1)
+        return points - self.mean
+
+
 class LeakyTrial(PyTorchTrial):
     def __init__(self, context: PyTorchTrialContext) -> None:
         self.context = context
-        layers = torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)
+        layers = Centred(), torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)
         self.model: Any = context.wrap_model(torch.nn.Sequential(*layers))
         self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=0.01))
         self.count = 0

@@ -132,10 +132,10 @@ class Passes:
     # --- snapshots
 
     def position(self) -> dict[str, Any]:
-        """Of the gang, as far as its ranks are in step."""
+        """Of the gang, as far as its ranks are in step. Of a pass that is over nothing is left."""
         return {
             "begun": self.begun,
-            "done": self._done,
+            "done": self._done if self._is_open else 0,
             "counts": self._source.counts,
             "is_open": self._is_open,
         }

@@ -34,6 +34,15 @@ def test_without_num_steps_the_open_pass_is_finished() -> None:
     assert (data.begun, data.finished) == (2, 2)
 
 
+@pytest.mark.parametrize("calls", [(None,), (1, None), (1, 2)])
+def test_the_position_after_a_pass_says_nothing_of_how_it_was_made(calls: tuple[int | None, ...]) -> None:
+    data, restored = three(), three()
+    for steps in calls:
+        list(data.batches(steps))
+    restored.restore(data.position(), data.own())
+    assert restored.position() == data.position()
+
+
 def test_a_call_may_take_several_passes() -> None:
     data = three()
     assert "".join(data.batches(8)) == "abcabcab"

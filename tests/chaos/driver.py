@@ -1,0 +1,108 @@
+"""The program of a TorchTrainer whose job a scheduler takes away: started again, it goes on with what is in its run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpc_det.launch.rank import log_to
+from hpc_det.sgd import BATCH_SIZE, TorchTrainer
+from hpc_det.store.files import append_line
+from tests.sgd.local_nodes import LocalNodes
+from tests.sgd.runners import Regression
+from tests.wait import DEADLINE_S
+
+TOLD, FINAL = "told.jsonl", "final.pt"
+
+
+class Disturbed(Regression):
+    """Sends the signals of a schedule from within a rank, to the agent of its node, to the driver, or to both."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        super().setup(config)
+        self.validations = 0
+        self.left = [each for each in config["signals"] if each["rank"] == self.world_rank]
+        self.disturb("setup")
+
+    def disturb(self, where: str) -> None:
+        for each in [each for each in self.left if each["where"] == where and self.global_step >= each["at"]]:
+            self.left.remove(each)
+            Path(self.config["sent"]).touch()
+            targets = {"agent": [_parent(os.getppid())], "driver": [self.config["driver"]]}
+            for name in each["signals"]:
+                for pid in targets.get(each["to"], [*targets["agent"], *targets["driver"]]):
+                    os.kill(pid, getattr(signal, name))
+
+    def train_batch(self, batch: Any, batch_info: Any) -> dict[str, Any]:
+        metrics = super().train_batch(batch, batch_info)
+        self.disturb("train")
+        return metrics
+
+    def validate_batch(self, batch: Any, batch_info: Any) -> dict[str, Any]:
+        self.disturb("validate")
+        return super().validate_batch(batch, batch_info)
+
+    def validate(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        metrics = super().validate(*arguments, **options)
+        self.validations += 1
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "validations": self.validations}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.validations = state_dict["validations"]
+
+
+def _parent(pid: int) -> int:
+    """proc(5)."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def drive(folder: Path, training: Mapping[str, Any], attempt: int, signals: Any, env: Mapping[str, str]) -> None:
+    """In a process of its own, forked from the fork server, from which agents are forked, too."""
+    setattr(forkserver._forkserver, "ensure_running", lambda: None)  # noqa: B010  # it is the one that has forked us
+    os.environ.clear()
+    os.environ.update(env)
+    log_to(folder / f"driver-{attempt}.log")
+    sent = folder / f"sent-{attempt}"
+    config = {**training["config"], "signals": signals, "sent": str(sent), "driver": os.getpid()}
+    config[BATCH_SIZE] = training["batch_size"]
+    ranks = training["ranks"]
+    with TorchTrainer(
+        training_operator_cls=Disturbed,
+        num_workers=ranks,
+        executor=LocalNodes(1, ranks),
+        run=folder / "run",
+        config=config,
+        heartbeat_timeout_s=DEADLINE_S,  # an agent that is only slow shall hear of its signal
+        **training["options"],
+    ) as trainer:
+        while True:
+            validations = trainer.state_dict()["operator"]["validations"]
+            if validations < trainer.epochs_done:  # the operator counts, so that a stop before one leaves none out
+                call, result = f"validation {validations + 1}", trainer.validate()
+            elif trainer.epochs_done < training["epochs"]:
+                result = trainer.train(training["num_steps"])
+                call = f"training {trainer._open_gang.calls}"
+            else:
+                break
+            append_line(folder / TOLD, {"call": call, "result": repr(result)}, durable=False)
+            _until_heard(trainer, sent)
+        torch.save(trainer.state_dict(), folder / FINAL)
+
+
+def _until_heard(trainer: TorchTrainer, sent: Path) -> None:
+    """A signal to an agent is news of the driver's before the next call."""
+    gang = trainer._open_gang
+    while sent.exists() and not gang._nodes.is_taken:
+        gang._gang.poll()
+        time.sleep(0.002)

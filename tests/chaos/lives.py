@@ -1,0 +1,156 @@
+"""Trials on this machine, as jobs whose ranks are forked; what is left of them is compared bit by bit."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpc_det.checkpoint.snapshots import newest
+from hpc_det.config.effective import effective
+from hpc_det.config.plain_yaml import load_yaml
+from hpc_det.config.request import Request
+from hpc_det.resume_check.comparison import compare
+from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.local import Local
+from hpc_det.schedulers.scheduler import JobState
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import TrialFolder
+from hpc_det.store.journal import Journal
+from hpc_det.store.run_folder import RunFolder
+from hpc_det.submit.submission import submit
+from hpc_det.view.state import ExperimentView
+from tests.chaos.driver import FINAL, TOLD, drive
+from tests.chaos.schedules import SIGNALS, Schedule, TrainerSchedule
+from tests.e2e.engine_story import EngineStory, four_slots
+from tests.e2e.story import Story
+from tests.pytorch.trials import Life, differences
+from tests.wait import DEADLINE_S, wait_for
+
+TRIALS = Path(__file__).with_name("trials")
+
+
+@dataclass(frozen=True)
+class Lived:
+    """One training of a schedule, with or without its stops."""
+
+    story: Story
+
+    @classmethod
+    def begin(cls, schedule: Schedule, *, undisturbed: bool) -> Lived:
+        root = Path(os.environ["HPC_DET_ROOT"])
+        profile = root / "conf" / "cluster" / "here.yaml"
+        if not profile.exists():
+            four_slots(root)
+        config = schedule.experiment(undisturbed=undisturbed)
+        cluster = load_yaml(profile)
+        request = Request(cluster=cluster, template=None, template_name=None, config=config, context_dir=TRIALS)
+        folder = submit(effective(request), ExperimentStore(root))
+        kind = EngineStory if schedule.kind == "deepspeed" else Story
+        return cls(kind(folder.id, folder.trial()))
+
+    @property
+    def trial(self) -> TrialFolder:
+        return self.story.trial
+
+    def wait(self) -> None:
+        """Until its job has ended."""
+        wait_for(self._has_ended, DEADLINE_S, lambda: self.said)
+
+    def _has_ended(self) -> bool:
+        (job,) = ExperimentView(self.trial.experiment()).job_ids()
+        return Local().status([job], run_command)[job].state is JobState.ENDED
+
+    @property
+    def said(self) -> str:
+        """By the job, and by the ranks of its last attempt."""
+        last = Journal(self.trial.journal).last_attempt()
+        logs = [self.trial.job_log, *sorted(self.trial.rank_log(last, 0).parent.glob("*.log"))]
+        return "\n".join(f"{log}:\n{log.read_text(errors='replace')[-2000:]}" for log in logs if log.exists())
+
+    def differences(self, undisturbed: Lived) -> list[str]:
+        """Where it was another training: in what the ranks had before each batch, in metrics, in the checkpoints."""
+        found = [str(each) for each in compare(undisturbed.trial, self.trial).first]
+        if self.story.series != undisturbed.story.series:
+            found.append(f"reports: {self.story.series} and {undisturbed.story.series}")
+        return found + _different_states(self.story, undisturbed.story)
+
+
+def _different_states(one: Story, other: Story) -> list[str]:
+    """In the newest checkpoint."""
+    if isinstance(one, EngineStory):  # whose own objects would have to be imported
+        return differences(one.weights, other.weights)
+    return differences(Life(one.trial).newest, Life(other.trial).newest)
+
+
+# --- TorchTrainer
+
+LEFT = {0, 75, *(-getattr(signal, name) for name in SIGNALS)}
+"""Exit codes of drivers that are done, that leave their job to come back, and that were ended with their job."""
+
+
+@dataclass(frozen=True)
+class Driven:
+    """A TorchTrainer's program from its first start to its last."""
+
+    folder: Path
+    codes: tuple[int, ...]
+    """With which it has ended each time."""
+
+    @classmethod
+    def to_its_end(cls, folder: Path, schedule: TrainerSchedule, *, undisturbed: bool) -> Driven:
+        folder.mkdir()
+        codes: list[int] = []
+        while not codes or codes[-1]:
+            signals = [] if undisturbed else schedule.signals.get(len(codes) + 1, [])
+            codes.append(_driven(folder, schedule, len(codes) + 1, signals))
+            assert codes[-1] in LEFT, f"exit code {codes[-1]}\n{_logs(folder)}"
+        return cls(folder, tuple(codes))
+
+    @property
+    def results(self) -> dict[str, str]:
+        """Of each call. One that was made again after a stop has the same result as the first time."""
+        told = [json.loads(line) for line in (self.folder / TOLD).read_text().splitlines()]
+        results = {line["call"]: line["result"] for line in told}
+        assert [line for line in told if results[line["call"]] != line["result"]] == []
+        return results
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the program gets of it, and all that its newest snapshot holds."""
+        snapshot = newest(RunFolder(self.folder / "run"))
+        assert snapshot
+        own = {str(rank): pickle.loads(part) for rank, part in enumerate(snapshot.own)}
+        parts = {"final": self.folder / FINAL, "snapshot": snapshot.state}
+        return {"own": own, **{name: torch.load(path, weights_only=False) for name, path in parts.items()}}
+
+    def differences(self, undisturbed: Driven) -> list[str]:
+        one, other = self.results, undisturbed.results
+        found = [f"call {call}: {one.get(call)} and {other.get(call)}" for call in one | other]
+        found = [each for call, each in zip(one | other, found, strict=True) if one.get(call) != other.get(call)]
+        return found + differences(self.state, undisturbed.state)
+
+
+def _driven(folder: Path, schedule: TrainerSchedule, attempt: int, signals: Any) -> int:
+    """The exit code of one start. Needs the fork server."""
+    arguments = (folder, schedule.training, attempt, signals, {**os.environ})
+    process = multiprocessing.get_context("forkserver").Process(target=drive, args=arguments)
+    process.start()
+    process.join(DEADLINE_S)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        pytest.fail(f"not ended within {DEADLINE_S} s\n{_logs(folder)}")
+    return process.exitcode
+
+
+def _logs(folder: Path) -> str:
+    return "\n".join(f"{log}:\n{log.read_text(errors='replace')[-2000:]}" for log in sorted(folder.rglob("*.log")))
