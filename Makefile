@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # Tests of what a machine has one of run one after the other. The rest is shared by as many processes as there are cores.
 ONE_BY_ONE := slurm or gpu
+WHICH = not long and not chaos
 JOBS = $(shell nproc)
 # The processes of tests start faster from what the ones before them have compiled, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
@@ -17,14 +18,15 @@ demo: $(INSTALLED)
 test: lint
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-one-by-one test-the-rest
 
+# It takes most of an hour on two cores, and shows each test as it ends.
+test-long: $(INSTALLED)
+	$(MAKE) --no-print-directory --jobs=2 test-one-by-one test-the-rest WHICH=long SHOWN=--verbose
+
 test-one-by-one: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not long and not chaos and ($(ONE_BY_ONE))"
+	$(BIN)/python -m pytest $(SHOWN) -m "$(WHICH) and ($(ONE_BY_ONE))"
 
 test-the-rest: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not long and not chaos and not ($(ONE_BY_ONE))" --numprocesses $(JOBS) --dist worksteal
-
-test-long: $(INSTALLED)
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest $(SHOWN) -m "$(WHICH) and not ($(ONE_BY_ONE))" --numprocesses $(JOBS) --dist worksteal
 
 chaos: $(INSTALLED)
 	$(BIN)/python -m pytest tests/chaos -m chaos --numprocesses $(JOBS) --dist loadgroup

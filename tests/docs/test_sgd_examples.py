@@ -13,7 +13,7 @@ from hpc_det.sgd.capacity import local
 from tests.lab.pbs_lab import PbsLab, can_have_hosts
 from tests.sgd.conftest import _fork_server, _torch_ready
 from tests.sgd.forked_agents import Forked, start_agent
-from tests.wait import wait_for
+from tests.wait import DEADLINE_S, wait_for
 
 __all__ = ["_fork_server", "_torch_ready"]
 
@@ -127,11 +127,11 @@ def test_a_batch_script_comes_back_after_a_preemption(pbs_lab: PbsLab, tmp_path:
     variables = {"PYTHON": sys.executable, "EXAMPLES": EXAMPLES, "PYTHONPATH": REPOSITORY, "HPC_DET_ROOT": state_folder}
     given = ",".join([*(f"{name}={value}" for name, value in variables.items()), "CUDA_VISIBLE_DEVICES="])
     log = tmp_path / "log"
-    pbs_lab.set_kill_delay("low", 30)  # the machine may be slow
+    pbs_lab.set_kill_delay("low", 60)  # the machine may be slow
     job = pbs_lab.submit("-q", "low", "-v", given, "-j", "oe", "-k", "oed", "-o", log, EXAMPLES / "train.pbs")
-    wait_for(lambda: log.exists() and "epoch 2:" in log.read_text(), 60)
+    wait_for(lambda: log.exists() and "epoch 2:" in log.read_text(), DEADLINE_S)
     pbs_lab.preempt(seconds=0)
-    assert pbs_lab.wait_for(job, "F", 120)["Exit_status"] == 0
+    assert pbs_lab.wait_for(job, "F", DEADLINE_S)["Exit_status"] == 0
     said = log.read_text()
     epochs = [int(number) for number in numbers(said, r"epoch (\d+):")]
     assert pbs_lab.job(job)["run_count"] == 2

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -83,8 +84,24 @@ def test_a_rank_that_hangs_while_its_peers_wait_in_an_engine_is_named_and_the_ga
 # --- failed
 
 
+def without_a_shard(checkpoint: Committed) -> str:
+    (checkpoint.path / "model0" / "mp_rank_00_model_states.pt").unlink()
+    return "mp_rank_00_model_states.pt: No such file"
+
+
+def with_a_wrong_bit(checkpoint: Committed) -> str:
+    shard = checkpoint.path / "model0" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    return f"{shard.name}: crc32 "
+
+
 @pytest.mark.long
-def test_a_checkpoint_half_written_or_damaged_is_never_chosen(undisturbed_engines: UndisturbedEngines) -> None:
+@pytest.mark.parametrize("damaged", [without_a_shard, with_a_wrong_bit])
+def test_a_checkpoint_half_written_or_damaged_is_never_chosen(
+    undisturbed_engines: UndisturbedEngines, damaged: Callable[[Committed], str]
+) -> None:
     story = EngineStory.with_engine(
         "zero2",
         4,
@@ -101,25 +118,15 @@ def test_a_checkpoint_half_written_or_damaged_is_never_chosen(undisturbed_engine
     assert not partial.exists()
     story.until(lambda: len(committed(story.trial.checkpoints)) == 2)
     newest, _ = committed(story.trial.checkpoints)
-    damage(newest)
+    problem = damaged(newest)
     os.kill(story.rank_pid(0), signal.SIGKILL)
     story.wait()
     assert story.causes == ["failed", "failed", "finished"]
     assert [attempt["batches"] for attempt in story.describe()["attempts"]] == [0, 16, 40]
     (skipped,) = [line for line in story.lines(0, 3) if line.startswith("hpc-det: skipped: ")]
     assert f"checkpoint {newest.uuid} at 16 batches is damaged: " in skipped
-    assert "mp_rank_00_model_states.pt: No such file" in skipped
-    assert "zero_pp_rank_1_mp_rank_00_optim_states.pt: crc32 " in skipped
+    assert problem in skipped
     assert story.same_as(undisturbed_engines("zero2", 4, 2))
-
-
-def damage(checkpoint: Committed) -> None:
-    """One shard is gone, another has a wrong bit."""
-    (checkpoint.path / "model0" / "mp_rank_00_model_states.pt").unlink()
-    shard = checkpoint.path / "model0" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
 
 
 @pytest.mark.long

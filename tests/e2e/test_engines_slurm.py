@@ -72,7 +72,7 @@ def test_engines_preempted_between_two_micro_batches_go_on_bit_for_bit(
 def test_engines_preempted_at_random_batches_go_on_bit_for_bit(
     undisturbed_engines: UndisturbedEngines, slurm_lab: SlurmLab, engine: str, accumulation: int
 ) -> None:
-    stops = sorted(random.sample(range(1, LAST_BATCH), 2))
+    stops = sorted(random.Random(f"{engine} {accumulation}").sample(range(1, LAST_BATCH), 2))
     print(f"stopped in batches {stops}")
     story, undisturbed = stopped(slurm_lab, engine, accumulation, *stops), undisturbed_engines(engine, accumulation)
     assert story.same_as(undisturbed)
