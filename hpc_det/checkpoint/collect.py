@@ -10,7 +10,7 @@ from hpc_det.checkpoint.policy import policies
 from hpc_det.checkpoint.prune import Policy, TrialCheckpoints, superfluous_of_all
 from hpc_det.checkpoint.sources import wanted_by_later
 from hpc_det.checkpoint.storage import TrialStorage, clear_leftovers
-from hpc_det.store.files import read_json
+from hpc_det.store.effective import read_effective
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.metrics import validations
 
@@ -39,7 +39,7 @@ def collect(experiment: ExperimentFolder) -> list[Superfluous]:
 
 def superfluous_in(experiment: ExperimentFolder, policy_of: Callable[[int], Policy]) -> list[Superfluous]:
     """What `policy_of` each trial, by its number, does not keep."""
-    config = read_json(experiment.effective) or {}
+    config = read_effective(experiment) or {}
     searcher = config["searcher"]
     owners: dict[str, TrialStorage] = {}
     trials: list[TrialCheckpoints] = []
