@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpc_det.checkpoint.prune import Policy
-from hpc_det.store.effective import read_effective
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 
 
 def policies(experiment: ExperimentFolder) -> Callable[[int], Policy]:
-    return policies_of(read_effective(experiment) or {}, read_json(experiment.points) or [])
+    return policies_of(read_json(experiment.effective) or {}, read_json(experiment.points) or [])
 
 
 def policies_of(config: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> Callable[[int], Policy]:
