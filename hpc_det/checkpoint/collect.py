@@ -13,6 +13,10 @@ from hpc_det.checkpoint.storage import TrialStorage, clear_leftovers
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.metrics import validations
+from hpc_det.store.shape import Shape, checked
+
+_SHAPE: Shape = {"searcher": {"metric": str, "smaller_is_better": bool}, "checkpoint_storage": dict}
+"""What decides, of an effective configuration."""
 
 
 class Superfluous(NamedTuple):
@@ -39,7 +43,7 @@ def collect(experiment: ExperimentFolder) -> list[Superfluous]:
 
 def superfluous_in(experiment: ExperimentFolder, policy_of: Callable[[int], Policy]) -> list[Superfluous]:
     """What `policy_of` each trial, by its number, does not keep."""
-    config = read_json(experiment.effective) or {}
+    config = checked(read_json(experiment.effective) or {}, _SHAPE, experiment.effective)
     searcher = config["searcher"]
     owners: dict[str, TrialStorage] = {}
     trials: list[TrialCheckpoints] = []

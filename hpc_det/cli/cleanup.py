@@ -15,7 +15,7 @@ from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.modes import make_folder
 from hpc_det.view import story
 from hpc_det.view.state import ExperimentView
-from hpc_det.view.watch import say, states
+from hpc_det.view.watch import readable_states, say
 
 DAY_S = 24 * 3600.0
 
@@ -27,7 +27,7 @@ def cleanup(store: ExperimentStore, *, dry_run: bool) -> Iterator[str]:
     """
     due = [experiment for experiment in store.all() if _is_due(experiment)]
     views = [view for experiment in due if (view := _view(experiment))]
-    for number, state in states(views).items():
+    for number, state in readable_states(views)[0].items():
         if state.is_final:
             yield _delete_logs(store.folder(number), dry_run=dry_run)
     if not dry_run and store.root.exists():

@@ -14,12 +14,16 @@ from hpc_det.cli.trials import table as trials_table
 from hpc_det.cli.values import iso, number
 from hpc_det.errors import printable
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.shape import Shape
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import read_tolerantly, why_not_completed
 from hpc_det.view.summary import progress, why
 from hpc_det.view.trials import TrialState
 from hpc_det.view.watch import state as state_of
 from hpc_det.view.watch import what_to_do
+
+_COMMIT: Shape = {"commit": str, "branch": str | None, "remote": str | None, "dirty": bool}
+"""Of git.json."""
 
 Record = dict[str, Any]
 
@@ -66,8 +70,8 @@ def _record(view: ExperimentView, state: ExperimentState, trials: list[TrialFact
 
 def _commit(experiment: ExperimentFolder) -> Record | None:
     """Which one the code was, without the names of files; None where git did not know."""
-    found = read_tolerantly(experiment.git)
-    return found and {key: found[key] for key in ("commit", "branch", "remote", "dirty")}
+    found = read_tolerantly(experiment.git, _COMMIT)
+    return found and {key: found[key] for key in _COMMIT}
 
 
 def _code(commit: Record) -> str:

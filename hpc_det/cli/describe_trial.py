@@ -112,7 +112,7 @@ def facts(view: ExperimentView, number: int, state: ExperimentState) -> TrialFac
 
 def _sample(view: ExperimentView, folder: TrialFolder) -> tuple[dict[str, Any], int]:
     """What its worker has written; before that, what it is going to write."""
-    if written := story.read_tolerantly(folder.trial):
+    if written := story.read_tolerantly(folder.trial, story.SPEC):
         return written["hparams"], written["trial_seed"]
     sample = view.sample(folder.id)
     return sample.hparams, sample.seed

@@ -15,7 +15,7 @@ from hpc_det.cli.values import count, size
 from hpc_det.config.merge import Tree
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
-from hpc_det.store.files import read_json
+from hpc_det.store.files import read_json, read_map
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.secret_files import write_secrets
 from hpc_det.submit.submission import write_config, write_effective
@@ -66,7 +66,7 @@ def _in_words(found: Superfluous) -> str:
 def _change(experiment: ExperimentFolder, counts: Mapping[str, int], *, has_ended: bool) -> Change:
     config = _with(effective_config(experiment), counts)
     points = [_with(point, counts) for point in read_json(experiment.points) or []]
-    origins = {**(read_json(experiment.origin) or {}), **{f"checkpoint_storage.{key}": "config" for key in counts}}
+    origins = {**(read_map(experiment.origin) or {}), **{f"checkpoint_storage.{key}": "config" for key in counts}}
     gone = superfluous_in(experiment, policies_of(config, points)) if has_ended else []
     return Change(experiment, config, points, origins, has_ended, gone)
 

@@ -36,12 +36,14 @@ def _running() -> Iterator[dict[str, Any]]:
     from hpc_det.cli.values import iso
     from hpc_det.view.all import under_way
     from hpc_det.view.story import attempts
-    from hpc_det.view.watch import states
+    from hpc_det.view.watch import readable_states, say
 
     views = under_way(store())
-    found = states(views)
+    found, damaged = readable_states(views)
+    for error in damaged.values():
+        say(f"warning: {error}")
     for view in views:
-        if not found[view.id].has_job:
+        if view.id not in found or not found[view.id].has_job:
             continue
         plan = view.plan()
         for worker, work in sorted(view.search.open.items()):

@@ -1,4 +1,4 @@
-"""Texts, which the schema leaves free. Read from plain trees, beside what the schema tells."""
+"""Texts and numbers, which the schema leaves free. Read from plain trees, beside what the schema tells."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from hpc_det.errors import Problem, shown
 # Control characters, line separators, and surrogates, which no file can hold as UTF-8. A newline in submitit's job name
 # runs as shell code.
 _REFUSED_CATEGORIES = {"Cc", "Cs", "Zl", "Zp"}
+_LARGEST = 2**63
+"""No scheduler, and no reader of JSON but Python's, takes more."""
 FREE_FORM = ("data", "hyperparameters")
 
 
 def text_problems(tree: Any, path: str = "") -> Iterator[Problem]:
-    """Control characters in any key or value, and keys that are not texts."""
+    """Control characters in any key or value, keys that are not texts, and numbers that are too large."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             if not isinstance(key, str):
@@ -27,6 +29,8 @@ def text_problems(tree: Any, path: str = "") -> Iterator[Problem]:
     elif isinstance(tree, list):
         for i, value in enumerate(tree):
             yield from text_problems(value, f"{path}[{i}]")
+    elif type(tree) is int and abs(tree) >= _LARGEST and path.split(".")[0] not in FREE_FORM:
+        yield Problem(path, f"{shown(tree)} has more than 63 bits", "give a smaller number")
     elif isinstance(tree, str):
         # Free-form values reach the trial as JSON, never a shell: a text of several lines or a tab is data there.
         yield from _control_characters(tree, path, "\n\t" if path.split(".")[0] in FREE_FORM else "")

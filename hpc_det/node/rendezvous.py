@@ -20,6 +20,7 @@ from hpc_det.errors import HpcDetError
 from hpc_det.node.awake import AwakeClock
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.modes import make_folders
+from hpc_det.store.shape import made
 
 WAIT_S = 300.0
 """Nodes of one job may start minutes apart: prologs, cold file systems."""
@@ -54,7 +55,7 @@ def await_rendezvous(path: Path, deadline_s: float = WAIT_S) -> Rendezvous:
         raise HpcDetError(
             f"{path}: node 0 published no rendezvous in {deadline_s:.0f} s; do all nodes see this folder?"
         )
-    return Rendezvous(**data)
+    return made(Rendezvous, data, path)
 
 
 def awaited(path: Path, deadline_s: float) -> Any | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from hpc_det.store.shape import made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +50,11 @@ class Container:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Container:
-        return cls(
-            runtime=data["runtime"],
-            image=data["image"],
-            mounts=tuple(Mount(**mount) for mount in data["mounts"]),
-            devices=tuple(Device(**device) for device in data["devices"]),
-            shm_size=data["shm_size"],
-            args=tuple(data["args"]),
+        """Raises DamagedFile."""
+        found = made(cls, data, "container")
+        return replace(
+            found,
+            mounts=tuple(made(Mount, mount, "container") for mount in data["mounts"]),
+            devices=tuple(made(Device, device, "container") for device in data["devices"]),
+            args=tuple(found.args),
         )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hpc_det.plan.container import Container
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.secret_files import read_text
+from hpc_det.store.shape import DamagedFile, checked, made, parsed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,8 @@ class JobArray:
     @classmethod
     def of(cls, experiment: ExperimentFolder, script: int) -> JobArray:
         """As it was written down at the submission."""
-        return cls(**json.loads(experiment.array(script).read_text(encoding="utf-8")))
+        path = experiment.array(script)
+        return made(cls, parsed(path.read_bytes(), path), path)
 
     @property
     def workers(self) -> int:
@@ -121,15 +123,15 @@ class JobPlan:
     @classmethod
     def of(cls, experiment: ExperimentFolder) -> JobPlan:
         """As it was written down at the submission."""
-        return cls.from_json(read_text(experiment.plan))
+        try:
+            return cls.from_json(read_text(experiment.plan))
+        except DamagedFile as error:
+            raise DamagedFile(f"{experiment.plan}: {error}") from None
 
     @classmethod
     def from_json(cls, text: str) -> JobPlan:
-        data: dict[str, Any] = json.loads(text)
-        known = (field.name for field in fields(cls) if field.name in data or field.default is MISSING)
-        values = {name: _tupled(data[name]) for name in known}
-        return cls(**{**values, "container": data["container"] and Container.from_json(data["container"])})
-
-
-def _tupled(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+        """Raises DamagedFile."""
+        data = checked(parsed(text, "plan"), {"container": dict | None}, "plan")
+        plan = made(cls, {**data, "container": None}, "plan")
+        texts: dict[str, Any] = {name: tuple(value) for name, value in vars(plan).items() if isinstance(value, list)}
+        return replace(plan, **texts, container=data["container"] and Container.from_json(data["container"]))

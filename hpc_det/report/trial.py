@@ -64,13 +64,13 @@ def trial_facts(
 
 def _hparams(view: ExperimentView, folder: TrialFolder) -> dict[str, Any]:
     """What its worker has written; before that, what it is going to write."""
-    written = story.read_tolerantly(folder.trial)
+    written = story.read_tolerantly(folder.trial, story.SPEC)
     found: dict[str, Any] = written["hparams"] if written else view.sample(folder.id).hparams
     return found
 
 
 def _attempt(folder: TrialFolder, told: Story, attempt: AttemptStory) -> Record:
-    hosts = story.read_tolerantly(folder.nodes(attempt.number)) or [attempt.host]
+    hosts = story.nodes(folder, attempt)
     ended = None if attempt.is_open and not told.is_over else end_of(told, attempt)
     return {**asdict(attempt), "ended": ended, "hosts": hosts}
 

@@ -14,6 +14,8 @@ Run = Callable[[Sequence[str]], str]
 """Runs a command and returns its stdout; raises CommandError. Tests pass their own."""
 
 TIMEOUT_S = 60.0
+ENV = "env"
+"""env(1): a command can begin with it, and with settings of variables."""
 _TEMPORARY = ("/var/tmp", "/tmp")
 """PBS' own default comes first."""
 
@@ -29,6 +31,7 @@ class CommandError(HpcDetError):
 
 def run_command(command: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> str:
     """The stdout of `command`, run in `env`; None: in that of this process."""
+    name = _program(command)
     try:
         done = subprocess.run(
             command,
@@ -40,17 +43,29 @@ def run_command(command: Sequence[str], env: Mapping[str, str] | None = None, ti
             env=env,
         )
     except FileNotFoundError:
-        raise CommandError(
-            f"{command[0]}: not found on PATH; run this on a login node of the cluster, or choose --cluster local"
-        ) from None
+        raise _not_found(name) from None
     except OSError as error:  # no program, or not one that this user may run
-        raise CommandError(f"{command[0]}: {error.strerror}") from None
+        raise CommandError(f"{name}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise CommandError(f"{command[0]}: no answer in {timeout_s:g} s; try again later") from None
+        raise CommandError(f"{name}: no answer in {timeout_s:g} s; try again later") from None
+    if done.returncode == 127 and command[0] == ENV:  # env(1), exit status
+        raise _not_found(name)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "without a word").replace("\n", "; ")
-        raise CommandError(f"{command[0]}: refused with exit code {done.returncode}: {said}", done.stdout)
+        raise CommandError(f"{name}: refused with exit code {done.returncode}: {said}", done.stdout)
     return done.stdout
+
+
+def _program(command: Sequence[str]) -> str:
+    """What `env` starts, or the command itself."""
+    words = command[1:] if command[0] == ENV else command
+    return next((word for word in words if not word.startswith("-") and "=" not in word), command[0])
+
+
+def _not_found(name: str) -> CommandError:
+    return CommandError(
+        f"{name}: not found on PATH; run this on a login node of the cluster, or choose --cluster local"
+    )
 
 
 @contextmanager

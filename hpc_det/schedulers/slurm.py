@@ -12,9 +12,10 @@ from pathlib import Path
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
 from hpc_det.schedulers.command import CommandError, Run, run_command
-from hpc_det.schedulers.scheduler import JobState, JobStatus, Submission, agent_command, common_variables
-from hpc_det.schedulers.slurm_answers import host_names, local_time, parse_squeue, shown, with_arrays
+from hpc_det.schedulers.scheduler import JobStatus, Submission, agent_command, common_variables
+from hpc_det.schedulers.slurm_answers import host_names, local_time, shown
 from hpc_det.schedulers.slurm_flags import directives, own_line, quoted, srun_command
+from hpc_det.schedulers.slurm_squeue import statuses
 
 REQUEUE_SETTLES_S = 3.0
 SIGNAL_EARLY_S = 60.0
@@ -57,16 +58,7 @@ class Slurm:
         return str(found[0]) if element is None else f"{found[0]}_{element}"
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
-        # --array: an element a line; together they would be shown as `A_[4-9%2]`, cut off after 64 characters
-        flags = ["--noheader", "--array", "--states=all", f"--jobs={','.join(job_ids)}", "--format=%i|%T|%r"]
-        try:
-            known = with_arrays(parse_squeue(run(["squeue", *flags])))
-        except CommandError as error:
-            if "Invalid job id" not in str(error):
-                return dict.fromkeys(job_ids, JobStatus(JobState.UNKNOWN, str(error)))
-            known = {}
-        # A job that Slurm has forgotten ended more than MinJobAge ago.
-        return {job_id: known.get(job_id, JobStatus(JobState.ENDED, "forgotten by Slurm")) for job_id in job_ids}
+        return statuses(job_ids, run)
 
     def cancel(self, job_id: str, run: Run) -> None:
         run(["scancel", job_id])

@@ -38,6 +38,8 @@ STATES = {
     "PREEMPTED": JobState.ENDED,
 }
 SUSPENDED = ("SUSPENDED", "STOPPED")
+LARGEST_ARRAY = 4_000_001
+"""slurm.conf(5), MaxArraySize."""
 _ORDER = (JobState.RUNNING, JobState.HELD, JobState.QUEUED, JobState.UNKNOWN, JobState.ENDED)
 # squeue(1), JOB REASON CODES, as far as somebody has to act. slurm.conf(5), MaxBatchRequeue: 5 by default.
 REASONS = {
@@ -50,7 +52,26 @@ REASONS = {
 def parse_squeue(output: str) -> dict[str, JobStatus]:
     """The lines of `--format=%i|%T|%r`."""
     rows = (line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2)
-    return {job_id.strip(): _status(job_id.strip(), state.strip(), reason.strip()) for job_id, state, reason in rows}
+    return {
+        job_id: _status(job_id, state.strip(), reason.strip())
+        for shown_id, state, reason in rows
+        for job_id in _elements(shown_id.strip())
+    }
+
+
+def _elements(shown_id: str) -> list[str]:
+    """The elements of `20_[4-6:2,9%2]`, which wait together; another id stands for itself."""
+    array, bracket, _ = shown_id.partition("_[")
+    return [f"{array}_{index}" for index in indices(shown_id)] if bracket else [shown_id]
+
+
+def indices(array_id: str) -> list[int]:
+    """4, 6 and 9 of `20_[4-6:2,9%2]`. Raises ValueError for more than an array can have."""
+    ranges = re.findall(r"(\d+)(?:-(\d+)(?::(\d+))?)?", array_id.partition("_[")[2].partition("%")[0])
+    found = [range(int(first), int(last or first) + 1, int(step or 1)) for first, last, step in ranges]
+    if any(some.stop > LARGEST_ARRAY for some in found):
+        raise ValueError(f"no array has an element {max(some.stop for some in found) - 1}")
+    return [index for some in found for index in some]
 
 
 def with_arrays(elements: Mapping[str, JobStatus]) -> dict[str, JobStatus]:

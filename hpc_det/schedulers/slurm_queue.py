@@ -18,7 +18,8 @@ from hpc_det.schedulers.detect.slurm import PARTITIONS, parse_partitions
 from hpc_det.schedulers.queue import Change, QueuedJob
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.schedulers.slurm import Slurm
-from hpc_det.schedulers.slurm_answers import REASONS, STATES, SUSPENDED, local_time
+from hpc_det.schedulers.slurm_answers import REASONS, STATES, SUSPENDED, indices, local_time
+from hpc_det.schedulers.slurm_squeue import SQUEUE
 
 FIELDS = (
     "JobArrayID",
@@ -35,17 +36,7 @@ FIELDS = (
     "WorkDir",
 )
 """Of squeue --Format."""
-_OF_USERS = ("ACCOUNT", "ARRAY", "LICENSES", "NAMES", "PARTITION", "QOS", "STATES", "USERS")
-SQUEUE = (
-    "env",
-    *(f"--unset=SQUEUE_{name}" for name in _OF_USERS),  # what users set to see less
-    "SLURM_BITSTR_LEN=0",  # the indices of an array are not cut off
-    "SLURM_TIME_FORMAT=standard",
-    "squeue",
-    "--noheader",
-    "--priority",
-    "--sort=-p,i",
-)
+_ORDER = ("--noheader", "--priority", "--sort=-p,i")
 BY_TIME = "BeginTime"
 """The reason of a job that was requeued, or that was submitted for later."""
 LOWEST = 1
@@ -58,7 +49,9 @@ class SlurmQueue:
     def jobs(self, run: Run, pool: str | None = None) -> list[QueuedJob]:
         """In the order in which Slurm considers jobs (squeue(1), --priority), each once for every partition of its."""
         mark = f"<{os.urandom(8).hex()}>"  # a job's name may hold anything, a newline too
-        found = parse_queue(run([*SQUEUE, f"--Format={','.join(f'{field}:{mark}' for field in FIELDS)}"]), mark)
+        found = parse_queue(
+            run([*SQUEUE, *_ORDER, f"--Format={','.join(f'{field}:{mark}' for field in FIELDS)}"]), mark
+        )
         return sorted((job for job in found if not pool or job.pool == pool), key=lambda job: not job.running)
 
     @reading("scontrol")
@@ -145,12 +138,10 @@ def _job(row: dict[str, str], pools: tuple[str, ...]) -> QueuedJob:
 def _elements(array_id: str) -> tuple[str, str, int]:
     """Of `20_[4-6:2,9%2]` array 20, its elements as scontrol takes them, which knows no steps, and their number."""
     job_id, bracket, rest = array_id.partition("_[")
-    indices = rest.partition("%")[0].rstrip("]")
-    ranges = re.findall(r"(\d+)(?:-(\d+)(?::(\d+))?)?", indices)
-    listed = [i for first, last, step in ranges for i in range(int(first), int(last or first) + 1, int(step or 1))]
     if not bracket:
         return job_id, job_id, 1
-    return job_id, f"{job_id}_[{','.join(map(str, listed)) if ':' in indices else indices}]", len(listed)
+    ranges, listed = rest.partition("%")[0].rstrip("]"), indices(array_id)
+    return job_id, f"{job_id}_[{','.join(map(str, listed)) if ':' in ranges else ranges}]", len(listed)
 
 
 def _slots(tres: str) -> int:

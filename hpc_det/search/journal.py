@@ -14,7 +14,8 @@ from hpc_det.search.custom import CustomSearch
 from hpc_det.search.method import Exit, Work
 from hpc_det.search.optuna_study import OptunaStudy
 from hpc_det.search.sample import Sample, first_sample
-from hpc_det.search.state import RULES, Entry, SearchState
+from hpc_det.search.state import RULES, Entry, SearchState, check
+from hpc_det.store.effective import read_for_search
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.secret_files import read_secrets
 from hpc_det.store.shared_log import SharedLog
@@ -25,7 +26,7 @@ class SearchJournal:
 
     def __init__(self, experiment: ExperimentFolder) -> None:
         """Raises HpcDetError for a search that is a class of somebody else's."""
-        self._config: dict[str, Any] = read_secrets(experiment.effective) or {}
+        self._config: dict[str, Any] = read_for_search(experiment)
         if self._config["searcher"]["name"] == "custom":
             _insist_on_own_code(experiment)
         self._points = read_secrets(experiment.points) or []
@@ -39,7 +40,7 @@ class SearchJournal:
     def new(self) -> Iterator[Entry]:
         """The entries since the last look, each taken into the state when it comes."""
         for entry in self._log.new():
-            self._state.apply(entry)
+            self._take(entry)
             yield entry
 
     def state(self) -> SearchState:
@@ -150,7 +151,11 @@ class SearchJournal:
     def _write(self, event: str, **details: Any) -> None:
         """Facts stand by themselves, so nothing has to be decided again where others wrote first."""
         for entry in self._log.append({"event": event, **details, "time": time.time()}):
-            self._state.apply(entry)
+            self._take(entry)
+
+    def _take(self, entry: Entry) -> None:
+        check(entry, self._folder)
+        self._state.apply(entry)
 
 
 def _insist_on_own_code(experiment: ExperimentFolder) -> None:

@@ -23,18 +23,46 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, shown
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.fixed import FixedSearch
 from hpc_det.search.method import Exit, SearchMethod, Work
+from hpc_det.store.shape import Count, DamagedFile, Shape, problem_of
 
+_SHAPES: dict[str, Shape] = {
+    "submitted": {"first": Count, "count": Count, "stay": bool},
+    "asked": {"worker": Count, "job": str},
+    "reported": {"worker": Count, "trial": Count, "value": float | None},
+    "ended": {"worker": Count, "trial": Count, "how": Literal[tuple(how.value for how in Exit)]},
+    "lost": {"worker": Count, "job": str},
+    "sampled": {"trial": Count, "sample": dict},
+    "left": {"worker": Count},
+    "moved": {"worker": Count, "job": str},
+    "paused": {"source": str},
+    "activated": {},
+    "cancelled": {"source": str},
+    "continued": {"trials": list[Count]},
+}
 RULES = 1
 """Grows with every change by which a search would decide otherwise on the same facts."""
 Entry = dict[str, Any]
 FEWEST_INVALID = 10
 """Trials with invalid hyperparameters before a search gives up, however few trials it has."""
+
+
+def check(entry: Entry, where: object) -> None:
+    """Raises DamagedFile for an entry that no worker has written: left out, it would show a wrong state. `where`: the
+    journal.
+    """
+    event = str(entry.get("event"))
+    if event not in _SHAPES:
+        raise DamagedFile(f"{where}: damaged: no such event in the entry {shown(entry)}")
+    if event == "submitted":
+        _check_rules(entry.get("rules", RULES))
+    if problem := problem_of(_SHAPES[event], entry):
+        raise DamagedFile(f"{where}: damaged: {problem} in the entry {shown(entry)}")
 
 
 @dataclass

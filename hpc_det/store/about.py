@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpc_det.store.files import read_json, write_json
+from hpc_det.store.files import read_map, write_json
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.shape import Shape, checked
+
+_KINDS: Shape = {"name": str, "description": str, "labels": list[str], "archived": bool}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +32,7 @@ class About:
 
 def read_about(experiment: ExperimentFolder, config: Mapping[str, Any]) -> About:
     """As it was submitted, by `config`, and changed since."""
-    changed = read_json(experiment.about) or {}
+    changed = _changed(experiment)
     return About(
         name=changed.get("name", config["name"]),
         description=changed.get("description", config.get("description", "")),
@@ -40,4 +43,9 @@ def read_about(experiment: ExperimentFolder, config: Mapping[str, Any]) -> About
 
 def write_about(experiment: ExperimentFolder, **changes: Any) -> None:
     """Of an About's fields those that are now different."""
-    write_json(experiment.about, {**(read_json(experiment.about) or {}), **changes})
+    write_json(experiment.about, {**_changed(experiment), **changes})
+
+
+def _changed(experiment: ExperimentFolder) -> dict[str, Any]:
+    changed = read_map(experiment.about) or {}
+    return checked(changed, {key: kind for key, kind in _KINDS.items() if key in changed}, experiment.about)

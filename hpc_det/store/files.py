@@ -9,15 +9,16 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
-from hpc_det.errors import HpcDetError, shown
 from hpc_det.store import disk, full_disk
 from hpc_det.store.modes import PRIVATE_FILE, open_file
+from hpc_det.store.shape import DamagedFile, Shape, checked, parsed
 from hpc_det.store.temporary import temporary_beside
 
 BLOCK_BYTES = 2**20
@@ -117,11 +118,20 @@ def write_json(path: Path, data: Any, *, private: bool = False) -> None:
 
 
 def read_json(path: Path) -> Any | None:
-    """The content of `path`, or None where there is no such file."""
+    """The content of `path`, or None where there is no such file. Raises DamagedFile."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = parsed(path.read_bytes(), path)
     except FileNotFoundError:
         return None
+    if found is None:
+        raise DamagedFile(f"{path}: damaged: it holds nothing")
+    return found
+
+
+def read_map(path: Path, shape: Shape = MappingProxyType({})) -> dict[str, Any] | None:
+    """The same of a file that holds a map. Raises DamagedFile, also where it is not of this shape."""
+    found = read_json(path)
+    return None if found is None else checked(found, shape, path)
 
 
 def append_line(path: Path, record: dict[str, Any], *, durable: bool = True) -> None:
@@ -217,23 +227,6 @@ def newest_first(path: Path) -> Iterator[bytes]:
             yield from reversed(lines)
             end = begin
         yield rest
-
-
-Shape = Mapping[str, type | tuple[type, ...]]
-"""The keys that a line must have, and the types of their values."""
-NUMBER = (int, float)
-
-
-def insist_on(shape: Shape, record: dict[str, Any], where: object) -> None:
-    """Raises HpcDetError for a line that its writer cannot have written. `where`: the file."""
-    for key, kind in shape.items():
-        value = record.get(key)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            found = f"{key} is {shown(value)}" if key in record else f"it has no {key}"
-            raise HpcDetError(
-                f"{where}: damaged: {found} in the line {shown(record)}, which hpc_det has not written; remove that "
-                f"line"
-            )
 
 
 def read_counted(path: Path, count: str) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_det.store import disk
-from hpc_det.store.files import flush_folder, read_json
+from hpc_det.store.files import flush_folder, read_map
 from hpc_det.store.group import Group
 from hpc_det.store.modes import is_own, is_shared, make_folder, make_private, share_alike
 from hpc_det.store.temporary import remove_abandoned
@@ -252,7 +252,7 @@ class ExperimentFolder:
 
     def checkpoints_elsewhere(self) -> Path | None:
         """The folder for those of all trials, a folder each, where it is not the trials' own."""
-        folder = (read_json(self.storage) or {}).get("folder")
+        folder = (read_map(self.storage) or {}).get("folder")
         return Path(folder) if folder else None
 
     def make_elsewhere(self, folder: Path) -> None:
@@ -262,7 +262,7 @@ class ExperimentFolder:
 
     def checkpoints_url(self) -> str | None:
         """In an object store, where those of all trials are copied to."""
-        url: str | None = (read_json(self.storage) or {}).get("url")
+        url: str | None = (read_map(self.storage) or {}).get("url")
         return url
 
     @property

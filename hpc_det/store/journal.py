@@ -18,10 +18,16 @@ from typing import Any
 
 from hpc_det.errors import HpcDetError, shown
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
-from hpc_det.store.files import NUMBER, Shape, append_line, insist_on, read_lines
+from hpc_det.store.files import append_line, read_lines
+from hpc_det.store.shape import DamagedFile, Moment, Shape, insist_on
 
-_EVENT: Shape = {"event": str, "attempt": int, "time": NUMBER}
-_ENDED: Shape = {"cause": str, "action": str}
+_EVENT: Shape = {"event": str, "attempt": int, "time": Moment}
+_SHAPES: dict[str, Shape] = {
+    "started": {"job_id": str, "worker": int, "host": str},
+    "ended": {"cause": str, "action": str, "steps": int, "user_error": bool, "why": str, "failure": str | None},
+    "problem": {"problem": str},
+    "continued": {},
+}
 _CAUSES, _ACTIONS = {cause.value for cause in Cause}, {action.value for action in Action}
 
 
@@ -37,14 +43,13 @@ class Journal:
         """Raises HpcDetError for a damaged line."""
         events = read_lines(self.path)
         for event in events:
-            insist_on(_EVENT, event, self.path)
-            if event["event"] == "ended":
-                insist_on(_ENDED, event, self.path)
-                if event["cause"] not in _CAUSES or event["action"] not in _ACTIONS:
-                    raise HpcDetError(
-                        f"{self.path}: damaged: attempt {event['attempt']} ended by {shown(event['cause'])}, with "
-                        f"{shown(event['action'])}: no such end; remove that line"
-                    )
+            insist_on({**_EVENT, **_SHAPES.get(str(event.get("event")), {})}, event, self.path)
+            is_end = event["event"] == "ended"
+            if is_end and (event["cause"] not in _CAUSES or event["action"] not in _ACTIONS):
+                raise DamagedFile(
+                    f"{self.path}: damaged: attempt {event['attempt']} ended by {shown(event['cause'])}, with "
+                    f"{shown(event['action'])}: no such end; remove that line"
+                )
         return events
 
     def started(self, attempt: int, job_id: str, worker: int = 0) -> None:

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.errors import HpcDetError, shown
-from hpc_det.store.files import NUMBER, Shape, blocks, each_line, insist_on, newest_first, parse_line
+from hpc_det.store.files import blocks, each_line, newest_first, parse_line
+from hpc_det.store.shape import NUMBER, Moment, Shape, insist_on
 
 Record = dict[str, Any]
 BEGINS = "begins"
 _TRAINING = b'{"kind": "training"'
-_WRITTEN: Shape = {"attempt": int, "time": NUMBER}
+_WRITTEN: Shape = {"attempt": int, "time": Moment}
 """What every line has beside that."""
 _SHAPES: dict[str, Shape] = {
     BEGINS: {"trained": NUMBER, "validated": NUMBER},

@@ -5,13 +5,13 @@ The copies are in `masked/` beside them, under the same names, and only of a sha
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from hpc_det.store.files import write_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.modes import is_shared, make_folder
+from hpc_det.store.shape import DamagedFile, parsed
 
 
 def write_secrets(path: Path, data: Any, masked: Any) -> None:
@@ -24,17 +24,23 @@ def write_secrets(path: Path, data: Any, masked: Any) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The file or, for whom it is not, its copy."""
+    """The file or, for whom it is not, its copy. Raises DamagedFile."""
     try:
-        return path.read_text(encoding="utf-8")
-    except PermissionError:
-        return _copy(path).read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except PermissionError:
+            return _copy(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DamagedFile(f"{path}: damaged: {error}") from None
 
 
 def read_secrets(path: Path) -> Any | None:
-    """The content of the file or, for whom it is not, of its copy; None where there is no such file."""
+    """The content of the file or, for whom it is not, of its copy; None where there is no such file.
+
+    Raises DamagedFile.
+    """
     try:
-        return json.loads(read_text(path))
+        return parsed(read_text(path), path)
     except FileNotFoundError:
         return None
 

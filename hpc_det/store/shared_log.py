@@ -18,6 +18,7 @@ from typing import Any
 from hpc_det.store import disk, full_disk
 from hpc_det.store.files import flush_folder, write_atomic, write_flushed
 from hpc_det.store.modes import is_own
+from hpc_det.store.shape import DamagedFile, checked, parsed
 from hpc_det.store.temporary import temporary_beside
 
 CHUNK = 1000
@@ -34,8 +35,9 @@ class SharedLog:
         """The entries since the last call, oldest first."""
         while (lines := self._read()) is not None:
             for line in lines:
+                entry = checked(parsed(line, self._entry()), {}, self._entry())
                 self._advance(line)
-                yield json.loads(line)
+                yield entry
 
     def append(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
         """Write `entry`. It is the last of the answer, after those that others wrote since the last call."""
@@ -68,7 +70,7 @@ class SharedLog:
         sealed = _lines(self._sealed())
         lines = small if sealed is None else sealed[len(self._chunk) :]
         if sealed is not None and not lines:  # no process of ours leaves such a file
-            raise ValueError(f"{self._sealed()}: nothing more is in it")
+            raise DamagedFile(f"{self._sealed()}: nothing more is in it: it is damaged")
         return lines or None
 
     def _read_small_ones(self) -> list[str]:
@@ -79,7 +81,7 @@ class SharedLog:
             if entry is None:
                 break
             if not entry:
-                raise ValueError(f"{self._entry(number)}: nothing is in it")
+                raise DamagedFile(f"{self._entry(number)}: nothing is in it: it is damaged")
             found += entry
         return found
 
@@ -124,6 +126,8 @@ def _lines(path: Path) -> list[str] | None:
         return path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return None
+    except UnicodeDecodeError as error:
+        raise DamagedFile(f"{path}: damaged: {error}") from None
 
 
 @full_disk.tried_again

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpc_det.store.files import read_json, write_json
+from hpc_det.store.shape import made
 
 # "signal" is what an agent knows: the scheduler's facts tell preemption and time limit apart afterwards. "time limit"
 # comes from the job's own clock; with "pause" and "cancel" the ranks save and leave, with "kill" they are ended.
@@ -36,7 +37,7 @@ class StopRequest:
 def read_stop(path: Path, attempt: int) -> StopRequest | None:
     """The request that stands for `attempt`."""
     data = read_json(path)
-    request = StopRequest(**data) if data else None
+    request = made(StopRequest, data, path) if data else None
     return request if request and request.concerns(attempt) else None
 
 

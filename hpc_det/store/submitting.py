@@ -27,6 +27,7 @@ from hpc_det.process import is_running, place, start_ticks
 from hpc_det.store import disk
 from hpc_det.store.files import read_json, write_first, write_json
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.shape import made
 
 LONGEST_CALL_S = 1800.0
 """A submitter at another place counts as gone when it has made no call of the scheduler for so long."""
@@ -78,7 +79,7 @@ def _noted(path: Path) -> Submitter | None:
         data = read_json(path)
     except PermissionError:  # somebody else's experiment
         return None
-    return Submitter(**data) if data else None
+    return made(Submitter, data, path) if data else None
 
 
 def is_gone(experiment: ExperimentFolder, submitter: Submitter) -> bool:

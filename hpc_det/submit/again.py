@@ -12,7 +12,8 @@ from hpc_det.config.merge import leaves
 from hpc_det.errors import UsageError
 from hpc_det.plan.pool import save_notes
 from hpc_det.search.journal import SearchJournal
-from hpc_det.store.files import read_json, write_json
+from hpc_det.store.effective import read_effective
+from hpc_det.store.files import read_json, read_map, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.secret_files import read_secrets
@@ -38,13 +39,13 @@ def stored(experiment: ExperimentFolder, overrides: Sequence[str], cluster: dict
     from hpc_det.config.effective import effective
     from hpc_det.config.request import from_stored
 
-    config, profile = read_secrets(experiment.effective) or {}, cluster or read_secrets(experiment.cluster) or {}
+    config, profile = read_effective(experiment) or {}, cluster or read_secrets(experiment.cluster) or {}
     of_others = not experiment.is_own()
     base = without_hooks(config) if of_others else config
     found = effective(from_stored(base, profile, experiment.submitted_code(), overrides))
     if of_others:
         check_is_ones_own(found, config, experiment.owner())
-    origins, former = dict(read_json(experiment.origin) or {}), dict(leaves(config))
+    origins, former = dict(read_map(experiment.origin) or {}), dict(leaves(config))
     now = {
         path: origins.get(path, "config") if former.get(path) == value else "config"
         for path, value in leaves(found.tree)
@@ -78,9 +79,9 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
     found = stored(experiment, overrides)
     _check_unchanged(experiment, found)
     check_storage(found)
-    before = read_secrets(experiment.effective) or {}
+    before = read_effective(experiment) or {}
     check_max_length(experiment, before["searcher"].get("max_length"), found.tree["searcher"].get("max_length"))
-    origins_before = dict(read_json(experiment.origin) or {})
+    origins_before = dict(read_map(experiment.origin) or {})
     with _submitting(experiment):
         write_effective(experiment, found.tree)
         try:
@@ -184,7 +185,7 @@ def _reopen_trial(trial: TrialFolder, search: SearchJournal) -> None:
 
 
 def _check_unchanged(experiment: ExperimentFolder, found: Effective) -> None:
-    before = read_secrets(experiment.effective) or {}
+    before = read_effective(experiment) or {}
     changed = [key for key in FIXED if found.tree[key] != before[key]]
     changed += _changed_storage(found.tree["checkpoint_storage"], before["checkpoint_storage"])
     changed += _changed_searcher(found.tree["searcher"], before["searcher"])

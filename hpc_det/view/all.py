@@ -15,7 +15,7 @@ from hpc_det.submit.interrupted import remove_unsubmitted
 from hpc_det.view.index import Index, trace_of
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import DAMAGED, NOT_SHOWN, Summary, summary
-from hpc_det.view.watch import states
+from hpc_det.view.watch import readable_states
 
 
 def summaries(store: ExperimentStore) -> list[Summary]:
@@ -23,9 +23,10 @@ def summaries(store: ExperimentStore) -> list[Summary]:
     do not rest.
     """
     found = look(store)
-    now = states(found.under_way)
-    told = [*found.resting, *(summary(view, now[view.id]) for view in found.under_way)]
-    return sorted([*told, *found.damaged], key=lambda each: each.id)
+    now, damaged = readable_states(found.under_way)
+    told = [*found.resting, *(summary(view, now[view.id]) for view in found.under_way if view.id in now)]
+    damaged_ones = [*found.damaged, *(_damaged(store.folder(number)) for number in damaged)]
+    return sorted([*told, *damaged_ones], key=lambda each: each.id)
 
 
 def under_way(store: ExperimentStore) -> list[ExperimentView]:

@@ -14,10 +14,11 @@ from hpc_det.checkpoint.prune import badness
 from hpc_det.checkpoint.storage import TrialStorage, is_here
 from hpc_det.config.merge import Tree
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.store.effective import read_effective
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.metrics import number_in, validation_metrics
-from hpc_det.store.secret_files import read_secrets
+from hpc_det.store.shape import DamagedFile
 from hpc_det.view import story
 
 SHORTEST = 4
@@ -59,9 +60,9 @@ class StoredCheckpoint:
 def effective_config(experiment: ExperimentFolder) -> Tree:
     """Raises HpcDetError where the file is damaged."""
     try:
-        config: Tree | None = read_secrets(experiment.effective)
-    except ValueError as error:
-        raise HpcDetError(f"experiment {experiment.id}: {experiment.effective} is damaged: {error}") from None
+        config = read_effective(experiment)
+    except DamagedFile as error:
+        raise HpcDetError(f"experiment {experiment.id}: {error}") from None
     if config is None:
         raise HpcDetError(f"experiment {experiment.id}: {experiment.effective} is missing")
     return config

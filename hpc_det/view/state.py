@@ -9,6 +9,8 @@ import enum
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from hpc_det.config.merge import Tree
 from hpc_det.errors import HpcDetError
@@ -19,7 +21,9 @@ from hpc_det.search.method import Exit
 from hpc_det.search.sample import Sample
 from hpc_det.search.state import Entry, SearchState
 from hpc_det.store.about import About, read_about
+from hpc_det.store.effective import WHOLE
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.shape import Count, DamagedFile, Moment, Shape, checked, made
 from hpc_det.store.submitting import Submitter, submitter_of
 from hpc_det.view import story
 from hpc_det.view.trials import counted
@@ -61,7 +65,7 @@ class SubmittedJob:
     """What the scheduler was given in one call: a job, or an array of them."""
 
     job_id: str
-    scheduler: str
+    scheduler: Literal["slurm", "pbs", "local"]
     submitted: float
     first: int
     """The number of its first worker."""
@@ -77,7 +81,7 @@ class ExperimentView:
         with _readable(folder):
             self.is_own = folder.is_own()
             self._journal = SearchJournal(folder)
-            self.config: Tree = self._journal.config(1)
+            self.config: Tree = checked(self._journal.config(1), WHOLE, folder.effective)
         self.jobs: list[SubmittedJob] = []
         """All that was submitted, oldest first."""
         self.submitter: Submitter | None = None
@@ -118,7 +122,9 @@ class ExperimentView:
             return read_about(self.folder, self.config)
 
     def sample(self, trial: int) -> Sample:
-        return self._journal.sample(trial)
+        """Raises HpcDetError where the file is damaged."""
+        with _readable(self.folder):
+            return self._journal.sample(trial)
 
     @property
     def has_many_trials(self) -> bool:
@@ -132,7 +138,7 @@ class ExperimentView:
         for number, job in enumerate(self.jobs, 1):
             ids.append(job.job_id)
             for path in self.folder.all_next_jobs(number):
-                ids += (story.read_tolerantly(path) or {"jobs": []})["jobs"]
+                ids += _next_jobs(path)
         by_hand = (job for job in self.search.present.values() if array_of(job) not in ids)
         return list(dict.fromkeys([*ids, *by_hand]))
 
@@ -213,12 +219,22 @@ class ExperimentView:
         return f"{expected - counts.ended - counts.invalid} of {expected} trials were not done"
 
 
+_JOB: Shape = {"submitted": Moment, "first": Count, "workers": Count}
+
+
 def _jobs(folder: ExperimentFolder, *, after: int) -> list[SubmittedJob]:
     """What was submitted after so many jobs, oldest first."""
     records: list[SubmittedJob] = []
-    while data := story.read_tolerantly(folder.job(after + len(records) + 1)):
-        records.append(SubmittedJob(**data))
+    while (data := story.read_visible(path := folder.job(after + len(records) + 1))) is not None:
+        records.append(made(SubmittedJob, checked(data, _JOB, path), path))
     return records
+
+
+def _next_jobs(path: Path) -> list[str]:
+    """Those that wait for the end of a job. Raises DamagedFile."""
+    data = story.read_visible(path)
+    jobs: list[str] = [] if data is None else checked(data, {"jobs": list[str]}, path)["jobs"]
+    return jobs
 
 
 def _final(search: SearchState) -> ExperimentState:
@@ -244,9 +260,11 @@ def _not_completed(search: SearchState, *more: Exit) -> list[int]:
 def _readable(folder: ExperimentFolder) -> Iterator[None]:
     try:
         yield
+    except DamagedFile as error:
+        raise HpcDetError(f"experiment {folder.id}: {error}") from None
     except OSError as error:
         raise HpcDetError(f"experiment {folder.id}: {error.filename}: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise HpcDetError(
             f"experiment {folder.id}: files in {folder.path} are damaged ({type(error).__name__}: {error})"
         ) from None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hpc_det.checkpoint.committed import Committed, committed, newest_steps
@@ -14,10 +16,11 @@ from hpc_det.launch.failure import first_failure
 from hpc_det.requeue import Action, AttemptEnd, Cause, decide
 from hpc_det.search.method import Exit
 from hpc_det.search.metric import better
-from hpc_det.store.files import read_json
+from hpc_det.store.files import read_json, read_map
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import Record, as_written, last_reports, number_in, validations
+from hpc_det.store.shape import DamagedFile, Shape, fits, made
 from hpc_det.store.stop import StopRequest
 
 # --- ends
@@ -51,7 +54,10 @@ def why_not_completed(trial: TrialFolder) -> str:
 def cancellation(trial: TrialFolder) -> StopRequest | None:
     """The request that asked for the trial's end."""
     data = read_tolerantly(trial.stop)
-    request = StopRequest(**data) if data else None
+    try:
+        request = made(StopRequest, data, trial.stop) if data else None
+    except DamagedFile:
+        return None
     is_meant = request and request.concerns(Journal(trial.journal).last_attempt())
     return request if request and is_meant and request.reason in ("cancel", "kill") else None
 
@@ -113,12 +119,14 @@ def closed(trial: TrialFolder, attempt: AttemptStory, *, is_completed: bool) -> 
     """The last attempt of a trial whose job was killed before it could write the end. As the ranks' outcome says, or
     where the search says that the trial `is_completed`; otherwise it stays open.
     """
-    outcome = read_tolerantly(trial.outcome) or {}
+    outcome = read_tolerantly(trial.outcome, {"attempt": int, "kind": str}) or {}
     is_its = outcome.get("attempt") == attempt.number and outcome["kind"] in (Cause.FINISHED, Cause.WAITING)
     if not is_its and not is_completed:
         return attempt
     cause = Cause(outcome["kind"]) if is_its else Cause.FINISHED
-    batches = int(outcome.get("steps", 0)) if is_its else newest_steps(trial.checkpoints)
+    batches = (
+        (outcome["steps"] if fits(outcome.get("steps"), int) else 0) if is_its else newest_steps(trial.checkpoints)
+    )
     last_file = trial.outcome if is_its else trial.metrics
     return replace(
         attempt,
@@ -263,9 +271,29 @@ def is_complete(checkpoint: Committed) -> bool:
         return False
 
 
-def read_tolerantly(path: Path) -> Any | None:
-    """The JSON in a file; None where it is missing or torn, or its owner's alone."""
+SPEC: Shape = {"hparams": dict, "trial_seed": int}
+"""Of trial.json."""
+
+
+def nodes(trial: TrialFolder, attempt: AttemptStory) -> list[str]:
+    """The hosts of the gang, as far as they are known."""
+    with suppress(DamagedFile, PermissionError):
+        found = read_json(trial.nodes(attempt.number))
+        return found if found and fits(found, list[str]) else [attempt.host]
+    return [attempt.host]
+
+
+def read_tolerantly(path: Path, shape: Shape = MappingProxyType({})) -> dict[str, Any] | None:
+    """The map in a file; None where it is missing or damaged, or its owner's alone."""
+    try:
+        return read_map(path, shape)
+    except (DamagedFile, PermissionError):
+        return None
+
+
+def read_visible(path: Path) -> Any | None:
+    """The JSON in a file; None where it is missing, or its owner's alone. Raises DamagedFile."""
     try:
         return read_json(path)
-    except (ValueError, PermissionError):
+    except PermissionError:
         return None

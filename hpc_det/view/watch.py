@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from hpc_det.errors import HpcDetError, visible
 from hpc_det.schedulers import scheduler as schedulers
@@ -30,21 +31,46 @@ def ask_every_s(scheduler: Scheduler) -> float:
 
 
 def states(views: Iterable[ExperimentView]) -> dict[int, ExperimentState]:
-    """By id. Schedulers are asked only about experiments without a final state, each one once."""
+    """By id. Schedulers are asked only about experiments without a final state, each one once.
+
+    Raises HpcDetError for those with damaged files.
+    """
+    found, damaged = readable_states(views)
+    if damaged:
+        raise HpcDetError([problem for error in damaged.values() for problem in error.problems])
+    return found
+
+
+def readable_states(
+    views: Iterable[ExperimentView],
+) -> tuple[dict[int, ExperimentState], dict[int, HpcDetError]]:
+    """The same, and what is wrong with the files of the others, by id."""
     found: dict[int, ExperimentState] = {}
+    damaged: dict[int, HpcDetError] = {}
     waiting: dict[str, list[tuple[ExperimentView, list[str]]]] = {}
     for view in views:
-        settle_submission(view)
-        settled = view.settled()
-        if settled or not view.jobs:
-            found[view.id] = settled or view.state([])
-        else:
-            waiting.setdefault(view.jobs[0].scheduler, []).append((view, view.job_ids()))
+        with _kept(damaged, view):
+            settle_submission(view)
+            settled = view.settled()
+            if settled or not view.jobs:
+                found[view.id] = settled or view.state([])
+            else:
+                waiting.setdefault(view.jobs[0].scheduler, []).append((view, view.job_ids()))
     for name, asked in waiting.items():
         statuses = schedulers.scheduler(name).status([job for _, job_ids in asked for job in job_ids], run_command)
         for view, job_ids in asked:
-            found[view.id] = _with_successors(view, view.state([statuses[job] for job in job_ids]))
-    return found
+            with _kept(damaged, view):
+                found[view.id] = _with_successors(view, view.state([statuses[job] for job in job_ids]))
+    return found, damaged
+
+
+@contextmanager
+def _kept(damaged: dict[int, HpcDetError], view: ExperimentView) -> Iterator[None]:
+    """Of several experiments the others go on."""
+    try:
+        yield
+    except HpcDetError as error:
+        damaged[view.id] = error
 
 
 def _with_successors(view: ExperimentView, found: ExperimentState) -> ExperimentState:

@@ -85,7 +85,7 @@ def slurm_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     """Makes an executable of this name with this shell code; no other command of a Slurm is found."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for needed in ("bash", "cp"):
+    for needed in ("bash", "cp", "env"):
         (folder / needed).symlink_to(Path("/bin") / needed)
     monkeypatch.setenv("PATH", str(folder))
 

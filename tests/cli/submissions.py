@@ -15,6 +15,7 @@ from hpc_det.submit import executor  # noqa: F401  # loaded once, not by each pr
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.watch import state
 from tests.cli.conftest import Command
+from tests.schedulers.squeue_on_paper import KNOWS_NONE
 from tests.stub import Stub
 
 ARRAYS = """
@@ -53,7 +54,9 @@ def queue(tmp_path: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Queue:
         "squeue",
         f"""cd {folder}
         for word; do case $word in
-        --jobs=*) for job in $(tr , ' ' <<<"${{word#*=}}"); do [ -e $job ] && echo "$job|PENDING|Priority"; done;;
+        --jobs=*) jobs=$(tr , ' ' <<<"${{word#*=}}"); found=
+            for job in $jobs; do [ -e $job ] && found=yes && echo "$job|PENDING|Priority"; done
+            [ -n "$found" ] || {{ {KNOWS_NONE}; }};;
         --Format=*) m=${{word#*JobArrayID:}}; m=${{m%%,*}}; for job in *; do [ -e "$job" ] && echo -n "$job${{m}}n$m$(
             id -un)${{m}}low${{m}}PENDING${{m}}Priority${{m}}N/A${{m}}N/A${{m}}0${{m}}9${{m}}cpu=1$m$(<$job)$m"; done;;
         esac; done; true""",

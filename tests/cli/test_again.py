@@ -13,6 +13,7 @@ from hpc_det.search.method import Exit, Work
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from tests.cli.conftest import Command
+from tests.schedulers.squeue_on_paper import KNOWS_NONE
 
 Stub = Callable[[str, str], None]
 RANDOM = """
@@ -31,7 +32,7 @@ searcher: {name: async_halving, metric: accuracy, max_length: 10, max_trials: 2,
 def slurm(slurm_commands: Stub) -> Stub:
     """Takes every job, and knows none of them any more."""
     slurm_commands("sbatch", "echo 4711")
-    slurm_commands("squeue", "")
+    slurm_commands("squeue", KNOWS_NONE)
     slurm_commands("scancel", "")
     return slurm_commands
 
@@ -115,7 +116,7 @@ def test_the_next_jobs_have_the_limit_that_was_set_last(hpc_det: Command, create
     assert said == (0, "Experiment 1 has at most 2 slots, from its next jobs on\n", "")
     assert "--array=0-2\n" in experiment.script(1).read_text()
     hpc_det("experiment", "pause", 1)
-    slurm("squeue", "")
+    slurm("squeue", KNOWS_NONE)
     assert hpc_det("experiment", "activate", 1).code == 0
     assert "--array=0-2%2" in experiment.script(2).read_text()
     assert "max_slots: 2" in hpc_det("experiment", "config", 1).out

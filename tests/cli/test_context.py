@@ -14,6 +14,7 @@ import pytest
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from tests.cli.conftest import TRIAL, Command
+from tests.schedulers.squeue_on_paper import KNOWS_NONE
 from tests.wait import DEADLINE_S, wait_for
 
 Stub = Callable[[str, str], None]
@@ -25,7 +26,7 @@ SLURM = ("--cluster", "slurm", "--config", "resources.slots_per_trial=4")
 def create(hpc_det: Command, root: Path, config: Path, code: Path, slurm_commands: Stub) -> Callable[..., Path]:
     """Creates an experiment with these options, on a Slurm that takes every job; its folder."""
     slurm_commands("sbatch", "echo 4711")
-    slurm_commands("squeue", "")
+    slurm_commands("squeue", KNOWS_NONE)
 
     def run(*options: object) -> Path:
         created = hpc_det("experiment", "create", config, code, *SLURM, *options)

@@ -72,7 +72,7 @@ def test_damaged_files_name_a_remedy_beside_all_other_problems(
     code, _, err = hpc_det("e", "delete", "1,2", "--yes")
     damaged, running = err.splitlines()
     assert (code, left(root)) == (2, ["1", "2"])
-    assert damaged.startswith(f"hpc-det: experiment 1: files in {torn.folder.path} are damaged")
+    assert damaged.startswith(f"hpc-det: experiment 1: {torn.folder.search}/000000000.json: nothing is in it")
     assert damaged.endswith(f"where no job of it is left, see `hpc-det job list`, remove {torn.folder.path} by hand")
     assert running.startswith("hpc-det: experiment 2 is RUNNING")
 

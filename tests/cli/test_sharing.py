@@ -20,6 +20,7 @@ from hpc_det.store.modes import SHARED_FOLDER, take_umask_of
 from tests.cli.conftest import Command, Result
 from tests.cli.life import Life
 from tests.cli.users import COLLEAGUE, SHARED_GROUP, STRANGER, User, hpc_det_as
+from tests.schedulers.squeue_on_paper import KNOWS_NONE
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 
@@ -43,7 +44,7 @@ def commons(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """
     folder = Path(tempfile.mkdtemp(dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")))
     (folder / "bin").mkdir()
-    for name, body in {"sbatch": "echo 4711", "squeue": "", "scancel": "exit 1"}.items():
+    for name, body in {"sbatch": "echo 4711", "squeue": KNOWS_NONE, "scancel": "exit 1"}.items():
         (folder / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
         (folder / "bin" / name).chmod(0o755)
     for path in (folder, folder / "bin"):

@@ -43,7 +43,9 @@ UUID = "1f0c2d3e-0000-4000-8000-000000000007"
 RECORDED = HERE / "slurm-22.05"
 STUBS = {
     "sbatch": "echo $(($(wc -l < {queue}) + 4711)) | tee -a {queue}",
-    "squeue": "sed 's/$/|PENDING|Priority/; s/4712|.*/4712|RUNNING|None/' {queue}",
+    "squeue": """sed 's/$/|PENDING|Priority/; s/4712|.*/4712|RUNNING|None/' {queue}
+for word; do case $word in --jobs=*) jobs=${{word#*=}}; esac; done
+grep -qxF "${{jobs//,/$'\\n'}}" {queue} || {{ echo "Invalid job id specified" >&2; exit 1; }}""",
     "scancel": 'sed -i "/^${{!#}}$/d" {queue}',
     "sinfo": f"cat {RECORDED}/sinfo.txt",
     "scontrol": f"[ $2 = config ] && cat {RECORDED}/config.txt || cat {RECORDED}/partitions.txt",

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_det.plan.job_plan import JobPlan
+from hpc_det.store.shape import DamagedFile
 from tests.plan.plans import job_plan
 
 any_plan = st.builds(JobPlan, **{name: st.from_type(kind) for name, kind in typing.get_type_hints(JobPlan).items()})
@@ -33,7 +34,7 @@ def test_every_setting_of_a_plan_is_written_out() -> None:
 def test_a_plan_that_lacks_a_setting_is_refused() -> None:
     data = json.loads(job_plan().to_json())
     del data["nodes"]
-    with pytest.raises(KeyError, match="nodes"):
+    with pytest.raises(DamagedFile, match="nodes"):
         JobPlan.from_json(json.dumps(data))
 
 

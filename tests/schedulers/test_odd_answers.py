@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from hpc_det.schedulers.pbs_hosts import down_hosts, named_hosts
 from hpc_det.schedulers.pbs_queue import PbsQueue
 from hpc_det.schedulers.scheduler import JobState, scheduler
 from hpc_det.schedulers.slurm_queue import SlurmQueue
+from tests.odd import ODD, places, replaced
+from tests.schedulers.squeue_on_paper import SqueueOnPaper
 
 HERE = Path(__file__).parent
 PBS = [path.read_text() for path in sorted((HERE / "recorded_pbs").glob("*.json"))]
@@ -28,25 +30,6 @@ FOUND = [
 ]
 SQUEUE = "4711|RUNNING|None\n4712_1|PENDING|Resources\n4712_2|PENDING|BeginTime\n4713|COMPLETED|None\n"
 WORDS = st.text(max_size=30) | st.sampled_from(["", "{}", "[]", "null", '{"Jobs": 3}', '{"Jobs": {"1.server": []}}'])
-ODD = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=8), each, max_size=3),
-    max_leaves=5,
-)
-
-
-def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths to all values."""
-    keys = tree.keys() if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
-    return [path, *(found for key in keys for found in places(tree[key], (*path, key)))]
-
-
-def replaced(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
-    if not path:
-        return value
-    copy = dict(tree) if isinstance(tree, dict) else list(tree)
-    copy[path[0]] = replaced(tree[path[0]], path[1:], value)
-    return copy
 
 
 @st.composite
@@ -72,6 +55,11 @@ def says(output: str) -> Callable[[Sequence[str]], str]:
     return lambda command: output
 
 
+def cut_at(length: int, numbers: Collection[int]) -> Callable[[str, int], str]:
+    """Of the answers with these numbers only so much arrives."""
+    return lambda answer, number: answer[:length] if number in numbers else answer
+
+
 def raises_only_ours(ask: Callable[[], object]) -> None:
     """Anything else would reach the user as a traceback."""
     with suppress(HpcDetError):
@@ -84,12 +72,22 @@ def test_slurm_knows_each_job_as_something(output: str) -> None:
     assert found.keys() == {"4711", "4712_1", "4714"}
 
 
-@pytest.mark.parametrize("job_id", ["4711", "4712_1", "4712_2", "4712", "4713"])
+@pytest.mark.parametrize("job_id", ["4710", "4711", "4712_1", "4712_2", "4712", "4713"])
 def test_an_answer_of_squeue_that_is_cut_off_shows_no_wrong_state(job_id: str) -> None:
-    slurm = scheduler("slurm")
-    true = slurm.status([job_id], says(SQUEUE))[job_id].state
-    for length in range(len(SQUEUE)):
-        assert slurm.status([job_id], says(SQUEUE[:length]))[job_id].state in (true, JobState.UNKNOWN)
+    """The first answer, the second one, or each."""
+    slurm, true = scheduler("slurm"), scheduler("slurm").status([job_id], SqueueOnPaper(SQUEUE))[job_id].state
+    for others in ([], ["4710"], ["4712_1"], ["4711", "4712_1", "4712_2", "4712", "4713", "4710", "4709"]):
+        for numbers in ({0}, {1}, range(30)):
+            for length in range(len(SQUEUE) + 20):
+                squeue = SqueueOnPaper(SQUEUE, cut_at(length, numbers))
+                assert slurm.status([job_id, *others], squeue)[job_id].state in (true, JobState.UNKNOWN)
+
+
+@given(damaged([f"JOBID|STATE|REASON\n{SQUEUE}"]))
+def test_an_answer_of_squeue_with_other_text_ends_no_job(output: str) -> None:
+    """A job that is named with another state than it has cannot be told from one that has it."""
+    found = scheduler("slurm").status(["4711"], says(output))["4711"]
+    assert found.state is not JobState.ENDED or "4711" in output
 
 
 @pytest.mark.parametrize("sample", PBS)

@@ -18,6 +18,7 @@ from hpc_det.schedulers.scheduler import Scheduler, agent_command, scheduler
 from hpc_det.submit.render import render
 from tests.plan.plans import job_plan
 from tests.schedulers.one_job import submission
+from tests.schedulers.squeue_on_paper import KNOWS_NONE
 from tests.stub import Stub
 
 NAMES = ["slurm", "pbs", "local"]
@@ -74,7 +75,7 @@ def test_node_0_is_the_first_node(chosen: Scheduler) -> None:
 
 
 def test_status_answers_for_every_job_that_it_was_asked_for(chosen: Scheduler, stub: Stub) -> None:
-    stub("squeue", "true")
+    stub("squeue", KNOWS_NONE)
     stub("qstat", "echo 'qstat: Unknown Job Id 7' >&2; echo 'qstat: Unknown Job Id 8' >&2; exit 153")
     gone = subprocess.Popen(["true"])
     gone.wait()

@@ -19,6 +19,7 @@ from hpc_det.schedulers.slurm_flags import directives
 from tests.lab.slurm import SlurmLab
 from tests.plan.plans import job_plan
 from tests.schedulers.one_job import submission
+from tests.schedulers.squeue_on_paper import SqueueOnPaper
 from tests.stub import Stub
 from tests.wait import wait_for
 
@@ -86,9 +87,8 @@ def test_every_state_of_the_manual_has_its_row() -> None:
 # --- status
 
 
-def test_jobs_that_slurm_has_forgotten_have_ended(stub: Stub) -> None:
-    stub("squeue", "echo '7|RUNNING|None'")
-    assert Slurm().status(["7", "8"], run_command) == {
+def test_jobs_that_slurm_has_forgotten_have_ended() -> None:
+    assert Slurm().status(["7", "8"], SqueueOnPaper("7|RUNNING|None\n")) == {
         "7": JobStatus(JobState.RUNNING, "None"),
         "8": JobStatus(JobState.ENDED, "forgotten by Slurm"),
     }
@@ -120,29 +120,41 @@ def test_an_absent_squeue_is_no_news_either(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_all_jobs_are_asked_for_at_once(stub: Stub, tmp_path: Path) -> None:
-    stub("squeue", f"echo \"$@\" >>'{tmp_path}/asked'")
+    stub("squeue", f"echo \"$@\" >>'{tmp_path}/asked'; printf '%s|RUNNING|None\\n' 7 8_1 9")
     Slurm().status(["7", "8_1", "9"], run_command)
     (asked,) = (tmp_path / "asked").read_text().splitlines()
-    assert "--jobs=7,8_1,9" in asked
+    assert "--jobs=7,8,9" in asked
 
 
-def test_the_elements_of_an_array_are_asked_for_one_a_line(stub: Stub, tmp_path: Path) -> None:
-    """Together they would be shown as `4711_[5-99%16]`, and cut off when the list is long."""
-    stub("squeue", f"echo \"$@\" >>'{tmp_path}/asked'")
-    Slurm().status(["4711"], run_command)
-    assert "--array" in (tmp_path / "asked").read_text().split()
+def test_the_elements_of_an_array_that_wait_together_are_told_one_by_one() -> None:
+    squeue = SqueueOnPaper("4711_[3,5-9:2%16]|PENDING|JobArrayTaskLimit\n")
+    found = Slurm().status(["4711", "4711_3", "4711_5", "4711_6", "4711_9"], squeue)
+    waits = JobStatus(JobState.QUEUED, "JobArrayTaskLimit")
+    assert found == dict.fromkeys(found, waits) | {"4711_6": JobStatus(JobState.ENDED, "forgotten by Slurm")}
+    assert all("SLURM_BITSTR_LEN=0" in command for command in squeue.asked), "long lists of elements would be cut off"
+
+
+def test_what_a_user_has_set_for_squeue_hides_no_job_of_hers(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SQUEUE_PARTITION", "high")
+    stub("squeue", '[ -z "$SQUEUE_PARTITION" ] && echo "7|RUNNING|None"')
+    assert Slurm().status(["7"], run_command)["7"].state is JobState.RUNNING
+
+
+def test_many_forgotten_jobs_are_not_asked_about_one_by_one() -> None:
+    squeue, many = SqueueOnPaper(""), list(map(str, range(1, 100)))
+    assert {status.state for status in Slurm().status(many, squeue).values()} == {JobState.ENDED}
+    assert len(squeue.asked) == 2
 
 
 ARRAY = "4711_1|COMPLETED|None\n4711_2|RUNNING|None\n4711_3|PENDING|JobArrayTaskLimit\n"
 
 
-def array_status(stub: Stub, lines: str, *job_ids: str) -> list[JobStatus]:
-    stub("squeue", f"printf '%s' '{lines}'")
-    return list(Slurm().status(job_ids, run_command).values())
+def array_status(lines: str, *job_ids: str) -> list[JobStatus]:
+    return list(Slurm().status(job_ids, SqueueOnPaper(lines)).values())
 
 
-def test_each_element_of_an_array_has_a_state_of_its_own(stub: Stub) -> None:
-    found = array_status(stub, ARRAY, "4711_1", "4711_2", "4711_3", "4711_4")
+def test_each_element_of_an_array_has_a_state_of_its_own() -> None:
+    found = array_status(ARRAY, "4711_1", "4711_2", "4711_3", "4711_4")
     assert [status.state for status in found] == [
         JobState.ENDED,
         JobState.RUNNING,
@@ -162,16 +174,14 @@ def test_each_element_of_an_array_has_a_state_of_its_own(stub: Stub) -> None:
         ("4711_1|PENDING|BeginTime\n4711_2|PENDING|Resources\n", JobState.HELD),
     ],
 )
-def test_an_array_runs_while_any_of_its_elements_does_and_waits_while_any_waits(
-    stub: Stub, lines: str, state: JobState
-) -> None:
-    (found,) = array_status(stub, lines, "4711")
+def test_an_array_runs_while_any_of_its_elements_does_and_waits_while_any_waits(lines: str, state: JobState) -> None:
+    (found,) = array_status(lines, "4711")
     assert found.state is state
 
 
-def test_an_array_names_its_held_elements_so_that_they_can_be_released(stub: Stub) -> None:
+def test_an_array_names_its_held_elements_so_that_they_can_be_released() -> None:
     lines = "4711_1|PENDING|BeginTime\n4711_2|RUNNING|None\n4711_3|PENDING|BeginTime\n4711_4|PENDING|Resources\n"
-    (found,) = array_status(stub, lines, "4711")
+    (found,) = array_status(lines, "4711")
     assert (found.state, found.held) == (JobState.RUNNING, ("4711_1", "4711_3"))
 
 

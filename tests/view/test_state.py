@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.errors import HpcDetError
 from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState, JobStatus
@@ -165,9 +166,16 @@ def test_torn_files_of_a_trial_are_no_error(life: Life) -> None:
         with file.open("a") as torn:
             torn.write('{"event": "end')
     life.trial.stop.write_text('{"attempt"')
-    life.folder.job().write_text("")
     assert state(life, JobState.ENDED) is ERROR
-    assert ExperimentView(life.folder).jobs == []
+
+
+def test_a_damaged_record_of_a_job_hides_no_job(life: Life) -> None:
+    """It may run: nobody says that there is none."""
+    life.begins()
+    for damage in ("", "{}", "7", '{"job_id": 7, "scheduler": "slurm", "submitted": 1.0, "first": 0, "workers": 1}'):
+        life.folder.job().write_text(damage)
+        with pytest.raises(HpcDetError, match=r"1\.json: damaged"):
+            ExperimentView(life.folder)
 
 
 # --- several trials

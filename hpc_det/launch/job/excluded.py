@@ -14,9 +14,10 @@ from urllib.parse import quote
 
 from hpc_det.launch.failure import failures
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.store.files import read_json, write_json
+from hpc_det.store.files import read_json, read_map, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.modes import make_private
+from hpc_det.store.shape import DamagedFile, made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ def _folders(experiment: ExperimentFolder) -> tuple[Path, Path]:
 
 def _of_cluster(experiment: ExperimentFolder) -> Path:
     """Clusters may share a home folder, and refuse each other's host names."""
-    profile = read_json(experiment.cluster) or {}
+    profile = read_map(experiment.cluster) or {}
     return experiment.root() / "excluded" / quote(profile.get("name", "unnamed"), safe="")
 
 
@@ -90,10 +91,13 @@ def _of_experiment(experiment: ExperimentFolder) -> Path:
 
 def _standing(folder: Path) -> Iterator[ExcludedNode]:
     for path in sorted(folder.glob("*.json")):
-        data = read_json(path)
-        if data is None:  # removed by another just now
+        try:
+            data = read_json(path)
+            node = made(ExcludedNode, data, path) if data else None
+        except DamagedFile:  # no reason to start no job
             continue
-        node = ExcludedNode(**data)
+        if node is None:  # removed by another just now
+            continue
         if node.until > time.time():
             yield node
         else:  # one that was renewed just now is forgotten with it, at the price of one more failed check

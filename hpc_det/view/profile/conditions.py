@@ -8,8 +8,9 @@ from typing import Any
 from hpc_det.config.merge import Tree
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.secret_files import read_secrets
+from hpc_det.store.shape import checked
 from hpc_det.view.state import ExperimentView
-from hpc_det.view.story import read_tolerantly
+from hpc_det.view.story import SPEC, read_tolerantly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +34,18 @@ class Conditions:
 
 def conditions(view: ExperimentView, trial: TrialFolder) -> Conditions:
     """Raises HpcDetError where the files of the experiment are damaged."""
-    plan, cluster = view.plan(), read_secrets(view.folder.cluster) or {}
+    plan, cluster = view.plan(), _cluster(view)
     per_node = cluster.get("slots_per_node", plan.ranks_per_node)
     return Conditions(
         config=view.config,
-        hparams=(read_tolerantly(trial.trial) or {"hparams": {}})["hparams"],
+        hparams=(read_tolerantly(trial.trial, SPEC) or {"hparams": {}})["hparams"],
         slots=plan.world_size,
         scheduler=plan.scheduler,
         cpus_per_rank=plan.cpus_per_rank,
         shares_nodes=plan.ranks_per_node < max(per_node, plan.job_slots_per_node),
     )
+
+
+def _cluster(view: ExperimentView) -> dict[str, Any]:
+    """The profile. Raises DamagedFile."""
+    return checked(read_secrets(view.folder.cluster) or {}, {}, view.folder.cluster)

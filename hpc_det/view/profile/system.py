@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_det.store.files import NUMBER, Shape, insist_on, parse_line
+from hpc_det.store.files import parse_line
+from hpc_det.store.shape import NUMBER, Shape, insist_on
 from hpc_det.view.profile.timings import Stretch, numbered
 
 Sample = dict[str, Any]

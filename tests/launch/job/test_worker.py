@@ -470,7 +470,7 @@ def test_a_worker_takes_the_work_of_another_one_whose_job_is_gone(
     (tmp_path / "squeue").write_text("4711_0|RUNNING|None\n4711_3|NODE_FAIL|None\n")
     assert gang.run_job(**slurm, **ELEMENT)[0] == 0
     assert "worker 3 is gone with its job 4711_3; its work is to be done again" in gang.printed.read_text()
-    assert [line.split("--jobs=")[1].split()[0] for line in asked(tmp_path, "squeue")] == ["4711_3"]
+    assert [line.split("--jobs=")[1].split()[0] for line in asked(tmp_path, "squeue")] == ["4711"]
     state = gang.search()
     assert (ends(gang), state.finished, state.present) == ({1: Exit.COMPLETED, 2: Exit.COMPLETED}, True, {})
 

@@ -1,0 +1,100 @@
+"""Asking squeue about several jobs, after squeue(1).
+
+squeue leaves out jobs that Slurm has forgotten, without an error, and refuses a question about a single one. A site's
+wrapper or cache may cut off its answer, so an answer that leaves out jobs proves nothing: they are asked about once
+more, in the opposite order. Where both answers hold the same jobs, nothing was cut off. Where both hold none, each job
+is asked about by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hpc_det.schedulers.command import ENV, CommandError, Run, reading
+from hpc_det.schedulers.scheduler import JobState, JobStatus, array_of
+from hpc_det.schedulers.slurm_answers import parse_squeue, with_arrays
+
+_OF_USERS = ("ACCOUNT", "ARRAY", "LICENSES", "NAMES", "PARTITION", "QOS", "STATES", "USERS")
+SQUEUE = (
+    ENV,
+    *(f"--unset=SQUEUE_{name}" for name in _OF_USERS),  # what users set to see less
+    "SLURM_BITSTR_LEN=0",  # the indices of an array are not cut off
+    "SLURM_TIME_FORMAT=standard",
+    "squeue",
+)
+_COLUMNS = "%i|%T|%r"
+_HEADER = "JOBID|STATE|REASON"
+MOST_BY_NAME = 20
+"""Jobs that are asked about one by one."""
+_FORGOTTEN = JobStatus(JobState.ENDED, "forgotten by Slurm")
+"""It ended more than MinJobAge ago."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    jobs: Mapping[str, JobStatus] = field(default_factory=dict)
+    """Jobs and elements of arrays, from the lines that are whole."""
+    has_header: bool = False
+    is_refused: bool = False
+    """Slurm knows no job of this id: it was the only one in the question."""
+    trouble: str = ""
+    """What a command that failed has reported."""
+
+
+def statuses(job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
+    """A failed question is UNKNOWN for each job, and so is an answer that may be a part of the whole one."""
+    arrays = list(dict.fromkeys(map(array_of, job_ids)))
+    first = _ask(arrays, run, "i")
+    if first.trouble:
+        return dict.fromkeys(job_ids, JobStatus(JobState.UNKNOWN, first.trouble))
+    open_ = list(dict.fromkeys(array_of(job_id) for job_id in job_ids if not _is_certain(job_id, first)))
+    second = _ask(open_, run, "-i") if open_ and not first.is_refused else first
+    known = with_arrays({**first.jobs, **second.jobs})
+    whole = _whole(open_, first, second, run)
+    unknown = JobStatus(JobState.UNKNOWN, second.trouble or "squeue: its answer may be cut off")
+    return {
+        job_id: known.get(job_id, _FORGOTTEN)
+        if array_of(job_id) in whole or _is_certain(job_id, first) or _is_certain(job_id, second)
+        else unknown
+        for job_id in job_ids
+    }
+
+
+def _is_certain(job_id: str, answer: Answer) -> bool:
+    """Lines that may be missing would change nothing."""
+    together = with_arrays(answer.jobs).get(job_id)
+    return job_id in answer.jobs or (together is not None and together.state is JobState.RUNNING)
+
+
+def _whole(arrays: Sequence[str], first: Answer, second: Answer, run: Run) -> Collection[str]:
+    """The jobs and arrays of which the two answers, in opposite orders, tell everything."""
+    if second.is_refused:
+        return arrays
+    if second.trouble:
+        return ()
+    before = {job_id for job_id in first.jobs if array_of(job_id) in arrays}
+    if before != second.jobs.keys():
+        return ()
+    if before or (len(arrays) > MOST_BY_NAME and first.has_header and second.has_header):
+        return arrays
+    by_name = arrays if 1 < len(arrays) <= MOST_BY_NAME else ()
+    return [array for array in by_name if _ask([array], run, "i").is_refused]
+
+
+def _ask(arrays: Sequence[str], run: Run, order: str) -> Answer:
+    flags = ["--states=all", f"--sort={order}", f"--format={_COLUMNS}", f"--jobs={','.join(arrays)}"]
+    try:
+        return _read(run([*SQUEUE, *flags]), arrays)
+    except CommandError as error:
+        if "Invalid job id" not in str(error):
+            return Answer(trouble=str(error))
+        return Answer(is_refused=len(arrays) == 1, has_header=True)
+
+
+@reading("squeue")
+def _read(output: str, arrays: Sequence[str]) -> Answer:
+    lines = output.split("\n")[:-1]  # the last one is cut off, or nothing
+    jobs = parse_squeue("\n".join(line for line in lines if line != _HEADER))
+    asked = {job_id: status for job_id, status in jobs.items() if array_of(job_id) in arrays}
+    return Answer(asked, has_header=_HEADER in lines)

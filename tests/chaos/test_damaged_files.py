@@ -1,0 +1,108 @@
+"""Each file of an experiment is damaged in many ways: every command says which file it is, goes on with the other
+experiments, and shows no wrong state.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hpc_det.store.files import write_json
+from hpc_det.store.stop import request_stop
+from hpc_det.view.summary import DAMAGED
+from tests.chaos.table import Amount, Tally
+from tests.cli.conftest import Command, Result
+from tests.cli.conftest import hpc_det as hpc_det
+from tests.cli.conftest import life as life
+from tests.cli.conftest import root as root
+from tests.cli.conftest import scheduler as scheduler
+from tests.cli.conftest import umask as umask
+from tests.cli.life import FakeScheduler, Life
+from tests.odd import damages
+
+UUID = "1f0c2d3e-0000-4000-8000-000000000007"
+LOOKS: list[tuple[str, ...]] = [
+    *(("experiment", what, "1") for what in ("describe", "list-trials", "list-checkpoints", "logs", "config")),
+    *(("trial", what, "1/1") for what in ("describe", "profile", "logs")),
+    ("experiment", "list"),
+    ("task", "list"),
+    ("report", "1", "--json"),
+    ("checkpoint", "describe", UUID),
+]
+ACTS: list[tuple[str, ...]] = [
+    *(("experiment", what, "1") for what in ("pause", "cancel", "kill", "activate", "continue", "archive")),
+    ("experiment", "delete", "1", "--yes"),
+    ("experiment", "set", "name", "1", "x"),
+    ("experiment", "set", "gc-policy", "1", "--yes", "--save-trial-latest", "0"),
+    ("experiment", "label", "add", "1", "x"),
+    ("experiment", "cleanup"),
+]
+
+
+@pytest.fixture
+def whole(life: Life, scheduler: FakeScheduler, root: Path) -> Life:
+    """Experiment 1, which runs, with every file that the command line reads; beside it experiment 2."""
+    life.begins()
+    life.trains_from(0)
+    life.reports("training", 10, {"loss": 1.0}, samples_per_second=4.0)
+    life.reports("validation", 10, {"accuracy": 0.5}, seconds=1.0)
+    life.saves(10, uuid=UUID)
+    life.rank_prints(0, "hello\n")
+    write_json(life.folder.origin, {"name": "config"})
+    write_json(life.folder.storage, {})
+    write_json(life.folder.about, {"name": "renamed", "labels": ["x"], "archived": False})
+    write_json(life.folder.cluster, {"name": "lab", "scheduler": "slurm", "slots_per_node": 2, "slot_type": "cpu"})
+    write_json(life.folder.git, {"commit": "a" * 40, "branch": None, "remote": None, "dirty": False})
+    write_json(life.folder.next_jobs(1, 0), {"jobs": ["4712"]})
+    write_json(life.trial.outcome, {"attempt": 1, "kind": "preempted", "steps": 10})
+    life.trial.nodes(1).parent.mkdir(exist_ok=True)
+    write_json(life.trial.nodes(1), ["node1"])
+    request_stop(life.trial.stop, attempt=1, reason="resume check", source="ada")
+    Life.submitted(root, job_id="5000", title="other").begins()
+    return life
+
+
+def files_of(life: Life) -> list[Path]:
+    found = sorted(path for path in life.folder.path.rglob("*") if path.is_file())
+    return [path for path in found if path.suffix in (".json", ".jsonl", ".yaml")]
+
+
+def test_a_damaged_file_is_named_and_hides_no_other_experiment(
+    whole: Life,
+    scheduler: FakeScheduler,
+    hpc_det: Command,
+    root: Path,
+    tmp_path: Path,
+    amount: Amount,
+    tally: Tally,
+) -> None:
+    kept = tmp_path / "kept"
+    shutil.copytree(root, kept)
+    trials = [(file, damage) for file in files_of(whole) for damage in damages(file.read_bytes())]
+    for number, (file, damage) in enumerate(amount.of(trials, sample=40)):
+        with tally.trying("commands over a damaged file"):
+            file.write_bytes(damage)
+            check_list(hpc_det("experiment", "list", "--all", "--json"), file, damage)
+            for command in [LOOKS[number % len(LOOKS)], ACTS[number % len(ACTS)]]:
+                check(hpc_det(*command), command, file, damage)
+        scheduler.cancelled.clear()
+        shutil.rmtree(root)
+        shutil.copytree(kept, root)
+
+
+def check_list(told: Result, file: Path, damage: bytes) -> None:
+    assert told.code == 0, (file, damage, told.err)
+    one, other = json.loads(told.out)
+    assert (other["name"], other["state"]) == ("other", "RUNNING")
+    assert one["name"] == DAMAGED or one["state"] == "RUNNING", (file, damage, one)
+
+
+def check(told: Result, command: tuple[str, ...], file: Path, damage: bytes) -> None:
+    """It was done, or is refused for the damage, or for what it is refused for without any."""
+    for_damage = (file.name, "damaged", "torn", "missing", "this search goes by rules", "not found below", "expected ")
+    without = ("only a paused one can be", "has not ended", "is RUNNING", "is not a folder", "profil")
+    is_refused = any(words in told.err for words in (*for_damage, *without))
+    assert told.code == 0 or is_refused, (command, file, damage, told.err)

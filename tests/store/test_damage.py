@@ -1,0 +1,169 @@
+"""Files that are cut off, overwritten or edited: an error that names the file, or what stands in the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+
+from hpc_det.checkpoint.committed import Committed, FileEntry, OddManifest, manifest_of, parsed
+from hpc_det.config.plain_yaml import load_yaml
+from hpc_det.errors import HpcDetError
+from hpc_det.node.rendezvous import await_rendezvous, publish
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
+from hpc_det.store.files import append_line, read_json, read_map
+from hpc_det.store.journal import Journal
+from hpc_det.store.metrics import each, last_reports, read_reports, validation_metrics, validations
+from hpc_det.store.shape import Count, DamagedFile, Moment, fits, made
+from hpc_det.store.shared_log import SharedLog
+from hpc_det.store.stop import read_stop, request_stop
+from tests.odd import ODD, damages
+from tests.plan.plans import job_plan
+
+CHECKPOINT = Committed(path=Path("/c/uuid"), steps=100, time=1.5, files={"a.pth": FileEntry(size=3, crc32=77)})
+
+
+@dataclass(frozen=True)
+class Job:
+    host: str
+    ports: list[int]
+    mode: Literal["on", "off"]
+    started: float = 0.0
+
+
+def test_a_file_that_is_cut_off_anywhere_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path, whole = tmp_path / "x.json", b'{"host": "node1", "ports": [1, 2]}'
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(DamagedFile, match=r"x\.json: damaged"):
+            read_json(path)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"7", b'"x"', b"null", b"\xff", b"[" * 99999, b"1" + b"0" * 5000])
+def test_what_is_no_map_is_none_of_ours(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(DamagedFile, match=r"x\.json: damaged"):
+        read_map(tmp_path / "x.json")
+
+
+@given(ODD)
+def test_a_value_fits_no_two_kinds_but_whole_numbers(value: Any) -> None:
+    kinds = [kind for kind in (bool, int, str, list, dict, type(None)) if fits(value, kind)]
+    assert kinds == [type(value)] or isinstance(value, float) or (isinstance(value, int) and not kinds)
+    assert not fits(value, int) or fits(value, float)
+    assert not fits(value, Moment) or fits(value, float)
+    assert not fits(value, Count) or fits(value, int)
+
+
+@given(ODD)
+def test_a_dataclass_is_made_of_what_fits_its_fields_alone(value: Any) -> None:
+    whole = {"host": "node1", "ports": [1], "mode": "on", "started": 2.0}
+    for key, kind in (("host", str), ("ports", list[int]), ("mode", Literal["on", "off"]), ("started", float)):
+        data = {**whole, key: value, "newer": value}
+        if fits(value, kind):
+            assert getattr(made(Job, data, "x"), key) == value
+        else:
+            with pytest.raises(DamagedFile, match=key):
+                made(Job, data, "x")
+
+
+def test_a_manifest_that_is_damaged_is_no_checkpoint() -> None:
+    whole = manifest_of(CHECKPOINT).encode()
+    assert parsed(whole, CHECKPOINT.path) == CHECKPOINT
+    cut = [whole[:length] for length in range(len(whole))]
+    flipped = [whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(len(whole))]
+    for damage in [*cut, *flipped, *damages(whole)]:
+        with suppress(OddManifest):
+            assert parsed(damage, CHECKPOINT.path) == CHECKPOINT  # white space was damaged
+
+
+def test_a_plan_that_is_damaged_is_refused_or_a_plan() -> None:
+    for damage in damages(job_plan().to_json().encode()):
+        with suppress(DamagedFile):
+            found = JobPlan.from_json(damage.decode(errors="replace"))
+            assert JobPlan.from_json(found.to_json()) == found
+
+
+def _stop(path: Path) -> Callable[[], object]:
+    request_stop(path, attempt=1, reason="pause", source="ada")
+    return lambda: read_stop(path, 1)
+
+
+def _rendezvous(path: Path) -> Callable[[], object]:
+    publish(path, "node1")
+    return lambda: await_rendezvous(path, 0.0)
+
+
+def _journal(path: Path) -> Callable[[], object]:
+    journal = Journal(path)
+    journal.started(1, "7")
+    journal.ended(1, AttemptEnd(cause=Cause.PREEMPTED, steps=3), Decision(Action.REQUEUE, "why"), None)
+    return lambda: (journal.history(), journal.verdict(), journal.open_job())
+
+
+def _metrics(path: Path) -> Callable[[], object]:
+    rest = {"attempt": 1, "time": 1.0}
+    append_line(path, {"kind": "begins", "trained": 0, "validated": 0, **rest})
+    append_line(path, {"kind": "training", "steps": 1, "metrics": {"loss": 1.0}, "samples_per_second": 1.0, **rest})
+    append_line(path, {"kind": "validation", "steps": 1, "total": 2, "metrics": {"loss": 1.0}, **rest})
+    return lambda: (
+        list(each(path)),
+        read_reports(path),
+        last_reports(path),
+        validations(path, "loss"),
+        validation_metrics(path, [1]),
+    )
+
+
+def _log(path: Path) -> Callable[[], object]:
+    path.parent.mkdir()
+    SharedLog(path.parent).append({"event": "activated"})
+    return lambda: list(SharedLog(path.parent).new())
+
+
+def _yaml(path: Path) -> Callable[[], object]:
+    path.write_text('{"name": "x", "searcher": {"name": "single"}}')
+    return lambda: load_yaml(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("stop.json", _stop),
+        ("rendezvous.json", _rendezvous),
+        ("journal.jsonl", _journal),
+        ("metrics.jsonl", _metrics),
+        ("search/000000000.json", _log),
+        ("x.yaml", _yaml),
+    ],
+)
+def test_a_reader_knows_no_other_errors(
+    name: str, written: Callable[[Path], Callable[[], object]], tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    read = written(path)
+    read()
+    whole = path.read_bytes()
+    for damage in [*damages(whole), *(whole[:length] for length in range(0, len(whole), 3))]:
+        path.write_bytes(damage)
+        with suppress(HpcDetError):
+            read()
+
+
+def test_an_end_in_the_journal_is_none_where_a_part_of_it_is_missing(tmp_path: Path) -> None:
+    """Cut off anywhere, the attempt is open, or has ended as it did."""
+    path = tmp_path / "journal.jsonl"
+    _journal(path)
+    first, last = path.read_bytes().splitlines(keepends=True)
+    for length in range(len(last)):
+        path.write_bytes(first + last[:length])
+        is_whole = length >= len(last) - 1
+        assert Journal(path).open_attempt() == (None if is_whole else 1)
+    assert json.loads(last)["cause"] == "preempted"
