@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
-from hpc_det.schedulers.command import CommandError, Run, run_command
+from hpc_det.schedulers.command import CommandError, NoAnswer, Run, run_command, says_no_answer
 from hpc_det.schedulers.scheduler import JobState, JobStatus, Submission, agent_command, common_variables
 from hpc_det.schedulers.slurm_answers import host_names, local_time, parse_squeue, shown, with_arrays
 from hpc_det.schedulers.slurm_flags import directives, own_line, quoted, srun_command
@@ -109,6 +109,10 @@ class Slurm:
     def unreached_hosts(self, printed: str) -> list[str]:
         return list(dict.fromkeys(_UNREACHED.findall(printed)))
 
+    def was_away(self, printed: str) -> bool:
+        complaints = re.findall(r"^srun: error: (?:Unable to|Failed to) (.*)", printed, re.MULTILINE)
+        return any(map(says_no_answer, complaints))
+
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
         if hosts:
             run(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(hosts)}"])
@@ -139,11 +143,19 @@ class Slurm:
         """Otherwise Slurm might requeue it, and hold both back for minutes."""
         run(["scontrol", "update", f"JobId={job_id}", "Requeue=0"])
 
-    def requeue(self, job_id: str, run: Run) -> None:
+    def requeue(self, job_id: str, env: Mapping[str, str], run: Run) -> None:
         """A job that exits 0 within its grace time is COMPLETED on Slurm 22.05, so it is put back by its own hand.
 
-        Newer ones, or a preemption without grace, have put it back already; that is no error.
+        Newer ones, a preemption without grace, or the loss of its node have put it back already; that is no error. It
+        may run again by now, which a second requeue would end.
         """
+        try:
+            if _was_requeued(shown(job_id, run), env):
+                return
+        except NoAnswer:
+            raise
+        except CommandError:  # a site may forbid that
+            pass
         try:
             run(["scontrol", "requeue", job_id])
         except CommandError as error:
@@ -153,5 +165,9 @@ class Slurm:
 
 def _cause_of_sudden_end(job: Mapping[str, str], env: Mapping[str, str]) -> Cause:
     """The job is being ended without a warning: by `scancel`, or by a requeue, which counts one restart more."""
-    requeued = int(job.get("Restarts", 0)) > int(env.get("SLURM_RESTART_COUNT", 0))
-    return Cause.PREEMPTED if requeued else Cause.CANCELLED
+    return Cause.PREEMPTED if _was_requeued(job, env) else Cause.CANCELLED
+
+
+def _was_requeued(job: Mapping[str, str], env: Mapping[str, str]) -> bool:
+    """Since this start of it, which `env` belongs to."""
+    return int(job.get("Restarts", 0)) > int(env.get("SLURM_RESTART_COUNT", 0))

@@ -49,7 +49,7 @@ over, and a commit that comes later still is refused (`store.journal.Journal.ins
 LOOK_S = 5.0
 LEAVE_S = 30.0
 """After the loss of a node, how long the agents' launcher may take to end: srun waits for the node for minutes."""
-_BLAMED = {Cause.FAILED, Cause.HUNG, Cause.UNHEALTHY, Cause.NODE_LOST, Cause.DISK_FULL}
+_BLAMED = {Cause.FAILED, Cause.HUNG, Cause.UNHEALTHY, Cause.NODE_LOST, Cause.DISK_FULL, Cause.SCHEDULER_AWAY}
 """Causes whose first failure the journal names."""
 
 
@@ -221,7 +221,11 @@ class Attempts:
         """Nodes that were lost before their agents began, so that no agent has missed them for long."""
         if first_failure(self._trial, number) is not None:
             return
-        for host in self._scheduler.unreached_hosts(written_since(self._trial.job_log, self._log_began)):
+        printed = written_since(self._trial.job_log, self._log_began)
+        if self._scheduler.was_away(printed):
+            message = "no agent could be started: the scheduler gave no answer"
+            note_failure(self._trial, number, failure_now(None, message, scheduler_away=True))
+        for host in self._scheduler.unreached_hosts(printed):
             message = "lost: no agent could be started there"
             failure = Failure(rank=None, host=host, time=time.time(), message=message, node_lost=True)
             note_failure(self._trial, number, failure)

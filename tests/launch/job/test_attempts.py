@@ -473,6 +473,28 @@ def test_a_node_on_which_srun_could_start_no_agent_is_lost(
     assert (tmp_path / "asked").read_text().splitlines()[-1] == "update JobId=4711 ExcNodeList=node2"
 
 
+FINDS_NOBODY = """
+echo "srun: error: Unable to confirm allocation for job 4711: Unable to contact slurm controller (connect failure)" >&2
+exit 1
+"""
+
+
+def test_an_attempt_that_slurm_did_not_answer_goes_back_uncharged(
+    gang: Gang, slurm_job: dict[str, str], tmp_path: Path
+) -> None:
+    gang.plan("true", scheduler="slurm", nodes=2, max_restarts=0)
+    job = gang.start_job(agent=["sh", "-c", FINDS_NOBODY], **slurm_job)
+    assert job.wait(timeout=DEADLINE_S) == 0
+    assert gang.ends() == [("scheduler away", "requeue")]
+    assert (tmp_path / "asked").read_text().splitlines()[-1] == "requeue 4711", "no node is blamed"
+
+
+def test_an_entrypoint_whose_srun_slurm_did_not_answer_is_not_charged(gang: Gang, slurm_job: dict[str, str]) -> None:
+    gang.plan(FINDS_NOBODY, scheduler="slurm", max_restarts=0)
+    assert gang.start_job(**slurm_job).wait(timeout=DEADLINE_S) == 0
+    assert gang.ends() == [("scheduler away", "requeue")]
+
+
 def test_a_job_that_cannot_go_back_says_so_in_the_journal_and_fails(
     gang: Gang, slurm_job: dict[str, str], stub: Stub
 ) -> None:
