@@ -103,7 +103,7 @@ class Scheduler(Protocol):
         """Those of `hosts`, in the same names, that the scheduler takes for down. Raises CommandError."""
 
     def unreached_hosts(self, printed: str) -> list[str]:
-        """The hosts that the starter of agents could not reach, from what it has printed."""
+        """The hosts that the starter of agents could not reach, or has lost, from what it has printed."""
 
     def was_away(self, printed: str) -> bool:
         """Whether what starts processes on nodes could not, since the scheduler gave it no answer."""

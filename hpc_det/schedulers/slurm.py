@@ -25,6 +25,9 @@ SIGNAL_EARLY_S = 60.0
 _UNREACHED = re.compile(
     r"Task launch for \S+ failed on node (\S+): .*(?:[Cc]ommunication|[Cc]onnection|timed out|No route|unreachable)"
 )
+# srun, src/api/step_launch.c: Slurm calls the node down, as where its slurmd does not answer. srun ends with exit code
+# 0 then, although the step did not, and its processes may live on.
+_FAILED_NODES = re.compile(r"(?m)^srun: error: Node failure on (\S+)")
 
 
 class Slurm:
@@ -107,7 +110,8 @@ class Slurm:
         return [host for host in hosts if host in down]
 
     def unreached_hosts(self, printed: str) -> list[str]:
-        return list(dict.fromkeys(_UNREACHED.findall(printed)))
+        failed = [host for nodes in _FAILED_NODES.findall(printed) for host in host_names(nodes)]
+        return list(dict.fromkeys([*_UNREACHED.findall(printed), *failed]))
 
     def was_away(self, printed: str) -> bool:
         complaints = re.findall(r"^srun: error: (?:Unable to|Failed to) (.*)", printed, re.MULTILINE)

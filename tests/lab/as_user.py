@@ -12,7 +12,7 @@ import pwd
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from tests.lab.operator import VARIABLE, serving
 from tests.lab.slurm import SCRIPTS, SlurmLab, available, reached_paths
@@ -87,7 +87,10 @@ def _run(lab: SlurmLab, command: Sequence[str]) -> int:
         "PYTEST_ADDOPTS": f"{os.environ.get('PYTEST_ADDOPTS', '')} -o cache_dir={home}/.pytest_cache".strip(),
     }
     with serving(operator, user.pw_uid, os.environ | lab.env):
-        return subprocess.call(command, env=os.environ | own)
+        process = subprocess.Popen(command, env=os.environ | own)
+        while True:
+            with suppress(KeyboardInterrupt):  # the command has heard Ctrl-C, too, and ends by itself
+                return process.wait()
 
 
 def _ip(*arguments: str) -> None:
