@@ -84,6 +84,7 @@ def _run(lab: SlurmLab, command: Sequence[str]) -> int:
         "USER": USER,
         "LOGNAME": USER,
         VARIABLE: str(operator),
+        "HYPOTHESIS_STORAGE_DIRECTORY": f"{home}/.hypothesis",
         "PYTEST_ADDOPTS": f"{os.environ.get('PYTEST_ADDOPTS', '')} -o cache_dir={home}/.pytest_cache".strip(),
     }
     with serving(operator, user.pw_uid, os.environ | lab.env):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -20,6 +21,8 @@ from hpc_det.schedulers.command import CommandError, NoAnswer, outside_any_job, 
 from hpc_det.schedulers.scheduler import JobState, Submission, scheduler
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
+
+SETTLES_S = 3.0
 
 
 class WayBack:
@@ -107,9 +110,14 @@ class WayBack:
         noted = read_json(self._file) or {"jobs": []}
         queued: list[str] = noted["jobs"]
         if noted.get("submitting"):  # by a job that was killed, or had no answer
-            queued += self._unknown_jobs()[:1]
+            queued += (self._unknown_jobs() or self._unknown_jobs_soon())[:1]
             self._note({"jobs": queued})
         return queued[queued.index(self._job_id) + 1 :] if self._job_id in queued else []
+
+    def _unknown_jobs_soon(self) -> list[str]:
+        """A scheduler that stood still answers squeue before it queues a job that it was given earlier (measured)."""
+        time.sleep(SETTLES_S)
+        return self._unknown_jobs()
 
     def _unknown_jobs(self) -> list[str]:
         if self._array.count > 1:

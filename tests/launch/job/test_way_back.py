@@ -255,6 +255,7 @@ def way_back(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> Callable[..., WayBa
         for name, value in {"SLURM_JOB_ID": "7", **array}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr("hpc_det.schedulers.command.AGAIN_S", 0.01)
+        monkeypatch.setattr("hpc_det.launch.job.way_back.SETTLES_S", 0.01)
         return WayBack(gang.experiment, 1)
 
     return made
@@ -308,6 +309,7 @@ def test_a_job_that_may_be_queued_although_nobody_said_so_is_not_submitted_twice
         f"""case $* in *--Format=*) ;; *) echo '{job}|PENDING|Dependency'; exit;; esac
         cd {tmp_path}
         [ -e asked ] && ! [ -e answers ] && touch answers && echo '{AWAY}' >&2 && exit 1
+        [ -e asked ] && ! [ -e late ] && touch late && exit
         for word; do m=${{word#*JobArrayID:}}; m=${{m%%,*}}; done
         for id in {rows}; do
             echo -n "$id${{m}}n$m$(id -un)${{m}}low${{m}}PENDING${{m}}Priority${{m}}N/A${{m}}N/A"
