@@ -6,6 +6,7 @@ Nothing is submitted twice, no job is forgotten, and no experiment is shown as o
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -168,6 +169,19 @@ def test_a_gang_that_slurm_believes_gone_and_starts_elsewhere_writes_no_more(
             assert story.same_as(undisturbed)
             wait_for(lambda: not story.job_pids(), DEADLINE_S, lambda: story.logged)
     assert site.forgets_nothing()
+
+
+def test_a_gang_survives_a_cable_that_is_pulled_for_seconds(site: Site, undisturbed: Story, tally: Tally) -> None:
+    story = site.begin("hyperparameters.batch_s=0.2")
+    story.until_batch(5)
+    for node in nodes_of(story):
+        with tally.trying("network of a node cut for 5 s: the gang survives"):
+            with site.cut_off(node):
+                time.sleep(5)
+            story.until_batch(min(story.batches_reported + 2, 40))
+    story.wait()
+    assert story.causes == ["finished"], story.logged
+    assert story.same_as(undisturbed)
 
 
 def test_a_gang_whose_first_node_is_cut_off_comes_back(site: Site, undisturbed: Story, tally: Tally) -> None:
