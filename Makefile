@@ -10,7 +10,7 @@ JOBS = $(shell nproc)
 # The processes of tests start faster from what the ones before them have compiled, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-one-by-one test-the-rest test-long chaos lint bench clean
+.PHONY: demo test test-one-by-one test-the-rest test-long test-slurm-as-user chaos lint bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/hpc-det experiment create conf/experiment/digits.yaml docs/examples/digits --cluster local --follow
@@ -27,6 +27,10 @@ test-one-by-one: $(INSTALLED)
 
 test-the-rest: $(INSTALLED)
 	$(BIN)/python -m pytest $(SHOWN) -m "$(WHICH) and not ($(ONE_BY_ONE))" --numprocesses $(JOBS) --dist worksteal
+
+# The same tests of the lab as an ordinary user, on a login host whose default route does not lead to the nodes.
+test-slurm-as-user: $(INSTALLED)
+	$(BIN)/python -m tests.lab.as_user $(BIN)/python -m pytest -m "slurm and not long and not chaos"
 
 chaos: $(INSTALLED)
 	$(BIN)/python -m pytest tests/chaos -m chaos --numprocesses $(JOBS) --dist loadgroup

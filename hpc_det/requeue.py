@@ -30,6 +30,8 @@ class Cause(str, enum.Enum):
     """A rank made no step for too long."""
     DISK_FULL = "disk full"
     """A file could not be written for want of space, or of quota."""
+    SCHEDULER_AWAY = "scheduler away"
+    """The scheduler gave no answer when ranks were to be started."""
     RESUME_CHECK = "resume check"
     """`experiment verify-resume` stops its trainings at chosen batches."""
     UNHEALTHY = "unhealthy node"

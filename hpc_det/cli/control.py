@@ -7,6 +7,7 @@ import time
 
 from hpc_det.checkpoint.collect import collect
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.launch.job.own_jobs import unknown_jobs
 from hpc_det.notify.change import tell_rest
 from hpc_det.schedulers import scheduler as schedulers
 from hpc_det.schedulers.command import CommandError, run_command
@@ -14,7 +15,6 @@ from hpc_det.schedulers.scheduler import JobState, Scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.stop import Reason, request_stop
-from hpc_det.submit.interrupted import unknown_jobs
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trials import state_now
 from hpc_det.view.watch import POLL_S, Watch, ask_every_s, insist_on_completion, say, state

@@ -28,7 +28,7 @@ from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.environment import environment_of
 from hpc_det.launch.failure import failure_now, first_failure, note_failure
 from hpc_det.launch.job.clock import end_of_grace
-from hpc_det.launch.last_words import how_it_ended, size_of
+from hpc_det.launch.last_words import how_it_ended, size_of, written_since
 from hpc_det.launch.log_watch import LogWatch
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
 from hpc_det.launch.watch.vigil import Gang, IllNode, vigil
@@ -209,7 +209,11 @@ class Agent:
         if first_failure(self._trial, self._number) is None:
             message = how_it_ended(code, self._trial.job_log, self._log_began)
             user_error = code in (126, 127)  # sh(1): found no such command, or may not run it
-            note_failure(self._trial, self._number, failure_now(None, message, user_error=user_error))
+            away = code > 0 and scheduler(self._plan.scheduler).was_away(
+                written_since(self._trial.job_log, self._log_began)
+            )
+            failure = failure_now(None, message, user_error=user_error, scheduler_away=away)
+            note_failure(self._trial, self._number, failure)
 
 
 def main(argv: list[str]) -> int:

@@ -42,6 +42,8 @@ class Failure:
     """The node failed its checks, before any rank was started there."""
     node_lost: bool = False
     """The node was powered off, or cut off from the network; or its agent was killed."""
+    scheduler_away: bool = False
+    """The scheduler gave no answer to the command that should start ranks, or the agents of nodes."""
 
     @property
     def is_clear(self) -> bool:

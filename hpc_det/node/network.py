@@ -8,7 +8,7 @@ import ipaddress
 import resource
 import socket
 import struct
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 
 from hpc_det.errors import UsageError
 
@@ -47,12 +47,25 @@ def own_address(
     resolved = _resolve(socket.gethostname())
     if resolved and not ipaddress.ip_address(resolved).is_loopback:
         return resolved, None
-    routed = _default_route_address()
+    routed = _routed_from("192.0.2.1")  # reserved for documentation (RFC 5737)
     by_interface = ((name, _interface_address(name)) for _, name in socket.if_nameindex())
     for interface, address in sorted(by_interface, key=lambda item: item[1] != routed):
         if address and not ipaddress.ip_address(address).is_loopback:
             return address, interface
     return resolved or "127.0.0.1", None
+
+
+def address_towards(hosts: Iterable[str]) -> str | None:
+    """The IPv4 address from which this host speaks to the first of `hosts` that is another one and has a known address.
+
+    A login node's own name, and its default route, may lead to networks that the nodes of jobs do not have.
+    """
+    for host in hosts:
+        resolved = _resolve(host)
+        own = _routed_from(resolved) if resolved else None
+        if own and own != resolved and not ipaddress.ip_address(own).is_loopback:
+            return own
+    return None
 
 
 def variables(interface: str) -> dict[str, str]:
@@ -74,11 +87,11 @@ def _address_of(interface: str, setting: str) -> str:
     return address
 
 
-def _default_route_address() -> str | None:
-    """The address from which this host would speak to the world: bridges of containers come after it."""
+def _routed_from(address: str) -> str | None:
+    """The address from which this host would speak to `address`. Connecting UDP sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # reserved for documentation (RFC 5737); connecting UDP sends nothing
+            probe.connect((address, 9))
         except OSError:
             return None
         return str(probe.getsockname()[0])

@@ -76,7 +76,7 @@ _AFTER = {
 }
 """What a trial does between the end of an attempt and the next one; after others it goes on if jobs are submitted."""
 _PAUSES = {Phase.VALIDATING, Phase.SAVING}
-_VIOLENT = {Cause.FAILED, Cause.NODE_LOST, Cause.HUNG, Cause.DISK_FULL, Cause.UNHEALTHY}
+_VIOLENT = {Cause.FAILED, Cause.NODE_LOST, Cause.HUNG, Cause.DISK_FULL, Cause.UNHEALTHY, Cause.SCHEDULER_AWAY}
 """Such an end leaves no time for a save: whatever was trained since the last one is lost."""
 
 

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from hpc_det.errors import HpcDetError, shown
 
 Run = Callable[[Sequence[str]], str]
 """Runs a command and returns its stdout; raises CommandError. Tests pass their own."""
 
+T = TypeVar("T")
+
 TIMEOUT_S = 60.0
 ENV = "env"
 """env(1): a command can begin with it, and with settings of variables."""
+AWAY_S, AGAIN_S = 1800.0, 3.0
+"""So long a job waits for a scheduler that does not answer, which may be restarted or upgraded meanwhile, and so often
+it asks again. The job keeps its nodes, and the scheduler could not give them to anybody else.
+"""
 _TEMPORARY = ("/var/tmp", "/tmp")
 """PBS' own default comes first."""
 
@@ -27,6 +36,40 @@ class CommandError(HpcDetError):
         super().__init__(message)
         self.output = output
         """What a command that failed has printed before: qstat answers for some jobs and fails for others."""
+
+
+class NoAnswer(CommandError):
+    """The scheduler could not be reached, or did not answer in time; later it may.
+
+    `may_have_acted`: whether the request may have arrived, and been served, all the same.
+    """
+
+    def __init__(self, message: str, output: str = "", *, may_have_acted: bool = True) -> None:
+        super().__init__(message, output)
+        self.may_have_acted = may_have_acted
+
+
+# slurm_errno.c and pbs_error.h, and strerror(3) of what they pass on. scontrol turns a refused connection into
+# "Unexpected message received".
+_NOT_CONNECTED = re.compile(
+    r"\(connect failure\)|cannot connect to server|Connection refused|No route to host|Network is unreachable"
+)
+_NOT_ANSWERED = re.compile(
+    r"Unable to contact slurm controller|timed out|Unexpected message received|Zero Bytes were transmitted|"
+    r"Transport endpoint is not connected|Connection reset|Communication connection failure|in standby mode|End of File"
+)
+
+
+def says_no_answer(said: str) -> bool:
+    """Whether a command of the scheduler complains, in what it has printed, that the scheduler gives no answer."""
+    return bool(_NOT_CONNECTED.search(said) or _NOT_ANSWERED.search(said))
+
+
+def refusal(message: str, said: str, output: str = "") -> CommandError:
+    """The error of a command that failed and has printed `said`."""
+    if _NOT_CONNECTED.search(said):
+        return NoAnswer(message, output, may_have_acted=False)
+    return NoAnswer(message, output) if _NOT_ANSWERED.search(said) else CommandError(message, output)
 
 
 def run_command(command: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> str:
@@ -47,12 +90,12 @@ def run_command(command: Sequence[str], env: Mapping[str, str] | None = None, ti
     except OSError as error:  # no program, or not one that this user may run
         raise CommandError(f"{name}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise CommandError(f"{name}: no answer in {timeout_s:g} s; try again later") from None
+        raise NoAnswer(f"{name}: no answer in {timeout_s:g} s; try again later") from None
     if done.returncode == 127 and command[0] == ENV:  # env(1), exit status
         raise _not_found(name)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "without a word").replace("\n", "; ")
-        raise CommandError(f"{name}: refused with exit code {done.returncode}: {said}", done.stdout)
+        raise refusal(f"{name}: refused with exit code {done.returncode}: {said}", said, done.stdout)
     return done.stdout
 
 
@@ -66,6 +109,21 @@ def _not_found(name: str) -> CommandError:
     return CommandError(
         f"{name}: not found on PATH; run this on a login node of the cluster, or choose --cluster local"
     )
+
+
+def patiently(ask: Callable[[], T], say: Callable[[str], None], within_s: float = AWAY_S) -> T:
+    """What `ask` returns, called again as long as it raises NoAnswer; the last NoAnswer where that takes too long."""
+    end, is_news = time.monotonic() + within_s, True
+    while True:
+        try:
+            return ask()
+        except NoAnswer as error:
+            if time.monotonic() > end:
+                raise
+            if is_news:
+                say(f"the scheduler gives no answer, asking again for {within_s / 60:.0f} min: {error}")
+            is_news = False
+        time.sleep(AGAIN_S)
 
 
 @contextmanager

@@ -89,6 +89,9 @@ class Local:
     def unreached_hosts(self, printed: str) -> list[str]:
         return []
 
+    def was_away(self, printed: str) -> bool:
+        return False
+
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
         """There is no other host."""
 
@@ -101,7 +104,7 @@ class Local:
     def replaced(self, job_id: str, run: Run) -> None:
         """Nothing ever comes back here."""
 
-    def requeue(self, job_id: str, run: Run) -> None:
+    def requeue(self, job_id: str, env: Mapping[str, str], run: Run) -> None:
         raise NotImplementedError("there is no queue")
 
 

@@ -127,6 +127,9 @@ class Pbs:
     def unreached_hosts(self, printed: str) -> list[str]:
         return []
 
+    def was_away(self, printed: str) -> bool:
+        return False
+
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
         """Raises CommandError for a job that has not left its nodes yet: PBS changes the nodes of waiting ones only.
         Also where too few nodes are left: the job then waits for those no longer that were named for it before.
@@ -167,7 +170,7 @@ class Pbs:
     def replaced(self, job_id: str, run: Run) -> None:
         """What waits for its end waits longer then, and does no harm."""
 
-    def requeue(self, job_id: str, run: Run) -> None:
+    def requeue(self, job_id: str, env: Mapping[str, str], run: Run) -> None:
         """Where PBS preempts by requeue it does so whatever the job does; nobody but operators can do it otherwise."""
         job = shown(job_id, run)
         if job.get("substate") == BEING_REQUEUED or STATES.get(str(job.get("job_state"))) is JobState.QUEUED:

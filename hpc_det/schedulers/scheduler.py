@@ -103,7 +103,10 @@ class Scheduler(Protocol):
         """Those of `hosts`, in the same names, that the scheduler takes for down. Raises CommandError."""
 
     def unreached_hosts(self, printed: str) -> list[str]:
-        """The hosts that the starter of agents could not reach, from what it has printed."""
+        """The hosts that the starter of agents could not reach, or has lost, from what it has printed."""
+
+    def was_away(self, printed: str) -> bool:
+        """Whether what starts processes on nodes could not, since the scheduler gave it no answer."""
 
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
         """Keep a job that waits in the queue, or is requeued, away from these hosts."""
@@ -117,8 +120,8 @@ class Scheduler(Protocol):
     def replaced(self, job_id: str, run: Run) -> None:
         """Another job goes on for this one: the scheduler need not put it back, whatever happens to it."""
 
-    def requeue(self, job_id: str, run: Run) -> None:
-        """Put the running job back. Once more is harmless."""
+    def requeue(self, job_id: str, env: Mapping[str, str], run: Run) -> None:
+        """Put the running job that `env` belongs to back. Once more is harmless."""
 
 
 _CLASSES = {

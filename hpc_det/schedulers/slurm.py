@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
-from hpc_det.schedulers.command import CommandError, Run, run_command
+from hpc_det.schedulers.command import CommandError, NoAnswer, Run, run_command, says_no_answer
 from hpc_det.schedulers.scheduler import JobStatus, Submission, agent_command, common_variables
 from hpc_det.schedulers.slurm_answers import host_names, local_time, shown
 from hpc_det.schedulers.slurm_flags import directives, own_line, quoted, srun_command
@@ -26,6 +26,9 @@ SIGNAL_EARLY_S = 60.0
 _UNREACHED = re.compile(
     r"Task launch for \S+ failed on node (\S+): .*(?:[Cc]ommunication|[Cc]onnection|timed out|No route|unreachable)"
 )
+# srun, src/api/step_launch.c: Slurm calls the node down, as where its slurmd does not answer. srun ends with exit code
+# 0 then, although the step did not, and its processes may live on.
+_FAILED_NODES = re.compile(r"(?m)^srun: error: Node failure on (\S+)")
 
 
 class Slurm:
@@ -99,7 +102,12 @@ class Slurm:
         return [host for host in hosts if host in down]
 
     def unreached_hosts(self, printed: str) -> list[str]:
-        return list(dict.fromkeys(_UNREACHED.findall(printed)))
+        failed = [host for nodes in _FAILED_NODES.findall(printed) for host in host_names(nodes)]
+        return list(dict.fromkeys([*_UNREACHED.findall(printed), *failed]))
+
+    def was_away(self, printed: str) -> bool:
+        complaints = re.findall(r"^srun: error: (?:Unable to|Failed to) (.*)", printed, re.MULTILINE)
+        return any(map(says_no_answer, complaints))
 
     def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
         if hosts:
@@ -131,11 +139,19 @@ class Slurm:
         """Otherwise Slurm might requeue it, and hold both back for minutes."""
         run(["scontrol", "update", f"JobId={job_id}", "Requeue=0"])
 
-    def requeue(self, job_id: str, run: Run) -> None:
+    def requeue(self, job_id: str, env: Mapping[str, str], run: Run) -> None:
         """A job that exits 0 within its grace time is COMPLETED on Slurm 22.05, so it is put back by its own hand.
 
-        Newer ones, or a preemption without grace, have put it back already; that is no error.
+        Newer ones, a preemption without grace, or the loss of its node have put it back already; that is no error. It
+        may run again by now, which a second requeue would end.
         """
+        try:
+            if _was_requeued(shown(job_id, run), env):
+                return
+        except NoAnswer:
+            raise
+        except CommandError:  # a site may forbid that
+            pass
         try:
             run(["scontrol", "requeue", job_id])
         except CommandError as error:
@@ -145,5 +161,9 @@ class Slurm:
 
 def _cause_of_sudden_end(job: Mapping[str, str], env: Mapping[str, str]) -> Cause:
     """The job is being ended without a warning: by `scancel`, or by a requeue, which counts one restart more."""
-    requeued = int(job.get("Restarts", 0)) > int(env.get("SLURM_RESTART_COUNT", 0))
-    return Cause.PREEMPTED if requeued else Cause.CANCELLED
+    return Cause.PREEMPTED if _was_requeued(job, env) else Cause.CANCELLED
+
+
+def _was_requeued(job: Mapping[str, str], env: Mapping[str, str]) -> bool:
+    """Since this start of it, which `env` belongs to."""
+    return int(job.get("Restarts", 0)) > int(env.get("SLURM_RESTART_COUNT", 0))

@@ -18,11 +18,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from hpc_det.errors import UsageError
+from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.process import is_running, place, start_ticks
 from hpc_det.store import disk
 from hpc_det.store.files import read_json, write_first, write_json
@@ -31,6 +31,12 @@ from hpc_det.store.shape import made
 
 LONGEST_CALL_S = 1800.0
 """A submitter at another place counts as gone when it has made no call of the scheduler for so long."""
+
+
+class Unsettled(HpcDetError):
+    """Whether the scheduler has queued jobs is unknown: the file of the submitter stays, and the submission counts as
+    interrupted.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +53,8 @@ class Submitter:
     """How often jobs of the experiment were submitted before: `SearchState.submissions`."""
     place: str = ""
     """What `pid` and `ticks` are of: `hpc_det.process.place`. Empty: a process of an older version, anywhere."""
+    has_left: bool = False
+    """It submits nothing any more, although the process may be there."""
 
     @classmethod
     def here(cls, first_script: int = 1, before: int = 0) -> Submitter:
@@ -88,6 +96,8 @@ def is_gone(experiment: ExperimentFolder, submitter: Submitter) -> bool:
 
 
 def _has_ended(process: Submitter, noted: Path) -> bool:
+    if process.has_left:
+        return True
     if process.place == place():
         return not is_running(process.pid, process.ticks)
     return _age_s(noted) > LONGEST_CALL_S
@@ -162,8 +172,13 @@ def submitting(experiment: ExperimentFolder, *, first_script: int = 1, before: i
             )
         try:
             yield
-        finally:
+        except Unsettled:
+            write_json(experiment.submitting, asdict(replace(submitter, has_left=True)))
+            raise
+        except BaseException:
             disk.unlink(experiment.submitting, missing_ok=True)
+            raise
+        disk.unlink(experiment.submitting, missing_ok=True)
 
 
 @contextmanager

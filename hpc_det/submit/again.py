@@ -17,7 +17,7 @@ from hpc_det.store.files import read_json, read_map, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.secret_files import read_secrets
-from hpc_det.store.submitting import submitting
+from hpc_det.store.submitting import Unsettled, submitting
 from hpc_det.submit.jobs import prepare_jobs, queue_jobs, write_jobs
 from hpc_det.submit.max_length import check_max_length
 from hpc_det.submit.of_others import check_is_ones_own, without_hooks
@@ -91,6 +91,8 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
             write_config(experiment, found.tree, found.origins)
             _reopen(experiment, left)
             queue_jobs(jobs, experiment, left.search)
+        except Unsettled:
+            raise
         except BaseException:
             write_effective(experiment, before)
             write_config(experiment, before, origins_before)
@@ -112,6 +114,8 @@ def submit_again(experiment: ExperimentFolder) -> int:
             trial.stop.unlink(missing_ok=True)
         try:
             queue_jobs(jobs, experiment, left.search)
+        except Unsettled:
+            raise
         except BaseException:
             left.search.pause(paused_by)
             raise

@@ -18,7 +18,7 @@ from typing import Any
 
 from submitit.core import core, utils
 
-from hpc_det.schedulers.command import CommandError, outside_any_job, run_command
+from hpc_det.schedulers.command import CommandError, outside_any_job, refusal, run_command
 from hpc_det.schedulers.scheduler import JobState, Scheduler, Submission, scheduler
 
 
@@ -89,7 +89,7 @@ def submission() -> Iterator[None]:
         ) from None
     except (utils.FailedJobError, ValueError) as refused:
         answer = str(refused).strip() or said.getvalue().strip()
-        raise CommandError(f"the scheduler refused the job: {answer}") from None
+        raise refusal(f"the scheduler refused the job: {answer}", answer) from None
 
 
 @contextlib.contextmanager

@@ -1,23 +1,19 @@
-"""Submissions whose process was killed: what the scheduler has of them becomes the experiment's, the rest is given up.
+"""Submissions whose process was killed, or heard nothing from the scheduler: what the scheduler has of them becomes the
+experiment's, the rest is given up.
 
-Every job names the experiment's folder to its scheduler: as its working folder, in the path of its log, or on its
-command line. So a job is found in the queue even if nobody has written down its id. One that has begun writes it itself
+How a job is found whose id nobody has written down: `hpc_det.launch.job.own_jobs`. One that has begun writes it itself
 (`hpc_det.launch.job`).
 """
 
 from __future__ import annotations
 
 import json
-import re
 import time
 from itertools import islice
 from pathlib import Path
 
+from hpc_det.launch.job.own_jobs import script_numbers, unknown_jobs
 from hpc_det.plan.job_plan import JobArray, JobPlan
-from hpc_det.schedulers import local_queue
-from hpc_det.schedulers.command import run_command
-from hpc_det.schedulers.queue import queue, this_user
-from hpc_det.schedulers.scheduler import array_of
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import is_in_sight
 from hpc_det.store.files import read_json, write_json
@@ -31,26 +27,6 @@ OTHERS_S, POLL_S = 30.0, 0.1
 """So long another process that settles the same may take, and how often this one looks."""
 BARE_FOR_S = 3600.0
 """A folder without a submitter counts as left by a killed `create` after so long."""
-
-
-def unknown_jobs(experiment: ExperimentFolder, scheduler: str) -> list[str]:
-    """Jobs and arrays of this experiment in the queue whose ids no file of it has, oldest first.
-
-    Raises CommandError.
-    """
-    listed = local_queue.jobs() if scheduler == "local" else queue(scheduler).jobs(run_command)
-    own = (job for job in listed if job.user == this_user() and Path(job.path).is_relative_to(experiment.path))
-    ids = {array_of(job.job_id) for job in own} - _known_jobs(experiment)
-    return sorted(ids, key=lambda job_id: int(re.findall(r"\d+", job_id)[0]))
-
-
-def _known_jobs(experiment: ExperimentFolder) -> set[str]:
-    ids: set[str] = set()
-    for script in _scripts(experiment):
-        ids |= {(read_json(experiment.job(script)) or {"job_id": ""})["job_id"]}
-        for path in experiment.all_next_jobs(script):
-            ids |= set((read_json(path) or {"jobs": []})["jobs"])
-    return {array_of(job_id) for job_id in ids}
 
 
 def settle(experiment: ExperimentFolder) -> bool:
@@ -89,7 +65,7 @@ def _is_bare(experiment: ExperimentFolder) -> bool:
 def _settle(experiment: ExperimentFolder, submitter: Submitter) -> None:
     plan = JobPlan.of(experiment)
     found = unknown_jobs(experiment, plan.scheduler)
-    scripts = [script for script in _scripts(experiment) if script >= submitter.first_script]
+    scripts = [script for script in script_numbers(experiment) if script >= submitter.first_script]
     _adopt(experiment, plan, scripts, found)
     missing = _without_job(experiment, scripts)
     search = SearchJournal(experiment)
@@ -139,12 +115,8 @@ def find_successors(experiment: ExperimentFolder) -> bool:
 
 def _half_made(experiment: ExperimentFolder) -> dict[Path, list[str]]:
     """Files of jobs behind a job to which the next one was about to be added, and those that are in them."""
-    paths = [path for script in _scripts(experiment) for path in experiment.all_next_jobs(script)]
+    paths = [path for script in script_numbers(experiment) for path in experiment.all_next_jobs(script)]
     return {path: known["jobs"] for path in paths if (known := read_json(path) or {}).get("submitting")}
-
-
-def _scripts(experiment: ExperimentFolder) -> list[int]:
-    return sorted(int(path.name.partition(".")[0]) for path in experiment.jobs.glob("*.array.json"))
 
 
 def _without_job(experiment: ExperimentFolder, scripts: list[int]) -> list[int]:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpc_det.config.secrets import masked_lines, masked_variables
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.job.excluded import excluded_hosts
+from hpc_det.launch.job.own_jobs import unknown_jobs
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.plan.placement import placement
 from hpc_det.plan.planner import plan_jobs
-from hpc_det.schedulers.command import CommandError, run_command
+from hpc_det.schedulers.command import CommandError, NoAnswer, run_command
 from hpc_det.schedulers.scheduler import Submission, scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.secret_files import write_secrets
-from hpc_det.store.submitting import note_call, record_job
-from hpc_det.submit.interrupted import unknown_jobs
+from hpc_det.store.submitting import Unsettled, note_call, record_job
 from hpc_det.submit.render import render
 
 if TYPE_CHECKING:
@@ -101,22 +101,33 @@ def _queue_chain(plan: JobPlan, folder: ExperimentFolder, first: Submission, que
 
 @contextmanager
 def _cancelled_on_failure(folder: ExperimentFolder, scheduler_name: str, queued: list[str]) -> Iterator[None]:
-    """Jobs of an experiment that could not be submitted as a whole do not stay in the queue."""
+    """Jobs of an experiment that could not be submitted as a whole do not stay in the queue. Raises Unsettled where the
+    scheduler does not answer any more: they may be in it.
+    """
     try:
         yield
     except BaseException as error:
-        unknown = _found_after(error, folder, scheduler_name)
-        for job_id in [*queued, *unknown]:
-            scheduler(scheduler_name).cancel(job_id, run_command)
+        try:
+            for job_id in [*queued, *_found_after(error, folder, scheduler_name)]:
+                scheduler(scheduler_name).cancel(job_id, run_command)
+        except CommandError as away:
+            raise Unsettled(_unsettled(folder, error, away)) from error
         raise
 
 
 def _found_after(error: BaseException, folder: ExperimentFolder, scheduler_name: str) -> list[str]:
-    """Where a call of the scheduler was cut off, what it may have queued all the same."""
-    is_refusal = isinstance(error, HpcDetError) and "timed out" not in str(error).lower()
-    with suppress(CommandError):
-        return [] if is_refusal else unknown_jobs(folder, scheduler_name)
-    return []
+    """Where a call of the scheduler was cut off, what it may have queued all the same. Raises CommandError."""
+    is_known = isinstance(error, HpcDetError) and not (isinstance(error, NoAnswer) and error.may_have_acted)
+    return [] if is_known else unknown_jobs(folder, scheduler_name)
+
+
+def _unsettled(folder: ExperimentFolder, error: BaseException, away: CommandError) -> list[str]:
+    return [
+        f"experiment {folder.id}: submitting its jobs failed: {str(error) or type(error).__name__}",
+        f"the scheduler may have queued jobs all the same, and does not say: {away}",
+        f"so experiment {folder.id} stays: when the scheduler answers again, `hpc-det experiment describe {folder.id}` "
+        f"finds its jobs, or pauses it where there are none; `hpc-det experiment kill {folder.id}` ends it",
+    ]
 
 
 def check_path(what: str, path: str) -> None:

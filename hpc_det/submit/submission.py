@@ -27,7 +27,7 @@ from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.group import Group
 from hpc_det.store.modes import PRIVATE_FOLDER, make_folder
 from hpc_det.store.secret_files import write_secrets
-from hpc_det.store.submitting import submitting
+from hpc_det.store.submitting import Unsettled, submitting
 from hpc_det.submit.git import git_state
 from hpc_det.submit.jobs import Jobs, prepare_jobs, queue_jobs, write_jobs
 from hpc_det.submit.snapshot import Snapshot, copy_snapshot, snapshot_files
@@ -67,7 +67,8 @@ def submit(
     *,
     paused_by: str | None = None,
 ) -> ExperimentFolder:
-    """The new experiment, queued. Where anything fails, nothing of it is left, on disk or in the queue.
+    """The new experiment, queued. Where anything fails, nothing of it is left, on disk or in the queue; but where the
+    scheduler stops answering, and may have queued its jobs, Unsettled is raised and the experiment stays.
 
     `live`: the jobs import the context directory itself, not a snapshot; called to add files of its own. `group`: who
     may read it, beside its owner. `paused_by`: who wants it to wait for `activate`, without a job until then.
@@ -87,6 +88,8 @@ def submit(
                 SearchJournal(folder).pause(paused_by)
             else:
                 queue_jobs(jobs, folder, SearchJournal(folder))
+    except Unsettled:
+        raise
     except BaseException:
         folder.remove()
         raise

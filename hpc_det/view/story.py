@@ -161,6 +161,7 @@ _ENDS = {
     Cause.PAUSED: "paused at batch {}",
     Cause.HUNG: "hung; newest checkpoint at batch {}",
     Cause.DISK_FULL: "disk full; newest checkpoint at batch {}",
+    Cause.SCHEDULER_AWAY: "the scheduler was away; newest checkpoint at batch {}",
     Cause.RESUME_CHECK: "stopped at batch {} to check its resume",
     Cause.UNHEALTHY: "a node failed its checks; newest checkpoint at batch {}",
 }

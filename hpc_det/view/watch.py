@@ -58,6 +58,8 @@ def readable_states(
                 waiting.setdefault(view.jobs[0].scheduler, []).append((view, view.job_ids()))
     for name, asked in waiting.items():
         statuses = schedulers.scheduler(name).status([job for _, job_ids in asked for job in job_ids], run_command)
+        if (reason := _no_news(statuses)) is not None:
+            say(f"the scheduler gives no news, files count: {reason}")
         for view, job_ids in asked:
             with _kept(damaged, view):
                 found[view.id] = _with_successors(view, view.state([statuses[job] for job in job_ids]))

@@ -24,6 +24,8 @@ entrypoint: model_def:MyTrial
 searcher: {name: random, metric: accuracy, max_length: 10, max_trials: 5, max_concurrent_trials: 2}
 """
 
+AWAY = "Unable to contact slurm controller (connect failure)"
+
 
 @dataclass(frozen=True)
 class Queue:
@@ -52,7 +54,8 @@ def queue(tmp_path: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Queue:
     )
     stub(
         "squeue",
-        f"""cd {folder}
+        f"""[ -n "$AWAY" ] && echo "slurm_load_jobs error: {AWAY}" >&2 && exit 1
+        cd {folder}
         for word; do case $word in
         --jobs=*) jobs=$(tr , ' ' <<<"${{word#*=}}"); found=
             for job in $jobs; do [ -e $job ] && found=yes && echo "$job|PENDING|Priority"; done

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from hpc_det.errors import UsageError
+from hpc_det.launch.job.own_jobs import unknown_jobs
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.files import read_json, write_json
@@ -27,12 +28,12 @@ from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.submitting import Submitter, settling, submitter_of, submitting
 from hpc_det.submit import interrupted as interrupted_submission
 from hpc_det.submit.again import stored
-from hpc_det.submit.interrupted import PAUSED_BY, find_successors, settle, unknown_jobs
+from hpc_det.submit.interrupted import PAUSED_BY, find_successors, settle
 from hpc_det.submit.jobs import prepare_jobs, queue_jobs
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.watch import Watch, state
 from tests.cli.conftest import Command
-from tests.cli.submissions import Queue, ends_well, in_a_process, is_settled
+from tests.cli.submissions import AWAY, Queue, ends_well, in_a_process, is_settled
 from tests.cli.submissions import arguments as arguments
 from tests.cli.submissions import queue as queue
 from tests.stub import Stub
@@ -139,6 +140,54 @@ def test_an_answer_that_never_came_leaves_no_job(
     assert hpc_det(*arguments).code == 1
     assert queue.jobs() == []
     assert list(ExperimentStore(root).folders()) == []
+
+
+@pytest.fixture
+def falls_silent(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """From the call of sbatch on, which queues the job, Slurm says nothing; until the function is called."""
+    with monkeypatch.context() as patch:
+        patch.setenv("REFUSES", "Batch job submission failed: Socket timed out on send/recv operation")
+        patch.setenv("AWAY", "1")
+        yield patch.undo
+
+
+@pytest.mark.parametrize("is_queued", [True, False])
+@pytest.mark.parametrize("command", ["create", "activate"])
+def test_an_experiment_stays_whose_job_may_be_queued_by_a_scheduler_that_fell_silent(
+    hpc_det: Command,
+    root: Path,
+    arguments: list[str],
+    queue: Queue,
+    monkeypatch: pytest.MonkeyPatch,
+    falls_silent: Callable[[], None],
+    command: str,
+    is_queued: bool,
+) -> None:
+    """A slurmctld that stands still queues the job when it goes on, long after sbatch has given up."""
+    if command == "activate":
+        assert hpc_det(*arguments, "--paused").code == 0
+    failed = hpc_det(*arguments) if command == "create" else hpc_det("e", "activate", "1")
+    assert failed.code == 1
+    assert "hpc-det experiment describe 1" in failed.err
+    experiment = ExperimentStore(root).existing(1)
+    assert state(ExperimentView(experiment)) is ExperimentState.SUBMITTING
+    falls_silent()
+    if not is_queued:
+        (queue.folder / "4711").unlink()
+    assert state(ExperimentView(experiment)) is (ExperimentState.QUEUED if is_queued else ExperimentState.PAUSED)
+    is_settled(root, queue)
+    assert len(queue.jobs()) == is_queued
+
+
+def test_whoever_looks_while_the_scheduler_is_away_is_told_that_files_count(
+    hpc_det: Command, arguments: list[str], queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hpc_det(*arguments)
+    monkeypatch.setenv("AWAY", "1")
+    for command in (["list"], ["describe", "1"]):
+        done = hpc_det("e", *command)
+        assert (done.code, AWAY in done.err) == (0, True)
+        assert "QUEUED" in done.out
 
 
 @pytest.mark.parametrize("is_queued", [True, False])

@@ -405,6 +405,8 @@ def test_on_the_real_slurm(
     hpc_det: Command, slurm_lab: SlurmLab, stub: Stub, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a user who is no operator, and as one who is."""
+    if os.geteuid() != 0:
+        pytest.skip("becomes two users, which only root can")
     slurm_lab.use(monkeypatch)
     slurm_lab.preempt(seconds=600)
     folder = Life.submitted(root).folder.path

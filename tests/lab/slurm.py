@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Collection
@@ -14,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.process import is_running, start_ticks
+from tests.lab import operator
 from tests.lab.isolation import ACCOUNTING_COMMANDS, SLURM_COMMANDS, path_with_only, path_without
 from tests.wait import DEADLINE_S
 
@@ -24,6 +28,8 @@ DEBIAN = Path("/usr/bin")
 
 def available() -> str | None:
     """Why the lab cannot run on this machine, in words; None where it can."""
+    if operator.VARIABLE in os.environ:
+        return None
     if os.geteuid() != 0:
         return "the Slurm lab needs root: it makes network namespaces"
     if not Path("/etc/debian_version").exists():
@@ -33,17 +39,26 @@ def available() -> str | None:
     return None
 
 
+def reached_paths() -> list[Path]:
+    """What a Python of the tests needs, wherever it lies."""
+    return list(dict.fromkeys([Path(sys.base_prefix), Path(sys.prefix), SCRIPTS.parents[1]]))
+
+
 @dataclass(frozen=True)
 class SlurmLab:
-    """A running lab. Nodes share every folder with this machine but `/tmp`; jobs run as root."""
+    """A running lab. Nodes share every folder with this machine but `/tmp`; jobs run as the user of the tests."""
 
     conf: Path
     """What `SLURM_CONF` must name for every Slurm command that is to reach the lab."""
 
     @classmethod
     def start(cls) -> SlurmLab:
-        """Brings the lab up; at once where it runs already."""
-        done = subprocess.run([SCRIPTS / "slurm-up"], capture_output=True, text=True)
+        """Brings the lab up; at once where it runs already, as it does for an ordinary user."""
+        if operator.VARIABLE in os.environ:
+            return cls(Path(os.environ[operator.VARIABLE]).parents[1] / "etc" / "slurm.conf")
+        reached = ":".join(map(str, reached_paths()))
+        env = os.environ | {"HPC_DET_LAB_PATHS": reached}
+        done = subprocess.run([SCRIPTS / "slurm-up"], env=env, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"slurm-up failed:\n{done.stdout}{done.stderr}")
         lab = cls(Path(done.stdout.splitlines()[-1].removeprefix("export SLURM_CONF=")))
@@ -52,6 +67,8 @@ class SlurmLab:
 
     @staticmethod
     def is_running() -> bool:
+        if operator.VARIABLE in os.environ:
+            return True
         return subprocess.run([SCRIPTS / "slurm-up", "--check"], capture_output=True).returncode == 0
 
     def stop(self) -> None:
@@ -98,7 +115,15 @@ class SlurmLab:
         return done.stdout
 
     def _ended(self, *command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        if operator.VARIABLE in os.environ and operator.is_for_operators(command):
+            return operator.asked(command)
         return subprocess.run(command, env=os.environ | self.env, cwd=cwd, capture_output=True, text=True)
+
+    @cached_property
+    def login_address(self) -> str:
+        """Of this host, in the network of the nodes."""
+        shown = subprocess.run(["ip", "-4", "addr"], capture_output=True, text=True, check=True).stdout
+        return re.findall(r"inet (10\.66\.0\.\d+)/", shown)[0]  # type: ignore[no-any-return]
 
     def folder(self) -> Path:
         """A fresh folder that all nodes see."""
@@ -129,10 +154,29 @@ class SlurmLab:
     def fail_node(self, number: int) -> None:
         """Power off: all that runs there is gone, and nobody is told."""
         while pids := self.run("ip", "netns", "pids", f"hpcdet-node{number}").split():
-            subprocess.run(["kill", "-KILL", *pids], stderr=subprocess.DEVNULL)  # some end meanwhile, others begin
+            self._ended("kill", "-KILL", *pids)  # some end meanwhile, others begin
 
     def repair_node(self, number: int) -> None:
         self.run(SCRIPTS / "slurm-up", "--node", str(number))
+
+    def signal(self, daemon: str, number: signal.Signals) -> None:
+        """`daemon`: slurmctld, slurmdbd, or slurmd.node2. Returns after KILL when it is gone."""
+        pid = int((self.path / "run" / f"{daemon}.pid").read_text())
+        ticks = start_ticks(pid)
+        self.run("kill", f"-{number.value}", str(pid))
+        while number is signal.SIGKILL and is_running(pid, ticks):
+            time.sleep(0.02)
+
+    def start_daemon(self, name: str) -> None:
+        """slurmctld or slurmdbd, after its end. Returns when slurmctld answers."""
+        self.run(SCRIPTS / "slurm-up", "--daemon", name)
+
+    def conf_with(self, folder: Path, message_timeout_s: int) -> Path:
+        """The same for commands that give up sooner where slurmctld does not answer."""
+        text = re.sub(r"(?m)^MessageTimeout=.*$", f"MessageTimeout={message_timeout_s}", self.conf.read_text())
+        conf = folder / f"slurm-{message_timeout_s}.conf"
+        conf.write_text(text)
+        return conf
 
     def cut_network(self, number: int) -> None:
         """Nothing comes or goes, and no connection ends."""

@@ -6,7 +6,7 @@ import pytest
 
 from hpc_det.errors import UsageError
 from hpc_det.launch.failure import first_failure
-from hpc_det.node.network import own_address
+from hpc_det.node.network import address_towards, own_address
 from tests.launch.gang import Gang
 from tests.wait import DEADLINE_S
 
@@ -34,6 +34,16 @@ def test_a_name_that_leads_to_loopback_is_not_what_other_nodes_are_told(monkeypa
 
 def test_the_profiles_interface_is_the_one_that_the_others_are_told_of() -> None:
     assert own_address(2, "lo") == ("127.0.0.1", "lo")
+
+
+def test_the_address_towards_other_hosts_is_of_the_network_that_leads_there() -> None:
+    own = next((address for address in (own_address(2, None)[0],) if not address.startswith("127.")), None)
+    if own is None:
+        pytest.skip("this machine has no interface but loopback")
+    neighbour = own.rpartition(".")[0] + (".254" if not own.endswith(".254") else ".253")
+    assert address_towards([neighbour]) == own
+    assert address_towards(["no-such-host.invalid", own, "localhost", neighbour]) == own
+    assert address_towards(["no-such-host.invalid", own, "localhost"]) is None
 
 
 def test_a_node_that_lacks_it_says_what_it_has() -> None:

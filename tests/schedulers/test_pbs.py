@@ -404,12 +404,12 @@ def test_a_job_does_not_wait_for_a_node_that_was_named_for_it_and_is_lost_now(pb
 
 def test_nobody_can_requeue_a_job_of_their_own() -> None:
     with pytest.raises(CommandError, match="set `resume` in the cluster profile to successor, resubmit or chain"):
-        Pbs().requeue("47.pbshead", answers("running"))
+        Pbs().requeue("47.pbshead", {}, answers("running"))
 
 
 @pytest.mark.parametrize("name", ["preempt-requeue-1-after2s", "preempt-requeue-2-high-running"])
 def test_a_job_that_pbs_itself_requeues_is_on_its_way(name: str) -> None:
-    Pbs().requeue("126.pbshead", answers(name))
+    Pbs().requeue("126.pbshead", {}, answers(name))
 
 
 # --- why was the job signalled, and when will it end?

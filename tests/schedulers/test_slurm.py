@@ -266,13 +266,13 @@ def test_a_job_that_is_being_ended_was_cancelled_unless_it_was_put_back(
 
 def test_a_second_requeue_is_harmless(stub: Stub) -> None:
     stub("scontrol", "echo 'Job is pending execution for job 99' >&2; exit 1")
-    Slurm().requeue("99", run_command)
+    Slurm().requeue("99", {}, run_command)
 
 
 def test_a_refused_requeue_is_an_error(stub: Stub) -> None:
     stub("scontrol", "echo 'Requested operation is presently disabled for job 99' >&2; exit 1")
     with pytest.raises(CommandError, match="presently disabled"):
-        Slurm().requeue("99", run_command)
+        Slurm().requeue("99", {}, run_command)
 
 
 def test_without_scontrol_both_causes_are_treated_alike(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:

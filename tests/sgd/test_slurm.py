@@ -29,7 +29,7 @@ folder, workers, epochs = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 executor = "allocation"
 if "SLURM_JOB_ID" not in os.environ:
     one_each = {"slots_per_node": 1, "slurm_exclusive": True}
-    executor = Pool("slurm", nodes=(1, 3), interface="hpcdet0", slurm_partition="low", **one_each)
+    executor = Pool("slurm", nodes=(1, 3), slurm_partition="low", **one_each)
 with TorchTrainer(
     training_operator_cls=Linear, num_workers=workers, executor=executor, run=folder / "run", config={"*batch_size": 12}
 ) as trainer:

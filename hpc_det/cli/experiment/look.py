@@ -95,8 +95,8 @@ def describe(experiments: list[ExperimentFolder], output: Output) -> None:
     what ended an ERROR or CANCELED experiment.
     `complete`: every file is there in its size. Of an open attempt, all from
     `ended` on is null. `cause` is finished, failed, preempted, time limit,
-    node lost, unhealthy node, disk full, hung, cancelled, paused, waiting
-    (for the searcher) or resume check; `action` done, restart, requeue, give up, pause or wait.
+    node lost, unhealthy node, scheduler away, disk full, hung, cancelled, paused,
+    waiting (for the searcher) or resume check; `action` done, restart, requeue, give up, pause or wait.
     """
     from hpc_det.cli.describe import described, in_words
 

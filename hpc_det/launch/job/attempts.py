@@ -49,7 +49,7 @@ over, and a commit that comes later still is refused (`store.journal.Journal.ins
 LOOK_S = 5.0
 LEAVE_S = 30.0
 """After the loss of a node, how long the agents' launcher may take to end: srun waits for the node for minutes."""
-_BLAMED = {Cause.FAILED, Cause.HUNG, Cause.UNHEALTHY, Cause.NODE_LOST, Cause.DISK_FULL}
+_BLAMED = {Cause.FAILED, Cause.HUNG, Cause.UNHEALTHY, Cause.NODE_LOST, Cause.DISK_FULL, Cause.SCHEDULER_AWAY}
 """Causes whose first failure the journal names."""
 
 
@@ -188,7 +188,7 @@ class Attempts:
         say_attempt_begins(number)
         code = self._run_agents(number)
         self._journal.insist_on_last(number)
-        if code:
+        if code or not self._has_outcome(number):
             self._note_unreached(number)
         failure = first_failure(self._trial, number)
         if code and not (failure and failure.is_clear):
@@ -218,13 +218,28 @@ class Attempts:
         return 1 if process.returncode is None else process.returncode
 
     def _note_unreached(self, number: int) -> None:
-        """Nodes that were lost before their agents began, so that no agent has missed them for long."""
+        """Nodes that were lost before their agents began, so that no agent has missed them for long; and those that the
+        scheduler called down, which end the agents' launcher without an error.
+        """
         if first_failure(self._trial, number) is not None:
             return
-        for host in self._scheduler.unreached_hosts(written_since(self._trial.job_log, self._log_began)):
-            message = "lost: no agent could be started there"
+        printed = written_since(self._trial.job_log, self._log_began)
+        if self._scheduler.was_away(printed):
+            message = "no agent could be started: the scheduler gave no answer"
+            note_failure(self._trial, number, failure_now(None, message, scheduler_away=True))
+        lost = self._scheduler.unreached_hosts(printed)
+        for host in lost:
+            message = "lost: its agent could not be started, or is out of reach"
             failure = Failure(rank=None, host=host, time=time.time(), message=message, node_lost=True)
             note_failure(self._trial, number, failure)
+        if (
+            lost
+        ):  # ranks that live on there save if they still may, and leave before they meet those of the next attempt
+            self._request_stop(number, "signal", "the job, whose nodes were lost", None)
+
+    def _has_outcome(self, number: int) -> bool:
+        outcome = read_json(self._trial.outcome)
+        return outcome is not None and outcome["attempt"] == number
 
     def _waits_in_vain(self, number: int) -> bool:
         """Whether the launcher waits for a node that was lost. The agents of the others have left by themselves, unless

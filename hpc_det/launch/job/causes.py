@@ -51,6 +51,8 @@ def _of_failure(failure: Failure) -> Cause:
         return Cause.UNHEALTHY
     if failure.node_lost:
         return Cause.NODE_LOST
+    if failure.scheduler_away:
+        return Cause.SCHEDULER_AWAY
     if failure.disk_full:
         return Cause.DISK_FULL
     return Cause.HUNG if failure.hung else Cause.FAILED

@@ -14,7 +14,7 @@ from hpc_det.store.stop import read_stop
 
 SHORTEST_S = 60.0
 """Training for less than this, or for less than the longest save so far takes, leaves no time for a checkpoint."""
-MAY_BE_TOO_SHORT = (Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.NODE_LOST, Cause.UNHEALTHY)
+MAY_BE_TOO_SHORT = (Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.NODE_LOST, Cause.UNHEALTHY, Cause.SCHEDULER_AWAY)
 """What comes from outside of the training. What hangs is no matter of time."""
 
 

@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from hpc_det.launch.job.log_lines import say
+from hpc_det.launch.job.own_jobs import unknown_elements, unknown_jobs
 from hpc_det.plan.job_plan import JobArray, JobPlan
-from hpc_det.schedulers.command import CommandError, outside_any_job, run_command
+from hpc_det.schedulers.command import CommandError, NoAnswer, outside_any_job, patiently, run_command
 from hpc_det.schedulers.scheduler import JobState, Submission, scheduler
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
+
+SETTLES_S = 3.0
 
 
 class WayBack:
     """Of one job: `begin` when it begins, and at its end either `take` or `leave`."""
 
     def __init__(self, experiment: ExperimentFolder, script: int) -> None:
+        self._experiment = experiment
         self._plan = JobPlan.of(experiment)
         self._scheduler = scheduler(self._plan.scheduler)
         self._script = str(experiment.script(script))
@@ -36,12 +41,31 @@ class WayBack:
 
     def begin(self, exclude: Sequence[str] = ()) -> None:
         """Submit the successor, away from the hosts `exclude`, beside what the job does: it costs the start no time."""
-        if self._plan.resume == "successor" and not self._waiting():  # a job that was requeued may have one
+        if self._plan.resume == "successor":
             self._begun = threading.Thread(target=self._try_to_submit, args=(exclude,))
             self._begun.start()
 
     def take(self, exclude: Sequence[str] = ()) -> str:
-        """The id of the job that goes on, away from the hosts `exclude`. Raises CommandError where none can."""
+        """The id of the job that goes on, away from the hosts `exclude`. Raises CommandError where none can.
+
+        Waits for a scheduler that does not answer. What it ends meanwhile it puts back itself.
+        """
+        return patiently(lambda: self._take(exclude), say)
+
+    def leave(self) -> None:
+        """Nothing is left to do: nothing needs to wait any more."""
+        try:
+            waiting = self._waiting()
+        except CommandError as error:
+            say(f"a job that waits for nothing ends as soon as it begins: {error}")
+            return
+        for job in waiting:
+            try:
+                self._scheduler.cancel(job, run_command)
+            except CommandError as error:
+                say(f"job {job} waits for nothing, and ends as soon as it begins: {error}")
+
+    def _take(self, exclude: Sequence[str]) -> str:
         if self._plan.resume == "requeue":
             return self._requeue(exclude)
         waiting = self._still_there(self._waiting())
@@ -53,23 +77,20 @@ class WayBack:
             raise CommandError(f"none is left of the {self._plan.chain_length} jobs that waited behind the first")
         return self._submit(exclude)
 
-    def leave(self) -> None:
-        """Nothing is left to do: nothing needs to wait any more."""
-        for job in self._waiting():
-            try:
-                self._scheduler.cancel(job, run_command)
-            except CommandError as error:
-                say(f"job {job} waits for nothing, and ends as soon as it begins: {error}")
-
     def _requeue(self, exclude: Sequence[str]) -> str:
         """Where the site allows that to none of its nodes, another job may still be allowed."""
         try:
-            self._scheduler.requeue(self._job_id, run_command)
+            self._scheduler.requeue(self._job_id, os.environ, run_command)
+        except NoAnswer:
+            raise
         except CommandError as refused:
             say(f"could not requeue, so another job is submitted: {refused}")
-            with suppress(CommandError):
+            try:
                 return self._submit(exclude)
-            raise refused
+            except NoAnswer:
+                raise
+            except CommandError:
+                raise refused from None
         self._avoid(self._job_id, exclude)  # only a job that waits in the queue can be told
         return self._job_id
 
@@ -81,21 +102,38 @@ class WayBack:
             say(f"job {job} may come to a node that is excluded: {error}")
 
     def _waiting(self) -> list[str]:
-        """The jobs behind this one, in their order."""
-        if self._begun:
+        """The jobs behind this one, in their order. Raises CommandError where only the scheduler knows them, and does
+        not answer.
+        """
+        if self._begun and self._begun is not threading.current_thread():
             self._begun.join()
-        queued: list[str] = (read_json(self._file) or {"jobs": []})["jobs"]
+        noted = read_json(self._file) or {"jobs": []}
+        queued: list[str] = noted["jobs"]
+        if noted.get("submitting"):  # by a job that was killed, or had no answer
+            queued += (self._unknown_jobs() or self._unknown_jobs_soon())[:1]
+            self._note({"jobs": queued})
         return queued[queued.index(self._job_id) + 1 :] if self._job_id in queued else []
 
+    def _unknown_jobs_soon(self) -> list[str]:
+        """A scheduler that stood still answers squeue before it queues a job that it was given earlier (measured)."""
+        time.sleep(SETTLES_S)
+        return self._unknown_jobs()
+
+    def _unknown_jobs(self) -> list[str]:
+        if self._array.count > 1:
+            return unknown_elements(self._experiment, self._plan.scheduler, self._index)
+        return unknown_jobs(self._experiment, self._plan.scheduler)
+
     def _still_there(self, jobs: list[str]) -> list[str]:
-        """Somebody may have cancelled a job that only seemed to wait."""
+        """Somebody may have cancelled a job that only seemed to wait. One of which there is no news is there."""
         statuses = self._scheduler.status(jobs, run_command) if jobs else {}
         return [job for job in jobs if statuses[job].state is not JobState.ENDED]
 
     def _try_to_submit(self, exclude: Sequence[str]) -> None:
         """What is wrong will be said where the successor is wanted: then it is tried again."""
         with suppress(CommandError):
-            self._submit(exclude)
+            if not self._waiting():  # a job that was requeued may have one
+                self._submit(exclude)
 
     def _submit(self, exclude: Sequence[str]) -> str:
         submission = Submission(
@@ -104,8 +142,9 @@ class WayBack:
         self._note({"jobs": [self._job_id], "submitting": True})
         try:
             job = self._queue(submission)
-        except CommandError:
-            self._note({"jobs": [self._job_id]})
+        except CommandError as error:
+            if not (isinstance(error, NoAnswer) and error.may_have_acted):
+                self._note({"jobs": [self._job_id]})
             raise
         self._note({"jobs": [self._job_id, job]})
         with suppress(CommandError):

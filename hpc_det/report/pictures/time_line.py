@@ -14,7 +14,7 @@ from hpc_det.report.words import duration, percent
 WIDTH, LEFT, RIGHT, TOP = 1000, 62, 14, 24
 FINEST = 1.5
 """Pixels: spans that are shorter share a column of that width, each with its part of it."""
-CUTS = ("preempted", "time limit", "failed", "node lost", "hung", "disk full", "unhealthy node")
+CUTS = ("preempted", "time limit", "failed", "node lost", "hung", "disk full", "unhealthy node", "scheduler away")
 """Ends of attempts that are marked."""
 Trial = Mapping[str, Any]
 _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hpc_det.errors import UsageError
 from hpc_det.launch.elastic.agents import BackOff
 from hpc_det.launch.last_words import last_line
-from hpc_det.node.network import own_address
+from hpc_det.node.network import address_towards, own_address
 from hpc_det.sgd.capacity.processes import LEAVE_S, TERM_S, Process, all_ended, kill, start
 from hpc_det.sgd.capacity.starters import starter_of
 from hpc_det.store.run_folder import RunFolder
@@ -33,7 +33,7 @@ class Allocation:
     """Found in the environment: a job of Slurm or PBS, or hosts that an MPI knows.
 
     `use_gpu`: whether each rank takes a GPU ("auto": where the allocation has some), otherwise `cpus_per_worker` CPUs.
-    `interface`: of the network on which the driver listens; None: the one that the host's name leads to.
+    `interface`: of the network on which the driver listens; None: the one that leads to the other hosts.
     Raises UsageError outside of any allocation, and where no host has room for a rank.
     """
 
@@ -59,7 +59,7 @@ class Allocation:
                 f"{self._starter.name} has {min(self._starter.cpus.values())} CPUs on a node, and a worker takes "
                 f"{cpus_per_worker}; ask for more CPUs, or set num_cpus_per_worker"
             )
-        self.host = "127.0.0.1" if self.is_this_host else own_address(2, interface, "interface")[0]
+        self.host = "127.0.0.1" if self.is_this_host else self._address(interface)
         self._again = {host: BackOff() for host in self._slots}
         self._started: dict[str, Started] = {}
         """By host, the last one."""
@@ -76,6 +76,11 @@ class Allocation:
     def is_this_host(self) -> bool:
         """One node, and the driver on it."""
         return [_short(host) for host in self._slots] == [_short(socket.gethostname())]
+
+    def _address(self, interface: str | None) -> str:
+        others = (host for host in self._slots if _short(host) != _short(socket.gethostname()))
+        known = None if interface else address_towards(others)
+        return known or own_address(2, interface, "interface")[0]
 
     def start(self, run: Path, wanted: int) -> None:
         self._run, self._log = run, RunFolder(run).logs / "start-agents.log"

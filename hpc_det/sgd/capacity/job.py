@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Collection
@@ -12,7 +13,8 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.elastic import agents
 from hpc_det.launch.elastic.agents import BackOff
 from hpc_det.launch.elastic.task import AgentTask
-from hpc_det.node.network import own_address
+from hpc_det.node.network import address_towards, own_address
+from hpc_det.schedulers.command import CommandError, run_command
 from hpc_det.schedulers.scheduler import JobState, JobStatus
 from hpc_det.sgd.capacity.executors import cluster_of, cpus_of, executor_of, gpus_of, nodes_of
 from hpc_det.sgd.capacity.processes import LEAVE_S
@@ -25,6 +27,9 @@ SCHEDULERS = ("slurm", "pbs")
 GONE_S = 40.0
 """For cancelled jobs to leave the queue. Slurm may take KillWait for one, 30 s by default."""
 POLL_S = 0.2
+SOME_NODES = 3
+"""One that is known by its name alone may have no address here."""
+ASK_S = 10.0
 
 
 class Jobs:
@@ -55,7 +60,7 @@ class Jobs:
                 f"the job has {cpus} CPUs on a node, and a worker takes {cpus_per_worker}; set cpus_per_task"
             )
         self.slots = jobs * nodes_of(self._executor) * self._slots_per_node
-        self.host = own_address(2, interface, "interface")[0]
+        self.host = _address(cluster, interface)
         self._wanted_jobs = jobs
         self._queue = Queue(self._executor.name())
         self._jobs: list[Job[Any]] = []
@@ -127,6 +132,24 @@ class Jobs:
             time.sleep(POLL_S)
 
 
+def _address(cluster: str, interface: str | None) -> str:
+    """Of this host, on the network of the cluster's nodes."""
+    known = None if interface else address_towards(_nodes(cluster))
+    return known or own_address(2, interface, "interface")[0]
+
+
+def _nodes(cluster: str) -> list[str]:
+    """Some addresses of nodes, or their names; none where the scheduler does not say."""
+    try:
+        if cluster == "slurm":
+            found = run_command(["sinfo", "--noheader", "--Node", "--format=%o"], timeout_s=ASK_S).split()
+        else:
+            found = re.findall(r"(?m)^\s+Mom = (\S+)", run_command(["pbsnodes", "-a"], timeout_s=ASK_S))
+    except CommandError:
+        return []
+    return list(dict.fromkeys(found))[:SOME_NODES]
+
+
 def _words(status: JobStatus) -> str:
     """PBS has a comment on what runs, too, where and since when."""
     is_news = status.state is not JobState.RUNNING and status.reason not in ("", "None")
@@ -139,7 +162,7 @@ class GangJob(Jobs):
     `executor`: "slurm" or "pbs", with the `parameters` that submitit's AutoExecutor takes for it (timeout_min,
     gpus_per_node, slurm_partition, ...), or an executor of submitit's, which stays as it is. `nodes`: None for as many
     as that says. `slots_per_node`: None for a rank on each GPU of a job, otherwise on each `cpus_per_worker` CPUs.
-    `interface`: of the network on which the driver listens; None: the one that the host's name leads to.
+    `interface`: of the network on which the driver listens; None: the one that leads to the cluster's nodes.
     Raises UsageError for what submitit or this host does not have.
     """
 

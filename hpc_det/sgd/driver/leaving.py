@@ -41,7 +41,7 @@ def back_into_queue(env: Mapping[str, str], run: Run = run_command) -> str:
             return f"job {job_id} was cancelled; submit it again with the same run, and it goes on"
         if job.get("Requeue") == "0":
             return f"job {job_id} stays out of the queue, as it was submitted; whoever submitted it may do so again"
-        Slurm().requeue(job_id, run)
+        Slurm().requeue(job_id, env, run)
     except CommandError as error:
         return f"job {job_id} could not be requeued: {error}; submit it again with the same run, and it goes on"
     return f"job {job_id} goes back into the queue"

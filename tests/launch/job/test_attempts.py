@@ -473,6 +473,50 @@ def test_a_node_on_which_srun_could_start_no_agent_is_lost(
     assert (tmp_path / "asked").read_text().splitlines()[-1] == "update JobId=4711 ExcNodeList=node2"
 
 
+IS_CALLED_DOWN = """
+echo "srun: error: Node failure on node2" >&2
+exit 0
+"""
+"""As the srun of Slurm 22.05 for a node whose slurmd died, and whose processes live."""
+
+
+@pytest.mark.parametrize("entrypoint", ["true", "true --trial model_def:Trial"])
+def test_an_attempt_on_a_node_that_slurm_calls_down_is_neither_finished_nor_charged(
+    gang: Gang, slurm_job: dict[str, str], tmp_path: Path, entrypoint: str
+) -> None:
+    gang.plan(entrypoint, scheduler="slurm", nodes=2, max_restarts=0)
+    job = gang.start_job(agent=["sh", "-c", IS_CALLED_DOWN], **slurm_job)
+    assert job.wait(timeout=DEADLINE_S) == 0
+    assert gang.ends() == [("node lost", "requeue")]
+    assert (tmp_path / "asked").read_text().splitlines()[-1] == "update JobId=4711 ExcNodeList=node2"
+    stop = read_stop(gang.trial.stop, 1)
+    assert stop is not None
+    assert stop.reason == "signal", "its ranks live on there, and would write beside those of the next attempt"
+    assert read_stop(gang.trial.stop, 2) is None
+
+
+FINDS_NOBODY = """
+echo "srun: error: Unable to confirm allocation for job 4711: Unable to contact slurm controller (connect failure)" >&2
+exit 1
+"""
+
+
+def test_an_attempt_that_slurm_did_not_answer_goes_back_uncharged(
+    gang: Gang, slurm_job: dict[str, str], tmp_path: Path
+) -> None:
+    gang.plan("true", scheduler="slurm", nodes=2, max_restarts=0)
+    job = gang.start_job(agent=["sh", "-c", FINDS_NOBODY], **slurm_job)
+    assert job.wait(timeout=DEADLINE_S) == 0
+    assert gang.ends() == [("scheduler away", "requeue")]
+    assert (tmp_path / "asked").read_text().splitlines()[-1] == "requeue 4711", "no node is blamed"
+
+
+def test_an_entrypoint_whose_srun_slurm_did_not_answer_is_not_charged(gang: Gang, slurm_job: dict[str, str]) -> None:
+    gang.plan(FINDS_NOBODY, scheduler="slurm", max_restarts=0)
+    assert gang.start_job(**slurm_job).wait(timeout=DEADLINE_S) == 0
+    assert gang.ends() == [("scheduler away", "requeue")]
+
+
 def test_a_job_that_cannot_go_back_says_so_in_the_journal_and_fails(
     gang: Gang, slurm_job: dict[str, str], stub: Stub
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -234,3 +235,88 @@ def test_the_path_of_the_jobs_does_not_grow(gang: Gang, slurm: Slurm) -> None:
     python_folder = str(Path(plan.python).parent)
     gang.run_job(**job(7), PATH=f"{python_folder}:{os.environ['PATH']}")
     assert slurm.paths.read_text().strip() == os.environ["PATH"]
+
+
+# --- a scheduler that gives no answer
+
+AWAY = "Unable to contact slurm controller (connect failure)"
+TIMED_OUT = "Batch job submission failed: Socket timed out on send/recv operation"
+
+
+@pytest.fixture
+def way_back(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> Callable[..., WayBack]:
+    """That of job 7, which is the last of an array where one is asked for."""
+
+    def made(resume: str, count: int = 1) -> WayBack:
+        gang.plan("true", scheduler="slurm", resume=resume)
+        write_json(gang.experiment.array(), asdict(JobArray(first=0, count=count)))
+        write_json(gang.experiment.job(1), {"job_id": "7"})
+        array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(count - 1)} if count > 1 else {}
+        for name, value in {"SLURM_JOB_ID": "7", **array}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("hpc_det.schedulers.command.AGAIN_S", 0.01)
+        monkeypatch.setattr("hpc_det.launch.job.way_back.SETTLES_S", 0.01)
+        return WayBack(gang.experiment, 1)
+
+    return made
+
+
+def test_a_job_waits_with_its_requeue_for_a_scheduler_that_is_away(
+    way_back: Callable[..., WayBack], slurm: Slurm, stub: Stub, tmp_path: Path
+) -> None:
+    stub(
+        "scontrol",
+        f"""echo "scontrol $*" >>{tmp_path}/calls
+        [ $(grep -c ^scontrol {tmp_path}/calls) -le 2 ] && echo '{AWAY}' >&2 && exit 1
+        echo '{PREEMPTED}'""",
+    )
+    assert way_back("requeue").take() == "7"
+    assert slurm.calls("scontrol")[-1] == "requeue 7"
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_job_that_slurm_has_put_back_meanwhile_is_not_requeued_once_more(
+    way_back: Callable[..., WayBack], slurm: Slurm, stub: Stub, tmp_path: Path
+) -> None:
+    """It may run on other nodes by now."""
+    stub("scontrol", f"echo \"scontrol $*\" >>{tmp_path}/calls; echo 'JobId=7 JobState=RUNNING Restarts=1'")
+    assert way_back("requeue").take() == "7"
+    assert not any("requeue" in call for call in slurm.calls("scontrol"))
+
+
+@pytest.mark.parametrize(("count", "job"), [(1, "8"), (3, "8_2")])
+@pytest.mark.parametrize("is_queued", [True, False])
+def test_a_job_that_may_be_queued_although_nobody_said_so_is_not_submitted_twice(
+    gang: Gang,
+    way_back: Callable[..., WayBack],
+    slurm: Slurm,
+    stub: Stub,
+    tmp_path: Path,
+    count: int,
+    job: str,
+    is_queued: bool,
+) -> None:
+    stub(
+        "sbatch",
+        f"""echo "sbatch $*" >>{tmp_path}/calls
+        [ -e {tmp_path}/asked ] && echo 8 && exit
+        touch {tmp_path}/asked; echo '{TIMED_OUT}' >&2; exit 1""",
+    )
+    others = "9_1" if count > 1 else ""
+    rows = " ".join([others, job if is_queued else ""])
+    stub(
+        "squeue",
+        f"""case $* in *--Format=*) ;; *) echo '{job}|PENDING|Dependency'; exit;; esac
+        cd {tmp_path}
+        [ -e asked ] && ! [ -e answers ] && touch answers && echo '{AWAY}' >&2 && exit 1
+        [ -e asked ] && ! [ -e late ] && touch late && exit
+        for word; do m=${{word#*JobArrayID:}}; m=${{m%%,*}}; done
+        for id in {rows}; do
+            echo -n "$id${{m}}n$m$(id -un)${{m}}low${{m}}PENDING${{m}}Priority${{m}}N/A${{m}}N/A"
+            echo "${{m}}0${{m}}9${{m}}cpu=1$m{gang.experiment.path}$m"
+        done""",
+    )
+    assert way_back("resubmit", count).take() == job
+    assert len(slurm.calls("sbatch")) == (1 if is_queued else 2)
+    own = "7" if count == 1 else "7_2"
+    assert read_json(gang.experiment.next_jobs(1, count - 1)) == {"jobs": [own, job]}

@@ -10,7 +10,6 @@ from tests.sgd.capacity.driver import Run, renew_until
 from tests.wait import wait_for
 
 pytestmark = pytest.mark.slurm
-BRIDGE = "hpcdet0"
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +27,8 @@ def queue(lab: SlurmLab) -> list[str]:
 
 
 def test_a_gang_hears_of_its_preemption_and_the_driver_submits_the_next_one(slurm_lab: SlurmLab, run: Run) -> None:
-    gang = GangJob("slurm", nodes=2, gpus_per_node=2, interface=BRIDGE, slurm_partition="low")
-    assert (gang.host, gang.slots, gang.has_gpus) == ("10.66.0.1", 4, True)
+    gang = GangJob("slurm", nodes=2, gpus_per_node=2, slurm_partition="low")
+    assert (gang.host, gang.slots, gang.has_gpus) == (slurm_lab.login_address, 4, True)
     gang.start(run.path, gang.slots)
     agents = run.wait_for_agents(2)
     assert [note["slots"] for note in agents] == [2, 2]
@@ -48,7 +47,7 @@ def test_a_gang_hears_of_its_preemption_and_the_driver_submits_the_next_one(slur
 
 
 def test_a_pool_keeps_its_size_with_other_nodes(slurm_lab: SlurmLab, run: Run) -> None:
-    pool = Pool("slurm", nodes=(1, 4), cpus_per_task=8, interface=BRIDGE, slurm_partition="low")
+    pool = Pool("slurm", nodes=(1, 4), cpus_per_task=8, slurm_partition="low")
     assert (pool.min_slots, pool.slots, pool.has_gpus) == (8, 32, False)
     pool.start(run.path, pool.slots)
     assert run.wait_for_agents(3) != []

@@ -1,0 +1,172 @@
+"""The lab as a site with troubles of its own: daemons die, stand still and come back, and cables are pulled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from hpc_det.launch.job.own_jobs import known_jobs
+from hpc_det.schedulers.scheduler import array_of
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.files import read_json
+from hpc_det.store.folders import ExperimentFolder
+from tests.e2e.story import COMMAND, DIRECT, Story, words
+from tests.lab.slurm import SlurmLab
+from tests.wait import DEADLINE_S, wait_for
+
+WAYS_BACK = ("requeue", "successor", "resubmit")
+TWO_SLOTS = "resources.slots_per_trial=2"
+UNCHARGED = "max_restarts=0"
+PROFILE = """
+name: {name}
+scheduler: slurm
+slots_per_node: {slots_per_node}
+max_nodes: 3
+slot_type: cpu
+resource_pool: low
+signal_lead_s: 70
+resume: {way_back}
+"""
+JOBS_GIVE_UP_S, COMMANDS_GIVE_UP_S = 10, 4
+"""Slurm's own commands, where slurmctld does not answer: in jobs as by default, at the prompt to save time."""
+
+Node = str
+
+
+class Site:
+    def __init__(self, lab: SlurmLab, patch: pytest.MonkeyPatch) -> None:
+        self.lab = lab
+        self._patch = patch
+        self._to_mend: dict[str, Callable[[], None]] = {}
+        self._nodes: set[Node] = set()
+        folder = lab.folder()
+        self._profiles = folder / "conf" / "cluster"
+        self._profiles.mkdir(parents=True)
+        self._confs = {seconds: lab.conf_with(folder, seconds) for seconds in (JOBS_GIVE_UP_S, COMMANDS_GIVE_UP_S)}
+        lab.use(patch)
+        patch.setenv("HPC_DET_ROOT", str(folder))
+        patch.setenv("SLURM_CONF", str(self._confs[JOBS_GIVE_UP_S]))
+
+    def begin(self, *overrides: str, way_back: str = "successor", slots_per_node: int = 1, setup: str = "") -> Story:
+        """Two ranks; they are on two nodes unless one has two slots."""
+        name = f"{way_back}-{slots_per_node}{'-waits' if setup else ''}"
+        profile = PROFILE.format(name=name, way_back=way_back, slots_per_node=slots_per_node)
+        (self._profiles / f"{name}.yaml").write_text(profile + (f'setup: ["{setup}"]\n' if setup else ""))
+        return Story.begin(DIRECT, TWO_SLOTS, UNCHARGED, *overrides, cluster=name)
+
+    # --- troubles: each is over at the end of the block, or when the test is
+
+    @contextmanager
+    def without(self, daemon: str, number: signal.Signals = signal.SIGKILL) -> Iterator[None]:
+        """slurmctld or slurmdbd: dead by KILL, or stopped in its tracks by STOP."""
+        self._patch.setenv("SLURM_CONF", str(self._confs[COMMANDS_GIVE_UP_S]))
+        self.lab.signal(daemon, number)
+        self._to_mend[daemon] = (
+            partial(self.lab.start_daemon, daemon)
+            if number is signal.SIGKILL
+            else partial(self.lab.signal, daemon, signal.SIGCONT)
+        )
+        yield
+        self._mend(daemon)
+        self._patch.setenv("SLURM_CONF", str(self._confs[JOBS_GIVE_UP_S]))
+
+    @contextmanager
+    def cut_off(self, node: Node) -> Iterator[None]:
+        self._nodes.add(node)
+        self.lab.cut_network(_number(node))
+        self._to_mend[f"{node}'s cable"] = partial(self.lab.mend_network, _number(node))
+        yield
+        self._mend(f"{node}'s cable")
+
+    @contextmanager
+    def without_slurmd(self, node: Node) -> Iterator[None]:
+        """Its jobs live on."""
+        self._nodes.add(node)
+        self.lab.signal(f"slurmd.{node}", signal.SIGKILL)
+        self._to_mend[f"{node}'s slurmd"] = partial(self.lab.repair_node, _number(node))
+        yield
+        self._mend(f"{node}'s slurmd")
+
+    def call_down(self, node: Node) -> None:
+        """As Slurm does by itself, minutes later."""
+        self._nodes.add(node)
+        self.lab.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
+
+    def _mend(self, trouble: str) -> None:
+        self._to_mend.pop(trouble)()
+
+    def close(self) -> None:
+        for trouble in list(self._to_mend):
+            self._mend(trouble)
+        self.lab.cancel_all()
+        for node in self._nodes:
+            wait_for(partial(self._is_idle, node), DEADLINE_S)
+
+    def _is_idle(self, node: Node) -> bool:
+        with suppress(RuntimeError):  # Slurm may do it itself when the node reports, and refuses then
+            self.lab.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        return (
+            self.lab.run("sinfo", "--noheader", "--partition=low", f"--nodes={node}", "--format=%T").strip() == "idle"
+        )
+
+    # --- what is there
+
+    def experiments(self) -> list[ExperimentFolder]:
+        return list(ExperimentStore(Path(os.environ["HPC_DET_ROOT"])).folders())
+
+    def jobs_of(self, experiment: ExperimentFolder) -> set[str]:
+        """All that Slurm has ever been given, and still knows."""
+        lines = self.lab.run("squeue", "--noheader", "--states=all", "--array", "--format=%i %Z").splitlines()
+        jobs = (line.split(maxsplit=1) for line in lines)
+        return {array_of(job) for job, folder in jobs if Path(folder).is_relative_to(experiment.path)}
+
+    def forgets_nothing(self) -> bool:
+        """Every job of every experiment is in its files, and Slurm has no other."""
+        for experiment in self.experiments():
+            unknown = self.jobs_of(experiment) - known_jobs(experiment)
+            assert not unknown, f"experiment {experiment.id} does not know its jobs {unknown}"
+        strangers = self.lab.run("squeue", "--noheader", "--states=all", "--format=%Z").split()
+        root = Path(os.environ["HPC_DET_ROOT"], "experiments")
+        folders = {Path(work).relative_to(root).parts[0] for work in strangers if Path(work).is_relative_to(root)}
+        assert folders <= {str(experiment.id) for experiment in self.experiments()}, "a job without its experiment"
+        return True
+
+
+def nodes_of(story: Story) -> list[Node]:
+    """Of its first attempt."""
+    return read_json(story.trial.nodes(1)) or []
+
+
+def terminate(story: Story) -> None:
+    """What slurmstepd does when a job is preempted: TERM to all processes of its steps."""
+    folder = str(story.trial.experiment().path)
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        command = words(int(entry.name), "cmdline")
+        if "hpc_det.launch.agent" in command and any(word.startswith(folder) for word in command):
+            with suppress(ProcessLookupError):
+                os.kill(int(entry.name), signal.SIGTERM)
+
+
+def begun(*arguments: object) -> subprocess.Popen[str]:
+    """`hpc-det ARGUMENTS`, beside others."""
+    command = [str(COMMAND), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    out, err = process.communicate(timeout=DEADLINE_S)
+    assert "Traceback" not in out + err, err
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def _number(node: Node) -> int:
+    return int(node.removeprefix("node"))

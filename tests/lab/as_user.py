@@ -1,0 +1,102 @@
+"""Runs a command as an ordinary user on a login host of the lab: python -m tests.lab.as_user COMMAND...
+
+The login host is a network namespace with two interfaces. Its name and its default route lead to eth0, from where
+nothing reaches the nodes; eth1 is in the cluster's network. Its folders are this machine's. Where this machine can have
+no lab, or this user is no root, the command runs as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from tests.lab.operator import VARIABLE, serving
+from tests.lab.slurm import SCRIPTS, SlurmLab, available, reached_paths
+
+USER = "nobody"
+"""On every Debian, and with no rights at all."""
+NAMESPACE = "hpcdet-login"
+OUTSIDE, INSIDE = "198.51.100.2", "10.66.0.2"
+"""Addresses of the login host: on a network of RFC 5737, and on the cluster's."""
+ON_THE_HOST = """
+mount --bind "$1" /etc/hosts
+hostname login1
+shift
+exec "$@"
+"""
+
+
+def main(command: Sequence[str]) -> int:
+    if reason := available():
+        print(f"as_user: {reason}; this runs as it is: {' '.join(command)}", file=sys.stderr)
+        return subprocess.call(command)
+    was_running = SlurmLab.is_running()
+    lab = SlurmLab.start()
+    try:
+        with _login_host(lab) as on_the_host:
+            return _run(lab, [*on_the_host, *command])
+    finally:
+        if not was_running:
+            lab.stop()
+
+
+@contextmanager
+def _login_host(lab: SlurmLab) -> Iterator[list[str]]:
+    """What runs a command there as USER."""
+    _ip("netns", "add", NAMESPACE)
+    try:
+        _ip("link", "add", "hpcdetlogin", "type", "veth", "peer", "name", "eth1", "netns", NAMESPACE)
+        _ip("link", "set", "hpcdetlogin", "master", "hpcdet0", "up")
+        _ip("-n", NAMESPACE, "link", "add", "eth0", "type", "veth", "peer", "name", "nobody")
+        for device, address in (("eth1", INSIDE), ("eth0", OUTSIDE)):
+            _ip("-n", NAMESPACE, "addr", "add", f"{address}/24", "dev", device)
+        for device in ("lo", "eth1", "nobody", "eth0"):
+            _ip("-n", NAMESPACE, "link", "set", device, "up")
+        _ip("-n", NAMESPACE, "route", "add", "default", "via", "198.51.100.1")
+        hosts = lab.path / "etc" / "hosts.login"
+        hosts.write_text(f"127.0.0.1 localhost\n{OUTSIDE} login1\n{_nodes(lab)}")
+        user = pwd.getpwnam(USER)
+        enter = ["nsenter", f"--net=/run/netns/{NAMESPACE}", "unshare", "--uts", "--mount"]
+        paths = [*map(str, reached_paths()), "--"]
+        become = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+        host = ["bash", "-euc", ON_THE_HOST, "login1", str(hosts)]
+        yield [*enter, *host, str(SCRIPTS / "with-paths"), *paths, *become, "--"]
+    finally:
+        _ip("link", "del", "hpcdetlogin")
+        _ip("netns", "del", NAMESPACE)
+
+
+def _nodes(lab: SlurmLab) -> str:
+    lines = (lab.path / "etc" / "hosts").read_text().splitlines(keepends=True)
+    return "".join(line for line in lines if " node" in line)
+
+
+def _run(lab: SlurmLab, command: Sequence[str]) -> int:
+    user, home = pwd.getpwnam(USER), lab.folder()
+    os.chown(home, user.pw_uid, user.pw_gid)
+    operator = lab.path / "run" / "operator.socket"
+    own = {
+        "HOME": str(home),
+        "USER": USER,
+        "LOGNAME": USER,
+        VARIABLE: str(operator),
+        "HYPOTHESIS_STORAGE_DIRECTORY": f"{home}/.hypothesis",
+        "PYTEST_ADDOPTS": f"{os.environ.get('PYTEST_ADDOPTS', '')} -o cache_dir={home}/.pytest_cache".strip(),
+    }
+    with serving(operator, user.pw_uid, os.environ | lab.env):
+        process = subprocess.Popen(command, env=os.environ | own)
+        while True:
+            with suppress(KeyboardInterrupt):  # the command has heard Ctrl-C, too, and ends by itself
+                return process.wait()
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
