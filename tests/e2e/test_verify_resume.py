@@ -159,17 +159,6 @@ def test_a_leak_is_named_by_trainings_on_a_real_slurm(
     assert blamed(found) >= {("state", "attribute trial.count")}
 
 
-@pytest.mark.slurm
-@pytest.mark.long
-def test_ctrl_c_on_a_real_slurm_cancels_both_jobs_and_leaves_nothing(
-    slurm_lab: SlurmLab, state_folder: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The gangs take all nodes each, so that one job runs and one waits in the queue."""
-    use(slurm_lab, monkeypatch)
-    interrupted(["--ranks", "6"], lambda: len(slurm_lab.run("squeue", "--noheader").splitlines()) == 2)
-    assert slurm_lab.run("squeue", "--noheader", "--states=PENDING,RUNNING") == ""
-
-
 @pytest.mark.long
 def test_a_leak_is_named_by_trainings_on_pbs(pbs_lab: PbsLab, state_folder: Path) -> None:
     write_pbs_profile(state_folder)
