@@ -18,6 +18,7 @@ from hpc_det.config.merge import Tree
 from hpc_det.config.request import Request
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.submitting import Unsettled
 from hpc_det.view.state import ExperimentState
 from hpc_det.view.story import one_line
 from hpc_det.view.watch import POLL_S, Watch, say
@@ -124,6 +125,9 @@ class ShortRuns(Generic[W, F]):
         """What has ended by that: the run itself, where it cannot be submitted."""
         try:
             experiment = self._submit(wanted)
+        except Unsettled as error:
+            say(f"{wanted.title}: {error}")
+            raise
         except HpcDetError as error:
             say(f"{wanted.title}: {error}")
             return [(series, self._read(wanted, Ended(None, one_line(str(error)))))]

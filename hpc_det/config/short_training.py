@@ -33,8 +33,9 @@ def problems(found: Effective) -> Iterator[str]:
     """Why there can be no short training of it."""
     if script := script_without_trainer(found.tree["entrypoint"], found.context):
         yield (
-            f"entrypoint: {script} trains with a loop of its own, whose length is not known; give a trial class, as in "
-            f"`--trial module:Class`, or a script with the Trainer of hpc_det.pytorch"
+            f"entrypoint: {script}, with what it imports from the code directory, never imports hpc_det.pytorch, so "
+            f"the length of its training cannot be set; give a trial class, as in `--trial module:Class`, or a script "
+            f"with the Trainer; where an installed package makes the Trainer, import hpc_det.pytorch in the script, too"
         )
     yield from _ranges(found.tree["hyperparameters"])
 

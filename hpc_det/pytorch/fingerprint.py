@@ -118,7 +118,7 @@ class _Walk:
 
     def _text(self, value: Any) -> str | None:
         """None for what has parts, or is not looked into."""
-        if isinstance(value, (torch.Tensor, np.ndarray)) and value.nbytes > self._largest_bytes:
+        if isinstance(value, (torch.Tensor, np.ndarray)) and _size_in_bytes(value) > self._largest_bytes:
             return f"{value.dtype} {tuple(value.shape)}, too large to compare"
         return _text_of_array(value) or _text_of_generator(value) or _text_of_iterator(value)
 
@@ -171,7 +171,14 @@ def _variables_of(running: GeneratorType[Any, Any, Any]) -> dict[str, Any]:
 
 def _key(key: Any) -> str:
     """Objects are shown by their class: their `repr` has an address, usually."""
-    return _short(repr(key)) if isinstance(key, (*_SHOWN, tuple)) else type(key).__name__
+    if isinstance(key, tuple):
+        return _short(f"({', '.join(map(_key, key))})")
+    return _short(repr(key)) if isinstance(key, _SHOWN) else type(key).__name__
+
+
+def _size_in_bytes(array: torch.Tensor | np.ndarray[Any, Any]) -> int:
+    """Of a sparse or nested tensor, as if it were dense: it has no nbytes."""
+    return array.numel() * array.element_size() if isinstance(array, torch.Tensor) else array.nbytes
 
 
 def _text_of_array(value: Any) -> str | None:

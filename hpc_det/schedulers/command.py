@@ -52,7 +52,8 @@ class NoAnswer(CommandError):
 # slurm_errno.c and pbs_error.h, and strerror(3) of what they pass on. scontrol turns a refused connection into
 # "Unexpected message received".
 _NOT_CONNECTED = re.compile(
-    r"\(connect failure\)|cannot connect to server|Connection refused|No route to host|Network is unreachable"
+    r"(?:Unable to contact slurm controller )?\(connect failure\)|"
+    r"cannot connect to server|Connection refused|No route to host|Network is unreachable"
 )
 _NOT_ANSWERED = re.compile(
     r"Unable to contact slurm controller|timed out|Unexpected message received|Zero Bytes were transmitted|"
@@ -67,9 +68,10 @@ def says_no_answer(said: str) -> bool:
 
 def refusal(message: str, said: str, output: str = "") -> CommandError:
     """The error of a command that failed and has printed `said`."""
-    if _NOT_CONNECTED.search(said):
-        return NoAnswer(message, output, may_have_acted=False)
-    return NoAnswer(message, output) if _NOT_ANSWERED.search(said) else CommandError(message, output)
+    if not says_no_answer(said):
+        return CommandError(message, output)
+    others = _NOT_CONNECTED.sub("", said)  # one of several servers may have had the request
+    return NoAnswer(message, output, may_have_acted=bool(_NOT_ANSWERED.search(others)))
 
 
 def run_command(command: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> str:

@@ -1,9 +1,9 @@
 """Asking squeue about several jobs, after squeue(1).
 
 squeue leaves out jobs that Slurm has forgotten, without an error, and refuses a question about a single one. A site's
-wrapper or cache may cut off its answer, so an answer that leaves out jobs proves nothing: they are asked about once
-more, in the opposite order. Where both answers hold the same jobs, nothing was cut off. Where both hold none, each job
-is asked about by itself.
+wrapper or cache may cut off its answer, so an answer that leaves out jobs proves nothing: the question is asked once
+more, in the opposite order. Where both answers hold the same jobs, nothing was cut off. Where both hold none, the
+newest one is asked about alone: squeue's refusal comes with an exit code, which nothing cuts off.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ SQUEUE = (
 )
 _COLUMNS = "%i|%T|%r"
 _HEADER = "JOBID|STATE|REASON"
-MOST_BY_NAME = 20
-"""Jobs that are asked about one by one."""
 _FORGOTTEN = JobStatus(JobState.ENDED, "forgotten by Slurm")
 """It ended more than MinJobAge ago."""
 
@@ -44,14 +42,18 @@ class Answer:
 
 def statuses(job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
     """A failed question is UNKNOWN for each job, and so is an answer that may be a part of the whole one."""
+    if not job_ids:
+        return {}
     arrays = list(dict.fromkeys(map(array_of, job_ids)))
     first = _ask(arrays, run, "i")
     if first.trouble:
         return dict.fromkeys(job_ids, JobStatus(JobState.UNKNOWN, first.trouble))
-    open_ = list(dict.fromkeys(array_of(job_id) for job_id in job_ids if not _is_certain(job_id, first)))
-    second = _ask(open_, run, "-i") if open_ and not first.is_refused else first
+    if first.is_refused or all(_is_certain(job_id, first) for job_id in job_ids):
+        second = first
+    else:
+        second = _ask(arrays, run, "-i")
     known = with_arrays({**first.jobs, **second.jobs})
-    whole = _whole(open_, first, second, run)
+    whole = _whole(arrays, first, second, run)
     unknown = JobStatus(JobState.UNKNOWN, second.trouble or "squeue: its answer may be cut off")
     return {
         job_id: known.get(job_id, _FORGOTTEN)
@@ -73,13 +75,13 @@ def _whole(arrays: Sequence[str], first: Answer, second: Answer, run: Run) -> Co
         return arrays
     if second.trouble:
         return ()
-    before = {job_id for job_id in first.jobs if array_of(job_id) in arrays}
-    if before != second.jobs.keys():
+    if first.jobs.keys() != second.jobs.keys():
         return ()
-    if before or (len(arrays) > MOST_BY_NAME and first.has_header and second.has_header):
+    if first.jobs:
         return arrays
-    by_name = arrays if 1 < len(arrays) <= MOST_BY_NAME else ()
-    return [array for array in by_name if _ask([array], run, "i").is_refused]
+    newest = max(arrays, key=lambda array: int(array) if array.isdecimal() else 0)
+    has_headers = first.has_header and second.has_header
+    return arrays if has_headers and _ask([newest], run, "i").is_refused else ()
 
 
 def _ask(arrays: Sequence[str], run: Run, order: str) -> Answer:

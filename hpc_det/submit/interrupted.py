@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import time
-from itertools import islice
 from pathlib import Path
 
-from hpc_det.launch.job.own_jobs import script_numbers, unknown_jobs
+from hpc_det.launch.job import own_jobs
+from hpc_det.launch.job.own_jobs import found_successor, script_numbers, unknown_jobs
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import is_in_sight
@@ -21,8 +21,6 @@ from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.submitting import Submitter, age_s, is_gone, record_job, settling, submitter_of
 
 PAUSED_BY = "an interrupted submission"
-SETTLES_S = 3.0
-"""A killed submitter leaves its call of the scheduler behind, which may queue the job a moment later."""
 OTHERS_S, POLL_S = 30.0, 0.1
 """So long another process that settles the same may take, and how often this one looks."""
 BARE_FOR_S = 3600.0
@@ -40,7 +38,7 @@ def settle(experiment: ExperimentFolder) -> bool:
         if not is_alone or submitter_of(experiment) != submitter:  # it is settled, and the next one may be under way
             return False
         if is_in_sight(experiment):
-            time.sleep(max(0.0, SETTLES_S - age_s(experiment)))
+            time.sleep(max(0.0, own_jobs.SETTLES_S - age_s(experiment)))
             _settle(experiment, submitter)
             experiment.submitting.unlink(missing_ok=True)
         else:
@@ -104,9 +102,9 @@ def find_successors(experiment: ExperimentFolder) -> bool:
         return False
     with settling(experiment) as is_alone:
         if half_made := _half_made(experiment) if is_alone else {}:
-            found = iter(unknown_jobs(experiment, JobPlan.of(experiment).scheduler))
+            scheduler = JobPlan.of(experiment).scheduler
             for path, jobs in half_made.items():
-                write_json(path, {"jobs": [*jobs, *islice(found, 1)]})
+                write_json(path, {"jobs": [*jobs, *found_successor(experiment, scheduler, path)]})
     end = time.monotonic() + OTHERS_S
     while not is_alone and _half_made(experiment) and time.monotonic() < end:
         time.sleep(POLL_S)

@@ -124,8 +124,8 @@ def _found_after(error: BaseException, folder: ExperimentFolder, scheduler_name:
 def _unsettled(folder: ExperimentFolder, error: BaseException, away: CommandError) -> list[str]:
     return [
         f"experiment {folder.id}: submitting its jobs failed: {str(error) or type(error).__name__}",
-        f"the scheduler may have queued jobs all the same, and does not say: {away}",
-        f"so experiment {folder.id} stays: when the scheduler answers again, `hpc-det experiment describe {folder.id}` "
+        f"the scheduler may have queued jobs all the same, and does not answer: {away}",
+        f"experiment {folder.id} is kept: when the scheduler answers again, `hpc-det experiment describe {folder.id}` "
         f"finds its jobs, or pauses it where there are none; `hpc-det experiment kill {folder.id}` ends it",
     ]
 

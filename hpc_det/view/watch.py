@@ -59,7 +59,7 @@ def readable_states(
     for name, asked in waiting.items():
         statuses = schedulers.scheduler(name).status([job for _, job_ids in asked for job in job_ids], run_command)
         if (reason := _no_news(statuses)) is not None:
-            say(f"the scheduler gives no news, files count: {reason}")
+            say(f"no answer from the scheduler for some jobs, whose states are those of files: {reason}")
         for view, job_ids in asked:
             with _kept(damaged, view):
                 found[view.id] = _with_successors(view, view.state([statuses[job] for job in job_ids]))

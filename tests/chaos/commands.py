@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.cli.main import main
+from hpc_det.launch.job import own_jobs
 from hpc_det.submit import (
     executor,  # noqa: F401  # loaded once, not by each process that is killed
     interrupted,
@@ -17,7 +18,7 @@ from hpc_det.submit import (
 def command(folder: Path, say: Callable[[Any], None], arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     """Says the exit code."""
     os.environ.update(environment)
-    interrupted.SETTLES_S = interrupted.BARE_FOR_S = 0.0
+    own_jobs.SETTLES_S = interrupted.BARE_FOR_S = 0.0
     try:
         say(main([*arguments]))
     except SystemExit as error:

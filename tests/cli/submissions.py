@@ -65,7 +65,7 @@ def queue(tmp_path: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Queue:
         esac; done; true""",
     )
     stub("scancel", f"rm -f {folder}/${{!#}}")
-    monkeypatch.setattr("hpc_det.submit.interrupted.SETTLES_S", 0.0)
+    monkeypatch.setattr("hpc_det.launch.job.own_jobs.SETTLES_S", 0.0)
     monkeypatch.setattr("hpc_det.submit.interrupted.BARE_FOR_S", 0.0)
     return Queue(folder)
 

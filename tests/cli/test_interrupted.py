@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from hpc_det.errors import UsageError
-from hpc_det.launch.job.own_jobs import unknown_jobs
+from hpc_det.launch.job.own_jobs import found_successor
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.files import read_json, write_json
@@ -225,13 +225,13 @@ def test_a_successor_that_two_commands_look_for_is_not_lost(
     another = Thread(target=lambda: found.append(find_successors(experiment)))
 
     def together(*arguments: Any) -> list[str]:
-        monkeypatch.setattr(interrupted_submission, "unknown_jobs", unknown_jobs)
+        monkeypatch.setattr(interrupted_submission, "found_successor", found_successor)
         another.start()
         if not others_wait_s:
             another.join()
-        return unknown_jobs(*arguments)
+        return found_successor(*arguments)
 
-    monkeypatch.setattr(interrupted_submission, "unknown_jobs", together)
+    monkeypatch.setattr(interrupted_submission, "found_successor", together)
     assert find_successors(experiment)
     another.join()
     assert others_wait_s or found == [True]
@@ -376,7 +376,7 @@ def test_a_file_server_whose_clock_is_ahead_does_not_keep_it_waiting(
     interrupted: ExperimentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
-    monkeypatch.setattr("hpc_det.submit.interrupted.SETTLES_S", 3.0)
+    monkeypatch.setattr("hpc_det.launch.job.own_jobs.SETTLES_S", 3.0)
     monkeypatch.setattr("time.sleep", waited.append)
     ahead = time.time() + 7200
     os.utime(interrupted.submitting, (ahead, ahead))

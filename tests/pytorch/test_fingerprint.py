@@ -227,3 +227,9 @@ def test_a_large_array_in_an_attribute_is_not_hashed_and_one_in_a_checkpoint_is(
 def test_a_sparse_tensor_has_a_text() -> None:
     sparse = torch.eye(8).to_sparse()
     assert tensor_text(sparse) == tensor_text(torch.eye(8))
+    assert some_texts_of("v", {"it": sparse}) == {"v['it']": tensor_text(sparse)}
+
+
+def test_an_object_in_a_key_of_several_values_has_the_same_text_in_each_process() -> None:
+    assert texts_of("v", {(Holder(1), 2): 3}) == texts_of("v", {(Holder(1), 2): 3})
+    assert texts_of("v", {(1, 2): 3}) != texts_of("v", {(1, 3): 3})

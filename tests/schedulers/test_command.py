@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.schedulers import command
-from hpc_det.schedulers.command import CommandError, outside_any_job, run_command, temporary_folder
+from hpc_det.schedulers.command import CommandError, NoAnswer, outside_any_job, refusal, run_command, temporary_folder
 from tests.stub import Stub
 
 
@@ -79,3 +79,24 @@ def test_without_any_temporary_folder_the_working_folder_is_taken(
 def test_a_command_that_asks_gets_no_answer(stub: Stub) -> None:
     stub("tool", "read -r answer || echo nobody there")
     assert run_command(["tool"]) == "nobody there\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "may_have_acted"),
+    [
+        ("sbatch: error: Unable to contact slurm controller (connect failure)", False),
+        ("qsub: cannot connect to server pbs (errno=111)", False),
+        ("Batch job submission failed: Socket timed out on send/recv operation", True),
+        ("error: Socket timed out; error: backup: Unable to contact slurm controller (connect failure)", True),
+    ],
+)
+def test_a_request_that_one_of_several_servers_may_have_had_may_have_been_served(
+    said: str, may_have_acted: bool
+) -> None:
+    error = refusal("sbatch failed", said)
+    assert isinstance(error, NoAnswer)
+    assert error.may_have_acted is may_have_acted
+
+
+def test_a_refusal_is_an_answer() -> None:
+    assert not isinstance(refusal("sbatch failed", "Batch job submission failed: Invalid partition name"), NoAnswer)

@@ -143,6 +143,14 @@ def test_what_a_user_has_set_for_squeue_hides_no_job_of_hers(stub: Stub, monkeyp
 def test_many_forgotten_jobs_are_not_asked_about_one_by_one() -> None:
     squeue, many = SqueueOnPaper(""), list(map(str, range(1, 100)))
     assert {status.state for status in Slurm().status(many, squeue).values()} == {JobState.ENDED}
+    assert len(squeue.asked) == 3
+
+
+@pytest.mark.parametrize("forgotten", [1, 5, 30])
+def test_forgotten_jobs_beside_one_that_runs_cost_one_question_more(forgotten: int) -> None:
+    squeue, ids = SqueueOnPaper("100|RUNNING|None\n"), ["100", *map(str, range(1, forgotten + 1))]
+    found = Slurm().status(ids, squeue)
+    assert [status.state for status in found.values()] == [JobState.RUNNING, *[JobState.ENDED] * forgotten]
     assert len(squeue.asked) == 2
 
 

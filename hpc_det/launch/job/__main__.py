@@ -15,6 +15,7 @@ import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
+from hpc_det.errors import HpcDetError
 from hpc_det.launch.job.excluded import excluded_hosts
 from hpc_det.launch.job.log_lines import note_time, say, share_own_log
 from hpc_det.launch.job.way_back import WayBack
@@ -23,7 +24,6 @@ from hpc_det.node.guardian import guarded
 from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.process import adopt_orphans, children, ends_with_parent
-from hpc_det.schedulers.command import CommandError
 from hpc_det.schedulers.scheduler import array_of, scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.folders import ExperimentFolder, job_log
@@ -135,7 +135,7 @@ class Job:
     def _come_back(self) -> int:
         try:
             next_job = self._way_back.take(excluded_hosts(self._experiment))
-        except CommandError as error:
+        except HpcDetError as error:
             say(f"could not go back into the queue: {error}")
             self._note(str(error))
             return GAVE_UP

@@ -7,14 +7,19 @@ command line. So a job is found in the queue even if nobody has written down its
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
+from hpc_det.plan.job_plan import JobArray
 from hpc_det.schedulers import local_queue
 from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.queue import queue, this_user
 from hpc_det.schedulers.scheduler import array_of
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
+
+SETTLES_S = 3.0
+"""A killed submitter leaves its call of the scheduler behind, which may queue the job a moment later."""
 
 
 def unknown_jobs(experiment: ExperimentFolder, scheduler: str) -> list[str]:
@@ -30,6 +35,25 @@ def unknown_elements(experiment: ExperimentFolder, scheduler: str, index: int) -
     known = known_jobs(experiment)
     queued = (job_id for job_id in _queued(experiment, scheduler) if array_of(job_id) not in known)
     return sorted((job_id for job_id in queued if re.search(rf"(?:_|\[){index}\]?(?:\.|$)", job_id)), key=_age)
+
+
+def found_successor(experiment: ExperimentFolder, scheduler: str, next_jobs: Path) -> list[str]:
+    """The job that was queued to go on for the newest one in the file `next_jobs`, and is not in it; none where there
+    is none. Raises CommandError.
+
+    A scheduler that stood still answers squeue before it queues a job that it was given earlier (measured).
+    """
+    script, index = map(int, next_jobs.name.partition(".")[0].split("-"))
+    is_array = JobArray.of(experiment, script).count > 1
+
+    def unknown() -> list[str]:
+        return unknown_elements(experiment, scheduler, index) if is_array else unknown_jobs(experiment, scheduler)
+
+    found = unknown()
+    if not found:
+        time.sleep(SETTLES_S)
+        found = unknown()
+    return found[:1]
 
 
 def _queued(experiment: ExperimentFolder, scheduler: str) -> list[str]:

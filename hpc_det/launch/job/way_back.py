@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from hpc_det.errors import HpcDetError
 from hpc_det.launch.job.log_lines import say
-from hpc_det.launch.job.own_jobs import unknown_elements, unknown_jobs
+from hpc_det.launch.job.own_jobs import found_successor
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.schedulers.command import CommandError, NoAnswer, outside_any_job, patiently, run_command
 from hpc_det.schedulers.scheduler import JobState, Submission, scheduler
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
-
-SETTLES_S = 3.0
 
 
 class WayBack:
@@ -56,14 +54,14 @@ class WayBack:
         """Nothing is left to do: nothing needs to wait any more."""
         try:
             waiting = self._waiting()
-        except CommandError as error:
-            say(f"a job that waits for nothing ends as soon as it begins: {error}")
+        except HpcDetError as error:
+            say(f"looking up the jobs that wait for this one failed: {error}; such a job exits when it starts")
             return
         for job in waiting:
             try:
                 self._scheduler.cancel(job, run_command)
             except CommandError as error:
-                say(f"job {job} waits for nothing, and ends as soon as it begins: {error}")
+                say(f"cancelling job {job}, which waits for this one, failed: {error}; it exits when it starts")
 
     def _take(self, exclude: Sequence[str]) -> str:
         if self._plan.resume == "requeue":
@@ -86,7 +84,8 @@ class WayBack:
         except CommandError as refused:
             say(f"could not requeue, so another job is submitted: {refused}")
             try:
-                return self._submit(exclude)
+                waiting = self._still_there(self._waiting())  # an earlier try may have had no answer
+                return waiting[0] if waiting else self._submit(exclude)
             except NoAnswer:
                 raise
             except CommandError:
@@ -110,19 +109,9 @@ class WayBack:
         noted = read_json(self._file) or {"jobs": []}
         queued: list[str] = noted["jobs"]
         if noted.get("submitting"):  # by a job that was killed, or had no answer
-            queued += (self._unknown_jobs() or self._unknown_jobs_soon())[:1]
+            queued += found_successor(self._experiment, self._plan.scheduler, self._file)
             self._note({"jobs": queued})
         return queued[queued.index(self._job_id) + 1 :] if self._job_id in queued else []
-
-    def _unknown_jobs_soon(self) -> list[str]:
-        """A scheduler that stood still answers squeue before it queues a job that it was given earlier (measured)."""
-        time.sleep(SETTLES_S)
-        return self._unknown_jobs()
-
-    def _unknown_jobs(self) -> list[str]:
-        if self._array.count > 1:
-            return unknown_elements(self._experiment, self._plan.scheduler, self._index)
-        return unknown_jobs(self._experiment, self._plan.scheduler)
 
     def _still_there(self, jobs: list[str]) -> list[str]:
         """Somebody may have cancelled a job that only seemed to wait. One of which there is no news is there."""
@@ -131,7 +120,7 @@ class WayBack:
 
     def _try_to_submit(self, exclude: Sequence[str]) -> None:
         """What is wrong will be said where the successor is wanted: then it is tried again."""
-        with suppress(CommandError):
+        with suppress(HpcDetError):
             if not self._waiting():  # a job that was requeued may have one
                 self._submit(exclude)
 

@@ -81,7 +81,7 @@ class TuneTrial(TrialFolder):
         return Turn(**found) if found else None
 
     def write_turn(self, turn: Turn | None) -> None:
-        write_json(self.turn, asdict(turn) if turn else None)
+        write_json(self.turn, asdict(turn) if turn else {})
 
     def newest(self) -> dict[str, Any] | None:
         """The last result."""

@@ -255,7 +255,7 @@ def way_back(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> Callable[..., WayBa
         for name, value in {"SLURM_JOB_ID": "7", **array}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr("hpc_det.schedulers.command.AGAIN_S", 0.01)
-        monkeypatch.setattr("hpc_det.launch.job.way_back.SETTLES_S", 0.01)
+        monkeypatch.setattr("hpc_det.launch.job.own_jobs.SETTLES_S", 0.01)
         return WayBack(gang.experiment, 1)
 
     return made
@@ -286,6 +286,7 @@ def test_a_job_that_slurm_has_put_back_meanwhile_is_not_requeued_once_more(
 
 @pytest.mark.parametrize(("count", "job"), [(1, "8"), (3, "8_2")])
 @pytest.mark.parametrize("is_queued", [True, False])
+@pytest.mark.parametrize("resume", ["resubmit", "requeue"])
 def test_a_job_that_may_be_queued_although_nobody_said_so_is_not_submitted_twice(
     gang: Gang,
     way_back: Callable[..., WayBack],
@@ -295,7 +296,10 @@ def test_a_job_that_may_be_queued_although_nobody_said_so_is_not_submitted_twice
     count: int,
     job: str,
     is_queued: bool,
+    resume: str,
 ) -> None:
+    """Also where the site refuses to requeue it."""
+    stub("scontrol", "echo 'slurm_requeue error: Access denied' >&2; exit 1")
     stub(
         "sbatch",
         f"""echo "sbatch $*" >>{tmp_path}/calls
@@ -316,7 +320,7 @@ def test_a_job_that_may_be_queued_although_nobody_said_so_is_not_submitted_twice
             echo "${{m}}0${{m}}9${{m}}cpu=1$m{gang.experiment.path}$m"
         done""",
     )
-    assert way_back("resubmit", count).take() == job
+    assert way_back(resume, count).take() == job
     assert len(slurm.calls("sbatch")) == (1 if is_queued else 2)
     own = "7" if count == 1 else "7_2"
     assert read_json(gang.experiment.next_jobs(1, count - 1)) == {"jobs": [own, job]}

@@ -13,7 +13,7 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.schedulers.command import CommandError
 from hpc_det.sgd.tune import Analysis, asha, choice, grid_search, pbt, tune_run, uniform
 from hpc_det.sgd.tune.files import TuneFolder
-from hpc_det.store.files import read_json, read_lines
+from hpc_det.store.files import read_lines
 from tests.sgd.tune.trainables import Fragile, Line, Slow
 from tests.wait import DEADLINE_S, wait_for
 
@@ -259,6 +259,6 @@ tune_run(Slow, config={{"rate": 1.0}}, stop={{"training_iteration": 3}}, run={st
     driver.send_signal(signal.SIGINT)
     _, said = driver.communicate(timeout=DEADLINE_S)
     assert b"KeyboardInterrupt" in said
-    assert read_json(TuneFolder(run).trial(1).turn) is None
+    assert TuneFolder(run).trial(1).read_turn() is None
     (run / "go").touch()
     assert lengths(tune_run(Slow, config={"rate": 1.0}, stop=THREE, run=run)) == [3]
