@@ -10,24 +10,28 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentView
-from hpc_det.view.watch import states
+from hpc_det.view.watch import readable_states
 
 
 def insist_on_end(experiments: Sequence[ExperimentFolder]) -> None:
     """Raises UsageError naming all that have not ended, and those whose damaged files do not tell."""
     views: list[ExperimentView] = []
-    problems: list[str] = []
+    damaged: dict[Path, HpcDetError] = {}
     for experiment in experiments:
         try:
             views.append(ExperimentView(experiment))
         except HpcDetError as error:
-            problems.append(
-                f"{error}; nothing tells whether it has ended: where no job of it is left, see `hpc-det job list`, "
-                f"remove {experiment.path} by hand"
-            )
+            damaged[experiment.path] = error
+    found, unreadable = readable_states(views)
+    damaged |= {view.folder.path: unreadable[view.id] for view in views if view.id in unreadable}
+    problems = [
+        f"{error}; nothing tells whether it has ended: where no job of it is left, see `hpc-det job list`, "
+        f"remove {path} by hand"
+        for path, error in damaged.items()
+    ]
     problems += [
         f"experiment {number} is {state.value}; end it first with `hpc-det experiment kill {number}`"
-        for number, state in states(views).items()
+        for number, state in found.items()
         if not state.is_final
     ]
     problems += [
@@ -48,10 +52,10 @@ def beginning_with(folders: Sequence[Path], root: Path) -> list[str]:
         for experiment in ExperimentStore(root).all()
         if (source := source_of(experiment)) and any(source.is_relative_to(folder) for folder in folders)
     ]
-    running = states([ExperimentView(experiment) for experiment, _ in named])
+    running, _ = readable_states(ExperimentView(experiment) for experiment, _ in named)
     return [
         f"experiment {experiment.id} is {running[experiment.id].value}, and its trials begin with the weights in "
         f"{source}: those that have not begun would fail"
         for experiment, source in named
-        if not running[experiment.id].is_final
+        if experiment.id in running and not running[experiment.id].is_final
     ]
