@@ -18,7 +18,11 @@ from hpc_det.store.metrics import read_reports, samples_per_second
 from hpc_det.throughput import TrainsOn
 from tests.pytorch.trials import Tiny
 
-CONFIG = {"searcher": {"metric": "loss", "max_length": {"batches": 9}}, "scheduling_unit": 3}
+CONFIG = {
+    "min_validation_period": None,
+    "searcher": {"metric": "loss", "max_length": {"batches": 9}},
+    "scheduling_unit": 3,
+}
 
 
 @pytest.fixture(autouse=True)
