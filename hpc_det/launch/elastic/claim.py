@@ -30,7 +30,7 @@ class Claim:
     def withdraw(self) -> None:
         """The run is nobody's now. The file stays: whoever is slow shall not take its number."""
         with suppress(FileNotFoundError):  # the whole run is gone
-            write_json(_path(self.run, self.number), None)
+            write_json(_path(self.run, self.number), {})
 
 
 def claim(run: RunFolder, driver: Driver) -> Claim:
@@ -64,7 +64,7 @@ def check_free(run: RunFolder, number: int | None = None) -> None:
 def is_abandoned(run: RunFolder) -> bool:
     """Whether its driver has died without a word; of one on another machine that is never sure."""
     found = read_json(_path(run, _highest(run)))
-    return found is not None and found["machine"] == socket.gethostname() and not _lives(run, found)
+    return found is not None and found.get("machine") == socket.gethostname() and not _lives(run, found)
 
 
 def _lives(run: RunFolder, found: dict[str, Any]) -> bool:
