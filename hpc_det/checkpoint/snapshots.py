@@ -2,8 +2,8 @@
 
     snapshots/12/state.pt        what all ranks share; copied by a node agent out of its memory
                  own             what each rank keeps for itself, one after the other
-                 snapshot.json   {"number", "epochs_done", "calls", "size", "own": [BYTES OF RANK 0, ...],
-                                  "files": {NAME: [SIZE, MAC]}, "mac"}
+                 snapshot.json   {"number", "epochs_done", "calls", "round", "size",
+                                  "own": [BYTES OF RANK 0, ...], "files": {NAME: [SIZE, MAC]}, "mac"}
 
 Order, each step durable before the next: files, manifest, the partial folder, the rename, the parent folder. Nothing of
 a snapshot may be unpickled before `newest` has given it.
@@ -15,10 +15,11 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hpc_det.checkpoint.committed import delete
@@ -43,6 +44,8 @@ class Durable:
     epochs_done: int
     calls: int
     """train() calls that are in it."""
+    round: Mapping[str, Any]
+    """The record of the round that was open, opaque here; empty without one."""
     size: int
     """Ranks that it was taken of."""
     own: list[bytes] = field(repr=False)
@@ -69,7 +72,15 @@ class Partial:
         """Where the agent shall write it to (write_sealed)."""
         return self.path / _STATE
 
-    def commit(self, state: Sealed, own: Sequence[bytes], *, epochs_done: int, calls: int) -> Durable:
+    def commit(
+        self,
+        state: Sealed,
+        own: Sequence[bytes],
+        *,
+        epochs_done: int,
+        calls: int,
+        round: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Durable:
         """When the agent has answered with the seal of its copy. Older ones go, but for the one before."""
         key, joined = self.run.key(), b"".join(own)
         write_atomic(self.path / _OWN, joined)
@@ -77,6 +88,7 @@ class Partial:
             "number": self.number,
             "epochs_done": epochs_done,
             "calls": calls,
+            "round": dict(round),
             "size": len(own),
             "own": [len(part) for part in own],
             "files": {_STATE: state, _OWN: seal(joined, key)},
@@ -87,7 +99,15 @@ class Partial:
         flush_folder(self.run.snapshots)
         for number in _numbers(self.run)[KEPT:]:
             delete(self.run.snapshots / str(number), f".{number}.old")
-        return Durable(path=final, number=self.number, epochs_done=epochs_done, calls=calls, size=len(own), own=[*own])
+        return Durable(
+            path=final,
+            number=self.number,
+            epochs_done=epochs_done,
+            calls=calls,
+            round=round,
+            size=len(own),
+            own=[*own],
+        )
 
 
 class Damage(Exception):
@@ -154,6 +174,7 @@ def _checked(folder: Path, key: bytes) -> Durable:
         number=manifest["number"],
         epochs_done=manifest["epochs_done"],
         calls=manifest["calls"],
+        round=manifest.get("round", {}),  # snapshots of earlier versions have none
         size=manifest["size"],
         own=split(own, manifest["own"]),
     )

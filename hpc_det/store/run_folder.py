@@ -4,6 +4,7 @@ RUN/key                         the secret of the run          the driver, once
     drivers/3.json              whose run it is: the highest   whoever wants to drive it
     driver.json                 where the driver listens       the driver
     temporary                   to go with its driver          the driver
+    round                       which round has ended last     the driver; see hpc_det.sgd.driver.rounds
     nodes/NODE                  from where its agent comes     the node's agent
     snapshots/12/               what is trained, durable       the driver commits; see hpc_det.checkpoint.snapshots
     logs/generation-3/rank-0.log                               the rank
@@ -58,6 +59,10 @@ class RunFolder:
     @property
     def temporary(self) -> Path:
         return self.path / "temporary"
+
+    @property
+    def round(self) -> Path:
+        return self.path / "round"
 
     @property
     def nodes(self) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ class Disturbed(Regression):
 
     def setup(self, config: dict[str, Any]) -> None:
         super().setup(config)
-        self.validations = 0
         self.left = [each for each in config["signals"] if each["rank"] == self.world_rank]
         self.disturb("setup")
 
@@ -48,18 +47,6 @@ class Disturbed(Regression):
     def validate_batch(self, batch: Any, batch_info: Any) -> dict[str, Any]:
         self.disturb("validate")
         return super().validate_batch(batch, batch_info)
-
-    def validate(self, *arguments: Any, **options: Any) -> dict[str, Any]:
-        metrics = super().validate(*arguments, **options)
-        self.validations += 1
-        return metrics
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "validations": self.validations}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self.validations = state_dict["validations"]
 
 
 def _parent(pid: int) -> int:
@@ -86,18 +73,20 @@ def drive(folder: Path, training: Mapping[str, Any], attempt: int, signals: Any,
         heartbeat_timeout_s=DEADLINE_S,  # an agent that is only slow shall hear of its signal
         **training["options"],
     ) as trainer:
-        while True:
-            validations = trainer.state_dict()["operator"]["validations"]
-            if validations < trainer.epochs_done:  # the operator counts, so that a stop before one leaves none out
-                call, result = f"validation {validations + 1}", trainer.validate()
-            elif trainer.epochs_done < training["epochs"]:
-                result = trainer.train(training["num_steps"])
-                call = f"training {trainer._open_gang.calls}"
-            else:
-                break
-            append_line(folder / TOLD, {"call": call, "result": repr(result)}, durable=False)
-            _until_heard(trainer, sent)
+        for epoch in trainer.remaining(training["epochs"]):
+            for number, result in enumerate(_calls(trainer, epoch, training["num_steps"])):
+                call = f"call {number} of epoch {epoch}"
+                append_line(folder / TOLD, {"call": call, "result": repr(result)}, durable=False)
+                _until_heard(trainer, sent)
         torch.save(trainer.state_dict(), folder / FINAL)
+
+
+def _calls(trainer: TorchTrainer, epoch: int, num_steps: int | None) -> Iterator[Any]:
+    """What the calls of a round return, in their order."""
+    while trainer.epochs_done == epoch:
+        yield trainer.train(num_steps)
+    yield trainer.validate()
+    yield trainer.apply_all_operators(lambda operator: operator.global_step)
 
 
 def _until_heard(trainer: TorchTrainer, sent: Path) -> None:

@@ -217,8 +217,8 @@ class PacedDriver:
 
     def finish(self) -> None:
         self.let_run()
-        for file in ("told", "weights"):
-            assert (self.folder / file).read_text() == (self._undisturbed / file).read_text()
+        assert self.told == (self._undisturbed / "told").read_text().splitlines()
+        assert (self.folder / "weights").read_text() == (self._undisturbed / "weights").read_text()
 
     def let_run(self) -> None:
         write_atomic(self.folder / "pace", str(WITHOUT_END))
@@ -226,8 +226,9 @@ class PacedDriver:
 
     @property
     def told(self) -> list[str]:
+        """A round in which the program was ended is begun again, and tells the same once more."""
         path = self.folder / "told"
-        return path.read_text().splitlines() if path.exists() else []
+        return list(dict.fromkeys(path.read_text().splitlines())) if path.exists() else []
 
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")

@@ -43,8 +43,8 @@ class Held:
     number: int
     buffer: Buffer
     """What all ranks share."""
-    progress: dict[str, int]
-    """"epochs_done" and "calls"."""
+    progress: dict[str, Any]
+    """"epochs_done", "calls" and "round"."""
     own: list[bytes]
     """Of each rank, on the node that writes; opaque here."""
 

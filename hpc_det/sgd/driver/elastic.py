@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from hpc_det.sgd.driver.failures import GangLost, RetriesUsedUp, StateLost, paus
 from hpc_det.sgd.driver.gang import Gang
 from hpc_det.sgd.driver.leaving import JobLeaves, back_into_queue
 from hpc_det.sgd.driver.nodes import POLL_S, Node, Nodes
+from hpc_det.sgd.driver.rounds import Call, Rounds
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.place import Settings
 from hpc_det.sgd.rank.worker import Own, Start, Worker
@@ -88,6 +89,10 @@ class ElasticGang:
         """Whether the ranks are what the newest snapshot says; not after a Ctrl-C in the midst of a call."""
         self._kept = 0
         """The newest of which its writer has told what became of it."""
+        self._stored_round: Mapping[str, Any] | None = {}
+        """Of the snapshot from which this program begins; None as soon as it has begun."""
+        self.rounds = Rounds(self._nodes.run.round)
+        self.rounds.is_durable = is_durable
         gang.on_kept = self._on_kept
         if is_durable:
             await_writers(self._nodes.run)
@@ -97,18 +102,22 @@ class ElasticGang:
         """Wait for the ranks that are wanted, or for the least of them, and form the gang."""
         self._nodes.await_slots(self._wanted.most, self._wanted.least)
         self._retried(lambda: None, max_retries=3)
+        self.rounds.resume(self._stored_round or {})
+        self._stored_round = None
 
-    def train(self, arguments: dict[str, Any], max_retries: int) -> list[dict[str, Any]]:
+    def train(self, call: Call, max_retries: int) -> Any:
         """One call of Runner.train on all ranks, more of them than before if there is room."""
-        return self._retried(lambda: self._change("train", arguments, self.calls + 1), max_retries, may_grow=True)
+        return self.rounds.once(
+            call, lambda: self._retried(lambda: self._change(call, self.calls + 1), max_retries, may_grow=True)
+        )
 
-    def change(self, method: str, **arguments: Any) -> list[Any]:
+    def change(self, call: Call) -> Any:
         """Another method of the Runner, on all ranks."""
-        return self._retried(lambda: self._change(method, arguments, self.calls), max_retries=3)
+        return self.rounds.once(call, lambda: self._retried(lambda: self._change(call, self.calls), max_retries=3))
 
     def load(self, state: dict[str, Any]) -> None:
         """Into all ranks, and on the disk when this returns: that it is undone could be seen by no number of calls."""
-        self.change("load_state_dict", state=state)
+        self.change(Call("load_state_dict", {"state": state}))
         self.note_read()
         self._settle()
 
@@ -192,13 +201,14 @@ class ElasticGang:
                 self._gang.end()
                 raise
 
-    def _change(self, method: str, arguments: dict[str, Any], calls: int) -> list[Any]:
+    def _change(self, call: Call, calls: int) -> Any:
         """What comes of it is safe in a snapshot when this returns."""
         place = self._place()
-        parts = self._gang.call("change", method, arguments, *place)
-        self._take([own for _, own in parts], place, calls)
+        parts = self._gang.call("change", call.method, call.arguments, *place)
+        result = call.then([result for result, _ in parts])
+        self._take([own for _, own in parts], place, calls, (call, result))
         self._is_changed = True
-        return [result for result, _ in parts]
+        return result
 
     def _snapshot(self) -> None:
         place = self._place()
@@ -213,13 +223,17 @@ class ElasticGang:
         return next(buffer for buffer in range(BUFFERS) if buffer not in taken), _on_different_nodes(self._gang)
 
     @uninterrupted()
-    def _take(self, own: list[Own], place: tuple[int, list[int]], calls: int) -> None:
+    def _take(
+        self, own: list[Own], place: tuple[int, list[int]], calls: int, made: tuple[Call, Any] | None = None
+    ) -> None:
         """From now on this snapshot, after so many calls, is the newest."""
         buffer, holders = place
         nodes = [self._gang.ranks[rank].node for rank in holders]
         self._number += 1
         self._held = Snapshot(self._number, buffer, nodes, [part.state for part in own])
         self.calls, self.epochs_done = calls, own[0].epochs_done
+        if made:
+            self.rounds.add(*made, self.epochs_done)
         self._hand_over(self._held)
 
     @uninterrupted()
@@ -228,7 +242,7 @@ class ElasticGang:
         keeps = self._is_durable and self._keeping is None
         if keeps:
             self._keeping = _Keeping(held.nodes[0], held.buffer, held.number)
-        progress = {"epochs_done": self.epochs_done, "calls": self.calls}
+        progress = {"epochs_done": self.epochs_done, "calls": self.calls, "round": self.rounds.record()}
         order = {"do": "hold", "number": held.number, "buffer": held.buffer, "progress": progress}
         for place, node in enumerate(held.nodes):
             is_writer = self._is_durable and place == 0
@@ -310,7 +324,10 @@ class ElasticGang:
                 self.calls,
                 stored.calls,
             )
+            self.rounds.forget()
         self._held = None
+        if self._stored_round is not None and stored:
+            self._stored_round = stored.round
         self._is_changed = stored is not None
         self.calls, self.epochs_done = (stored.calls, stored.epochs_done) if stored else (0, 0)
         return (None, stored.state, stored.own) if stored else (None, None, [])

@@ -27,6 +27,7 @@ from hpc_det.sgd.driver.elastic import ElasticGang
 from hpc_det.sgd.driver.nodes import Patience
 from hpc_det.sgd.driver.opening import on_devices, opened, wanted_of
 from hpc_det.sgd.driver.results import reduce
+from hpc_det.sgd.driver.rounds import Call
 from hpc_det.sgd.driver.run_folder import run_of
 from hpc_det.sgd.driver.saved import load_state, save_state
 from hpc_det.sgd.operator.constants import BATCH_SIZE
@@ -137,7 +138,8 @@ class TorchTrainer:
     @property
     def epochs_done(self) -> int:
         """Whole passes over the training data, by whatever driver of this run."""
-        return self._open_gang.epochs_done
+        gang = self._open_gang
+        return gang.rounds.epochs_done(gang.epochs_done)
 
     @property
     def logs(self) -> Path:
@@ -147,11 +149,14 @@ class TorchTrainer:
     def remaining(self, epochs: int) -> Iterator[int]:
         """The numbers of the epochs, from 0, that are still to be trained, with one `train()` or more for each.
 
-        Raises UsageError where nothing was trained in one.
+        The first is that of the round in which an earlier program of this run has ended: the calls that it has made
+        there return the results that they had. Raises UsageError where nothing was trained in one.
         """
-        while self.epochs_done < epochs:
+        rounds = self._open_gang.rounds
+        while (epoch := rounds.next_epoch(self.epochs_done)) < epochs:
             calls = self._train_calls
-            yield self.epochs_done
+            with rounds.opened(epoch):
+                yield epoch
             if self._train_calls == calls:
                 raise UsageError("trainer.remaining: train() was not called in this round; it would go on for ever")
 
@@ -169,7 +174,7 @@ class TorchTrainer:
         assert max_retries >= 0, f"max_retries is {max_retries}; it has to be at least 0"
         self._train_calls += 1
         arguments = {"num_steps": num_steps, "profile": profile, "info": info}
-        return _reduced(self._open_gang.train(arguments, max_retries), reduce_results)
+        return self._open_gang.train(Call("train", arguments, _then(reduce_results)), max_retries)
 
     def validate(
         self,
@@ -179,20 +184,22 @@ class TorchTrainer:
         info: dict[str, Any] | None = None,
     ) -> Any:
         """The same over the validation data."""
-        results = self._open_gang.change("validate", num_steps=num_steps, profile=profile, info=info)
-        return _reduced(results, reduce_results)
+        arguments = {"num_steps": num_steps, "profile": profile, "info": info}
+        return self._open_gang.change(Call("validate", arguments, _then(reduce_results)))
 
     def apply_all_workers(self, fn: Callable[[], Any]) -> list[Any]:
         """`fn()` on each rank: results in rank order."""
-        return self._open_gang.change("apply", function=fn)
+        results: list[Any] = self._open_gang.change(Call("apply", {"function": fn}))
+        return results
 
     def apply_all_operators(self, fn: Callable[[TrainingOperator], Any]) -> list[Any]:
         """`fn(operator)` on each rank: results in rank order."""
-        return self._open_gang.change("apply_operator", function=fn)
+        results: list[Any] = self._open_gang.change(Call("apply_operator", {"function": fn}))
+        return results
 
     def update_scheduler(self, metric: float) -> None:
         """`step(metric)` on every registered scheduler."""
-        self._open_gang.change("update_scheduler", metric=metric)
+        self._open_gang.change(Call("update_scheduler", {"metric": metric}))
 
     def get_model(self, to_cpu: bool = False) -> nn.Module | list[nn.Module]:
         """A copy of the trained model, or models, on this process's GPU if it has one."""
@@ -299,8 +306,8 @@ class TorchTrainer:
         return replace(self._settings, config=config)
 
 
-def _reduced(results: list[dict[str, Any]], reduce_results: bool) -> Any:
-    return reduce(results) if reduce_results else results
+def _then(reduce_results: bool) -> Callable[[list[Any]], Any]:
+    return reduce if reduce_results else list
 
 
 _alive: weakref.WeakSet[TorchTrainer] = weakref.WeakSet()
