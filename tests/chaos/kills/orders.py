@@ -64,16 +64,17 @@ def claim(folder: Path, number: int) -> bool:
     """Whether this process is to carry it out: only one does at a time. The claim of a process that ends lapses: it
     may have been killed by the order before.
     """
+    path = folder / f"{number}.claimed"
     with _lock:
-        if number in _claimed or not _locks(folder / f"{number}.claimed"):
+        if path in _claimed or not _locks(path):
             return False
-        _claimed.add(number)
+        _claimed.add(path)
     return not (folder / f"{number}.done").exists()
 
 
 _lock = threading.Lock()
-_claimed: set[int] = set()
-"""Numbers of the orders that this process has claimed."""
+_claimed: set[Path] = set()
+"""By this process."""
 
 
 def _locks(path: Path) -> bool:
