@@ -80,6 +80,16 @@ class TrialRun:
         logs = [self.trial.job_log, *sorted(self.trial.rank_log(last, 0).parent.glob("*.log"))]
         return "\n".join(f"{log}:\n{log.read_text(errors='replace')[-2000:]}" for log in logs if log.exists())
 
+    @property
+    def attempts_with_signals(self) -> set[int]:
+        """Those in which a rank has sent a signal of the schedule."""
+        attempts = range(1, Journal(self.trial.journal).last_attempt() + 1)
+        return {number for number in attempts if any("chaos: {" in text for text in self._printed(number))}
+
+    def _printed(self, attempt: int) -> list[str]:
+        """By each rank."""
+        return [log.read_text(errors="replace") for log in self.trial.rank_log(attempt, 0).parent.glob("*.log")]
+
     def differences(self, undisturbed: TrialRun) -> list[str]:
         """Where it was another training: in what the ranks had before each batch, in metrics, in the checkpoints."""
         found = [str(each) for each in compare(undisturbed.trial, self.trial).first]

@@ -16,9 +16,8 @@ import pytest
 from hpc_det.process import descendants, has_no_memory
 from hpc_det.store.files import read_json, write_atomic
 from hpc_det.store.journal import Journal
-from tests.e2e.story import HERE, Story
+from tests.e2e.story import HERE, Story, modules, words
 from tests.listening import listening
-from tests.processes import agents, pids, words
 from tests.wait import DEADLINE_S, wait_for
 
 TRIAL = "paced:PacedTrial"
@@ -114,7 +113,8 @@ class PacedStory:
     @property
     def pids(self) -> list[int]:
         folder = str(self.story.trial.experiment().path)
-        return sorted({*(pid for pid in pids() if _is_in(pid, folder)), *self._ranks})
+        found = [int(name) for name in os.listdir("/proc") if name.isdecimal() and _is_in(int(name), folder)]
+        return sorted({*found, *self._ranks})
 
     @property
     def with_a_store(self) -> list[int]:
@@ -127,7 +127,7 @@ class PacedStory:
 
     @property
     def agents(self) -> list[int]:
-        return agents(self.story.trial.path)
+        return [pid for pid in self.pids if "hpc_det.launch.agent" in modules(pid)[:1]]
 
     @property
     def _ranks(self) -> list[int]:

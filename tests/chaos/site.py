@@ -17,9 +17,8 @@ from hpc_det.schedulers.scheduler import array_of
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
-from tests.e2e.story import COMMAND, DIRECT, Story
+from tests.e2e.story import COMMAND, DIRECT, Story, words
 from tests.lab.slurm import SlurmLab
-from tests.processes import agents, send
 from tests.wait import DEADLINE_S, wait_for
 
 WAYS_BACK = ("requeue", "successor", "resubmit")
@@ -146,8 +145,15 @@ def nodes_of(story: Story) -> list[Node]:
 
 
 def terminate(story: Story) -> None:
-    """What slurmstepd does when a job is preempted, as far as it is noticed: TERM to its agents."""
-    send(agents(story.trial.path), signal.SIGTERM)
+    """What slurmstepd does when a job is preempted: TERM to all processes of its steps."""
+    folder = str(story.trial.experiment().path)
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        command = words(int(entry.name), "cmdline")
+        if "hpc_det.launch.agent" in command and any(word.startswith(folder) for word in command):
+            with suppress(ProcessLookupError):
+                os.kill(int(entry.name), signal.SIGTERM)
 
 
 def begun(*arguments: object) -> subprocess.Popen[str]:

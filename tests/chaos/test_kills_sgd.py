@@ -13,7 +13,7 @@ import pytest
 from tests.chaos.kills import driver, orders
 from tests.chaos.kills.plans import Kill
 from tests.chaos.kills.sgd_plans import random_ones
-from tests.chaos.kills.training import INJECT, REPOSITORY, Sandbox, sandbox, trying_each
+from tests.chaos.kills.training import INJECT, REPOSITORY, Sandbox, sandbox
 from tests.chaos.table import Tally
 from tests.wait import DEADLINE_S, wait_for
 
@@ -66,7 +66,7 @@ def undisturbed() -> list[str]:
 def test_a_trainer_survives_what_is_killed(undisturbed: list[str], tally: Tally, seed: int) -> None:
     kills = random_ones(seed)
     tried = (f"TorchTrainer: {kill.what}" for kill in kills)
-    with trying_each(tried, tally), sandbox("scheduler: local\n") as made:
+    with tally.trying_each(tried), sandbox("scheduler: local\n") as made:
         starts, said = trained(made, kills)
         assert len(orders.done(made.kills)) == len(kills)
         assert starts == sum(kill.ends_job for kill in kills)

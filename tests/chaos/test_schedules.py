@@ -41,7 +41,10 @@ def test_a_trial_that_is_preempted_at_random_has_the_bits_of_one_that_is_not(
         assert end == "finished", stopped.logged
         assert stops, stopped.logged
         assert Counter(stops).keys() <= {"preempted", "resume check"}, stopped.logged
-        assert stopped.differences(undisturbed) == []
+        preempted = {number for number, cause in enumerate(stops, 1) if cause == "preempted"}
+        assert preempted <= stopped.attempts_with_signals, stopped.logged
+        with tally.trying_each(f"stops of {kind} trials: {cause}" for cause in stops):
+            assert stopped.differences(undisturbed) == []
 
 
 SEEDS = [

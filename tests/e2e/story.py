@@ -22,7 +22,10 @@ from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import read_reports
 from hpc_det.view.state import ExperimentView
 from tests import processes
+from tests.processes import modules, words
 from tests.wait import DEADLINE_S, wait_for
+
+__all__ = ["modules", "words"]
 
 HERE = Path(__file__).parent
 COMMAND = Path(sys.executable).with_name("hpc-det")
@@ -128,7 +131,7 @@ class Story:
     def pids(self, module: str) -> list[int]:
         """The processes of the local job that run `python -m module`."""
         job = int(self.job_id.partition("-")[0])
-        return [pid for pid in descendants(job) if module in processes.modules(pid)[:1]]
+        return [pid for pid in descendants(job) if module in modules(pid)[:1]]
 
     def rank_pid(self, rank: int) -> int:
         """The process that writes the log of a rank, also on a node of a lab: all share this machine's /proc."""

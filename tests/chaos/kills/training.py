@@ -7,8 +7,8 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,18 +74,10 @@ def sandbox(profile: str) -> Iterator[Sandbox]:
 
 def check_survival(profile: str, kills: Sequence[Kill], tally: Tally, undisturbed: Story, *overrides: str) -> None:
     """Train on the cluster `profile` with these kills. Each counts as survived where all promises are kept."""
-    with trying_each((kill.what for kill in kills), tally), sandbox(profile) as made:
+    with tally.trying_each(kill.what for kill in kills), sandbox(profile) as made:
         story = _begun(made, kills, *overrides)
         commands = _completed(story)
         _check_promises(made, kills, story, commands, undisturbed)
-
-
-@contextmanager
-def trying_each(what: Iterable[str], tally: Tally) -> Iterator[None]:
-    with ExitStack() as trials:
-        for each_one in what:
-            trials.enter_context(tally.trying(each_one))
-        yield
 
 
 def _begun(made: Sandbox, kills: Sequence[Kill], *overrides: str) -> Story:
