@@ -141,7 +141,7 @@ class Planner:
             tuple(self._named(who, rank) for who in victim.who),
             victim.signal,
             stops_first=victim.signal == signal.SIGKILL and self.random.random() < 0.3,
-            stays=victim.who in (("job",), ("batch script",)) and victim.signal == signal.SIGKILL,
+            stays=victim.who == ("job",) and victim.signal == signal.SIGKILL,
         )
         return Kill(str(victim), order, (*victim.ends, *time.ends), victim.ends_job)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.chaos.kills.pbs_plans import AGENTS, EVERYTHING, FIRST_AGENT, LAST_AGENT
 from tests.chaos.kills.plans import ANOTHER_RANK, IN_RANKS, LOST, PREEMPTED, RANK, RANKS, Kill, Planner, Victim
 
-JOB, BATCH_SCRIPT = Victim(("job",), (LOST, PREEMPTED)), Victim(("batch script",), (LOST, PREEMPTED))
-"""When one of them has ended, Slurm ends what is left of the job, as if it were preempted."""
-KINDS = ((RANK, ANOTHER_RANK, RANKS), (FIRST_AGENT, LAST_AGENT, AGENTS), (BATCH_SCRIPT, JOB), (EVERYTHING,))
+JOB = Victim(("job",), (LOST, PREEMPTED))
+"""The process of the batch script, which executes it. Slurm then ends the steps as it does in a preemption."""
+KINDS = ((RANK, ANOTHER_RANK, RANKS), (FIRST_AGENT, LAST_AGENT, AGENTS), (JOB,), (EVERYTHING,))
 
 
 def one_of_each_kind(seed: int) -> list[Kill]:

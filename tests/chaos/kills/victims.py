@@ -46,9 +46,7 @@ class Processes:
             case ["starter"]:
                 return processes.running("hpc_det.launch.on_nodes", self._trial)
             case ["job"]:
-                return self._jobs()
-            case ["batch", "script"]:
-                return [processes.ancestors(pid)[0] for pid in self._jobs()]
+                return processes.running("hpc_det.launch.job", self._trial.parents[1])
             case ["everything"]:
                 return self.marked()
             case ["a", "worker"]:
@@ -72,9 +70,6 @@ class Processes:
         """The command lines of those of `marked` that run."""
         commands = {pid: " ".join(processes.words(pid, "cmdline")) for pid in self.marked()}
         return {pid: command for pid, command in commands.items() if command}
-
-    def _jobs(self) -> list[int]:
-        return processes.running("hpc_det.launch.job", self._trial.parents[1])
 
     def _launchers(self) -> list[int]:
         """Below an agent. Some replace their process by torchrun's or MPI's."""
