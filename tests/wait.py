@@ -12,12 +12,15 @@ to come soon has a shorter one of its own.
 
 
 def wait_for(
-    condition: Callable[[], object], deadline_s: float = 120, otherwise: Callable[[], object] = lambda: ""
+    condition: Callable[[], object],
+    deadline_s: float = 120,
+    otherwise: Callable[[], object] = lambda: "",
+    every_s: float = 0.005,
 ) -> None:
     """`otherwise`: what is known where it does not come true."""
     end = time.monotonic() + deadline_s
     late = False
     while not condition():
         assert not late, f"not within {deadline_s} s\n{otherwise()}"
-        time.sleep(0.005)
+        time.sleep(every_s)
         late = time.monotonic() > end  # it is asked once more: this process, too, may have stood still

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import pytest
@@ -22,11 +22,18 @@ def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
     request.node.user_properties.append((PROPERTY, asdict(made)))
 
 
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Whatever uses the one lab of a machine is run by one process, one test after the other."""
-    for item in items:
-        if item.get_closest_marker("slurm"):
-            item.add_marker(pytest.mark.xdist_group("slurm"))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """One process runs the tests of the machine's one lab and those that flood networks, one after the other: a flood
+    would hold up the lab's daemons. It begins with them, as they take longest.
+    """
+    for item in filter(_runs_apart, items):
+        item.add_marker(pytest.mark.xdist_group("slurm and floods"))
+    if config.option.markexpr == "chaos":
+        items.sort(key=lambda item: not _runs_apart(item))
+
+
+def _runs_apart(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slurm") is not None or item.path.name == "test_network.py"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

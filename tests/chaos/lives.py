@@ -36,16 +36,20 @@ from tests.pytorch.trials import Life, differences
 from tests.wait import DEADLINE_S, wait_for
 
 TRIALS = Path(__file__).with_name("trials")
+START_S, ATTEMPT_S = 60, 90
+"""A training of so many attempts may take that long on a busy machine, and two of them less than one test."""
 
 
 @dataclass(frozen=True)
-class Lived:
-    """One training of a schedule, with or without its stops."""
+class TrialRun:
+    """One training of an experiment's schedule, with or without its stops."""
 
     story: Story
+    attempts: int
+    """That the schedule has."""
 
     @classmethod
-    def begin(cls, schedule: Schedule, *, undisturbed: bool) -> Lived:
+    def begin(cls, schedule: Schedule, *, undisturbed: bool) -> TrialRun:
         root = Path(os.environ["HPC_DET_ROOT"])
         profile = root / "conf" / "cluster" / "here.yaml"
         if not profile.exists():
@@ -55,7 +59,7 @@ class Lived:
         request = Request(cluster=cluster, template=None, template_name=None, config=config, context_dir=TRIALS)
         folder = submit(effective(request), ExperimentStore(root))
         kind = EngineStory if schedule.kind == "deepspeed" else Story
-        return cls(kind(folder.id, folder.trial()))
+        return cls(kind(folder.id, folder.trial()), 1 if undisturbed else schedule.attempts)
 
     @property
     def trial(self) -> TrialFolder:
@@ -63,20 +67,30 @@ class Lived:
 
     def wait(self) -> None:
         """Until its job has ended."""
-        wait_for(self._has_ended, DEADLINE_S, lambda: self.said)
+        wait_for(self._has_ended, START_S + ATTEMPT_S * self.attempts, lambda: self.logged, every_s=0.05)
 
     def _has_ended(self) -> bool:
         (job,) = ExperimentView(self.trial.experiment()).job_ids()
         return Local().status([job], run_command)[job].state is JobState.ENDED
 
     @property
-    def said(self) -> str:
-        """By the job, and by the ranks of its last attempt."""
+    def logged(self) -> str:
+        """The ends of the job's log, and of those of the last attempt's ranks."""
         last = Journal(self.trial.journal).last_attempt()
         logs = [self.trial.job_log, *sorted(self.trial.rank_log(last, 0).parent.glob("*.log"))]
         return "\n".join(f"{log}:\n{log.read_text(errors='replace')[-2000:]}" for log in logs if log.exists())
 
-    def differences(self, undisturbed: Lived) -> list[str]:
+    @property
+    def attempts_with_signals(self) -> set[int]:
+        """Those in which a rank has sent a signal of the schedule."""
+        attempts = range(1, Journal(self.trial.journal).last_attempt() + 1)
+        return {number for number in attempts if any("chaos: {" in text for text in self._printed(number))}
+
+    def _printed(self, attempt: int) -> list[str]:
+        """By each rank."""
+        return [log.read_text(errors="replace") for log in self.trial.rank_log(attempt, 0).parent.glob("*.log")]
+
+    def differences(self, undisturbed: TrialRun) -> list[str]:
         """Where it was another training: in what the ranks had before each batch, in metrics, in the checkpoints."""
         found = [str(each) for each in compare(undisturbed.trial, self.trial).first]
         if self.story.series != undisturbed.story.series:
@@ -94,22 +108,23 @@ def _different_states(one: Story, other: Story) -> list[str]:
 # --- TorchTrainer
 
 LEFT = {0, 75, *(-getattr(signal, name) for name in SIGNALS)}
-"""Exit codes of drivers that are done, that leave their job to come back, and that were ended with their job."""
+"""Exit codes of drivers that have finished, that requeue their job, and that were ended by a signal."""
 
 
 @dataclass(frozen=True)
-class Driven:
-    """A TorchTrainer's program from its first start to its last."""
+class TrainerRun:
+    """A TorchTrainer's program, started until it ends with 0."""
 
     folder: Path
     codes: tuple[int, ...]
     """With which it has ended each time."""
 
     @classmethod
-    def to_its_end(cls, folder: Path, schedule: TrainerSchedule, *, undisturbed: bool) -> Driven:
+    def to_its_end(cls, folder: Path, schedule: TrainerSchedule, *, undisturbed: bool) -> TrainerRun:
         folder.mkdir()
         codes: list[int] = []
         while not codes or codes[-1]:
+            assert len(codes) <= len(schedule.signals), f"exit codes {codes}\n{_logs(folder)}"
             signals = [] if undisturbed else schedule.signals.get(len(codes) + 1, [])
             codes.append(_driven(folder, schedule, len(codes) + 1, signals))
             assert codes[-1] in LEFT, f"exit code {codes[-1]}\n{_logs(folder)}"
@@ -132,7 +147,7 @@ class Driven:
         parts = {"final": self.folder / FINAL, "snapshot": snapshot.state}
         return {"own": own, **{name: torch.load(path, weights_only=False) for name, path in parts.items()}}
 
-    def differences(self, undisturbed: Driven) -> list[str]:
+    def differences(self, undisturbed: TrainerRun) -> list[str]:
         one, other = self.results, undisturbed.results
         found = [f"call {call}: {one.get(call)} and {other.get(call)}" for call in one | other]
         found = [each for call, each in zip(one | other, found, strict=True) if one.get(call) != other.get(call)]

@@ -49,6 +49,11 @@ class Schedule:
     signals: Mapping[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """By attempt: see trials/disturb.py."""
 
+    @property
+    def attempts(self) -> int:
+        """At most."""
+        return len(self.forced) + len(self.signals) + 1
+
     def experiment(self, *, undisturbed: bool) -> dict[str, Any]:
         variables = {
             VARIABLE: as_variable(() if undisturbed else self.forced),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -39,6 +39,14 @@ class Tally:
         self.tried[what] = self.tried.get(what, 0) + 1
         yield
         self.survived[what] = self.survived.get(what, 0) + 1
+
+    @contextmanager
+    def trying_each(self, all_of_it: Iterable[str]) -> Iterator[None]:
+        """Several trials at once."""
+        with ExitStack() as trials:
+            for what in all_of_it:
+                trials.enter_context(self.trying(what))
+            yield
 
 
 def shown(tallies: Iterable[Tally]) -> list[str]:

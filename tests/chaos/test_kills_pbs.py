@@ -1,4 +1,4 @@
-"""The same on two nodes of PBS: the job comes back by itself, whoever of it is killed."""
+"""The same on two nodes of PBS: whatever is killed, the job comes back by itself."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.chaos.kills import pbs_plans as plans
-from tests.chaos.kills.plans import Kill
-from tests.chaos.kills.training import survives
+from tests.chaos.kills.plans import Kill, of_each_seed
+from tests.chaos.kills.training import check_survival
 from tests.chaos.table import Tally
 from tests.e2e.conftest import _fork_server, undisturbed, warm
 from tests.e2e.story import DIRECT, Story
@@ -17,7 +17,7 @@ from tests.lab.pbs_lab import PbsLab
 __all__ = ["_fork_server", "undisturbed", "warm"]
 
 PBS = "scheduler: pbs\nslots_per_node: 1\nmax_nodes: 3\nslot_type: cpu\nresource_pool: low\n"
-PLANS: dict[Callable[[int], list[Kill]], int] = {
+SEEDS: dict[Callable[[int], list[Kill]], int] = {
     plans.one_after_the_other: 5,
     plans.twice_in_a_row: 3,
 }
@@ -25,10 +25,9 @@ PLANS: dict[Callable[[int], list[Kill]], int] = {
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(("plan", "seed"), of_each_seed(SEEDS))
 def test_a_gang_on_two_nodes_survives_what_is_killed(
-    undisturbed: Story, pbs_lab: PbsLab, tally: Tally, plan: Callable[[int], list[Kill]]
+    undisturbed: Story, pbs_lab: PbsLab, tally: Tally, plan: Callable[[int], list[Kill]], seed: int
 ) -> None:
     pbs_lab.set_kill_delay("low", 30)  # the machine may be slow
-    for seed in range(PLANS[plan]):
-        survives(PBS, plan(seed), tally, undisturbed, DIRECT)
+    check_survival(PBS, plan(seed), tally, undisturbed, DIRECT)

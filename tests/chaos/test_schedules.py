@@ -1,4 +1,4 @@
-"""Random schedules of preemptions: whatever was stopped, and wherever, ends with the bits of what was not."""
+"""Random schedules of preemptions: a training that was stopped anywhere ends with the bits of one that was not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.lives import Driven, Lived
+from tests.chaos.lives import TrainerRun, TrialRun
 from tests.chaos.schedules import schedule, trainer_schedule
 from tests.chaos.table import Tally
 from tests.e2e.conftest import _fork_server, warm
@@ -32,16 +32,19 @@ def test_a_trial_that_is_preempted_at_random_has_the_bits_of_one_that_is_not(
     drawn = schedule(kind, seed)
     print(drawn)
     with tally.trying(f"preemptions of {kind} trials, to the bit"):
-        undisturbed = Lived.begin(drawn, undisturbed=True)
+        undisturbed = TrialRun.begin(drawn, undisturbed=True)
         undisturbed.wait()
-        assert undisturbed.story.causes == ["finished"], undisturbed.said
-        stopped = Lived.begin(drawn, undisturbed=False)
+        assert undisturbed.story.causes == ["finished"], undisturbed.logged
+        stopped = TrialRun.begin(drawn, undisturbed=False)
         stopped.wait()
         *stops, end = stopped.story.causes
-        assert end == "finished", stopped.said
-        assert stops, stopped.said
-        assert Counter(stops).keys() <= {"preempted", "resume check"}, stopped.said
-        assert stopped.differences(undisturbed) == []
+        assert end == "finished", stopped.logged
+        assert stops, stopped.logged
+        assert Counter(stops).keys() <= {"preempted", "resume check"}, stopped.logged
+        preempted = {number for number, cause in enumerate(stops, 1) if cause == "preempted"}
+        assert preempted <= stopped.attempts_with_signals, stopped.logged
+        with tally.trying_each(f"stops of {kind} trials: {cause}" for cause in stops):
+            assert stopped.differences(undisturbed) == []
 
 
 SEEDS = [
@@ -58,8 +61,8 @@ def test_a_torch_trainer_that_is_preempted_at_random_has_the_bits_of_one_that_is
     drawn = trainer_schedule(seed)
     print(drawn)
     with tally.trying("preemptions of a TorchTrainer, to the bit"):
-        undisturbed = Driven.to_its_end(tmp_path / "undisturbed", drawn, undisturbed=True)
+        undisturbed = TrainerRun.to_its_end(tmp_path / "undisturbed", drawn, undisturbed=True)
         assert undisturbed.codes == (0,)
-        stopped = Driven.to_its_end(tmp_path / "stopped", drawn, undisturbed=False)
+        stopped = TrainerRun.to_its_end(tmp_path / "stopped", drawn, undisturbed=False)
         assert len(stopped.codes) > 1
         assert stopped.differences(undisturbed) == []

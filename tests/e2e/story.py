@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
@@ -22,7 +21,11 @@ from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import read_reports
 from hpc_det.view.state import ExperimentView
+from tests import processes
+from tests.processes import modules, words
 from tests.wait import DEADLINE_S, wait_for
+
+__all__ = ["modules", "words"]
 
 HERE = Path(__file__).parent
 COMMAND = Path(sys.executable).with_name("hpc-det")
@@ -132,14 +135,12 @@ class Story:
 
     def rank_pid(self, rank: int) -> int:
         """The process that writes the log of a rank, also on a node of a lab: all share this machine's /proc."""
-        log = self.trial.rank_log(Journal(self.trial.journal).last_attempt(), rank)
-        (pid,) = [n for n in _pids() if _prints_to(n) == str(log)]
+        (pid,) = processes.ranks(self.trial.path, Journal(self.trial.journal).last_attempt(), rank)
         return pid
 
     def job_pids(self) -> list[int]:
         """The processes of its jobs on a lab."""
-        folder = str(self.trial.experiment().path)
-        return [n for n in _pids() if "hpc_det.launch.job" in modules(n)[:1] and folder in words(n, "cmdline")]
+        return processes.running("hpc_det.launch.job", self.trial.experiment().path)
 
     def same_as(self, other: Story) -> bool:
         """Bit for bit: every reported metric and the final weights."""
@@ -152,26 +153,3 @@ class Story:
 
 def _are_equal(mine: Any, other: Any) -> bool:
     return torch.equal(mine, other) if isinstance(mine, torch.Tensor) else bool(mine == other)
-
-
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-
-
-def _prints_to(pid: int) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/fd/1")
-    except OSError:
-        return ""
-
-
-def modules(pid: int) -> list[str]:
-    """What follows each -m on the command line of `pid`."""
-    return [following for word, following in itertools.pairwise(words(pid, "cmdline")) if word == "-m"]
-
-
-def words(pid: int, file: str) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/{file}").read_text(errors="replace").split("\0")
-    except OSError:  # it has ended, or is another user's
-        return []

@@ -15,7 +15,8 @@ from hpc_det.process import descendants
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
-from tests.e2e.story import HERE, WAITS_AT, Story, words
+from tests.e2e.story import HERE, WAITS_AT, Story
+from tests.processes import words
 from tests.wait import DEADLINE_S, wait_for
 
 TWO_SLOTS = "resources.slots_per_trial=2"

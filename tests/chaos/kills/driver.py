@@ -7,7 +7,8 @@ import torch
 from hpc_det.sgd import TorchTrainer
 from tests.sgd.trained import Linear, weights
 
-EPOCHS = 4
+EPOCHS = 12
+"""A snapshot of the second is written, and any process killed with it, before the last begins."""
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -23,9 +22,10 @@ from typing import Any
 
 from tests.chaos.kills import orders
 from tests.chaos.kills.victims import Processes
+from tests.processes import send
 
-_NEVER_S = 300.0
-"""So long a process waits at most for somebody who comes, or who ends it."""
+_NEVER_S = 90.0
+"""The longest wait of a process for its victims, or for its own end. Shorter than a test's, whose log then says why."""
 
 
 def install(folder: Path) -> None:
@@ -68,8 +68,8 @@ class _Moments:
         for function in {self._orders[number].moment.function for number in numbers}:
             *path, name = function.partition(":")[2].split(".")
             owner = functools.reduce(getattr, path, module)
-            its = [number for number in numbers if self._orders[number].moment.function == function]
-            made = self._around(owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name), its)
+            of_it = [number for number in numbers if self._orders[number].moment.function == function]
+            made = self._around(owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name), of_it)
             setattr(owner, name, made)
 
     def _around(self, function: Any, numbers: Sequence[int]) -> Any:
@@ -114,9 +114,9 @@ def _carry_out(folder: Path, number: int, order: orders.Order) -> None:
     others = [pid for pid in victims if pid != own]
     committed = [path.name for path in trial.glob("checkpoints/*") if not path.name.startswith(".")]
     if order.stops_first:
-        _send(others, signal.SIGSTOP)
+        send(others, signal.SIGSTOP)
     orders.note_done(folder, number, killed=victims, committed=committed, attempt=_attempt(trial))
-    _send(others, order.signal)
+    send(others, order.signal)
     if own in victims:
         os.kill(own, order.signal)
     if order.stays or (own in victims and order.signal == signal.SIGKILL):
@@ -143,9 +143,3 @@ def _attempt(trial: Path) -> int:
     """The last one that has begun."""
     journal = trial / "journal.jsonl"
     return journal.read_text().count('"event": "started"') if journal.exists() else 0
-
-
-def _send(pids: Sequence[int], number: int) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ class Moment:
 class Order:
     moment: Moment
     victims: tuple[str, ...]
-    """As `victims.KINDS` has them, or "self"; they are killed in this order."""
+    """Kinds that `victims.Processes.victims` knows; they are killed in this order."""
     signal: int
     stops_first: bool = False
     """All victims are stopped before the first of them is killed: none can react to the end of another."""
@@ -60,11 +61,31 @@ def _parsed(data: dict[str, Any]) -> Order:
 
 
 def claim(folder: Path, number: int) -> bool:
-    """Whether this process carries it out: only one does."""
-    with suppress(FileExistsError):
-        os.close(os.open(folder / f"{number}.claimed", os.O_CREAT | os.O_EXCL))
-        return True
-    return False
+    """Whether this process is to carry it out: only one does at a time. The claim of a process that ends lapses: it
+    may have been killed by the order before.
+    """
+    path = folder / f"{number}.claimed"
+    with _lock:
+        if path in _claimed or not _locks(path):
+            return False
+        _claimed.add(path)
+    return not (folder / f"{number}.done").exists()
+
+
+_lock = threading.Lock()
+_claimed: set[Path] = set()
+"""By this process."""
+
+
+def _locks(path: Path) -> bool:
+    """Until this process ends (fcntl(2): a process that it forks has not locked the file)."""
+    file = os.open(path, os.O_CREAT | os.O_WRONLY)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return False
+    return True
 
 
 def note_done(folder: Path, number: int, **facts: Any) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
 
 from tests.chaos.kills.orders import Moment, Order
 
@@ -20,13 +23,21 @@ class Kill:
     ends: tuple[str, ...]
     """The causes that the end of the attempt may have then."""
     ends_job: bool = False
-    is_charged: bool = False
-    """To max_restarts, where it ends the attempt."""
 
     @property
     def at_once(self) -> Kill:
-        """In the attempt of the kill before it, while the product still sees to that one."""
+        """In the attempt of the kill before it, while the product still handles that one."""
         return replace(self, order=replace(self.order, at_once=True))
+
+
+def most_failures(kills: Sequence[Kill]) -> int:
+    """How many attempts may end as failed, at most: nothing else is charged to max_restarts."""
+    attempts = list[list[Kill]]()
+    for kill in kills:
+        if not kill.order.at_once:
+            attempts.append([])
+        attempts[-1].append(kill)
+    return sum(any(FAILED in kill.ends for kill in attempt) for attempt in attempts)
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,7 @@ class Victim:
 
     def __str__(self) -> str:
         who = " and ".join("rank" if each.endswith("rank") else each for each in self.who)
-        return f"{who} {'killed' if self.signal == signal.SIGKILL else 'told to end'}"
+        return f"{who} {'killed' if self.signal == signal.SIGKILL else 'asked to end'}"
 
 
 RANK = Victim(("its rank",), (FAILED,))
@@ -52,10 +63,10 @@ EVERYTHING = Victim(("everything",), (LOST,), ends_job=True)
 LOCAL = (RANK, ANOTHER_RANK, RANKS, LAUNCHER, AGENT, JOB, JOB_AND_AGENT, EVERYTHING)
 """On one node. A job that is killed there does not come back by itself."""
 
-RANK_TOLD = Victim(("its rank",), (PREEMPTED,), signal.SIGTERM)
-AGENT_TOLD = Victim(("agent",), (PREEMPTED,), signal.SIGTERM)
-JOB_TOLD = Victim(("job",), (CANCELLED,), signal.SIGTERM, ends_job=True)
-TOLD = (RANK_TOLD, AGENT_TOLD, JOB_TOLD)
+RANK_ASKED = Victim(("its rank",), (PREEMPTED,), signal.SIGTERM)
+AGENT_ASKED = Victim(("agent",), (PREEMPTED,), signal.SIGTERM)
+JOB_ASKED = Victim(("job",), (CANCELLED,), signal.SIGTERM, ends_job=True)
+ASKED_TO_END = (RANK_ASKED, AGENT_ASKED, JOB_ASKED)
 
 
 @dataclass(frozen=True)
@@ -101,7 +112,12 @@ ATTEMPT_BEGINS = Time(
 )
 JOURNAL_ENDED = "hpc_det.store.journal:Journal.ended"
 ATTEMPT_ENDS = Time((JOURNAL_ENDED, "hpc_det.launch.job.attempts:decide"), rank=NO_RANK, ends=(FAILED, FINISHED))
-SEARCH_IS_TOLD = Time(("hpc_det.search.journal:SearchJournal.leave",), rank=NO_RANK, ends=HAS_FINISHED)
+SEARCH_IS_NOTIFIED = Time(("hpc_det.search.journal:SearchJournal.leave",), rank=NO_RANK, ends=HAS_FINISHED)
+
+
+def of_each_seed(plans: Mapping[Callable[[int], list[Kill]], int]) -> list[Any]:
+    """Parameters of tests, one for each training: its plan and seed."""
+    return [pytest.param(plan, seed, id=f"{plan.__name__}-{seed}") for plan in plans for seed in range(plans[plan])]
 
 
 class Planner:
@@ -127,7 +143,7 @@ class Planner:
             stops_first=victim.signal == signal.SIGKILL and self.random.random() < 0.3,
             stays=victim.who == ("job",) and victim.signal == signal.SIGKILL,
         )
-        return Kill(str(victim), order, (*victim.ends, *time.ends), victim.ends_job, FAILED in victim.ends)
+        return Kill(str(victim), order, (*victim.ends, *time.ends), victim.ends_job)
 
     def _named(self, who: str, rank: int) -> str:
         match who:
@@ -156,7 +172,7 @@ def before_ranks_start(seed: int) -> list[Kill]:
 
 
 def twice_in_a_row(seed: int) -> list[Kill]:
-    """The job is killed while it sees to the end of an attempt; then one more."""
+    """The job is killed while it handles the end of an attempt; then one more."""
     planner = Planner(seed)
     first = planner.any((RANK, RANKS, LAUNCHER, AGENT), IN_RANKS)
     second = planner.any((JOB, EVERYTHING), [ATTEMPT_ENDS]).at_once
@@ -166,20 +182,20 @@ def twice_in_a_row(seed: int) -> list[Kill]:
 
 
 def at_the_end(seed: int) -> list[Kill]:
-    """All is trained, and somebody still has to say so."""
+    """All is trained, but that is not recorded yet."""
     planner = Planner(seed)
     of_ranks = planner.any((RANK, ANOTHER_RANK, EVERYTHING), [ENDS])
-    of_job = planner.any((JOB, EVERYTHING), [ATTEMPT_ENDS, SEARCH_IS_TOLD])
+    of_job = planner.any((JOB, EVERYTHING), [replace(ATTEMPT_ENDS, ends=HAS_FINISHED), SEARCH_IS_NOTIFIED])
     return [planner.any(LOCAL, IN_RANKS), planner.random.choice([of_ranks, of_job])]
 
 
-def told_and_killed(seed: int) -> list[Kill]:
-    """Told to end, and killed in the save that follows; then only told."""
+def asked_and_killed(seed: int) -> list[Kill]:
+    """Asked to end, and killed in the save that follows; then only asked."""
     planner = Planner(seed)
-    told = planner.any(TOLD, [TRAINS, VALIDATES])
+    asked = planner.any(ASKED_TO_END, [TRAINS, VALIDATES])
     killed = planner.any(LOCAL, [SAVES, COMMITS]).at_once
-    either = tuple(dict.fromkeys((*told.ends, *killed.ends)))
-    return [replace(told, ends=either), replace(killed, ends=either), planner.any(TOLD, [TRAINS, VALIDATES])]
+    either = tuple(dict.fromkeys((*asked.ends, *killed.ends)))
+    return [replace(asked, ends=either), replace(killed, ends=either), planner.any(ASKED_TO_END, [TRAINS, VALIDATES])]
 
 
 def of_launchers(seed: int) -> list[Kill]:

@@ -22,8 +22,11 @@ BETWEEN_CALLS = Time(
 
 
 def random_ones(seed: int) -> list[Kill]:
-    """In any order, maybe the second while the program sees to the first; the last at any time until the end."""
+    """In any order, maybe the second while the program handles the first; the last at any time until the end.
+
+    A worker that is new has 8 batches in the last epoch.
+    """
     planner = Planner(seed)
     first, second = planner.any(ALL, [BEGINS, IN_WORKERS]), planner.any(ALL, [IN_WORKERS, IS_KEPT, BETWEEN_CALLS])
-    last = planner.any(ALL, [IN_WORKERS, IS_KEPT, VALIDATES])
-    return [replace(kill, is_charged=not kill.ends_job).at_once for kill in (first, second, last)]
+    last = planner.any(ALL, [replace(IN_WORKERS, most=8), IS_KEPT, VALIDATES])
+    return [kill.at_once for kill in (first, second, last)]

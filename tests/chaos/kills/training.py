@@ -1,4 +1,4 @@
-"""A training with kills on this machine or a lab, and all that was promised of it."""
+"""A training with kills on this machine or a lab, and the checks of all that was promised of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,24 +16,26 @@ import pytest
 
 import hpc_det as package
 from hpc_det.checkpoint.committed import committed
+from hpc_det.requeue import Action, AttemptEnd, Cause, decide
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import BEGINS, each
 from tests.chaos.kills import orders
-from tests.chaos.kills.plans import FINISHED, Kill
+from tests.chaos.kills.plans import FINISHED, Kill, most_failures
 from tests.chaos.kills.victims import Processes
 from tests.chaos.table import Tally
 from tests.e2e.story import Story, hpc_det
+from tests.processes import send
 from tests.wait import DEADLINE_S, wait_for
 
 REPOSITORY = Path(package.__file__).parents[1]
-SITE = Path(__file__).with_name("site")
-SETUP = 'setup: ["export PYTHONPATH={repository}:{site} {variable}={kills} TMPDIR={tmp}"]\n'
+INJECT = Path(__file__).with_name("inject")
+SETUP = 'setup: ["export PYTHONPATH={repository}:{inject} {variable}={kills} TMPDIR={tmp}"]\n'
 ALL_KEPT = "checkpoint_storage.save_trial_latest=1000"
-TOLD = re.compile(r"go on with `hpc-det (experiment \w+ \d+)`")
+NEXT_COMMAND = re.compile(r"go on with `hpc-det (experiment \w+ \d+)`")
 
 
 @dataclass(frozen=True)
-class Place:
+class Sandbox:
     """Where one training with kills runs."""
 
     root: Path
@@ -51,13 +53,13 @@ class Place:
 
 
 @contextmanager
-def place(profile: str) -> Iterator[Place]:
-    """State and profile (`cluster: killed`) for one training; what is left of its processes is ended at last."""
+def sandbox(profile: str) -> Iterator[Sandbox]:
+    """State and profile (`cluster: killed`) for one training; what is left of its processes is ended at the end."""
     folder = Path(tempfile.mkdtemp(prefix="k", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")))
-    made = Place(folder / "root", folder / "kills", folder / "tmp")
+    made = Sandbox(folder / "root", folder / "kills", folder / "tmp")
     for path in (made.root / "conf" / "cluster", made.kills, made.tmp):
         path.mkdir(parents=True)
-    setup = SETUP.format(repository=REPOSITORY, site=SITE, variable=orders.FOLDER, kills=made.kills, tmp=made.tmp)
+    setup = SETUP.format(repository=REPOSITORY, inject=INJECT, variable=orders.FOLDER, kills=made.kills, tmp=made.tmp)
     (made.root / "conf" / "cluster" / "killed.yaml").write_text(f"name: killed\n{profile}{setup}")
     (made.kills / "trial").write_text(str(made.trial))
     with pytest.MonkeyPatch.context() as patch:
@@ -65,59 +67,55 @@ def place(profile: str) -> Iterator[Place]:
         try:
             yield made
         finally:
-            for pid in made.left():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            send(made.left(), signal.SIGKILL)
             wait_for(lambda: not made.left(), DEADLINE_S)
             shutil.rmtree(folder)
 
 
-def survives(profile: str, kills: Sequence[Kill], tally: Tally, undisturbed: Story, *overrides: str) -> None:
-    """A training on the cluster `profile` with these kills."""
-    with ExitStack() as all_of_them, place(profile) as its:
-        for kill in kills:
-            all_of_them.enter_context(tally.trying(kill.what))
-        story = _begun(its, kills, *overrides)
+def check_survival(profile: str, kills: Sequence[Kill], tally: Tally, undisturbed: Story, *overrides: str) -> None:
+    """Train on the cluster `profile` with these kills. Each counts as survived where all promises are kept."""
+    with tally.trying_each(kill.what for kill in kills), sandbox(profile) as made:
+        story = _begun(made, kills, *overrides)
         commands = _completed(story)
-        _keeps_promises(its, kills, story, commands, undisturbed)
+        _check_promises(made, kills, story, commands, undisturbed)
 
 
-def _begun(its: Place, kills: Sequence[Kill], *overrides: str) -> Story:
-    orders.write(its.kills, [kill.order for kill in kills])
-    charged = sum(kill.is_charged for kill in kills)
-    return Story.begin("resources.slots_per_trial=2", f"max_restarts={charged}", ALL_KEPT, *overrides, cluster="killed")
+def _begun(made: Sandbox, kills: Sequence[Kill], *overrides: str) -> Story:
+    orders.write(made.kills, [kill.order for kill in kills])
+    restarts = f"max_restarts={most_failures(kills)}"
+    return Story.begin("resources.slots_per_trial=2", restarts, ALL_KEPT, *overrides, cluster="killed")
 
 
 def _completed(story: Story) -> int:
-    """Waits for the end, and does what the user is told to do where it ended too early: how often."""
+    """Wait for the end, and run the command that a user is shown where it ended too early. Return how often."""
     commands = 0
     while (ended := story.wait(check=False)).returncode:
-        told = TOLD.search(ended.stderr)
-        assert told or f"experiment {story.number}: CANCELED" in ended.stderr, ended.stderr
+        shown = NEXT_COMMAND.search(ended.stderr)
+        assert shown or f"experiment {story.number}: CANCELED" in ended.stderr, ended.stderr
         commands += 1
         assert commands <= 20, ended.stderr
-        # What is cancelled was meant so; docs/reliability.md tells how to go on.
-        hpc_det(*(told[1].split() if told else ("experiment", "continue", story.number)))
+        # A cancelled experiment shows no command; docs/reliability.md has the one that continues it.
+        hpc_det(*(shown[1].split() if shown else ("experiment", "continue", story.number)))
     return commands
 
 
-def _keeps_promises(its: Place, kills: Sequence[Kill], story: Story, commands: int, undisturbed: Story) -> None:
-    done = orders.done(its.kills)
+def _check_promises(made: Sandbox, kills: Sequence[Kill], story: Story, commands: int, undisturbed: Story) -> None:
+    done = orders.done(made.kills)
     shown = f"{[str(kill.order.moment) for kill in kills]}\n{story.logged}"
     assert len(done) == len(kills), shown
     assert story.describe()["state"] == "COMPLETED"
     assert story.same_as(undisturbed), shown
     assert commands <= sum(kill.ends_job for kill in kills), shown
-    _attempts_ended_by_kills(story, kills, [each["attempt"] for each in done], shown)
-    _checkpoints_are_whole(story, {uuid for each in done for uuid in each["committed"]})
-    _metrics_are_in_order(story)
-    wait_for(lambda: not its.left(), DEADLINE_S, its.left)
-    assert not [path for path in its.tmp.iterdir() if path.name.startswith("hpc-det")]
+    _check_ends(story, kills, [each["attempt"] for each in done], shown)
+    _check_checkpoints(story, {uuid for each in done for uuid in each["committed"]})
+    _check_metrics(story)
+    wait_for(lambda: not made.left(), DEADLINE_S, made.left)
+    assert not [path for path in made.tmp.iterdir() if path.name.startswith("hpc-det")]
 
 
-def _attempts_ended_by_kills(story: Story, kills: Sequence[Kill], at: Sequence[int], shown: str) -> None:
-    """Each attempt but the last has ended by a kill in it, and by what that kill may have caused. Where the job was
-    killed after all was done, nobody has written the last end.
+def _check_ends(story: Story, kills: Sequence[Kill], at: Sequence[int], shown: str) -> None:
+    """Each attempt but the last has ended by a kill in it, with a cause that this kill may have. Where the job was
+    killed after all was done, the last end may be missing.
     """
     events = Journal(story.trial.journal).events()
     last = max(event["attempt"] for event in events)
@@ -132,9 +130,17 @@ def _attempts_ended_by_kills(story: Story, kills: Sequence[Kill], at: Sequence[i
     assert [*ends] == [*range(1, last)], shown
     for attempt, cause in ends.items():
         assert cause in {end for kill in killed_in[attempt] for end in kill.ends}, shown
+    _check_charges(Journal(story.trial.journal).history())
 
 
-def _checkpoints_are_whole(story: Story, promised: set[str]) -> None:
+def _check_charges(history: Sequence[AttemptEnd]) -> None:
+    """A budget for the attempts that have failed, and for no other, is enough."""
+    failures = sum(end.cause is Cause.FAILED for end in history)
+    decisions = [decide(history[:count], failures) for count in range(1, len(history))]
+    assert [decision for decision in decisions if decision.action is Action.GIVE_UP] == []
+
+
+def _check_checkpoints(story: Story, promised: set[str]) -> None:
     there = committed(story.trial.checkpoints)
     assert promised <= {checkpoint.uuid for checkpoint in there}
     assert {checkpoint.uuid: checkpoint.damage() for checkpoint in there if checkpoint.damage()} == {}
@@ -142,8 +148,8 @@ def _checkpoints_are_whole(story: Story, promised: set[str]) -> None:
     assert there[0].steps == 40
 
 
-def _metrics_are_in_order(story: Story) -> None:
-    """Also in what was trained twice: each attempt goes on, without a gap, where its checkpoint was."""
+def _check_metrics(story: Story) -> None:
+    """Each attempt continues, without a gap, where its checkpoint was."""
     attempt, next_batch = 0, 1
     for line in each(story.trial.metrics):
         assert line["attempt"] >= attempt

@@ -16,7 +16,8 @@ from hpc_det.launch.doorbell import peer_of
 from hpc_det.pytorch import PyTorchCallback
 from hpc_det.pytorch.portable import Portable
 
-PATIENCE_S = 240
+PATIENCE_S = 90
+"""Less than a test waits for the training, so that its log shows what had no effect."""
 
 
 class Disturber:
@@ -54,7 +55,7 @@ class Disturber:
 
 
 def agent():
-    """Who listens to the ranks of this node (unix(7), SO_PEERCRED)."""
+    """The process that listens to the ranks of this node (unix(7), SO_PEERCRED)."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(os.environ["HPC_DET_SOCKET"])
         return peer_of(line)[0]

@@ -1,0 +1,31 @@
+"""An order to kill is carried out by one process; if that is killed before it could, by another."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.chaos.kills import orders
+
+CLAIMS = """
+import sys, time
+from pathlib import Path
+from tests.chaos.kills import orders
+print(orders.claim(Path(sys.argv[1]), 0), flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_claim_of_a_process_lapses_when_it_ends(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", CLAIMS, tmp_path], stdout=subprocess.PIPE, text=True) as claimant:
+        assert claimant.stdout
+        assert claimant.stdout.readline() == "True\n"
+        assert not orders.claim(tmp_path, 0)
+        claimant.kill()
+    assert orders.claim(tmp_path, 0)
+
+
+def test_an_order_that_was_carried_out_is_claimed_by_nobody(tmp_path: Path) -> None:
+    orders.note_done(tmp_path, 0)
+    assert not orders.claim(tmp_path, 0)
