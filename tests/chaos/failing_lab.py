@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -71,6 +72,12 @@ class FailingLab:
                 yield
         finally:
             self.lab.start_daemon(daemon)
+
+    def wait_until_saved(self, job_id: str) -> None:
+        """Wait until the job would survive a crash: slurmctld writes its jobs to a file every few seconds."""
+        changed = time.time()
+        self.lab.run("scontrol", "update", f"JobId={job_id}", "Comment=to be saved")
+        wait_for(lambda: (self.lab.path / "state" / "job_state").stat().st_mtime > changed)
 
     @contextmanager
     def with_stopped(self, daemon: str) -> Iterator[None]:

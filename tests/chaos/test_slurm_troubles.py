@@ -164,6 +164,7 @@ def test_a_job_that_starts_while_slurmctld_is_away_is_charged_no_restart(
     folder = lab.lab.folder()
     story = lab.begin(setup=f"touch {folder}/here; while [ ! -e {folder}/go ]; do sleep 0.05; done")
     wait_for((folder / "here").exists, DEADLINE_S)
+    lab.wait_until_saved(story.job_id)
     with lab.without("slurmctld"):
         (folder / "go").touch()
         story.until_ended(1)
