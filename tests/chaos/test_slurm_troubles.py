@@ -1,18 +1,29 @@
-"""The site's own troubles on a real Slurm: what trains goes on or comes back bit for bit, and nobody is charged for it.
+"""Outages of a real Slurm: what trains continues or comes back bit for bit, and no restart is charged.
 
-Nothing is submitted twice, no job is forgotten, and no experiment is shown as over while its job lives.
+No job is submitted twice, none is forgotten, and no experiment is shown as over while its job lives.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 
 import pytest
 
+from hpc_det.store import metrics
 from hpc_det.store.journal import Journal
-from tests.chaos.site import TWO_SLOTS, WAYS_BACK, Site, begun, ended, nodes_of, terminate
+from tests.chaos.failing_lab import (
+    REQUEUE_POLICIES,
+    TWO_SLOTS,
+    FailingLab,
+    nodes_of,
+    result_of,
+    start_hpc_det,
+    terminate,
+)
 from tests.chaos.table import Tally
 from tests.e2e.conftest import told
 from tests.e2e.story import DIRECT, HERE, WAITS_AT, Story, hpc_det
@@ -22,6 +33,13 @@ from tests.wait import DEADLINE_S, wait_for
 pytestmark = [pytest.mark.slurm, pytest.mark.chaos]
 
 NEW = ("experiment", "create", HERE / "story.yaml", HERE / "trial", "--config", DIRECT, "--config", TWO_SLOTS)
+TRAINS = ("hyperparameters.batch_s=0.5", WAITS_AT.format(35))
+"""Slowly, so that it trains when a test causes an outage; from batch 35 it waits for the test."""
+JOBS = {"requeue": {1: 1, 2: 1}, "successor": {1: 2, 2: 3}, "resubmit": {1: 1, 2: 2}}
+"""How many jobs an experiment submits, by policy and number of attempts. Each attempt submits a successor; the last one
+is cancelled.
+"""
+Outage = Callable[[FailingLab, str], AbstractContextManager[None]]
 
 
 @pytest.fixture(scope="module")
@@ -30,75 +48,95 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Story:
 
 
 @pytest.fixture
-def site(slurm_lab: SlurmLab, state_folder: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    site = Site(slurm_lab, monkeypatch)
-    yield site
-    site.close()
+def lab(slurm_lab: SlurmLab, state_folder: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FailingLab]:
+    lab = FailingLab(slurm_lab, monkeypatch)
+    yield lab
+    lab.close()
 
 
-def test_commands_say_that_slurmctld_is_away_and_leave_nothing_half_done(
-    site: Site, undisturbed: Story, tally: Tally
+@pytest.mark.parametrize("outage", [FailingLab.without, FailingLab.with_stopped], ids=["killed", "stopped"])
+def test_commands_report_that_slurmctld_is_away_and_leave_nothing_half_done(
+    lab: FailingLab, undisturbed: Story, tally: Tally, outage: Outage
 ) -> None:
-    training, pausing = (site.begin(WAITS_AT.format(10)) for _ in range(2))
-    rests = Story.of(int(hpc_det(*NEW, "--cluster", "successor-1", "--paused").stdout.split()[-1]))
-    for story in (training, pausing):
-        story.until_batch(10)
-    waits = begun("experiment", "wait", training.number)
-    with site.without("slurmctld"):
-        asked = {
-            what: begun(*arguments)
-            for what, arguments in {
+    what = "slurmctld killed" if outage is FailingLab.without else "slurmctld stopped"
+    pausing = lab.begin(WAITS_AT.format(10))
+    paused = Story.of(int(hpc_det(*NEW, "--cluster", "successor-1", "--paused").stdout.split()[-1]))
+    pausing.until_batch(10)
+    training = lab.begin(*TRAINS)
+    waits = start_hpc_det("experiment", "wait", training.number)
+    training.until_batch(5)
+    with outage(lab, "slurmctld"):
+        before = training.batches_reported
+        looked = _results(
+            {
                 "list": ("experiment", "list", "--json"),
                 "describe": ("experiment", "describe", training.number, "--json"),
                 "job list": ("job", "list"),
-                "pause": ("experiment", "pause", pausing.number),
-                "activate": ("experiment", "activate", rests.number),
-                "create": (*NEW, "--cluster", "successor-1"),
-            }.items()
-        }
-        done = {what: ended(process) for what, process in asked.items()}
-        states = {listed["id"]: listed["state"] for listed in json.loads(done["list"].stdout)}
-        for what, fails in {"list": 0, "describe": 0, "pause": 0, "job list": 1, "activate": 1, "create": 1}.items():
-            with tally.trying("slurmctld dead: hpc-det commands"):
-                assert done[what].returncode == fails, (what, done[what])
-                assert "Unable to contact" in done[what].stderr or "timed out" in done[what].stderr, (what, done[what])
-        assert states[training.number] == json.loads(done["describe"].stdout)["state"] == "RUNNING"
-        assert states[rests.number] == "PAUSED"
-        pausing.until_ended(1)
-    for experiment in site.experiments():
-        assert json.loads(hpc_det("experiment", "describe", experiment.id, "--json").stdout)["state"] not in (
-            "ERROR",
-            "CANCELED",
+            }
         )
-    with tally.trying("slurmctld dead: jobs known afterwards"):
-        assert site.forgets_nothing()
-    for experiment in site.experiments():  # what create and activate have left runs, and is no surprise
+        changed = _results(
+            {
+                "pause": ("experiment", "pause", pausing.number),
+                "activate": ("experiment", "activate", paused.number),
+                "create": (*NEW, "--cluster", "successor-1"),
+            }
+        )
+        fails = {"list": 0, "describe": 0, "pause": 0, "job list": 1, "activate": 1, "create": 1}
+        for command, done in (looked | changed).items():
+            with tally.trying(f"{what}: hpc-det commands"):
+                assert done.returncode == fails[command], (command, done)
+                assert "Unable to contact" in done.stderr or "timed out" in done.stderr, (command, done)
+        states = {listed["id"]: listed["state"] for listed in json.loads(looked["list"].stdout)}
+        assert states[training.number] == json.loads(looked["describe"].stdout)["state"] == "RUNNING"
+        assert states[paused.number] == "PAUSED"
+        pausing.until_ended(1)
+        with tally.trying(f"{what}: gangs train on"):
+            training.until_batch(before + 2)
+    for experiment in lab.experiments():
+        assert Story.of(experiment.id).describe()["state"] not in ("ERROR", "CANCELED")
+    with tally.trying(f"{what}: every job is known afterwards"):
+        lab.check_all_jobs_are_known()
+    for experiment in lab.experiments():  # the one that create has left is the fourth
         if experiment.id not in (training.number, pausing.number):
-            _to_its_end(Story.of(experiment.id), undisturbed)
-    _to_its_end(pausing, undisturbed)
+            _train_to_the_end(Story.of(experiment.id), undisturbed)
+            _check_jobs(lab, Story.of(experiment.id))
+    _train_to_the_end(pausing, undisturbed)
     assert pausing.causes == ["paused", "finished"]
     terminate(training)
-    assert ended(waits).returncode == 0
-    with tally.trying("slurmctld dead: gangs trained on, bit-equal"):
+    assert result_of(waits).returncode == 0
+    with tally.trying(f"{what}: bit-equal"):
         assert training.causes == ["preempted", "finished"]
         assert training.same_as(undisturbed)
-    assert site.forgets_nothing()
+    _check_jobs(lab, training)
+    lab.check_all_jobs_are_known()
 
 
-def _to_its_end(story: Story, undisturbed: Story) -> None:
+def _results(commands: Mapping[str, tuple[object, ...]]) -> dict[str, subprocess.CompletedProcess[str]]:
+    """Of commands that run at the same time."""
+    running = {name: start_hpc_det(*arguments) for name, arguments in commands.items()}
+    return {name: result_of(process) for name, process in running.items()}
+
+
+def _train_to_the_end(story: Story, undisturbed: Story) -> None:
     if story.describe()["state"] == "PAUSED":
         hpc_det("experiment", "activate", story.number)
     story.wait()
     assert story.same_as(undisturbed)
 
 
-def test_jobs_that_are_stopped_while_slurmctld_is_away_come_back_on_every_way(
-    site: Site, undisturbed: Story, tally: Tally
+def _check_jobs(lab: FailingLab, story: Story, policy: str = "successor") -> None:
+    """Assert that Slurm was given as many jobs as attempts need."""
+    jobs = lab.jobs_of(story.trial.experiment())
+    assert len(jobs) == JOBS[policy][len(story.causes)], (jobs, story.causes)
+
+
+def test_jobs_that_are_preempted_while_slurmctld_is_away_come_back_under_every_policy(
+    lab: FailingLab, undisturbed: Story, tally: Tally
 ) -> None:
-    stories = {way_back: site.begin(WAITS_AT.format(10), way_back=way_back) for way_back in WAYS_BACK}
+    stories = {policy: lab.begin(WAITS_AT.format(10), policy=policy) for policy in REQUEUE_POLICIES}
     for story in stories.values():
         story.until_batch(10)
-    with site.without("slurmctld"):
+    with lab.without("slurmctld"):
         for story in stories.values():
             terminate(story)
         for story in stories.values():
@@ -107,92 +145,181 @@ def test_jobs_that_are_stopped_while_slurmctld_is_away_come_back_on_every_way(
         story.until(lambda: "gives no answer" in story.logged + _job_log(story))
         for story in stories.values():
             assert story.describe()["state"] in ("RUNNING", "QUEUED"), story.logged
-    for way_back, story in stories.items():
-        with tally.trying("slurmctld dead: preempted jobs came back, bit-equal"):
+    for policy, story in stories.items():
+        with tally.trying("slurmctld killed: preempted jobs come back, bit-equal"):
             story.wait()
             assert story.causes == ["preempted", "finished"], story.logged
             assert story.same_as(undisturbed)
-            if way_back == "resubmit":
-                assert len(site.jobs_of(story.trial.experiment())) == 2
-    assert site.forgets_nothing()
+            _check_jobs(lab, story, policy)
+    lab.check_all_jobs_are_known()
 
 
 def _job_log(story: Story) -> str:
     return "".join(log.read_text() for log in story.trial.experiment().jobs.glob("*.log"))
 
 
-def test_a_job_that_begins_while_slurmctld_is_away_costs_no_restart(
-    site: Site, undisturbed: Story, tally: Tally
+def test_a_job_that_starts_while_slurmctld_is_away_is_charged_no_restart(
+    lab: FailingLab, undisturbed: Story, tally: Tally
 ) -> None:
-    folder = site.lab.folder()
-    story = site.begin(setup=f"touch {folder}/here; while [ ! -e {folder}/go ]; do sleep 0.05; done")
+    folder = lab.lab.folder()
+    story = lab.begin(setup=f"touch {folder}/here; while [ ! -e {folder}/go ]; do sleep 0.05; done")
     wait_for((folder / "here").exists, DEADLINE_S)
-    with site.without("slurmctld"):
+    lab.wait_until_saved(story.job_id)
+    with lab.without("slurmctld"):
         (folder / "go").touch()
         story.until_ended(1)
-    with tally.trying("slurmctld dead: jobs that begin, bit-equal and uncharged"):
+    with tally.trying("slurmctld killed: jobs start, bit-equal and uncharged"):
         story.wait()
         assert story.causes == ["scheduler away", "finished"], story.logged
         assert story.same_as(undisturbed)
-    assert site.forgets_nothing()
+    _check_jobs(lab, story)
+    lab.check_all_jobs_are_known()
 
 
-def test_a_gang_survives_the_slurmd_of_its_node(site: Site, undisturbed: Story, tally: Tally) -> None:
-    story = site.begin(WAITS_AT.format(10))
-    story.until_batch(10)
-    first, second = nodes_of(story)
-    with site.without_slurmd(first), site.without_slurmd(second):
+def test_experiments_live_from_creation_to_end_without_slurmdbd(
+    lab: FailingLab, undisturbed: Story, tally: Tally
+) -> None:
+    """Accounting is away; squeue, sbatch, scancel and scontrol ask slurmctld alone."""
+    training = {policy: lab.begin(*TRAINS, policy=policy) for policy in REQUEUE_POLICIES}
+    for story in training.values():
+        story.until_batch(5)
+    with lab.without("slurmdbd"):
+        with pytest.raises(RuntimeError):
+            lab.lab.run("sacct")
+        before = {policy: story.batches_reported for policy, story in training.items()}
+        created = lab.begin()
+        paused = Story.of(int(hpc_det(*NEW, "--cluster", "successor-1", "--paused").stdout.split()[-1]))
+        killed = lab.begin(WAITS_AT.format(10))
+        killed.until_batch(10)
+        commands = {
+            "list": ("experiment", "list", "--json"),
+            "describe": ("experiment", "describe", training["requeue"].number, "--json"),
+            "job list": ("job", "list"),
+            "activate": ("experiment", "activate", paused.number),
+            "kill": ("experiment", "kill", killed.number),
+        }
+        for command, done in _results(commands).items():
+            with tally.trying("slurmdbd killed: hpc-det commands"):
+                assert (done.returncode, done.stderr) == (0, ""), (command, done)
+        for policy, story in training.items():
+            with tally.trying("slurmdbd killed: gangs train on"):
+                story.until_batch(before[policy] + 2)
+                assert story.describe()["state"] == "RUNNING"
+            terminate(story)
+        for policy, story in training.items():
+            with tally.trying("slurmdbd killed: preempted jobs come back and end, bit-equal"):
+                story.wait()
+                assert story.causes == ["preempted", "finished"], story.logged
+                assert story.same_as(undisturbed)
+                _check_jobs(lab, story, policy)
+        for story in (created, paused):
+            with tally.trying("slurmdbd killed: new experiments, bit-equal"):
+                story.wait()
+                assert story.causes == ["finished"], story.logged
+                assert story.same_as(undisturbed)
+                _check_jobs(lab, story)
+        killed.until_ended(1)
+        assert killed.describe()["state"] == "CANCELED"
+        lab.check_all_jobs_are_known()
+
+
+def test_a_gang_survives_the_slurmd_of_its_node(lab: FailingLab, undisturbed: Story, tally: Tally) -> None:
+    story = lab.begin(*TRAINS)
+    story.until_batch(5)
+    with ExitStack() as outages, tally.trying("slurmd killed: gangs train on"):
+        for node in nodes_of(story):
+            outages.enter_context(lab.without_slurmd(node))
+        before = story.batches_reported
+        story.until_batch(before + 2)
         assert story.describe()["state"] == "RUNNING"
     terminate(story)
     with tally.trying("slurmd killed and back: bit-equal"):
         story.wait()
         assert story.causes == ["preempted", "finished"], story.logged
         assert story.same_as(undisturbed)
-    assert site.forgets_nothing()
+    _check_jobs(lab, story)
+    lab.check_all_jobs_are_known()
 
 
-def test_a_gang_that_slurm_believes_gone_and_starts_elsewhere_writes_no_more(
-    site: Site, undisturbed: Story, tally: Tally
+def test_a_gang_that_slurm_takes_for_lost_and_starts_elsewhere_leaves(
+    lab: FailingLab, undisturbed: Story, tally: Tally
 ) -> None:
-    """Its slurmd is dead and its node down, so Slurm has put the job back; nobody has ended the gang."""
-    story = site.begin(WAITS_AT.format(10), way_back="requeue", slots_per_node=2)
-    story.until_batch(10)
+    """Its slurmd is dead and its node down, so Slurm has requeued the job; its processes live, and train."""
+    story = lab.begin(*TRAINS, policy="requeue", slots_per_node=2)
+    story.until_batch(5)
     (node,) = nodes_of(story)
-    with site.without_slurmd(node):
-        site.call_down(node)
-        waits = begun("experiment", "wait", story.number)
-        story.until(lambda: Journal(story.trial.journal).last_attempt() == 2)
-        with tally.trying("slurmd dead and node down, its gang lives: bit-equal"):
-            assert ended(waits).returncode == 0, story.logged
-            assert story.causes[0] == "node lost"
-            assert story.causes[-1] == "finished"
-            assert story.same_as(undisturbed)
-            wait_for(lambda: not story.job_pids(), DEADLINE_S, lambda: story.logged)
-    assert site.forgets_nothing()
+    with lab.without_slurmd(node):
+        lab.mark_down(node)
+        waits = start_hpc_det("experiment", "wait", story.number)
+        _until_attempt(story, 2)
+        with tally.trying("slurmd killed, node marked down, gang alive: bit-equal, one writer"):
+            _check_end_on_another_node(lab, story, undisturbed, waits)
 
 
-def test_a_gang_survives_a_cable_that_is_pulled_for_seconds(site: Site, undisturbed: Story, tally: Tally) -> None:
-    story = site.begin("hyperparameters.batch_s=0.2")
+def test_a_gang_that_stood_still_while_slurm_started_it_elsewhere_writes_nothing(
+    lab: FailingLab, undisturbed: Story, tally: Tally
+) -> None:
+    """As a node does whose file server hangs, or a virtual machine that is moved: it continues in the middle of a batch
+    and knows nothing of the other gang.
+    """
+    story = lab.begin(*TRAINS, policy="requeue", slots_per_node=2)
+    story.until_batch(12)
+    (node,) = nodes_of(story)
+    with lab.without_slurmd(node):
+        with lab.with_frozen_jobs(node):
+            reported = _reports(story, 1)
+            lab.mark_down(node)
+            waits = start_hpc_det("experiment", "wait", story.number)
+            story.until(lambda: _reports(story, 2))
+        with tally.trying("node frozen until its gang trains elsewhere: bit-equal, one writer"):
+            _check_end_on_another_node(lab, story, undisturbed, waits)
+            assert _reports(story, 1) == reported
+
+
+def _until_attempt(story: Story, number: int) -> None:
+    story.until(lambda: Journal(story.trial.journal).last_attempt() >= number)
+
+
+def _check_end_on_another_node(lab: FailingLab, story: Story, undisturbed: Story, waits: subprocess.Popen[str]) -> None:
+    assert result_of(waits).returncode == 0, story.logged
+    assert story.causes == ["node lost", "finished"], story.logged
+    wait_for(lambda: not story.job_pids(), DEADLINE_S, lambda: story.logged)
+    writers = [line["attempt"] for line in metrics.each(story.trial.metrics)]
+    assert writers == sorted(writers), "the first attempt reported after the second one had begun"
+    assert story.same_as(undisturbed)
+    _check_jobs(lab, story, "requeue")
+    lab.check_all_jobs_are_known()
+
+
+def _reports(story: Story, attempt: int) -> list[metrics.Record]:
+    return [line for line in metrics.each(story.trial.metrics) if line["attempt"] == attempt]
+
+
+def test_a_gang_survives_a_network_that_is_gone_for_seconds(lab: FailingLab, undisturbed: Story, tally: Tally) -> None:
+    story = lab.begin(*TRAINS)
     story.until_batch(5)
     for node in nodes_of(story):
         with tally.trying("network of a node cut for 5 s: the gang survives"):
-            with site.cut_off(node):
+            with lab.cut_off(node):
                 time.sleep(5)
-            story.until_batch(min(story.batches_reported + 2, 40))
+            before = story.batches_reported
+            story.until_batch(before + 2)
+    terminate(story)
     story.wait()
-    assert story.causes == ["finished"], story.logged
+    assert story.causes == ["preempted", "finished"], story.logged
     assert story.same_as(undisturbed)
 
 
-def test_a_gang_whose_first_node_is_cut_off_comes_back(site: Site, undisturbed: Story, tally: Tally) -> None:
-    """The job's own process is there, and reaches no scheduler."""
-    story = site.begin(WAITS_AT.format(10), way_back="requeue")
-    story.until_batch(10)
-    with site.cut_off(nodes_of(story)[0]):
+def test_a_gang_whose_first_node_is_cut_off_comes_back(lab: FailingLab, undisturbed: Story, tally: Tally) -> None:
+    """The job's own process lives, and reaches no scheduler."""
+    story = lab.begin(*TRAINS, policy="requeue")
+    story.until_batch(5)
+    with lab.cut_off(nodes_of(story)[0]):
         story.until_ended(1)
         assert story.describe()["state"] in ("RUNNING", "QUEUED")
     with tally.trying("network of a node cut until it counts as lost: bit-equal and uncharged"):
         story.wait()
         assert story.causes == ["node lost", "finished"], story.logged
         assert story.same_as(undisturbed)
-    assert site.forgets_nothing()
+    _check_jobs(lab, story, "requeue")
+    lab.check_all_jobs_are_known()

@@ -2,7 +2,7 @@
 
 The login host is a network namespace with two interfaces. Its name and its default route lead to eth0, from where
 nothing reaches the nodes; eth1 is in the cluster's network. Its folders are this machine's. Where this machine can have
-no lab, or this user is no root, the command runs as it is.
+no lab, or this user is not root, the command is not run, and the exit code is 2.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ USER = "nobody"
 NAMESPACE = "hpcdet-login"
 OUTSIDE, INSIDE = "198.51.100.2", "10.66.0.2"
 """Addresses of the login host: on a network of RFC 5737, and on the cluster's."""
+NO_LAB = 2
+"""The exit code where there can be no lab."""
+LINK = "hpcdetlogin"
+"""To the bridge of the nodes."""
 ON_THE_HOST = """
 mount --bind "$1" /etc/hosts
 hostname login1
@@ -32,8 +36,8 @@ exec "$@"
 
 def main(command: Sequence[str]) -> int:
     if reason := available():
-        print(f"as_user: {reason}; this runs as it is: {' '.join(command)}", file=sys.stderr)
-        return subprocess.call(command)
+        print(f"as_user: {reason}; not run: {' '.join(command)}", file=sys.stderr)
+        return NO_LAB
     was_running = SlurmLab.is_running()
     lab = SlurmLab.start()
     try:
@@ -47,16 +51,9 @@ def main(command: Sequence[str]) -> int:
 @contextmanager
 def _login_host(lab: SlurmLab) -> Iterator[list[str]]:
     """What runs a command there as USER."""
-    _ip("netns", "add", NAMESPACE)
+    _make_room()
     try:
-        _ip("link", "add", "hpcdetlogin", "type", "veth", "peer", "name", "eth1", "netns", NAMESPACE)
-        _ip("link", "set", "hpcdetlogin", "master", "hpcdet0", "up")
-        _ip("-n", NAMESPACE, "link", "add", "eth0", "type", "veth", "peer", "name", "nobody")
-        for device, address in (("eth1", INSIDE), ("eth0", OUTSIDE)):
-            _ip("-n", NAMESPACE, "addr", "add", f"{address}/24", "dev", device)
-        for device in ("lo", "eth1", "nobody", "eth0"):
-            _ip("-n", NAMESPACE, "link", "set", device, "up")
-        _ip("-n", NAMESPACE, "route", "add", "default", "via", "198.51.100.1")
+        _make_network()
         hosts = lab.path / "etc" / "hosts.login"
         hosts.write_text(f"127.0.0.1 localhost\n{OUTSIDE} login1\n{_nodes(lab)}")
         user = pwd.getpwnam(USER)
@@ -66,8 +63,33 @@ def _login_host(lab: SlurmLab) -> Iterator[list[str]]:
         host = ["bash", "-euc", ON_THE_HOST, "login1", str(hosts)]
         yield [*enter, *host, str(SCRIPTS / "with-paths"), *paths, *become, "--"]
     finally:
-        _ip("link", "del", "hpcdetlogin")
-        _ip("netns", "del", NAMESPACE)
+        _remove_host()
+
+
+def _make_network() -> None:
+    _ip("netns", "add", NAMESPACE)
+    _ip("link", "add", LINK, "type", "veth", "peer", "name", "eth1", "netns", NAMESPACE)
+    _ip("link", "set", LINK, "master", "hpcdet0", "up")
+    _ip("-n", NAMESPACE, "link", "add", "eth0", "type", "veth", "peer", "name", "nobody")
+    for device, address in (("eth1", INSIDE), ("eth0", OUTSIDE)):
+        _ip("-n", NAMESPACE, "addr", "add", f"{address}/24", "dev", device)
+    for device in ("lo", "eth1", "nobody", "eth0"):
+        _ip("-n", NAMESPACE, "link", "set", device, "up")
+    _ip("-n", NAMESPACE, "route", "add", "default", "via", "198.51.100.1")
+
+
+def _make_room() -> None:
+    """Remove a login host that a killed run has left."""
+    found = subprocess.run(["ip", "netns", "pids", NAMESPACE], capture_output=True, text=True)
+    if found.stdout.strip():
+        sys.exit(f"as_user: {NAMESPACE} is in use by processes {' '.join(found.stdout.split())}; wait for their end")
+    _remove_host()
+
+
+def _remove_host() -> None:
+    """Whatever of it there is: the link first, since the namespace alone would take it along some time later."""
+    for removed in (["link", "del", LINK], ["netns", "del", NAMESPACE]):
+        subprocess.run(["ip", *removed], stderr=subprocess.DEVNULL)
 
 
 def _nodes(lab: SlurmLab) -> str:
@@ -90,7 +112,7 @@ def _run(lab: SlurmLab, command: Sequence[str]) -> int:
     with serving(operator, user.pw_uid, os.environ | lab.env):
         process = subprocess.Popen(command, env=os.environ | own)
         while True:
-            with suppress(KeyboardInterrupt):  # the command has heard Ctrl-C, too, and ends by itself
+            with suppress(KeyboardInterrupt):  # the command gets Ctrl-C, too, and ends by itself
                 return process.wait()
 
 

@@ -1,6 +1,6 @@
-"""What only root may do to the lab, done for tests that run as an ordinary user (tests.lab.as_user).
+"""A server that runs commands as root for tests of an ordinary user (tests.lab.as_user).
 
-A request is a line, the command as JSON; the answer is one, too: [exit code, stdout, stderr].
+A request is one line, the command as a JSON list; so is the answer: [exit code, stdout, stderr].
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ VARIABLE = "HPC_DET_LAB_OPERATOR"
 COMMANDS = ("scontrol", "ip", "kill", "slurm-up")
 
 
-def is_for_operators(command: Sequence[str | Path]) -> bool:
-    """Whether Slurm or Linux would refuse it to an ordinary user."""
+def needs_root(command: Sequence[str | Path]) -> bool:
+    """Whether Slurm or Linux refuses the command to an ordinary user."""
     name, *arguments = map(str, command)
     if Path(name).name == "scontrol":
         return arguments[0] in ("suspend", "resume") or any(word.startswith("NodeName=") for word in arguments)
     return Path(name).name in COMMANDS
 
 
-def asked(command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
-    """The command as the operator's. Needs VARIABLE."""
+def run_by_operator(command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
+    """Have the operator, whose socket VARIABLE names, run the command as root."""
     with socket(AF_UNIX) as line:
         line.connect(os.environ[VARIABLE])
         line.sendall(json.dumps([*map(str, command)]).encode() + b"\n")
@@ -40,7 +40,7 @@ def asked(command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def serving(path: Path, user: int, env: Mapping[str, str]) -> Iterator[None]:
-    """At a socket that `user` alone may use; commands run in `env`."""
+    """Serve at the socket `path`, which only `user` may use; commands get the environment `env`."""
 
     class Request(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -55,7 +55,9 @@ def serving(path: Path, user: int, env: Mapping[str, str]) -> Iterator[None]:
         path.chmod(0o600)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield
-        server.shutdown()
-        thread.join()
-    path.unlink()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+            path.unlink()

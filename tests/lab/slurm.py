@@ -27,7 +27,7 @@ DEBIAN = Path("/usr/bin")
 
 
 def available() -> str | None:
-    """Why the lab cannot run on this machine, in words; None where it can."""
+    """Return why the lab cannot run on this machine, or None."""
     if operator.VARIABLE in os.environ:
         return None
     if os.geteuid() != 0:
@@ -40,7 +40,7 @@ def available() -> str | None:
 
 
 def reached_paths() -> list[Path]:
-    """What a Python of the tests needs, wherever it lies."""
+    """Return the folders that a Python of the tests needs."""
     return list(dict.fromkeys([Path(sys.base_prefix), Path(sys.prefix), SCRIPTS.parents[1]]))
 
 
@@ -53,7 +53,7 @@ class SlurmLab:
 
     @classmethod
     def start(cls) -> SlurmLab:
-        """Brings the lab up; at once where it runs already, as it does for an ordinary user."""
+        """Start the lab, or find the one that runs, as it always does for an ordinary user."""
         if operator.VARIABLE in os.environ:
             return cls(Path(os.environ[operator.VARIABLE]).parents[1] / "etc" / "slurm.conf")
         reached = ":".join(map(str, reached_paths()))
@@ -92,11 +92,11 @@ class SlurmLab:
 
     @property
     def env(self) -> dict[str, str]:
-        """What to add to an environment so that Slurm commands reach this Slurm, and no other scheduler is found."""
+        """Variables with which Slurm commands reach this Slurm, and no other scheduler is found."""
         return {"SLURM_CONF": str(self.conf), "PATH": path_with_only(self.bin, os.environ["PATH"], self._links)}
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
-        """As the scheduler of this process and of all that it starts."""
+        """Make it the scheduler of this process and of its children."""
         for name, value in self.env.items():
             patch.setenv(name, value)
 
@@ -106,7 +106,7 @@ class SlurmLab:
         return self.folder()
 
     def run(self, *command: str | Path, cwd: Path | None = None) -> str:
-        """Standard output of a command; an error carries what it said."""
+        """Return the standard output of a command. Raises RuntimeError with its output where it fails."""
         done = self._ended(*command, cwd=cwd)
         if done.returncode:
             raise RuntimeError(
@@ -115,18 +115,18 @@ class SlurmLab:
         return done.stdout
 
     def _ended(self, *command: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        if operator.VARIABLE in os.environ and operator.is_for_operators(command):
-            return operator.asked(command)
+        if operator.VARIABLE in os.environ and operator.needs_root(command):
+            return operator.run_by_operator(command)
         return subprocess.run(command, env=os.environ | self.env, cwd=cwd, capture_output=True, text=True)
 
     @cached_property
     def login_address(self) -> str:
-        """Of this host, in the network of the nodes."""
+        """Address of this host in the network of the nodes."""
         shown = subprocess.run(["ip", "-4", "addr"], capture_output=True, text=True, check=True).stdout
         return re.findall(r"inet (10\.66\.0\.\d+)/", shown)[0]  # type: ignore[no-any-return]
 
     def folder(self) -> Path:
-        """A fresh folder that all nodes see."""
+        """Make a folder that all nodes see."""
         return Path(tempfile.mkdtemp(dir=self.path / "work"))
 
     def job(self, job_id: int | str) -> dict[str, str]:
@@ -152,7 +152,7 @@ class SlurmLab:
         return int(self.run("sbatch", "--parsable", *where, f"--wrap=sleep {seconds}"))
 
     def fail_node(self, number: int) -> None:
-        """Power off: all that runs there is gone, and nobody is told."""
+        """Kill every process there, as a power failure does."""
         while pids := self.run("ip", "netns", "pids", f"hpcdet-node{number}").split():
             self._ended("kill", "-KILL", *pids)  # some end meanwhile, others begin
 
@@ -172,14 +172,14 @@ class SlurmLab:
         self.run(SCRIPTS / "slurm-up", "--daemon", name)
 
     def conf_with(self, folder: Path, message_timeout_s: int) -> Path:
-        """The same for commands that give up sooner where slurmctld does not answer."""
+        """Write a slurm.conf with which commands wait so long for an answer of slurmctld."""
         text = re.sub(r"(?m)^MessageTimeout=.*$", f"MessageTimeout={message_timeout_s}", self.conf.read_text())
         conf = folder / f"slurm-{message_timeout_s}.conf"
         conf.write_text(text)
         return conf
 
     def cut_network(self, number: int) -> None:
-        """Nothing comes or goes, and no connection ends."""
+        """Drop every packet of the node; its connections stay open."""
         self.run("ip", "-n", f"hpcdet-node{number}", "link", "set", "eth0", "down")
 
     def mend_network(self, number: int) -> None:

@@ -125,20 +125,38 @@ class WayBack:
                 self._submit(exclude)
 
     def _submit(self, exclude: Sequence[str]) -> str:
+        try:
+            return self._submit_after(self._job_id, exclude)
+        except NoAnswer:
+            raise
+        except CommandError as refused:
+            if not self._is_forgotten():
+                raise
+            say(f"the scheduler does not know this job any more, so the next one does not wait for it: {refused}")
+            return self._submit_after(None, exclude)
+
+    def _is_forgotten(self) -> bool:
+        """Whether the scheduler has lost this job, which runs. slurmctld writes its state every few seconds, and what
+        it had started just before a crash is unknown to it afterwards (measured).
+        """
+        status = self._scheduler.status([self._job_id], run_command)[self._job_id]
+        return status.state is JobState.ENDED
+
+    def _submit_after(self, job: str | None, exclude: Sequence[str]) -> str:
         submission = Submission(
-            script=self._script, array=self._array, index=self._index, after=self._job_id, exclude=tuple(exclude)
+            script=self._script, array=self._array, index=self._index, after=job, exclude=tuple(exclude)
         )
         self._note({"jobs": [self._job_id], "submitting": True})
         try:
-            job = self._queue(submission)
+            queued = self._queue(submission)
         except CommandError as error:
             if not (isinstance(error, NoAnswer) and error.may_have_acted):
                 self._note({"jobs": [self._job_id]})
             raise
-        self._note({"jobs": [self._job_id, job]})
+        self._note({"jobs": [self._job_id, queued]})
         with suppress(CommandError):
             self._scheduler.replaced(self._job_id, run_command)
-        return job
+        return queued
 
     def _queue(self, submission: Submission) -> str:
         environment = outside_any_job(os.environ, self._plan.python)

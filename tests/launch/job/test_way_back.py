@@ -237,6 +237,24 @@ def test_the_path_of_the_jobs_does_not_grow(gang: Gang, slurm: Slurm) -> None:
     assert slurm.paths.read_text().strip() == os.environ["PATH"]
 
 
+@pytest.mark.parametrize("resume", ["requeue", "successor", "resubmit"])
+def test_a_job_that_slurmctld_has_lost_in_a_crash_is_followed_by_one_that_does_not_wait_for_it(
+    way_back: Callable[..., WayBack], slurm: Slurm, stub: Stub, tmp_path: Path, resume: str
+) -> None:
+    stub(
+        "sbatch",
+        f"""echo "sbatch $*" >>{tmp_path}/calls
+        case $* in *afterany:7*) ;; *) echo 8; exit;; esac
+        echo 'sbatch: error: Batch job submission failed: Job dependency problem' >&2; exit 1""",
+    )
+    for command in ("scontrol", "squeue"):
+        stub(command, "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert way_back(resume).take() == "8"
+    refused, accepted = slurm.calls("sbatch")
+    assert "afterany:7" in refused
+    assert "afterany" not in accepted
+
+
 # --- a scheduler that gives no answer
 
 AWAY = "Unable to contact slurm controller (connect failure)"

@@ -1,11 +1,12 @@
-"""The lab as a site with troubles of its own: daemons die, stand still and come back, and cables are pulled."""
+"""The Slurm lab with outages: daemons are killed or stopped and come back, and nodes lose their network."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from tests.e2e.story import COMMAND, DIRECT, Story, words
 from tests.lab.slurm import SlurmLab
 from tests.wait import DEADLINE_S, wait_for
 
-WAYS_BACK = ("requeue", "successor", "resubmit")
+REQUEUE_POLICIES = ("requeue", "successor", "resubmit")
 TWO_SLOTS = "resources.slots_per_trial=2"
 UNCHARGED = "max_restarts=0"
 PROFILE = """
@@ -32,7 +33,7 @@ max_nodes: 3
 slot_type: cpu
 resource_pool: low
 signal_lead_s: 70
-resume: {way_back}
+resume: {policy}
 """
 JOBS_GIVE_UP_S, COMMANDS_GIVE_UP_S = 10, 4
 """Slurm's own commands, where slurmctld does not answer: in jobs as by default, at the prompt to save time."""
@@ -40,11 +41,10 @@ JOBS_GIVE_UP_S, COMMANDS_GIVE_UP_S = 10, 4
 Node = str
 
 
-class Site:
+class FailingLab:
     def __init__(self, lab: SlurmLab, patch: pytest.MonkeyPatch) -> None:
         self.lab = lab
         self._patch = patch
-        self._to_mend: dict[str, Callable[[], None]] = {}
         self._nodes: set[Node] = set()
         folder = lab.folder()
         self._profiles = folder / "conf" / "cluster"
@@ -54,60 +54,91 @@ class Site:
         patch.setenv("HPC_DET_ROOT", str(folder))
         patch.setenv("SLURM_CONF", str(self._confs[JOBS_GIVE_UP_S]))
 
-    def begin(self, *overrides: str, way_back: str = "successor", slots_per_node: int = 1, setup: str = "") -> Story:
+    def begin(self, *overrides: str, policy: str = "successor", slots_per_node: int = 1, setup: str = "") -> Story:
         """Two ranks; they are on two nodes unless one has two slots."""
-        name = f"{way_back}-{slots_per_node}{'-waits' if setup else ''}"
-        profile = PROFILE.format(name=name, way_back=way_back, slots_per_node=slots_per_node)
+        name = f"{policy}-{slots_per_node}{'-waits' if setup else ''}"
+        profile = PROFILE.format(name=name, policy=policy, slots_per_node=slots_per_node)
         (self._profiles / f"{name}.yaml").write_text(profile + (f'setup: ["{setup}"]\n' if setup else ""))
         return Story.begin(DIRECT, TWO_SLOTS, UNCHARGED, *overrides, cluster=name)
 
-    # --- troubles: each is over at the end of the block, or when the test is
+    # --- outages: each ends with its block, also where the block fails
 
     @contextmanager
-    def without(self, daemon: str, number: signal.Signals = signal.SIGKILL) -> Iterator[None]:
-        """slurmctld or slurmdbd: dead by KILL, or stopped in its tracks by STOP."""
+    def without(self, daemon: str) -> Iterator[None]:
+        """slurmctld or slurmdbd is killed, and started again."""
+        self.lab.signal(daemon, signal.SIGKILL)
+        try:
+            with self._impatient_commands():
+                yield
+        finally:
+            self.lab.start_daemon(daemon)
+
+    def wait_until_saved(self, job_id: str) -> None:
+        """Wait until the job would survive a crash: slurmctld writes its jobs to a file every few seconds."""
+        changed = time.time()
+        self.lab.run("scontrol", "update", f"JobId={job_id}", "Comment=to be saved")
+        wait_for(lambda: (self.lab.path / "state" / "job_state").stat().st_mtime > changed)
+
+    @contextmanager
+    def with_stopped(self, daemon: str) -> Iterator[None]:
+        """slurmctld or slurmdbd accepts connections and answers nothing until the end of the block; then it answers."""
+        self.lab.signal(daemon, signal.SIGSTOP)
+        try:
+            with self._impatient_commands():
+                yield
+        finally:
+            self.lab.signal(daemon, signal.SIGCONT)
+
+    @contextmanager
+    def _impatient_commands(self) -> Iterator[None]:
         self._patch.setenv("SLURM_CONF", str(self._confs[COMMANDS_GIVE_UP_S]))
-        self.lab.signal(daemon, number)
-        self._to_mend[daemon] = (
-            partial(self.lab.start_daemon, daemon)
-            if number is signal.SIGKILL
-            else partial(self.lab.signal, daemon, signal.SIGCONT)
-        )
-        yield
-        self._mend(daemon)
-        self._patch.setenv("SLURM_CONF", str(self._confs[JOBS_GIVE_UP_S]))
+        try:
+            yield
+        finally:
+            self._patch.setenv("SLURM_CONF", str(self._confs[JOBS_GIVE_UP_S]))
 
     @contextmanager
     def cut_off(self, node: Node) -> Iterator[None]:
         self._nodes.add(node)
         self.lab.cut_network(_number(node))
-        self._to_mend[f"{node}'s cable"] = partial(self.lab.mend_network, _number(node))
-        yield
-        self._mend(f"{node}'s cable")
+        try:
+            yield
+        finally:
+            self.lab.mend_network(_number(node))
 
     @contextmanager
     def without_slurmd(self, node: Node) -> Iterator[None]:
-        """Its jobs live on."""
+        """Its jobs continue."""
         self._nodes.add(node)
         self.lab.signal(f"slurmd.{node}", signal.SIGKILL)
-        self._to_mend[f"{node}'s slurmd"] = partial(self.lab.repair_node, _number(node))
-        yield
-        self._mend(f"{node}'s slurmd")
+        try:
+            yield
+        finally:
+            self.lab.repair_node(_number(node))
 
-    def call_down(self, node: Node) -> None:
+    @contextmanager
+    def with_frozen_jobs(self, node: Node) -> Iterator[None]:
+        """Every process of the jobs of a node without slurmd is stopped, and continues after the block."""
+        pids = self.lab.run("ip", "netns", "pids", f"hpcdet-{node}").split()
+        with suppress(RuntimeError):  # one has ended meanwhile; the others are stopped
+            self.lab.run("kill", "-STOP", *pids)
+        try:
+            yield
+        finally:
+            with suppress(RuntimeError):
+                self.lab.run("kill", "-CONT", *pids)
+
+    def mark_down(self, node: Node) -> None:
         """As Slurm does by itself, minutes later."""
         self._nodes.add(node)
         self.lab.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
 
-    def _mend(self, trouble: str) -> None:
-        self._to_mend.pop(trouble)()
-
     def close(self) -> None:
-        for trouble in list(self._to_mend):
-            self._mend(trouble)
-        self.lab.cancel_all()
-        for node in self._nodes:
-            wait_for(partial(self._is_idle, node), DEADLINE_S)
+        try:
+            self.lab.cancel_all()
+        finally:
+            for node in self._nodes:
+                wait_for(partial(self._is_idle, node), DEADLINE_S)
 
     def _is_idle(self, node: Node) -> bool:
         with suppress(RuntimeError):  # Slurm may do it itself when the node reports, and refuses then
@@ -116,36 +147,35 @@ class Site:
             self.lab.run("sinfo", "--noheader", "--partition=low", f"--nodes={node}", "--format=%T").strip() == "idle"
         )
 
-    # --- what is there
+    # --- experiments and jobs
 
     def experiments(self) -> list[ExperimentFolder]:
         return list(ExperimentStore(Path(os.environ["HPC_DET_ROOT"])).folders())
 
     def jobs_of(self, experiment: ExperimentFolder) -> set[str]:
-        """All that Slurm has ever been given, and still knows."""
+        """All that were ever submitted: Slurm still lists those that have ended."""
         lines = self.lab.run("squeue", "--noheader", "--states=all", "--array", "--format=%i %Z").splitlines()
         jobs = (line.split(maxsplit=1) for line in lines)
         return {array_of(job) for job, folder in jobs if Path(folder).is_relative_to(experiment.path)}
 
-    def forgets_nothing(self) -> bool:
-        """Every job of every experiment is in its files, and Slurm has no other."""
+    def check_all_jobs_are_known(self) -> None:
+        """Assert that the files of each experiment name all its jobs, and that each job has an experiment."""
         for experiment in self.experiments():
             unknown = self.jobs_of(experiment) - known_jobs(experiment)
             assert not unknown, f"experiment {experiment.id} does not know its jobs {unknown}"
-        strangers = self.lab.run("squeue", "--noheader", "--states=all", "--format=%Z").split()
+        submitted = self.lab.run("squeue", "--noheader", "--states=all", "--format=%Z").split()
         root = Path(os.environ["HPC_DET_ROOT"], "experiments")
-        folders = {Path(work).relative_to(root).parts[0] for work in strangers if Path(work).is_relative_to(root)}
+        folders = {Path(work).relative_to(root).parts[0] for work in submitted if Path(work).is_relative_to(root)}
         assert folders <= {str(experiment.id) for experiment in self.experiments()}, "a job without its experiment"
-        return True
 
 
 def nodes_of(story: Story) -> list[Node]:
-    """Of its first attempt."""
+    """The nodes of its first attempt."""
     return read_json(story.trial.nodes(1)) or []
 
 
 def terminate(story: Story) -> None:
-    """What slurmstepd does when a job is preempted: TERM to all processes of its steps."""
+    """Send TERM to its agents, as slurmstepd does when a job is preempted."""
     folder = str(story.trial.experiment().path)
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
@@ -156,13 +186,14 @@ def terminate(story: Story) -> None:
                 os.kill(int(entry.name), signal.SIGTERM)
 
 
-def begun(*arguments: object) -> subprocess.Popen[str]:
-    """`hpc-det ARGUMENTS`, beside others."""
+def start_hpc_det(*arguments: object) -> subprocess.Popen[str]:
+    """`hpc-det ARGUMENTS` in the background."""
     command = [str(COMMAND), *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+def result_of(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """Wait for it. Fails where it printed a traceback."""
     out, err = process.communicate(timeout=DEADLINE_S)
     assert "Traceback" not in out + err, err
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
