@@ -31,7 +31,7 @@ WITHOUT_END = 1_000_000
 class Gang(Protocol):
     @property
     def pids(self) -> list[int]:
-        """Of all its processes."""
+        """Of all its processes but those of Slurm: giant lengths end `srun` (docs/security.md)."""
 
     @property
     def with_a_store(self) -> Sequence[int]:
@@ -119,7 +119,7 @@ class PacedStory:
     def pids(self) -> list[int]:
         folder = str(self.story.trial.experiment().path)
         found = [int(name) for name in os.listdir("/proc") if name.isdecimal() and _is_in(int(name), folder)]
-        return sorted({*found, *self._ranks})
+        return sorted(pid for pid in {*found, *self._ranks} if words(pid, "comm") != ["srun\n"])
 
     @property
     def with_a_store(self) -> list[int]:

@@ -15,6 +15,7 @@ from tests.chaos.under_attack import REPOSITORY, Attack, Recordings, Usage, allo
 from tests.e2e.conftest import _fork_server, told, warm
 from tests.e2e.story import WARM, Story, warm_ranks_of
 from tests.lab.pbs_lab import PbsLab
+from tests.lab.slurm import SlurmLab
 from tests.wait import DEADLINE_S, wait_for
 
 __all__ = ["_fork_server", "warm"]
@@ -150,6 +151,27 @@ def test_a_gang_on_two_nodes_of_pbs_survives_all_attacks(
         folder=tmp_path,
         variables=variables,
         stop=lambda _: pbs_lab.preempt(3),
+        undisturbed=undisturbed,
+        cluster="lab",
+    )
+    AttackSequence(gang, ON_TWO_NODES, recordings, EVERYTHING, tally).survive()
+
+
+@pytest.mark.chaos
+@pytest.mark.slurm
+def test_a_gang_on_two_nodes_of_slurm_survives_all_attacks(
+    undisturbed: Story, slurm_lab: SlurmLab, state_folder: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
+) -> None:
+    folder = slurm_lab.folder()
+    recordings = Recordings(folder / "recordings")
+    variables = {**recordings.variables, **pace_in(folder)}
+    write_profile(state_folder, scheduler="slurm", setup=exports(variables))
+    slurm_lab.use(monkeypatch)
+    gang = PacedStory.begin(
+        DIRECT,
+        folder=folder,
+        variables=variables,
+        stop=lambda _: slurm_lab.preempt(3, seconds=2),
         undisturbed=undisturbed,
         cluster="lab",
     )
