@@ -1,7 +1,7 @@
-"""`python -m tests.chaos.attacks KIND ORDERS COUNT`: attacks ports until it is killed.
+"""`python -m tests.chaos.attacks KIND ORDERS CONTACTS`: attacks ports until it is killed.
 
-ORDERS is a JSON file: "targets", a list of [host, port], and "recordings", the folder of what the tap has written. How
-many connections or packets there were so far stands in the file COUNT.
+ORDERS is a JSON file: "targets", a list of [host, port], and "recordings", files that the tap has written. The file
+CONTACTS contains how often each target was reached so far: connections that it has accepted, or packets.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import socket
 import struct
 import sys
 import time
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
+from typing import Final
 
 from hpc_det.node.frames import HELLO, NONCE_BYTES
 
@@ -26,23 +28,25 @@ PAUSE_S = 0.001
 """Between two connections: the gang has few cores, and is to train meanwhile."""
 HELD, THOUSANDS = 300, 3000
 """Connections at a time, the second where they are what the attack is about."""
-CONNECT_S = 0.05
+CONNECT_S, ANSWER_S = 0.05, 0.2
 _LENGTHS = struct.Struct(">IQ32s")
 _STORE_MAGIC = 0x3C85F7CE
 """How a client of PyTorch's TCPStore begins (torch/csrc/distributed/c10d/TCPStoreBackend.hpp: VALIDATE, SET)."""
 _STORE_SET = struct.pack("<BIBQ", 0, _STORE_MAGIC, 1, 3) + b"key"
 
 Target = tuple[str, int]
+COUNTS: Final = "Q"
+"""CONTACTS is an array of this type, in the order of the targets."""
 
 
 class Attacker:
-    def __init__(self, targets: list[Target], recordings: Path) -> None:
+    def __init__(self, targets: list[Target], recordings: list[Path]) -> None:
+        self.contacts = array(COUNTS, [0] * len(targets))
         self._targets = targets
         self._recordings = recordings
         self._dice = random.Random(1)
         self._held: deque[socket.socket] = deque()
-        _, self._most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (self._most_files, self._most_files))
+        self._most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def random_bytes(self) -> Iterator[None]:
         for stranger in self._connections():
@@ -88,21 +92,15 @@ class Attacker:
             yield
 
     def replayed_frames(self) -> Iterator[None]:
-        """Of every line of every attempt so far, whole and without the handshake."""
-        handshake = HELLO.size + NONCE_BYTES
-        connections = self._connections()
-        while True:
-            for file in sorted(self._recordings.iterdir()):
-                recorded = file.read_bytes()
-                for said in (recorded, recorded[handshake:]):
-                    for _ in self._targets:
-                        with next(connections) as stranger:
-                            stranger.settimeout(0.2)
-                            with suppress(OSError):
-                                stranger.recv(NONCE_BYTES, socket.MSG_WAITALL)
-                                stranger.sendall(said)
-                                stranger.recv(1)
-                        yield
+        """Each recording, whole and without its handshake, to each target."""
+        for file in cycle(self._recordings):
+            recorded = file.read_bytes()
+            for said in (recorded, frames_of(recorded)):
+                for number in range(len(self._targets)):
+                    while (stranger := self._connected(number)) is None:
+                        pass
+                    self._exchange(stranger, said)
+                    yield
 
     def resets(self) -> Iterator[None]:
         for stranger in self._connections():
@@ -113,9 +111,9 @@ class Attacker:
 
     def udp(self) -> Iterator[None]:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-            for target in cycle(self._targets):
-                with suppress(OSError):  # the kernel says that nobody listens there
-                    sender.sendto(self._dice.randbytes(self._dice.randrange(1, 1400)), target)
+            for number in cycle(range(len(self._targets))):
+                sender.sendto(self._dice.randbytes(self._dice.randrange(1, 1400)), self._targets[number])
+                self.contacts[number] += 1
                 yield
 
     def http(self) -> Iterator[None]:
@@ -127,15 +125,35 @@ class Attacker:
             yield
 
     def _connections(self, receives: int | None = None) -> Iterator[socket.socket]:
-        """To one target after the other. `receives`: bytes that the kernel is to take for the stranger."""
-        for target in cycle(self._targets):
-            stranger = socket.socket()
-            stranger.settimeout(CONNECT_S)
-            if receives:
-                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
-            with suppress(OSError):  # its queue is full, or a listener has gone
-                stranger.connect(target)
-            yield stranger
+        """To one target after the other, without those that accept none. `receives`: bytes that the kernel buffers."""
+        for number in cycle(range(len(self._targets))):
+            if stranger := self._connected(number, receives):
+                yield stranger
+
+    def _connected(self, number: int, receives: int | None = None) -> socket.socket | None:
+        """None where the target's queue is full, or it has ended."""
+        host, _ = self._targets[number]
+        stranger = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        stranger.settimeout(CONNECT_S)
+        if receives:
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
+        try:
+            stranger.connect(self._targets[number])
+        except OSError:
+            stranger.close()
+            time.sleep(PAUSE_S)
+            return None
+        self.contacts[number] += 1
+        return stranger
+
+    def _exchange(self, stranger: socket.socket, said: bytes) -> None:
+        with stranger:
+            stranger.settimeout(ANSWER_S)
+            with suppress(OSError):  # not every listener sends a nonce
+                stranger.recv(NONCE_BYTES, socket.MSG_WAITALL)
+            with suppress(OSError):
+                stranger.sendall(said)
+                stranger.recv(1)
 
     def _hold(self, stranger: socket.socket, most: int = HELD) -> None:
         self._held.append(stranger)
@@ -150,7 +168,15 @@ class Attacker:
         return HELLO.pack(self._dice.randbytes(32), self._dice.randbytes(32), length)
 
 
-HELD_CONNECTIONS = "thousands of connections held"
+def frames_of(recorded: bytes) -> bytes:
+    """What a client has sent after its handshake (hpc_det.node.frames)."""
+    if len(recorded) < HELLO.size:
+        return b""
+    _, _, length = HELLO.unpack_from(recorded)
+    return recorded[HELLO.size + length :]
+
+
+HELD_CONNECTIONS, REPLAYED_FRAMES = "thousands of connections held", "frames replayed"
 KINDS: dict[str, Callable[[Attacker], Iterator[None]]] = {
     "random bytes": Attacker.random_bytes,
     "half a handshake, then silence": Attacker.half_a_handshake,
@@ -158,19 +184,26 @@ KINDS: dict[str, Callable[[Attacker], Iterator[None]]] = {
     HELD_CONNECTIONS: Attacker.thousands_of_connections,
     "connections opened and closed": Attacker.open_and_close,
     "slow readers and writers": Attacker.slow_readers,
-    "frames replayed": Attacker.replayed_frames,
+    REPLAYED_FRAMES: Attacker.replayed_frames,
     "resets": Attacker.resets,
     "UDP": Attacker.udp,
     "HTTP": Attacker.http,
 }
 
 
-def main(kind: str, orders: Path, count: Path) -> None:
+def contacts_needed(kind: str, recordings: Collection[Path]) -> int:
+    """How often a target has to be reached before all of this attack has come to it."""
+    return 2 * len(recordings) if kind == REPLAYED_FRAMES else 1
+
+
+def main(kind: str, orders: Path, contacts: Path) -> None:
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     read = json.loads(orders.read_text())
-    attacker = Attacker([(host, port) for host, port in read["targets"]], Path(read["recordings"]))
-    with count.open("wb", buffering=0) as file:
-        for number, _ in enumerate(KINDS[kind](attacker), 1):
-            os.pwrite(file.fileno(), b"%d" % number, 0)
+    attacker = Attacker([(host, port) for host, port in read["targets"]], [Path(file) for file in read["recordings"]])
+    with contacts.open("wb", buffering=0) as file:
+        for _ in KINDS[kind](attacker):
+            os.pwrite(file.fileno(), attacker.contacts.tobytes(), 0)
             time.sleep(PAUSE_S)
 
 

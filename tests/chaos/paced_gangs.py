@@ -9,13 +9,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
+from hpc_det.launch.elastic.meeting import await_driver
 from hpc_det.process import descendants, has_no_memory
 from hpc_det.store.files import read_json, write_atomic
 from hpc_det.store.journal import Journal
+from hpc_det.store.run_folder import RunFolder
 from tests.e2e.story import HERE, Story, modules, words
 from tests.listening import listening
 from tests.wait import DEADLINE_S, wait_for
@@ -29,7 +31,7 @@ WITHOUT_END = 1_000_000
 class Gang(Protocol):
     @property
     def pids(self) -> list[int]:
-        """Of all its processes."""
+        """Of all its processes but those of Slurm: giant lengths end `srun` (docs/security.md)."""
 
     @property
     def with_a_store(self) -> Sequence[int]:
@@ -39,17 +41,20 @@ class Gang(Protocol):
     def life(self) -> object:
         """Differs after each restart."""
 
+    def ports(self, listener: str) -> set[int]:
+        """At which this one of the gang has to listen, whether or not it does."""
+
     def train(self, steps: int) -> None:
-        """So many more."""
+        """So many more batches or epochs."""
 
     def stop(self) -> None:
-        """As its scheduler does; it saves and leaves, and comes back."""
+        """As its scheduler does: the gang saves, leaves and comes back."""
 
     def finish(self) -> None:
-        """It is checked against one that nothing has disturbed."""
+        """Let it end, and compare it with a gang that was not disturbed."""
 
     def log(self) -> str:
-        """What its processes have said."""
+        """The end of what its processes have printed."""
 
 
 class PacedStory:
@@ -114,7 +119,7 @@ class PacedStory:
     def pids(self) -> list[int]:
         folder = str(self.story.trial.experiment().path)
         found = [int(name) for name in os.listdir("/proc") if name.isdecimal() and _is_in(int(name), folder)]
-        return sorted({*found, *self._ranks})
+        return sorted(pid for pid in {*found, *self._ranks} if words(pid, "comm") != ["srun\n"])
 
     @property
     def with_a_store(self) -> list[int]:
@@ -122,12 +127,30 @@ class PacedStory:
 
     @property
     def _store_port(self) -> int:
-        attempt = Journal(self.story.trial.journal).last_attempt()
-        return int((read_json(self.story.trial.rendezvous(attempt)) or {}).get("port", 0))
+        return int(self._meeting.get("port", 0))
+
+    @property
+    def _meeting(self) -> dict[str, Any]:
+        return read_json(self.story.trial.rendezvous(Journal(self.story.trial.journal).last_attempt())) or {}
+
+    def ports(self, listener: str) -> set[int]:
+        match listener:
+            case "rank 0":
+                return {each.port for each in listening(self.story.rank_pid(0))}
+            case "torchrun":
+                return {each.port for pid in self._running("torch.distributed.run") for each in listening(pid)}
+            case "agent of node 0":
+                return {self._meeting["agents_port"]}
+            case "store":
+                return {self._store_port}
+        raise ValueError(listener)
 
     @property
     def agents(self) -> list[int]:
-        return [pid for pid in self.pids if "hpc_det.launch.agent" in modules(pid)[:1]]
+        return self._running("hpc_det.launch.agent")
+
+    def _running(self, module: str) -> list[int]:
+        return [pid for pid in self.pids if module in modules(pid)[:1]]
 
     @property
     def _ranks(self) -> list[int]:
@@ -164,7 +187,7 @@ if __name__ == "__main__":
             while epoch >= int((folder / "pace").read_text()):
                 time.sleep(0.005)
             loss = trainer.train()["train_loss"]
-            with (folder / "told").open("a") as file:
+            with (folder / "losses").open("a") as file:
                 file.write(f"{epoch} {float(loss).hex()}\\n")
         shown = {name: value.tolist() for name, value in weights(trainer).items()}
         (folder / "weights").write_text(str(shown))
@@ -179,6 +202,7 @@ class PacedDriver:
         """`undisturbed`: the folder of one that has ended."""
         (folder / "pace").write_text("0")
         self.folder = folder
+        self._run = RunFolder(folder / "run")
         self._environment = {**os.environ, **variables}
         self._undisturbed = undisturbed
         self._epochs = epochs
@@ -200,24 +224,30 @@ class PacedDriver:
 
     @property
     def life(self) -> object:
-        return {pid for pid in self.pids if listening(pid)}, sorted(self.pids)
+        """The driver's process, and the generations of its ranks."""
+        assert self._driver.poll() is None, self.log()
+        return self._driver.pid, sorted(self._run.logs.glob("generation-*"))
+
+    def ports(self, listener: str) -> set[int]:
+        assert listener == "driver"
+        return {await_driver(self._run, DEADLINE_S).port}
 
     def train(self, steps: int) -> None:
-        allowed = len(self.told) + steps
+        allowed = len(self.losses) + steps
         write_atomic(self.folder / "pace", str(allowed))
-        wait_for(lambda: len(self.told) >= allowed, DEADLINE_S, self.log)
+        wait_for(lambda: len(self.losses) >= allowed, DEADLINE_S, self.log)
 
     def stop(self) -> None:
-        its = self.pids
+        before = self.pids
         self._driver.send_signal(signal.SIGTERM)
         assert self._driver.wait(DEADLINE_S) == -signal.SIGTERM, self.log()
-        wait_for(lambda: all(map(has_no_memory, its)), DEADLINE_S)  # and what its agents held is on the disk
+        wait_for(lambda: all(map(has_no_memory, before)), DEADLINE_S)  # and what its agents held is on the disk
         self._driver = self._start()
         self.train(1)
 
     def finish(self) -> None:
         self.let_run()
-        assert self.told == (self._undisturbed / "told").read_text().splitlines()
+        assert self.losses == (self._undisturbed / "losses").read_text().splitlines()
         assert (self.folder / "weights").read_text() == (self._undisturbed / "weights").read_text()
 
     def let_run(self) -> None:
@@ -225,9 +255,9 @@ class PacedDriver:
         assert self._driver.wait(DEADLINE_S) == 0, self.log()
 
     @property
-    def told(self) -> list[str]:
-        """A round in which the program was ended is begun again, and tells the same once more."""
-        path = self.folder / "told"
+    def losses(self) -> list[str]:
+        """A round in which the program was ended is begun again, and writes the same once more."""
+        path = self.folder / "losses"
         return list(dict.fromkeys(path.read_text().splitlines())) if path.exists() else []
 
     def log(self) -> str:

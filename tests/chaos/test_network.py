@@ -1,32 +1,31 @@
-"""Whatever comes to the listening ports of a running gang, it trains on, stops when it should, and ends bit-equal."""
+"""A gang whose listening ports are attacked trains on, stops when it should, and ends bit-equal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.attacks import HELD_CONNECTIONS, KINDS
+from tests.chaos.attacks import HELD_CONNECTIONS, KINDS, REPLAYED_FRAMES, frames_of
 from tests.chaos.paced_gangs import ON_TWO_SLOTS, TRIAL, Gang, PacedDriver, PacedStory, pace_in, terminate
 from tests.chaos.table import Amount, Tally
-from tests.chaos.under_attack import Attack, Recordings, Used, allow_few_files, attack
-from tests.core.ranks import _fork_server
+from tests.chaos.under_attack import REPOSITORY, Attack, Recordings, Usage, allow_few_files, attack
+from tests.e2e.conftest import _fork_server, told, warm
 from tests.e2e.story import WARM, Story, warm_ranks_of
-from tests.e2e.warm.server import warm_ranks
 from tests.lab.pbs_lab import PbsLab
+from tests.lab.slurm import SlurmLab
 from tests.wait import DEADLINE_S, wait_for
 
-__all__ = ["_fork_server"]
+__all__ = ["_fork_server", "warm"]
 
 FEW, MANY = 30, 300
-"""Connections or packets of each kind before the gang trains on, while they go on."""
+"""Connections or packets of each kind before the gang trains on. The attack continues meanwhile."""
 THOUSANDS = 2000
-"""More than the files that a process may have open."""
+"""More than the limit of open files of a process."""
 OTHERWISE = {
-    "frames replayed": 60,  # an answer is waited for each time
+    REPLAYED_FRAMES: 60,  # an answer is waited for each time
     "slow readers and writers": 200,
     HELD_CONNECTIONS: THOUSANDS,
     "connections opened and closed": THOUSANDS,
@@ -34,23 +33,14 @@ OTHERWISE = {
 """In place of `MANY`."""
 SAMPLE = 5
 """Kinds in `make test`."""
-FLOOD = [HELD_CONNECTIONS, "connections opened and closed", "random bytes", "frames replayed"]
+FLOOD = [HELD_CONNECTIONS, "connections opened and closed", "random bytes", REPLAYED_FRAMES]
 EVERYTHING = Amount(is_all=True)
-
-
-@pytest.fixture(scope="module")
-def warm(_fork_server: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with warm_ranks(tmp_path_factory.mktemp("warm")):
-        yield
+ON_TWO_NODES = ("rank 0", "store", "agent of node 0")
 
 
 @pytest.fixture(scope="module")
 def undisturbed(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Story:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HPC_DET_ROOT", str(tmp_path_factory.mktemp("undisturbed")))
-        story = Story.begin(*ON_TWO_SLOTS, WARM)
-        story.wait()
-    return story
+    return told(tmp_path_factory, *ON_TWO_SLOTS, WARM)
 
 
 @pytest.fixture
@@ -59,10 +49,12 @@ def recordings(tmp_path: Path) -> Recordings:
 
 
 @dataclass(frozen=True)
-class Ordeal:
+class AttackSequence:
     """All kinds of attacks, a stop in a flood of them, and all kinds again, with frames of the attempt before."""
 
     gang: Gang
+    listeners: tuple[str, ...]
+    """Of the gang: those that have to be attacked."""
     recordings: Recordings
     amount: Amount
     tally: Tally
@@ -70,16 +62,18 @@ class Ordeal:
     def survive(self) -> None:
         kinds = list(self.amount.of([*KINDS], SAMPLE))
         self._train_on(kinds)
+        first = self.recordings.files()
         self._stop_in_a_flood()
-        self._train_on(kinds if self.amount.is_all else ["frames replayed"])
+        assert any(frames_of(file.read_bytes()) for file in first)
+        assert self.recordings.files()[: len(first)] == first, "the second attempt replays the frames of the first one"
+        self._train_on(kinds if self.amount.is_all else [REPLAYED_FRAMES])
         with self.tally.trying("network: the same to the last bit"):
             self.gang.finish()
 
     def _train_on(self, kinds: list[str]) -> None:
         """Through these attacks, one after the other."""
         allow_few_files({*self.gang.pids} - {*self.gang.with_a_store})
-        assert len(self.recordings) > 0
-        before, life = Used.by(self.gang.pids), self.gang.life
+        before, life = Usage.by(self.gang.pids), self.gang.life
         for kind in kinds:
             with self.tally.trying(f"network: {kind}"):
                 with self._attack([kind]) as attacked:
@@ -90,7 +84,8 @@ class Ordeal:
                 assert self.gang.life == life, self.gang.log()
 
     def _attack(self, kinds: list[str]) -> AbstractContextManager[Attack]:
-        return attack(kinds, self.gang.pids, self.recordings)
+        listeners = {listener: self.gang.ports(listener) for listener in self.listeners}
+        return attack(kinds, self.gang.pids, listeners, self.recordings)
 
     def _stop_in_a_flood(self) -> None:
         what = "network: stop, save and requeue in a flood"
@@ -106,7 +101,7 @@ def test_a_gang_on_one_node_survives_all_attacks(
     gang = PacedStory.begin(
         warm_ranks_of(TRIAL), folder=tmp_path, variables=variables, stop=terminate, undisturbed=undisturbed
     )
-    Ordeal(gang, recordings, amount, tally).survive()
+    AttackSequence(gang, ("rank 0",), recordings, amount, tally).survive()
 
 
 @pytest.mark.chaos
@@ -116,7 +111,7 @@ def test_a_gang_under_torchrun_survives_all_attacks(
     variables = {**recordings.variables, **pace_in(tmp_path)}
     torchrun = f"entrypoint=python3 -m hpc_det.launch.torch_distributed --trial {TRIAL}"
     gang = PacedStory.begin(torchrun, folder=tmp_path, variables=variables, stop=terminate, undisturbed=undisturbed)
-    Ordeal(gang, recordings, EVERYTHING, tally).survive()
+    AttackSequence(gang, ("rank 0", "torchrun"), recordings, EVERYTHING, tally).survive()
 
 
 PROFILE = """
@@ -159,13 +154,34 @@ def test_a_gang_on_two_nodes_of_pbs_survives_all_attacks(
         undisturbed=undisturbed,
         cluster="lab",
     )
-    Ordeal(gang, recordings, EVERYTHING, tally).survive()
+    AttackSequence(gang, ON_TWO_NODES, recordings, EVERYTHING, tally).survive()
+
+
+@pytest.mark.chaos
+@pytest.mark.slurm
+def test_a_gang_on_two_nodes_of_slurm_survives_all_attacks(
+    undisturbed: Story, slurm_lab: SlurmLab, state_folder: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
+) -> None:
+    folder = slurm_lab.folder()
+    recordings = Recordings(folder / "recordings")
+    variables = {**recordings.variables, **pace_in(folder)}
+    write_profile(state_folder, scheduler="slurm", setup=exports(variables))
+    slurm_lab.use(monkeypatch)
+    gang = PacedStory.begin(
+        DIRECT,
+        folder=folder,
+        variables=variables,
+        stop=lambda _: slurm_lab.preempt(3, seconds=2),
+        undisturbed=undisturbed,
+        cluster="lab",
+    )
+    AttackSequence(gang, ON_TWO_NODES, recordings, EVERYTHING, tally).survive()
 
 
 @pytest.mark.chaos
 def test_a_driver_with_two_nodes_survives_all_attacks(tmp_path: Path, recordings: Recordings, tally: Tally) -> None:
     (undisturbed := tmp_path / "undisturbed").mkdir()
-    PacedDriver(undisturbed, recordings.variables, undisturbed).let_run()
+    PacedDriver(undisturbed, {"PYTHONPATH": str(REPOSITORY)}, undisturbed).let_run()
     gang = PacedDriver(tmp_path, recordings.variables, undisturbed)
     gang.train(1)
-    Ordeal(gang, recordings, EVERYTHING, tally).survive()
+    AttackSequence(gang, ("driver",), recordings, EVERYTHING, tally).survive()

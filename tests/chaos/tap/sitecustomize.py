@@ -1,7 +1,8 @@
-"""What the processes of a job send on their connections is recorded: a file for each, in $CHAOS_TAP."""
+"""Records what the processes of a job send: a file in $CHAOS_TAP for each connection, named by when it began."""
 
 import os
 import socket
+import time
 from pathlib import Path
 
 _connect = socket.create_connection
@@ -19,7 +20,7 @@ def _recorded(*arguments, **named):
     limit_s = connection.gettimeout()
     recorded = Recorded(fileno=connection.detach())
     recorded.settimeout(limit_s)
-    recorded.file = Path(os.environ["CHAOS_TAP"], f"{os.getpid()}-{recorded.getpeername()[1]}-{recorded.fileno()}")
+    recorded.file = Path(os.environ["CHAOS_TAP"], f"{time.time_ns()}-{os.getpid()}-{recorded.fileno()}")
     return recorded
 
 
