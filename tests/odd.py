@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
@@ -37,6 +38,26 @@ def damages(content: bytes) -> Iterator[bytes]:
     tree = json.loads(last)
     for changed in (change for key in tree for change in changes(tree, key)):
         yield b"\n".join([*before, json.dumps(changed).encode()]) + b"\n"
+
+
+def flips_and_cuts(content: bytes) -> Iterator[bytes]:
+    """What a disk makes of a file: a bit is flipped, the end is missing, or it consists of zeros."""
+    size = len(content)
+    for place in sorted({0, size // 3, size // 2, size - 2, size - 1} & {*range(size)}):
+        for bit in (0x01, 0x80):  # one leaves a text a text, the other does not
+            yield content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :]
+    for left in sorted({0, size // 2, size - 1} & {*range(size)}):
+        yield content[:left]
+    if (zeros := content[: size // 2].ljust(size, b"\0")) != content:
+        yield zeros
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    """Replace `path`, and no other name of the same file: checkpoints share those of their code."""
+    mode = path.stat().st_mode
+    path.unlink()
+    path.write_bytes(content)
+    path.chmod(mode)
 
 
 def changes(tree: dict[str, Any], key: str) -> Iterator[dict[str, Any]]:

@@ -33,6 +33,8 @@ class SearchJournal:
         self._folder = experiment.search
         self._code = experiment.submitted_code()
         self._log = SharedLog(experiment.search)
+        self._taken = 0
+        """How many entries are in the state."""
         method, self._sampler = search_of(self._config, self._points, self._code)
         self._state = SearchState(method)
         self._study: OptunaStudy | None = None
@@ -154,8 +156,9 @@ class SearchJournal:
             self._take(entry)
 
     def _take(self, entry: Entry) -> None:
-        check(entry, self._folder)
+        check(entry, lambda: self._log.file_of(self._taken))
         self._state.apply(entry)
+        self._taken += 1
 
 
 def _insist_on_own_code(experiment: ExperimentFolder) -> None:

@@ -22,7 +22,9 @@ to stay alive, and a decision cannot be lost or taken twice.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from hpc_det.errors import HpcDetError, shown
@@ -52,17 +54,17 @@ FEWEST_INVALID = 10
 """Trials with invalid hyperparameters before a search gives up, however few trials it has."""
 
 
-def check(entry: Entry, where: object) -> None:
-    """Raises DamagedFile for an entry that no worker has written: left out, it would show a wrong state. `where`: the
-    journal.
+def check(entry: Entry, file: Callable[[], Path]) -> None:
+    """Raises DamagedFile for an entry that no worker has written: left out, it would show a wrong state. `file`: that
+    the entry is in.
     """
     event = str(entry.get("event"))
     if event not in _SHAPES:
-        raise DamagedFile(f"{where}: damaged: no such event in the entry {shown(entry)}")
+        raise DamagedFile(f"{file()}: damaged: no such event in the entry {shown(entry)}")
     if event == "submitted":
         _check_rules(entry.get("rules", RULES))
     if problem := problem_of(_SHAPES[event], entry):
-        raise DamagedFile(f"{where}: damaged: {problem} in the entry {shown(entry)}")
+        raise DamagedFile(f"{file()}: damaged: {problem} in the entry {shown(entry)}")
 
 
 @dataclass

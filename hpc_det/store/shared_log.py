@@ -61,6 +61,11 @@ class SharedLog:
             self._delete_small_ones()
         return [*before, json.loads(line)]
 
+    def file_of(self, number: int) -> Path:
+        """The file that this entry is in."""
+        sealed = self._sealed(number)
+        return sealed if sealed.exists() else self._entry(number)
+
     def _read(self) -> list[str] | None:
         """The next lines; None at the end of the log.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_det.checkpoint.committed import Committed
+from hpc_det.checkpoint.committed import MANIFEST, Committed
 from hpc_det.checkpoint.damaged import Damaged, damaged_ones
 from hpc_det.checkpoint.prune import badness
 from hpc_det.checkpoint.storage import TrialStorage, is_here
@@ -130,7 +130,9 @@ def find(store: ExperimentStore, uuid: str) -> StoredCheckpoint:
     for item in (*of_trial(trial, config), *set_aside_in(trial, config)):
         if item.uuid == name:
             return item
-    raise HpcDetError(f"{trial.checkpoints / name}: its manifest is torn, so nobody knows what belongs to it")
+    raise HpcDetError(
+        f"{trial.checkpoints / name / MANIFEST}: damaged, so the files of checkpoint {name} are not known"
+    )
 
 
 def _here(store: ExperimentStore, uuid: str) -> Iterator[tuple[TrialFolder, str]]:

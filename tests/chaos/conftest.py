@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
-from tests.chaos.table import PROPERTY, Amount, Tally, shown
+from tests.chaos.table import FEWEST_KILLS, PROPERTY, Amount, Tally, kills, shown
+
+FOLDER = "tests/chaos"
 
 
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.chaos)], ids=["sample", "all"])
@@ -36,12 +39,37 @@ def _runs_apart(item: pytest.Item) -> bool:
     return item.get_closest_marker("slurm") is not None or item.path.name == "test_network.py"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run of everything fails where it tried too few kills, as it would where tests are skipped."""
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if terminal and is_everything(session.config) and too_few(collected(terminal)):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if terminalreporter.config.option.markexpr != "chaos":
         return
-    tallies = []
-    for report in (each for reports in terminalreporter.stats.values() for each in reports):
-        if getattr(report, "when", None) == "teardown":
-            tallies += [Tally(**value) for name, value in report.user_properties if name == PROPERTY]
+    tallies = collected(terminalreporter)
+    skipped = [report.nodeid.removeprefix(f"{FOLDER}/") for report in terminalreporter.stats.get("skipped", [])]
     terminalreporter.section("chaos")
-    terminalreporter.write_line("\n".join(shown(tallies)))
+    terminalreporter.write_line("\n".join(shown(tallies, skipped)))
+    if is_everything(terminalreporter.config) and too_few(tallies):
+        terminalreporter.write_line(f"failed: fewer than {FEWEST_KILLS} kills were tried", red=True)
+
+
+def is_everything(config: pytest.Config) -> bool:
+    """Whether `make chaos` runs, and not a part of it."""
+    folders = [config.invocation_params.dir / argument for argument in config.args]
+    is_part = config.option.keyword or config.option.collectonly
+    return config.option.markexpr == "chaos" and not is_part and folders == [Path(__file__).parent]
+
+
+def too_few(tallies: Sequence[Tally]) -> bool:
+    return kills(tallies) < FEWEST_KILLS
+
+
+def collected(terminal: pytest.TerminalReporter) -> list[Tally]:
+    reports = (report for reports in terminal.stats.values() for report in reports)
+    ended = (report for report in reports if getattr(report, "when", None) == "teardown")
+    return [Tally(**value) for report in ended for name, value in report.user_properties if name == PROPERTY]

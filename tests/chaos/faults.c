@@ -1,10 +1,10 @@
 /* Loaded before libc (LD_PRELOAD): counts, records and disturbs the changes that a process makes below one folder.
 
    faults_begin() starts it in this process and in all that it forks. Until then, and for everything outside the folder,
-   calls go straight to libc. Each change has a number, from 1 on, over all threads and processes. At number `at` the process is killed before or after
-   the call, or in the middle of a write; or the call fails with an errno, and so do the `times - 1` changes after it;
-   or a write does only half of its work and says so, as on a disk that becomes full; or the process gets the signal
-   `error` and goes on.
+   calls go straight to libc. Each change has a number, from 1 on, over all threads and processes. At number `at` the
+   process is killed before or after the call, or in the middle of a write; or the call fails with an errno, and so do
+   the `times - 1` changes after it; or a write does only half of its work and says so, as on a disk that becomes full;
+   or the process gets the signal `error` and goes on.
 
    Each change that succeeds is appended to a file of records, from which tests/chaos/replay.py makes what a disk
    would hold if the power had been cut then. A record: kind, number, offset, lengths, then paths and data. */
@@ -44,7 +44,7 @@ static int error_number;
 
 /* With the processes that were forked from the first one. The lock outlives a process that is killed while it has it. */
 static struct shared {
-    long made, recorded, killed;
+    long made, recorded, killed, failed_flushes;
     pthread_mutex_t lock;
 } *shared;
 
@@ -77,7 +77,7 @@ int faults_begin(const char *below, const char *records, int what, long number, 
     at = number;
     error_number = error;
     times = fails;
-    shared->made = shared->recorded = shared->killed = 0;
+    shared->made = shared->recorded = shared->killed = shared->failed_flushes = 0;
     if (records)
         record = (int)syscall(SYS_openat, AT_FDCWD, records, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     return !records || record >= 0;
@@ -91,6 +91,9 @@ long faults_recorded(void) { return shared->recorded; }
 
 /* How many processes have been killed. */
 long faults_killed(void) { return shared->killed; }
+
+/* How many calls of fsync and fdatasync have failed. */
+long faults_failed_flushes(void) { return shared->failed_flushes; }
 
 static int is_below(const char *path)
 {
@@ -323,6 +326,8 @@ BY_MANY(pwritev64, to, (int to, const struct iovec *parts, int number, off64_t o
     {                                                                                                                   \
         char full[4096];                                                                                                \
         int state = folder[0] ? disturbed(absolute(descriptor, "", full)) : -1, result;                                 \
+        if (state == 1 && !strcmp(kind, "flush"))                                                                       \
+            __sync_fetch_and_add(&shared->failed_flushes, 1);                                                           \
         if (state == 1)                                                                                                 \
             return -1;                                                                                                  \
         result = REAL(name) arguments;                                                                                  \

@@ -28,7 +28,7 @@ SOURCE = Path(__file__).with_name("faults.c")
 LIBRARY = "FAULTS_LIBRARY"
 
 
-class How(IntEnum):
+class FaultKind(IntEnum):
     """As in faults.c."""
 
     COUNT = 0
@@ -45,12 +45,12 @@ class How(IntEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    how: How = How.COUNT
+    how: FaultKind = FaultKind.COUNT
     at: int = 0
     """The number of a change, from 1."""
     error: int = 0
     times: int = 1
-    """How many changes in a row fail."""
+    """FaultKind many changes in a row fail."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ class Run:
     """Whether one of its processes was."""
     failed: str | None
     """The traceback of what the scenario has raised."""
+    failed_flushes: int
+    """FaultKind often a file or folder could not be flushed."""
     said: list[tuple[int, Any]]
     """By `say`: after so many recorded changes, what."""
 
@@ -147,7 +149,13 @@ def _forked(library: ctypes.CDLL, request: Mapping[str, Any]) -> Mapping[str, An
     killed = library.faults_killed() > 0
     failed = None if killed and os.WIFSIGNALED(status) else end["failed"]
     said = [(each["after"], each["what"]) for each in said]
-    return {"made": library.faults_made(), "killed": killed, "failed": failed, "said": said}
+    return {
+        "made": library.faults_made(),
+        "killed": killed,
+        "failed": failed,
+        "failed_flushes": library.faults_failed_flushes(),
+        "said": said,
+    }
 
 
 def _play(library: ctypes.CDLL, request: Mapping[str, Any], pipe: int) -> None:

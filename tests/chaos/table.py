@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+FEWEST_KILLS = 1000
+"""Of a run of everything."""
 PROPERTY = "chaos"
 """Of a test's report: its tallies come to the process that prints the table, whichever process ran the test."""
 
@@ -49,13 +51,21 @@ class Tally:
             yield
 
 
-def shown(tallies: Iterable[Tally]) -> list[str]:
+def kills(tallies: Iterable[Tally]) -> int:
+    """How many were tried: their rows have the word "killed" in their names."""
+    return sum(count for tally in tallies for what, count in tally.tried.items() if "killed" in what.split())
+
+
+def shown(tallies: Sequence[Tally], skipped: Sequence[str] = ()) -> list[str]:
+    """The table; `skipped`: tests that tried nothing."""
     tried, survived = Counter[str](), Counter[str]()
     for tally in tallies:
         tried.update(tally.tried)
         survived.update(tally.survived)
     rows = [("WHAT", "TRIED", "SURVIVED", "LOST")]
     rows += [(what, str(tried[what]), str(survived[what]), str(tried[what] - survived[what])) for what in sorted(tried)]
+    rows += [(test, "skipped", "-", "-") for test in sorted(skipped)]
     rows.append(("all", str(tried.total()), str(survived.total()), str(tried.total() - survived.total())))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [*lines, f"{kills(tallies)} of them were kills"]

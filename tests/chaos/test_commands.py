@@ -1,4 +1,4 @@
-"""Commands are killed at each of their changes in the state folder, or the disk fails there.
+"""Commands are killed at each of their changes in the state folder, the disk fails there, or the power is cut.
 
 No job is left that no list shows, none is submitted twice, and the same command, given once more, does its work.
 """
@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pytest
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.watch import state
-from tests.chaos.injection import Fault, How, Run, Zygote, zygote
+from tests.chaos.injection import Fault, FaultKind, Run, Zygote, zygote
 from tests.chaos.replay import Disk, Survives, changes
 from tests.chaos.table import Amount, Tally
 from tests.cli.conftest import Command
@@ -43,7 +44,7 @@ def zygote_of_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zyg
 
 
 @dataclass
-class Site:
+class Sandbox:
     """A state folder and a queue, which begin again with what was there before the command."""
 
     zygote: Zygote
@@ -61,6 +62,13 @@ class Site:
         for folder in (self.root, self.queue.folder):
             shutil.rmtree(folder)
             shutil.copytree(self.saved / folder.name, folder, symlinks=True)
+
+    def lose_power(self, disk: Disk, survives: Survives, jobs: Path) -> None:
+        """The state folder is what `disk` keeps; the scheduler, on another machine, still has these jobs."""
+        shutil.rmtree(self.root)
+        disk.write(self.root, survives)
+        shutil.rmtree(self.queue.folder)
+        shutil.copytree(jobs, self.queue.folder)
 
     def run(self, arguments: Sequence[str], fault: Fault, records: Path | None = None) -> Run:
         self.begin_again()
@@ -81,7 +89,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Story:
+class CommandCase:
     before: Sequence[Sequence[str]]
     """Commands."""
     command: Sequence[str]
@@ -105,89 +113,105 @@ class Story:
 
 
 CREATE = ("e", "create")
-STORIES = {
-    "create": Story([], CREATE, ("e", "activate", "1"), ExperimentState.QUEUED, 1),
-    "activate": Story(
+CASES = {
+    "create": CommandCase([], CREATE, ("e", "activate", "1"), ExperimentState.QUEUED, 1),
+    "activate": CommandCase(
         [CREATE, ("e", "pause", "1")], ("e", "activate", "1"), ("e", "activate", "1"), ExperimentState.QUEUED, 1
     ),
-    "continue": Story(
+    "continue": CommandCase(
         [CREATE, ("e", "kill", "1")],
         ("e", "continue", "1"),
         ("e", "continue", "1"),
         ExperimentState.QUEUED,
         1,
     ),
-    "pause": Story([CREATE], ("e", "pause", "1"), ("e", "pause", "1"), ExperimentState.PAUSED, 0),
-    "kill": Story([CREATE], ("e", "kill", "1"), ("e", "kill", "1"), ExperimentState.CANCELED, 0),
-    "delete": Story(
+    "pause": CommandCase([CREATE], ("e", "pause", "1"), ("e", "pause", "1"), ExperimentState.PAUSED, 0),
+    "kill": CommandCase([CREATE], ("e", "kill", "1"), ("e", "kill", "1"), ExperimentState.CANCELED, 0),
+    "delete": CommandCase(
         [CREATE, ("e", "kill", "1")], ("e", "delete", "1", "--yes"), ("e", "delete", "1", "--yes"), None, 0
     ),
-    "kill, then delete": Story(
+    "kill, then delete": CommandCase(
         [CREATE], ("e", "kill", "1"), ("e", "delete", "1", "--yes"), None, 0, may_be=(ExperimentState.CANCELED,)
     ),
 }
 
 
 @pytest.fixture
-def site(zygote_of_commands: Zygote, hpc_det: Command, root: Path, config: Path, queue: Queue, tmp_path: Path) -> Site:
+def sandbox(
+    zygote_of_commands: Zygote, hpc_det: Command, root: Path, config: Path, queue: Queue, tmp_path: Path
+) -> Sandbox:
     config.write_text(ARRAYS)
-    return Site(zygote_of_commands, hpc_det, root, queue, tmp_path / "saved")
+    return Sandbox(zygote_of_commands, hpc_det, root, queue, tmp_path / "saved")
 
 
-@pytest.fixture(params=STORIES)
-def story(request: pytest.FixtureRequest, site: Site, arguments: list[str]) -> Story:
-    found = STORIES[request.param]
-    for each in found.before:
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest, sandbox: Sandbox, arguments: list[str]) -> CommandCase:
+    return prepared(sandbox, CASES[request.param], arguments)
+
+
+def prepared(sandbox: Sandbox, case: CommandCase, arguments: list[str]) -> CommandCase:
+    """After the commands before it."""
+    for each in case.before:
         assert in_a_process(arguments if each is CREATE else [*each]) == 0
-    site.save()
-    return found
+    sandbox.save()
+    return case
 
 
-def is_whole(site: Site, story: Story, before: ExperimentState | None) -> None:
+def check_nothing_is_half_done(sandbox: Sandbox, case: CommandCase, before: ExperimentState | None) -> None:
     """After any command that looks at all experiments; and the same command once more does its work."""
-    assert site.hpc_det("e", "list").code == 0
-    is_settled(site.root, site.queue, before, ExperimentState.QUEUED, ExperimentState.PAUSED, *story.may_be, story.ends)
-    assert len(site.queue.jobs()) <= 1, "nothing is submitted twice"
-    found = site.state()
+    assert sandbox.hpc_det("e", "list").code == 0
+    is_settled(
+        sandbox.root, sandbox.queue, before, ExperimentState.QUEUED, ExperimentState.PAUSED, *case.may_be, case.ends
+    )
+    assert len(sandbox.queue.jobs()) <= 1, "nothing is submitted twice"
+    found = sandbox.state()
     if found is None:
-        assert before is None or story.ends is None
-        assert site.queue.jobs() == []
+        assert before is None or case.ends is None
+        assert sandbox.queue.jobs() == []
         return
-    activates = found is ExperimentState.PAUSED and story.ends is ExperimentState.QUEUED
-    if story.ends is None and not found.is_final:
-        site.hpc_det("e", "kill", "1")
-    assert site.hpc_det(*(("e", "activate", "1") if activates else story.again)).code in (0, 2)
-    assert (site.state(), len(site.queue.jobs())) == (story.ends, story.jobs)
+    activates = found is ExperimentState.PAUSED and case.ends is ExperimentState.QUEUED
+    if case.ends is None and not found.is_final:
+        sandbox.hpc_det("e", "kill", "1")
+    assert sandbox.hpc_det(*(("e", "activate", "1") if activates else case.again)).code in (0, 2)
+    assert (sandbox.state(), len(sandbox.queue.jobs())) == (case.ends, case.jobs)
+
+
+def undisturbed(sandbox: Sandbox, command: Sequence[str], records: Path | None = None) -> Run:
+    run = sandbox.run(command, Fault(), records)
+    assert run.failed is None
+    assert said_code(run) == 0
+    return run
 
 
 def test_a_command_that_is_killed_leaves_nothing_half_done(
-    site: Site, story: Story, arguments: list[str], amount: Amount, tally: Tally
+    sandbox: Sandbox, case: CommandCase, arguments: list[str], amount: Amount, tally: Tally
 ) -> None:
-    command, before, records = story.given(arguments), site.state(), site.saved / "records"
-    made = site.run(command, Fault(), records).made
-    every = {how: range(1, made + 1) for how in (How.KILL_BEFORE, How.KILL_AFTER)}
+    command, before, records = case.given(arguments), sandbox.state(), sandbox.saved / "records"
+    made = undisturbed(sandbox, command, records).made
+    every = {how: range(1, made + 1) for how in (FaultKind.KILL_BEFORE, FaultKind.KILL_AFTER)}
     writes = [change.number for change in changes(records) if change.kind == "write"]
-    for how, numbers in [*every.items(), (How.KILL_WITHIN, writes)]:
+    for how, numbers in [*every.items(), (FaultKind.KILL_WITHIN, writes)]:
         for number in amount.of(numbers, SAMPLE):
-            if site.run(command, Fault(how, number)).killed:  # not every run makes the last changes
-                with tally.trying(f"{story.what}: kills"):
-                    is_whole(site, story, before)
+            if sandbox.run(command, Fault(how, number)).killed:  # not every run makes the last changes
+                with tally.trying(f"{case.what}: killed"):
+                    check_nothing_is_half_done(sandbox, case, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_create_that_gets_a_signal_leaves_nothing(
-    site: Site, arguments: list[str], amount: Amount, tally: Tally, number: signal.Signals
+    sandbox: Sandbox, arguments: list[str], amount: Amount, tally: Tally, number: signal.Signals
 ) -> None:
-    site.save()
-    made = site.run(arguments, Fault()).made
+    sandbox.save()
+    made = undisturbed(sandbox, arguments).made
     for at in amount.of(range(1, made + 1), SAMPLE):
-        run = site.run(arguments, Fault(How.SIGNAL, at, number))
+        run = sandbox.run(arguments, Fault(FaultKind.SIGNAL, at, number))
         ended = said_code(run)
         with tally.trying("commands that submit jobs: signals"):
+            assert run.failed is None or "wait status" in run.failed, "no traceback"
             assert ended in (None, 0, 128 + number)
             if ended != 0:
-                assert site.queue.jobs() == []
-                assert not any(any(folder.path.iterdir()) for folder in ExperimentStore(site.root).folders())
+                assert sandbox.queue.jobs() == []
+                assert not any(any(folder.path.iterdir()) for folder in ExperimentStore(sandbox.root).folders())
 
 
 def said_code(run: Run) -> int | None:
@@ -197,32 +221,61 @@ def said_code(run: Run) -> int | None:
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])
 def test_a_create_that_the_disk_fails_says_so_and_leaves_no_job_unknown(
-    site: Site, arguments: list[str], amount: Amount, tally: Tally, error: int
+    sandbox: Sandbox, arguments: list[str], amount: Amount, tally: Tally, error: int
 ) -> None:
-    story = STORIES["create"]
-    site.save()
-    made = site.run(arguments, Fault()).made
+    case = CASES["create"]
+    sandbox.save()
+    made = undisturbed(sandbox, arguments).made
     for times in (1, 1_000_000):
         for at in amount.of(range(1, made + 1), SAMPLE):
-            run = site.run(arguments, Fault(How.FAIL, at, error, times))
+            run = sandbox.run(arguments, Fault(FaultKind.FAIL, at, error, times))
             with tally.trying("commands that submit jobs: errors of the disk"):
                 assert run.failed is None, "a sentence, and no traceback"
-                is_whole(site, story, None)
+                assert said_code(run) != 0 or sandbox.queue.jobs()
+                check_nothing_is_half_done(sandbox, case, None)
+
+
+@pytest.mark.parametrize("name", ["create", "activate", "continue"])
+def test_a_power_cut_within_a_command_loses_no_job_and_repeats_none(
+    sandbox: Sandbox, arguments: list[str], tmp_path: Path, amount: Amount, tally: Tally, name: str
+) -> None:
+    case = prepared(sandbox, CASES[name], arguments)
+    command, before, disk, records = case.given(arguments), sandbox.state(), Disk(sandbox.root), tmp_path / "records"
+    made = undisturbed(sandbox, command, records).made
+    for at in range(1, made + 2) if amount.is_all else [after_sbatch(records, sandbox.queue.jobs()[0])]:
+        records.unlink()
+        run = sandbox.run(command, Fault(FaultKind.KILL_BEFORE, at), records)
+        left = deepcopy(disk)
+        for change in changes(records):
+            left.apply(change)
+        jobs = shutil.copytree(sandbox.queue.folder, tmp_path / f"jobs-{at}")
+        assert run.killed or at > made
+        assert amount.is_all or sandbox.queue.jobs()
+        for survives in amount.of([*Survives], 2):
+            with tally.trying("commands that submit jobs: power cuts"):
+                sandbox.lose_power(left, survives, jobs)
+                check_nothing_is_half_done(sandbox, case, before)
+
+
+def after_sbatch(records: Path, job: str) -> int:
+    """The first change behind the call of sbatch: submitit names its script after the job."""
+    renames = (change for change in changes(records) if change.kind == "rename")
+    return next(change.number for change in renames if Path(change.second).name.startswith(job))
 
 
 @pytest.mark.parametrize("survives", Survives)
 def test_what_create_has_made_survives_a_power_cut(
-    site: Site, arguments: list[str], tmp_path: Path, amount: Amount, tally: Tally, survives: Survives
+    sandbox: Sandbox, arguments: list[str], tmp_path: Path, amount: Amount, tally: Tally, survives: Survives
 ) -> None:
     """A job that waits in the queue would train with empty files of code."""
-    site.save()
-    disk, records = Disk(site.root), tmp_path / "records"
-    assert said_code(site.run(arguments, Fault(), records)) == 0
+    sandbox.save()
+    disk, records = Disk(sandbox.root), tmp_path / "records"
+    undisturbed(sandbox, arguments, records)
     for change in changes(records):
         disk.apply(change)
     with tally.trying("commands that submit jobs: power cuts"):
         disk.write(tmp_path / "left", survives)
-        assert contents(tmp_path / "left") == contents(site.root)
+        assert contents(tmp_path / "left") == contents(sandbox.root)
 
 
 def contents(root: Path) -> dict[str, bytes]:

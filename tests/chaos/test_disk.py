@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.injection import Fault, How, Run, Zygote, zygote
+from tests.chaos.injection import Fault, FaultKind, Run, Zygote, zygote
 from tests.chaos.replay import Change, Disk, Survives, changes
 from tests.chaos.scenarios import SCENARIOS, Scenario
 from tests.chaos.table import Amount, Tally
@@ -29,7 +29,7 @@ def zygote_of_scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zy
 
 
 @dataclass
-class Place:
+class ScenarioRunner:
     """Where a scenario runs."""
 
     zygote: Zygote
@@ -64,11 +64,11 @@ class Place:
 
 
 @pytest.fixture(params=SCENARIOS)
-def place(request: pytest.FixtureRequest, zygote_of_scenarios: Zygote, tmp_path: Path) -> Place:
-    return Place(zygote_of_scenarios, request.param, tmp_path)
+def runner(request: pytest.FixtureRequest, zygote_of_scenarios: Zygote, tmp_path: Path) -> ScenarioRunner:
+    return ScenarioRunner(zygote_of_scenarios, request.param, tmp_path)
 
 
-def holds(scenario: Scenario, before: int, found: list[Any], promised: list[Any]) -> None:
+def check_found(scenario: Scenario, before: int, found: list[Any], promised: list[Any]) -> None:
     """All that the scenario has said is there, and at most one thing more, which was not said yet.
 
     `before`: how much was there when it began.
@@ -81,22 +81,22 @@ def holds(scenario: Scenario, before: int, found: list[Any], promised: list[Any]
         assert found[0] >= promised[-1]
 
 
-def goes_on(place: Place, folder: Path) -> None:
+def check_next_run(runner: ScenarioRunner, folder: Path) -> None:
     """A second process, undisturbed, does its own work beside what is there."""
-    before = place.scenario.found(folder)
-    again = place.run(folder)
+    before = runner.scenario.found(folder)
+    again = runner.run(folder)
     assert again.failed is None
-    now = place.scenario.found(folder)
-    if place.scenario.appends:
+    now = runner.scenario.found(folder)
+    if runner.scenario.appends:
         assert now[: len(before)] == before
         assert len(now) >= len(before) + len(again.said)
     else:
         assert now == said_in(again)[-1:]
 
 
-def survives(place: Place, folder: Path, promised: list[Any]) -> None:
-    holds(place.scenario, place.before, place.scenario.found(folder), promised)
-    goes_on(place, folder)
+def check_promises(runner: ScenarioRunner, folder: Path, promised: list[Any]) -> None:
+    check_found(runner.scenario, runner.before, runner.scenario.found(folder), promised)
+    check_next_run(runner, folder)
     shutil.rmtree(folder)
 
 
@@ -105,46 +105,54 @@ def said_in(run: Run) -> list[Any]:
 
 
 def test_what_was_written_before_a_kill_stays_and_the_next_process_goes_on(
-    place: Place, amount: Amount, tally: Tally
+    runner: ScenarioRunner, amount: Amount, tally: Tally
 ) -> None:
-    _, run, made = place.undisturbed()
-    every: dict[How, Sequence[int]] = {
-        How.KILL_BEFORE: range(1, run.made + 1),
-        How.KILL_AFTER: range(1, run.made + 1),
-        How.KILL_WITHIN: [change.number for change in made if change.kind == "write"],
+    _, run, made = runner.undisturbed()
+    every: dict[FaultKind, Sequence[int]] = {
+        FaultKind.KILL_BEFORE: range(1, run.made + 1),
+        FaultKind.KILL_AFTER: range(1, run.made + 1),
+        FaultKind.KILL_WITHIN: [change.number for change in made if change.kind == "write"],
     }
     for how, numbers in every.items():
         for number in amount.of(numbers, SAMPLE):
-            folder = place.folder()
-            run = place.run(folder, Fault(how, number))
+            folder = runner.folder()
+            run = runner.run(folder, Fault(how, number))
             assert run.failed is None
             if run.killed:
-                with tally.trying(f"{place.scenario.what}: kills"):
-                    survives(place, folder, said_in(run))
+                with tally.trying(f"{runner.scenario.what}: killed"):
+                    check_promises(runner, folder, said_in(run))
 
 
-def test_what_was_promised_survives_a_power_cut_at_any_moment(place: Place, amount: Amount, tally: Tally) -> None:
-    disk, run, made = place.undisturbed()
+def test_what_was_promised_survives_a_power_cut_at_any_moment(
+    runner: ScenarioRunner, amount: Amount, tally: Tally
+) -> None:
+    disk, run, made = runner.undisturbed()
     cuts = [*product(range(1, len(made) + 1), Survives)]
     tried = {*amount.of(cuts, 3 * SAMPLE)}
     for number, change in enumerate(made, 1):
         disk.apply(change)
         for kind in (kind for kind in Survives if (number, kind) in tried):
-            left = place.tmp / f"after-{number}"
+            left = runner.tmp / f"after-{number}"
             disk.write(left, kind)
-            with tally.trying(f"{place.scenario.what}: power cuts"):
-                survives(place, left, [what for recorded, what in run.said if recorded <= number])
+            with tally.trying(f"{runner.scenario.what}: power cuts"):
+                check_promises(runner, left, [what for recorded, what in run.said if recorded <= number])
 
 
-def test_an_error_of_the_disk_loses_nothing_that_was_promised(place: Place, amount: Amount, tally: Tally) -> None:
-    _, run, made = place.undisturbed()
+def test_an_error_of_the_disk_loses_nothing_that_was_promised(
+    runner: ScenarioRunner, amount: Amount, tally: Tally
+) -> None:
+    _, run, made = runner.undisturbed()
     numbers = range(1, run.made + 1)
     kinds = [*product(ERRORS, (1, 10**6))]
-    faults = [Fault(How.FAIL, number, *kinds[(number + more) % len(kinds)]) for number in numbers for more in (0, 3)]
-    halves = [Fault(How.SHORT, change.number) for change in made if change.kind == "write"]
-    for fault in [*amount.of(faults, 2 * SAMPLE), *amount.of(halves, SAMPLE)]:
-        folder = place.folder()
-        run = place.run(folder, fault)
+    faults = [
+        Fault(FaultKind.FAIL, number, *kinds[(number + more) % len(kinds)]) for number in numbers for more in (0, 3)
+    ]
+    unflushed = [Fault(FaultKind.FAIL, change.number, errno.EIO) for change in made if change.kind == "flush"]
+    halves = [Fault(FaultKind.SHORT, change.number) for change in made if change.kind == "write"]
+    for fault in [*amount.of(faults, SAMPLE), *amount.of(unflushed, SAMPLE), *amount.of(halves, SAMPLE)]:
+        folder = runner.folder()
+        run = runner.run(folder, fault)
         assert not run.killed
-        with tally.trying(f"{place.scenario.what}: errors of the disk"):
-            survives(place, folder, said_in(run))
+        with tally.trying(f"{runner.scenario.what}: errors of the disk"):
+            assert run.failed or not run.failed_flushes, "what is not flushed is not promised"
+            check_promises(runner, folder, said_in(run))

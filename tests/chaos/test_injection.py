@@ -10,7 +10,7 @@ import pytest
 
 from tests.chaos.injection import zygote
 from tests.chaos.scenarios import SCENARIOS
-from tests.chaos.test_disk import Place
+from tests.chaos.test_disk import ScenarioRunner
 
 CHANGES = {
     *("write", "pwrite64", "writev", "pwritev", "pwritev2", "sendfile", "copy_file_range", "splice", "io_uring_setup"),
@@ -51,9 +51,9 @@ def test_no_change_goes_past_the_faults(
     with zygote(tmp_path_factory.mktemp("faults"), "tests.chaos.scenarios", traced_by=traced) as made:
         runs = {}
         for name in SCENARIOS:
-            place = Place(made, name, tmp_path / name)
-            folder = place.folder()
-            run = place.run(folder)
+            runner = ScenarioRunner(made, name, tmp_path / name)
+            folder = runner.folder()
+            run = runner.run(folder)
             assert run.failed is None
             runs[folder] = run.made
     counted = {str(folder): len(changes_below(folder, trace)) for folder in runs}

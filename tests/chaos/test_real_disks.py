@@ -1,4 +1,4 @@
-"""File systems that are really full, or really read-only, beside the errors that test_disk.py makes up."""
+"""File systems that are really full, or really read-only, beside the errors that test_disk.py injects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.chaos.injection import Zygote
 from tests.chaos.scenarios import SCENARIOS
 from tests.chaos.table import Amount, Tally
-from tests.chaos.test_disk import Place, said_in, survives
+from tests.chaos.test_disk import ScenarioRunner, check_promises, said_in
 from tests.chaos.test_disk import zygote_of_scenarios as zygote_of_scenarios
 from tests.small_disk import disk as disk
 from tests.small_disk import fill
@@ -35,30 +35,30 @@ def test_a_file_system_that_is_full_loses_nothing_that_was_promised(
     zygote_of_scenarios: Zygote, disk: Path, amount: Amount, tally: Tally
 ) -> None:
     for name, left in amount.of([*product(SCENARIOS, PAGES_LEFT)], 2):
-        place = Place(zygote_of_scenarios, name, disk)
-        folder = place.folder()
-        first = place.run(folder)
+        runner = ScenarioRunner(zygote_of_scenarios, name, disk)
+        folder = runner.folder()
+        first = runner.run(folder)
         assert first.failed is None
         ballast = fill(disk)
         with ballast.open("r+b") as file:
             file.truncate(max(ballast.stat().st_size - 4096 * left, 0))
         with tally.trying(WHAT):
-            run = place.run(folder)
+            run = runner.run(folder)
             ballast.unlink()
-            survives(place, folder, [*said_in(first), *said_in(run)])
+            check_promises(runner, folder, [*said_in(first), *said_in(run)])
 
 
 def test_a_file_system_that_is_read_only_loses_nothing_that_was_promised(
     zygote_of_scenarios: Zygote, disk: Path, writable_again: None, amount: Amount, tally: Tally
 ) -> None:
     for name in amount.of([*SCENARIOS], 2):
-        place = Place(zygote_of_scenarios, name, disk)
-        folder = place.folder()
-        first = place.run(folder)
+        runner = ScenarioRunner(zygote_of_scenarios, name, disk)
+        folder = runner.folder()
+        first = runner.run(folder)
         remount(disk, "ro")
         with tally.trying(WHAT):
-            assert said_in(place.run(folder)) == []
-            found = place.scenario.found(folder)
+            assert said_in(runner.run(folder)) == []
+            found = runner.scenario.found(folder)
             remount(disk, "rw")
-            assert place.scenario.found(folder) == found
-            survives(place, folder, said_in(first))
+            assert runner.scenario.found(folder) == found
+            check_promises(runner, folder, said_in(first))

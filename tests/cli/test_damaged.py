@@ -24,6 +24,11 @@ SHAPES = [
     '{"event": "ended", "attempt": {}, "cause": "none", "action": 3, "time": "now"}',
     '{"event": "started", "attempt": 1, "time": "now"}',
     '{"host": 7, "time": "x", "attempt": 1, "gpus": 7, "seconds": []}',
+    '{"host": "n1", "time": 1, "attempt": 1, "gpus": {}, "cpu_util": "x"}',
+    '{"host": "n1", "time": 1, "attempt": 1, "gpus": {"GPU-1": 7}}',
+    '{"host": "n1", "time": 1, "attempt": 1, "gpus": {"GPU-1": {"util": "x"}}}',
+    '{"host": "n1", "time": 1, "attempt": 1, "batches": 2, "count": 2, "records": 2, "wall_s": 1, '
+    '"samples_per_second": 2, "seconds": {"train_batch": "x"}, "exposed_communication_s": null}',
 ]
 COMMANDS = [
     ("experiment", "list"),

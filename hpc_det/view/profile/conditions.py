@@ -35,7 +35,7 @@ class Conditions:
 def conditions(view: ExperimentView, trial: TrialFolder) -> Conditions:
     """Raises HpcDetError where the files of the experiment are damaged."""
     plan, cluster = view.plan(), _cluster(view)
-    per_node = cluster.get("slots_per_node", plan.ranks_per_node)
+    per_node = cluster.get("slots_per_node") or plan.ranks_per_node
     return Conditions(
         config=view.config,
         hparams=(read_tolerantly(trial.trial, SPEC) or {"hparams": {}})["hparams"],
@@ -48,4 +48,6 @@ def conditions(view: ExperimentView, trial: TrialFolder) -> Conditions:
 
 def _cluster(view: ExperimentView) -> dict[str, Any]:
     """The profile. Raises DamagedFile."""
-    return checked(read_secrets(view.folder.cluster) or {}, {}, view.folder.cluster)
+    file = view.folder.cluster
+    found = checked(read_secrets(file) or {}, {}, file)
+    return checked(found, {"slots_per_node": int | None} if "slots_per_node" in found else {}, file)

@@ -96,10 +96,18 @@ def _samples(folder: Path) -> Iterator[Sample]:
         with file.open("rb") as lines:
             for sample in filter(None, map(parse_line, lines)):
                 insist_on(_SHAPE, sample, file)
+                insist_on(_measured(sample, UNITS), sample, file)
+                for gpu in sample["gpus"].values():
+                    insist_on(_measured(gpu, GPU_UNITS), gpu, file)
                 yield sample
 
 
-_SHAPE: Shape = {"host": str, "attempt": int, "time": NUMBER, "gpus": dict}
+_SHAPE: Shape = {"host": str, "attempt": int, "time": NUMBER, "gpus": dict[str, dict[str, Any]]}
+
+
+def _measured(metrics: Mapping[str, Any], units: Mapping[str, str]) -> Shape:
+    """Of the metrics that were measured there."""
+    return dict.fromkeys(metrics.keys() & units.keys(), (*NUMBER, type(None)))
 
 
 Curve = list[tuple[int, float, float, float]]

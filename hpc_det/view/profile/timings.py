@@ -121,7 +121,7 @@ _SHAPE: Shape = {
     **dict.fromkeys(("attempt", "batches", "count", "records"), int),
     **dict.fromkeys(("time", "wall_s", "samples_per_second"), NUMBER),
     "host": str,
-    "seconds": dict,
+    "seconds": dict[str, float],
     "exposed_communication_s": (*NUMBER, type(None)),
 }
 
