@@ -240,7 +240,7 @@ def test_each_hold_is_lifted_its_own_way(jobs: dict[str, QueuedJob]) -> None:
 
     def run(command: Sequence[str]) -> str:
         asked.append(list(command))
-        return ""
+        return "JobId=107\n"
 
     QUEUE.release(jobs["110"], run)
     QUEUE.release(jobs["107"], run)
