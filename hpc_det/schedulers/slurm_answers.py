@@ -98,7 +98,7 @@ def _status(job_id: str, state: str, reason: str) -> JobStatus:
 def shown(job_id: str, run: Run) -> dict[str, str]:
     """Raises NoAnswer where the answer is cut off: a preempted job would look like a cancelled one."""
     answer = run(["scontrol", "show", "job", "--oneliner", job_id])
-    if not whole_lines(answer):
+    if answer and not whole_lines(answer):  # a site's wrapper may show nothing at all
         raise NoAnswer(f"scontrol: its answer about job {job_id} is cut off; try again later")
     return parse_scontrol(answer)
 

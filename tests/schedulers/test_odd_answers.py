@@ -154,7 +154,7 @@ def test_an_answer_of_scontrol_that_is_cut_off_shows_no_wrong_cause_and_requeues
         assert slurm.ends_at(plan, env, says(part)) in (NOW, None)
         asked: list[Sequence[str]] = []
         assert "cancelled" not in back_into_queue(env, heard(part, asked)) or cause is Cause.CANCELLED
-        assert all("show" in command for command in asked)
+        assert all("show" in command for command in asked) or not part
 
 
 def heard(answer: str, asked: list[Sequence[str]]) -> Callable[[Sequence[str]], str]:
