@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # Tests of what a machine has one of run one after the other. The rest is shared by as many processes as there are cores.
 ONE_BY_ONE := slurm or gpu
+# `make chaos` runs their tests of random examples with more of them, and others each time.
+FUZZED := tests/schedulers/test_odd_answers.py tests/store/test_damage.py
 WHICH = not long and not chaos
 JOBS = $(shell nproc)
 # The processes of tests start faster from what the ones before them have compiled, whatever the shell says.
@@ -33,7 +35,7 @@ test-slurm-as-user: $(INSTALLED)
 	$(BIN)/python -m tests.lab.as_user $(BIN)/python -m pytest -m "slurm and not long and not chaos"
 
 chaos: $(INSTALLED)
-	$(BIN)/python -m pytest tests/chaos -m chaos --numprocesses $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest tests/chaos $(FUZZED) -m chaos --numprocesses $(JOBS) --dist loadgroup
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

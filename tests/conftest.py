@@ -26,8 +26,11 @@ forget_other_schedulers(os.environ, keep_pbs=pbs_real.ASKED_FOR)
 # A rank that is alone takes a thread for each core, and where others want the cores, too, its threads mostly spin.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# How long an example takes says more about who else wants the cores than about the code. All runs take the same ones.
-settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+# How long an example takes says more about who else wants the cores than about the code. `make test` takes the same
+# examples each time; `make chaos` draws others, and more of them, and prints how to repeat one that fails.
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("steady", UNTIMED, derandomize=True)
+settings.register_profile("chaos", UNTIMED, max_examples=500, print_blob=True, database=None)
 settings.load_profile("steady")
 
 MEMORY, ROOM = Path("/dev/shm"), 2**31
@@ -41,7 +44,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.markexpr == "chaos":
+        settings.load_profile("chaos")
+    _keep_temporary_folders_in_memory()
+
+
+def _keep_temporary_folders_in_memory() -> None:
     """Temporary folders lie in memory, where there is room. Journals and checkpoints are synced: on a busy disk a test
     would wait for that far longer than it computes. Those of the lab do, and write where all nodes see it.
     """
@@ -52,6 +61,14 @@ def pytest_configure() -> None:
         takes_programs = not there.f_flag & os.ST_NOEXEC  # tests write some
         if takes_programs and there.f_bavail * there.f_frsize >= ROOM:
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+@pytest.hookimpl(tryfirst=True)  # before others are left out by their marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes more examples in `make chaos` is a part of it."""
+    for item in items if config.option.markexpr == "chaos" else ():
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("chaos")
 
 
 def pytest_collection_finish() -> None:

@@ -128,6 +128,11 @@ def patiently(ask: Callable[[], T], say: Callable[[str], None], within_s: float 
         time.sleep(AGAIN_S)
 
 
+def whole_lines(output: str) -> list[str]:
+    """Without the last one where it was cut off: a site's wrapper or cache may pass on a part of an answer."""
+    return output.split("\n")[:-1]
+
+
 @contextmanager
 def reading(command: str) -> Iterator[None]:
     """Around code that reads the answer of `command`, or on a function that does: raises CommandError where the answer

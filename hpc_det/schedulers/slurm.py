@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
-from hpc_det.schedulers.command import CommandError, NoAnswer, Run, run_command, says_no_answer
+from hpc_det.schedulers.command import CommandError, NoAnswer, Run, reading, run_command, says_no_answer, whole_lines
 from hpc_det.schedulers.scheduler import JobStatus, Submission, agent_command, common_variables
 from hpc_det.schedulers.slurm_answers import host_names, local_time, shown
 from hpc_det.schedulers.slurm_flags import directives, own_line, quoted, srun_command
@@ -98,7 +98,7 @@ class Slurm:
 
     def down_hosts(self, hosts: Sequence[str], run: Run) -> list[str]:
         flags = ["--noheader", "--Node", "--states=down", "--format=%N", f"--nodes={','.join(hosts)}"]
-        down = set(run(["sinfo", *flags]).split())
+        down = set(map(str.strip, whole_lines(run(["sinfo", *flags]))))
         return [host for host in hosts if host in down]
 
     def unreached_hosts(self, printed: str) -> list[str]:
@@ -122,18 +122,9 @@ class Slurm:
 
     def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
         try:
-            job = shown(self.job_id(env), run)
+            return _cause_of_stop(shown(self.job_id(env), run), plan, env, signalled_at)
         except CommandError:
             return Cause.PREEMPTED  # scontrol may be missing on compute nodes; both causes are requeued alike
-        if local_time(job.get("PreemptTime")) is not None:
-            return Cause.PREEMPTED
-        if "NODE_FAIL" in job.get("JobState", "") or job.get("Reason") == "NodeDown":  # while it is COMPLETING
-            return Cause.NODE_LOST
-        if job.get("JobState") in ("COMPLETING", "CANCELLED") and job.get("Reason") != "TimeLimit":
-            return _cause_of_sudden_end(job, env)
-        end = local_time(job.get("EndTime"))
-        warned_from = float("inf") if end is None else end - plan.signal_lead_s - SIGNAL_EARLY_S
-        return Cause.TIME_LIMIT if signalled_at >= warned_from else Cause.PREEMPTED
 
     def replaced(self, job_id: str, run: Run) -> None:
         """Otherwise Slurm might requeue it, and hold both back for minutes."""
@@ -159,11 +150,24 @@ class Slurm:
                 raise
 
 
+def _cause_of_stop(job: Mapping[str, str], plan: JobPlan, env: Mapping[str, str], signalled_at: float) -> Cause:
+    if local_time(job.get("PreemptTime")) is not None:
+        return Cause.PREEMPTED
+    if "NODE_FAIL" in job.get("JobState", "") or job.get("Reason") == "NodeDown":  # while it is COMPLETING
+        return Cause.NODE_LOST
+    if job.get("JobState") in ("COMPLETING", "CANCELLED") and job.get("Reason") != "TimeLimit":
+        return _cause_of_sudden_end(job, env)
+    end = local_time(job.get("EndTime"))
+    warned_from = float("inf") if end is None else end - plan.signal_lead_s - SIGNAL_EARLY_S
+    return Cause.TIME_LIMIT if signalled_at >= warned_from else Cause.PREEMPTED
+
+
 def _cause_of_sudden_end(job: Mapping[str, str], env: Mapping[str, str]) -> Cause:
     """The job is being ended without a warning: by `scancel`, or by a requeue, which counts one restart more."""
     return Cause.PREEMPTED if _was_requeued(job, env) else Cause.CANCELLED
 
 
+@reading("scontrol")
 def _was_requeued(job: Mapping[str, str], env: Mapping[str, str]) -> bool:
     """Since this start of it, which `env` belongs to."""
     return int(job.get("Restarts", 0)) > int(env.get("SLURM_RESTART_COUNT", 0))

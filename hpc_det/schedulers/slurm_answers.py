@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from hpc_det.schedulers.command import Run
+from hpc_det.schedulers.command import NoAnswer, Run, whole_lines
 from hpc_det.schedulers.scheduler import JobState, JobStatus
 
 # squeue(1), JOB STATE CODES. A state that is not here is news from a newer Slurm: UNKNOWN, never a crash.
@@ -96,7 +96,11 @@ def _status(job_id: str, state: str, reason: str) -> JobStatus:
 
 
 def shown(job_id: str, run: Run) -> dict[str, str]:
-    return parse_scontrol(run(["scontrol", "show", "job", "--oneliner", job_id]))
+    """Raises NoAnswer where the answer is cut off: a preempted job would look like a cancelled one."""
+    answer = run(["scontrol", "show", "job", "--oneliner", job_id])
+    if answer and not whole_lines(answer):  # a site's wrapper may show nothing at all
+        raise NoAnswer(f"scontrol: its answer about job {job_id} is cut off; try again later")
+    return parse_scontrol(answer)
 
 
 def parse_scontrol(output: str) -> dict[str, str]:

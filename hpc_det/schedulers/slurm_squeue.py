@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpc_det.schedulers.command import ENV, CommandError, Run, reading
+from hpc_det.schedulers.command import ENV, CommandError, Run, reading, whole_lines
 from hpc_det.schedulers.scheduler import JobState, JobStatus, array_of
 from hpc_det.schedulers.slurm_answers import parse_squeue, with_arrays
 
@@ -96,7 +96,7 @@ def _ask(arrays: Sequence[str], run: Run, order: str) -> Answer:
 
 @reading("squeue")
 def _read(output: str, arrays: Sequence[str]) -> Answer:
-    lines = output.split("\n")[:-1]  # the last one is cut off, or nothing
+    lines = whole_lines(output)
     jobs = parse_squeue("\n".join(line for line in lines if line != _HEADER))
     asked = {job_id: status for job_id, status in jobs.items() if array_of(job_id) in arrays}
     return Answer(asked, has_header=_HEADER in lines)

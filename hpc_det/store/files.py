@@ -206,6 +206,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return list(each_line(path))
 
 
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """The same of a file of which each line counts, and counts once. Raises DamagedFile for a line that was whole and
+    cannot be read: one that a crash has torn has no end, and is the last one, or was ended by the line after it.
+    """
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    found = {line: parse_line(line) for line in lines if line.strip()}
+    for number, line in enumerate(lines, start=1):
+        was_whole = b"}" in line[-2:] or (number == len(lines) - 1 and not lines[-1])
+        if was_whole and line.strip() and found[line] is None:
+            raise DamagedFile(f"{path}: damaged: line {number} cannot be read; remove it, or restore the file")
+    return [record for record in found.values() if record is not None]
+
+
 def each_line(path: Path) -> Iterator[dict[str, Any]]:
     """The same, one at a time: the file may be larger than memory allows."""
     with suppress(FileNotFoundError), open(path, "rb") as file:

@@ -18,7 +18,7 @@ from typing import Any
 
 from hpc_det.errors import HpcDetError, shown
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
-from hpc_det.store.files import append_line, read_lines
+from hpc_det.store.files import append_line, read_journal
 from hpc_det.store.shape import DamagedFile, Moment, Shape, insist_on
 
 _EVENT: Shape = {"event": str, "attempt": int, "time": Moment}
@@ -31,6 +31,9 @@ _SHAPES: dict[str, Shape] = {
 _CAUSES, _ACTIONS = {cause.value for cause in Cause}, {action.value for action in Action}
 
 
+_FINAL = (Action.DONE.value, Action.GIVE_UP.value)
+
+
 class Overtaken(HpcDetError):
     """Another job goes on with the trial: this one was believed gone with its node."""
 
@@ -41,15 +44,18 @@ class Journal:
 
     def events(self) -> list[dict[str, Any]]:
         """Raises HpcDetError for a damaged line."""
-        events = read_lines(self.path)
+        events = read_journal(self.path)
         for event in events:
             insist_on({**_EVENT, **_SHAPES.get(str(event.get("event")), {})}, event, self.path)
+            if event["event"] not in _SHAPES:
+                raise DamagedFile(f"{self.path}: damaged: {shown(event['event'])}: no such event; remove that line")
             is_end = event["event"] == "ended"
             if is_end and (event["cause"] not in _CAUSES or event["action"] not in _ACTIONS):
                 raise DamagedFile(
                     f"{self.path}: damaged: attempt {event['attempt']} ended by {shown(event['cause'])}, with "
                     f"{shown(event['action'])}: no such end; remove that line"
                 )
+        _insist_on_order(events, self.path)
         return events
 
     def started(self, attempt: int, job_id: str, worker: int = 0) -> None:
@@ -122,9 +128,32 @@ class Journal:
 
     def _ends(self) -> list[dict[str, Any]]:
         """Since the trial was continued last."""
-        events = self.events()
-        begin = max((i for i, event in enumerate(events) if event["event"] == "continued"), default=0)
-        return [event for event in events[begin:] if event["event"] == "ended"]
+        ends: list[dict[str, Any]] = []
+        for event in self.events():
+            is_over = bool(ends) and ends[-1]["action"] in _FINAL
+            if event["event"] == "continued" or (event["event"] == "started" and is_over):
+                ends = []  # a trial that was over starts only where it was continued, if that line is lost
+            elif event["event"] == "ended":
+                ends.append(event)
+        return ends
 
     def _append(self, event: str, attempt: int, **details: Any) -> None:
         append_line(self.path, {"event": event, "attempt": attempt, "time": time.time(), **details})
+
+
+def _insist_on_order(events: list[dict[str, Any]], path: Path) -> None:
+    """Attempts begin in the order of their numbers, and none begins after its end: otherwise a number that is too low
+    would be given once more. Raises DamagedFile.
+    """
+    last, ended = 1, set[int]()
+    for event in events:
+        number = event["attempt"]
+        if event["event"] == "ended":
+            ended.add(number)
+        elif event["event"] == "started":
+            if number < last or number in ended:
+                raise DamagedFile(
+                    f"{path}: damaged: attempt {number} begins after attempt {last} has begun, or has ended; correct "
+                    "its number, or remove that line"
+                )
+            last = number

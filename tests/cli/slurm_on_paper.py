@@ -78,7 +78,7 @@ class SlurmOnPaper:
             case ["scontrol", "show", "partition", "--oneliner"]:
                 return PARTITIONS
             case ["scontrol", "show", "job", "--oneliner", _]:
-                return "SubmitTime=2026-11-20T10:02:05"
+                return "SubmitTime=2026-11-20T10:02:05\n"
             case ["scontrol", "update", job, change]:
                 self._change(job.removeprefix("JobId="), change, " ".join(command))
             case ["scontrol", "uhold" | "release" as what, job]:

@@ -26,6 +26,8 @@ EXAMPLES = CHECKOUT / "docs" / "examples"
 WARM = ("--config", warm_ranks_of("LeakyTrial"))
 SHORT = ("--batches", 8, "--stops", 2, "--seed", 2)
 COUNTER, NOTHING = "hyperparameters.leak=counter", "hyperparameters.leak=none"
+LEAKS = {"generator": "generator", "average": "state"}
+"""The kind of cause that is named for what a trial keeps in an attribute."""
 
 
 def experiments() -> list[int]:
@@ -65,6 +67,23 @@ def test_state_that_ends_with_the_process_is_named() -> None:
     first = found["first_differences"][0]
     assert (first["part"], first["batch"]) == ("metrics", found["resumes"][0])
     assert ("state", "global variable model_def.batches") in blamed(found)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("leak", LEAKS)
+def test_a_generator_and_an_average_in_an_attribute_are_named(leak: str) -> None:
+    code, found = verified(*WARM, *SHORT, "--ranks", 2, "--config", f"hyperparameters.leak={leak}")
+    assert_leak_is_named(leak, code, found, ranks=2)
+
+
+def assert_leak_is_named(leak: str, code: int, found: dict[str, Any], *, ranks: int) -> None:
+    """The training differs from the first batch after the first stop on, and on each rank."""
+    assert (code, found["identical"]) == (1, False)
+    assert len(found["resumes"]) == 2
+    firsts = [each for each in found["first_differences"] if each["batch"] == found["resumes"][0]]
+    assert {each["rank"] for each in firsts} == set(range(ranks))
+    assert (LEAKS[leak], f"attribute trial.{leak}") in blamed(found)
 
 
 @pytest.mark.usefixtures("warm")
@@ -157,6 +176,21 @@ def test_a_leak_is_named_by_trainings_on_a_real_slurm(
     assert code == 1
     assert {each["rank"] for each in found["first_differences"]} == {0, 1, 2, 3}
     assert blamed(found) >= {("state", "attribute trial.count")}
+
+
+@pytest.mark.long
+@pytest.mark.slurm
+def test_a_sound_trial_passes_and_each_leak_is_named_on_a_real_slurm(
+    slurm_lab: SlurmLab, state_folder: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(slurm_lab, monkeypatch)
+    on_the_lab = ("--cluster", "lab", "--ranks", 2, *SHORT)
+    code, found = verified(*on_the_lab, "--config", NOTHING)
+    assert (code, found["identical"]) == (0, True)
+    assert len(found["resumes"]) == 2
+    for leak in LEAKS:
+        code, found = verified(*on_the_lab, "--config", f"hyperparameters.leak={leak}")
+        assert_leak_is_named(leak, code, found, ranks=2)
 
 
 @pytest.mark.long

@@ -1,34 +1,50 @@
-"""Answers that are cut off, damaged or of another kind: an error in a sentence or UNKNOWN, never a wrong state."""
+"""Answers that are cut off, damaged or of another kind: an error in a sentence or UNKNOWN, never a wrong state.
+
+Those of squeue, scontrol, sinfo, qstat and pbsnodes; hpc-det never calls sacct.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_det.errors import HpcDetError
+from hpc_det.requeue import Cause
 from hpc_det.schedulers.detect import pbs as detect_pbs
 from hpc_det.schedulers.detect import slurm as detect_slurm
+from hpc_det.schedulers.pbs import Pbs
 from hpc_det.schedulers.pbs_answers import shown, statuses, waiting
 from hpc_det.schedulers.pbs_hosts import down_hosts, named_hosts
 from hpc_det.schedulers.pbs_queue import PbsQueue
 from hpc_det.schedulers.scheduler import JobState, scheduler
+from hpc_det.schedulers.slurm import Slurm
 from hpc_det.schedulers.slurm_queue import SlurmQueue
+from hpc_det.sgd.driver.leaving import back_into_queue
 from tests.odd import ODD, places, replaced
+from tests.plan.plans import job_plan
 from tests.schedulers.squeue_on_paper import SqueueOnPaper
+from tests.schedulers.test_slurm import NOW, slurm_time
+from tests.schedulers.test_slurm import shown as shown_by_slurm
+from tests.schedulers.test_slurm_queue import mark_in
 
 HERE = Path(__file__).parent
 PBS = [path.read_text() for path in sorted((HERE / "recorded_pbs").glob("*.json"))]
+NODES = (HERE / "recorded_pbs" / "pbsnodes-one-down.json").read_text()
 FOUND = [
     path.read_text() for path in sorted((HERE / "detect" / "recorded").rglob("*")) if path.suffix in (".json", ".txt")
 ]
 SQUEUE = "4711|RUNNING|None\n4712_1|PENDING|Resources\n4712_2|PENDING|BeginTime\n4713|COMPLETED|None\n"
+QUEUE = (HERE / "recorded_slurm" / "queue.txt").read_text()
+JOB, ARRAY = "47.pbshead", "54[].pbshead"
+T = TypeVar("T")
 WORDS = st.text(max_size=30) | st.sampled_from(["", "{}", "[]", "null", '{"Jobs": 3}', '{"Jobs": {"1.server": []}}'])
 
 
@@ -52,12 +68,26 @@ def damaged(draw: Callable[..., Any], samples: Sequence[str]) -> str:
 
 
 def says(output: str) -> Callable[[Sequence[str]], str]:
-    return lambda command: output
+    """With the mark that squeue was asked for, where it belongs."""
+    return lambda command: output.replace("<mark>", mark_in(command))
 
 
 def cut_at(length: int, numbers: Collection[int]) -> Callable[[str, int], str]:
     """Of the answers with these numbers only so much arrives."""
     return lambda answer, number: answer[:length] if number in numbers else answer
+
+
+def cut_anywhere(answer: str) -> list[str]:
+    """After each byte; after every few ones of a long answer."""
+    return [answer[:length] for length in range(0, len(answer), 1 + len(answer) // 5000)]
+
+
+def or_none(ask: Callable[[], T]) -> T | None:
+    """None where the answer is refused in a sentence."""
+    try:
+        return ask()
+    except HpcDetError:
+        return None
 
 
 def raises_only_ours(ask: Callable[[], object]) -> None:
@@ -94,33 +124,118 @@ def test_an_answer_of_squeue_with_other_text_ends_no_job(output: str) -> None:
 def test_an_answer_of_qstat_that_is_cut_off_shows_no_wrong_state(sample: str) -> None:
     ids = list(json.loads(sample).get("Jobs", {}))
     true = statuses(ids, says(sample))
-    for length in range(0, len(sample), 7):
-        for job_id, status in statuses(ids, says(sample[:length])).items():
+    for part in cut_anywhere(sample):
+        for job_id, status in statuses(ids, says(part)).items():
             assert status.state in (true[job_id].state, JobState.UNKNOWN)
+
+
+ENDS = [
+    ("RUNNING", "None", 0, slurm_time(NOW), Cause.PREEMPTED),
+    ("COMPLETING", "None", 0, slurm_time(NOW), Cause.PREEMPTED),
+    ("COMPLETING", "None", 12, "None", Cause.PREEMPTED),
+    ("COMPLETING", "None", 0, "None", Cause.CANCELLED),
+    ("COMPLETING", "TimeLimit", 0, "None", Cause.TIME_LIMIT),
+    ("COMPLETING", "NodeDown", 0, "None", Cause.NODE_LOST),
+]
+
+
+@pytest.mark.parametrize(("state", "reason", "restarts", "preempted", "cause"), ENDS)
+def test_an_answer_of_scontrol_that_is_cut_off_shows_no_wrong_cause_and_requeues_nothing_twice(
+    state: str, reason: str, restarts: int, preempted: str, cause: Cause
+) -> None:
+    """What cannot be read counts as a preemption, as where scontrol is missing."""
+    slurm, env, plan = Slurm(), {"SLURM_JOB_ID": "99", "SLURM_RESTART_COUNT": "1"}, job_plan(time_limit_min=2)
+    whole = shown_by_slurm(end=slurm_time(NOW), preempted=preempted) + "\n"
+    whole = whole.replace("JobState=RUNNING Reason=None", f"JobState={state} Reason={reason}")
+    whole = whole.replace("Restarts=0", f"Restarts={restarts}")
+    assert slurm.stop_cause(plan, env, NOW, says(whole)) is cause
+    for part in cut_anywhere(whole):
+        assert slurm.stop_cause(plan, env, NOW, says(part)) in (cause, Cause.PREEMPTED)
+        assert slurm.ends_at(plan, env, says(part)) in (NOW, None)
+        asked: list[Sequence[str]] = []
+        assert "cancelled" not in back_into_queue(env, heard(part, asked)) or cause is Cause.CANCELLED
+        assert all("show" in command for command in asked) or not part
+
+
+def heard(answer: str, asked: list[Sequence[str]]) -> Callable[[Sequence[str]], str]:
+    """Notes the commands."""
+
+    def run(command: Sequence[str]) -> str:
+        asked.append(command)
+        return answer
+
+    return run
+
+
+def test_an_answer_of_sinfo_that_is_cut_off_calls_no_other_node_down() -> None:
+    slurm, hosts = Slurm(), [f"node{number}" for number in range(130)]
+    whole = "node12\nnode129\n"
+    assert slurm.down_hosts(hosts, says(whole)) == ["node12", "node129"]
+    for part in cut_anywhere(whole):
+        assert {*slurm.down_hosts(hosts, says(part))} <= {"node12", "node129"}
+
+
+def test_an_answer_of_squeue_about_the_queue_that_is_cut_off_shows_no_wrong_job() -> None:
+    """It may show fewer jobs, and a job in fewer of its partitions."""
+    true = [replace(job, pools=()) for job in SlurmQueue().jobs(says(QUEUE))]
+    assert len(true) > 10
+    for part in cut_anywhere(QUEUE):
+        found = or_none(lambda part=part: SlurmQueue().jobs(says(part)))  # type: ignore[misc]
+        assert all(replace(job, pools=()) in true for job in found or [])
+
+
+def test_an_answer_of_pbsnodes_that_is_cut_off_calls_no_other_node_down_and_names_none_that_is() -> None:
+    hosts, two = ["pbsn1", "pbsn2", "pbsn3"], ("2:ncpus=2", None)
+    named = named_hosts(two, [], says(NODES))
+    assert "pbsn3" not in named
+    assert down_hosts(hosts, says(NODES)) == ["pbsn3"]
+    for part in cut_anywhere(NODES):
+        assert or_none(lambda part=part: down_hosts(hosts, says(part))) in (["pbsn3"], None)  # type: ignore[misc]
+        assert or_none(lambda part=part: named_hosts(two, [], says(part))) in (named, None)  # type: ignore[misc]
+
+
+@given(damaged([shown_by_slurm(end=slurm_time(NOW)) + "\n"]))
+def test_an_odd_answer_of_scontrol_is_some_cause(output: str) -> None:
+    plan, env = job_plan(time_limit_min=2), {"SLURM_JOB_ID": "99"}
+    assert isinstance(Slurm().stop_cause(plan, env, NOW, says(output)), Cause)
+    assert isinstance(Slurm().ends_at(plan, env, says(output)), float | None)
+    assert isinstance(back_into_queue(env, says(output)), str)
 
 
 @given(damaged(PBS))
 def test_pbs_knows_each_job_as_something(output: str) -> None:
-    assert statuses(["1.server", "11[].pbshead"], says(output)).keys() == {"1.server", "11[].pbshead"}
+    assert statuses([JOB, ARRAY], says(output)).keys() == {JOB, ARRAY}
+
+
+def test_the_recorded_answers_have_what_is_asked_about() -> None:
+    """Otherwise no damage would be seen."""
+    assert all(any(f'"{name}"' in sample for sample in PBS) for name in (JOB, ARRAY, "pbsn1"))
+    assert len(SlurmQueue().jobs(says(QUEUE))) > 10
 
 
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda run: shown("11.pbshead", run),
-        lambda run: waiting("11[].pbshead", run),
+        lambda run: shown(JOB, run),
+        lambda run: waiting(ARRAY, run),
         lambda run: PbsQueue().jobs(run),
         lambda run: PbsQueue().pools(run),
         lambda run: PbsQueue().priority_note(run),
-        lambda run: named_hosts(("2:ncpus=2", None), ["node1"], run),
-        lambda run: down_hosts(["node1"], run),
+        lambda run: named_hosts(("2:ncpus=2", None), ["pbsn1"], run),
+        lambda run: down_hosts(["pbsn1"], run),
         lambda run: detect_pbs.detect(run),
         lambda run: detect_slurm.detect(run),
         lambda run: SlurmQueue().jobs(run),
         lambda run: SlurmQueue().pools(run),
+        lambda run: Slurm().down_hosts(["node1"], run),
+        lambda run: Slurm().stop_cause(job_plan(), {"SLURM_JOB_ID": "99"}, NOW, run),
+        lambda run: Slurm().requeue("99", {}, run),
+        lambda run: Pbs().stop_cause(job_plan(), {"PBS_JOBID": JOB}, NOW, run),
+        lambda run: Pbs().ends_at(job_plan(), {"PBS_JOBID": JOB}, run),
+        lambda run: Pbs().avoid(JOB, ["pbsn1"], run),
+        lambda run: Pbs().requeue(JOB, {}, run),
     ],
 )
-@settings(max_examples=60)
-@given(output=damaged([*PBS, *FOUND, SQUEUE]))
+@given(output=damaged([*PBS, *FOUND, SQUEUE, QUEUE]))
 def test_what_cannot_be_read_is_an_error_in_a_sentence(ask: Callable[..., object], output: str) -> None:
     raises_only_ours(lambda: ask(says(output)))

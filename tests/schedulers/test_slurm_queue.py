@@ -25,8 +25,11 @@ QUEUE = SlurmQueue()
 def recorded(command: Sequence[str]) -> str:
     """As squeue answers: with the mark that it was asked for."""
     assert "squeue" in command
-    mark = command[-1].partition("--Format=JobArrayID:")[2].partition(",")[0]
-    return RECORDED.replace("<mark>", mark)
+    return RECORDED.replace("<mark>", mark_in(command))
+
+
+def mark_in(command: Sequence[str]) -> str:
+    return command[-1].partition("--Format=JobArrayID:")[2].partition(",")[0]
 
 
 @pytest.fixture
@@ -237,7 +240,7 @@ def test_each_hold_is_lifted_its_own_way(jobs: dict[str, QueuedJob]) -> None:
 
     def run(command: Sequence[str]) -> str:
         asked.append(list(command))
-        return ""
+        return "JobId=107\n"
 
     QUEUE.release(jobs["110"], run)
     QUEUE.release(jobs["107"], run)

@@ -19,7 +19,7 @@ class Slurm:
 
     def __call__(self, command: Sequence[str]) -> str:
         self.asked.append(list(command))
-        return self.job if "show" in command else ""
+        return f"{self.job}\n" if "show" in command else ""
 
     @property
     def requeues(self) -> bool:

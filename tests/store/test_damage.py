@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from hpc_det.checkpoint.committed import Committed, FileEntry, OddManifest, manifest_of, parsed
 from hpc_det.config.plain_yaml import load_yaml
@@ -19,11 +23,13 @@ from hpc_det.node.rendezvous import await_rendezvous, publish
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.store.files import append_line, read_json, read_map
+from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import each, last_reports, read_reports, validation_metrics, validations
 from hpc_det.store.shape import Count, DamagedFile, Moment, fits, made
 from hpc_det.store.shared_log import SharedLog
 from hpc_det.store.stop import read_stop, request_stop
+from hpc_det.view.story import verdict
 from tests.odd import ODD, damages
 from tests.plan.plans import job_plan
 
@@ -155,6 +161,79 @@ def test_a_reader_knows_no_other_errors(
         path.write_bytes(damage)
         with suppress(HpcDetError):
             read()
+
+
+WHERE = st.floats(0, 1, exclude_max=True)
+
+
+@st.composite
+def with_a_damaged_line(draw: Callable[..., Any], lines: Sequence[bytes]) -> bytes:
+    """A bit is flipped, other bytes are in a place, or a line is there twice."""
+    number = draw(st.integers(0, len(lines) - 1))
+    line = lines[number]
+    at = int(draw(WHERE) * len(line))
+    before, after = [*lines[:number]], [*lines[number + 1 :]]
+    match draw(st.sampled_from(["flip", "overwrite", "repeat"])):
+        case "flip":
+            line = line[:at] + bytes([line[at] ^ 1 << draw(st.integers(0, 7))]) + line[at + 1 :]
+        case "overwrite":
+            odd = draw(st.sampled_from([b"\0", b"\xff", b"9", b"}"])) * draw(st.integers(1, len(line) - at))
+            line = line[:at] + odd + line[at + len(odd) :]
+        case "repeat":
+            after.insert(draw(st.integers(0, len(after))), line)
+    return b"".join([*before, line, *after])
+
+
+@cache
+def lines_of_a_trial(*, is_open: bool) -> Sequence[bytes]:
+    """It fails, has finished, is continued, is preempted, and begins for the fourth time or was preempted again."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.jsonl"
+        _live(Journal(path), is_open)
+        lines = path.read_bytes().splitlines(keepends=True)
+    return [re.sub(rb'"time": [\d.]+', b'"time": %d.5' % (1000 + at), line) for at, line in enumerate(lines)]
+
+
+def _live(journal: Journal, is_open: bool) -> None:
+    preempted = AttemptEnd(cause=Cause.PREEMPTED, steps=9)
+    journal.started(1, "7")
+    journal.ended(1, AttemptEnd(cause=Cause.FAILED, steps=3), Decision(Action.RESTART, "why"), "ValueError: {1: 2}")
+    journal.started(2, "7")
+    journal.ended(2, AttemptEnd(cause=Cause.FINISHED, steps=6), Decision(Action.DONE, "finished"), None)
+    journal.continued()
+    journal.started(3, "8")
+    journal.ended(3, preempted, Decision(Action.REQUEUE, "why"), None)
+    journal.started(4, "8")
+    if not is_open:
+        journal.ended(4, preempted, Decision(Action.REQUEUE, "why"), None)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@given(data=st.data())
+def test_a_journal_with_a_damaged_line_shows_no_end_that_was_none_and_gives_no_number_twice(
+    is_open: bool, data: st.DataObject
+) -> None:
+    with TemporaryDirectory() as folder:
+        trial = TrialFolder(Path(folder))
+        trial.journal.write_bytes(data.draw(with_a_damaged_line(lines_of_a_trial(is_open=is_open))))
+        with suppress(HpcDetError):
+            assert verdict(trial) is None
+            assert Journal(trial.journal).last_attempt() >= 4
+            causes = [end.cause for end in Journal(trial.journal).history()]
+            assert Cause.FINISHED not in causes
+            assert len(causes) <= 2 - is_open  # no failure is charged twice
+
+
+def test_a_journal_that_was_continued_last_has_no_end_with_any_damaged_line(tmp_path: Path) -> None:
+    trial = TrialFolder(tmp_path)
+    lines = lines_of_a_trial(is_open=True)[:5]
+    for at in range(len(lines[4])):
+        for bit in range(8):
+            line = lines[4][:at] + bytes([lines[4][at] ^ 1 << bit]) + lines[4][at + 1 :]
+            trial.journal.write_bytes(b"".join([*lines[:4], line]))
+            with suppress(HpcDetError):
+                assert verdict(trial) is None
+                assert Journal(trial.journal).last_attempt() >= 2
 
 
 def test_an_end_in_the_journal_is_none_where_a_part_of_it_is_missing(tmp_path: Path) -> None:

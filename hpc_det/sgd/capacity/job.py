@@ -14,7 +14,7 @@ from hpc_det.launch.elastic import agents
 from hpc_det.launch.elastic.agents import BackOff
 from hpc_det.launch.elastic.task import AgentTask
 from hpc_det.node.network import address_towards, own_address
-from hpc_det.schedulers.command import CommandError, run_command
+from hpc_det.schedulers.command import CommandError, run_command, whole_lines
 from hpc_det.schedulers.scheduler import JobState, JobStatus
 from hpc_det.sgd.capacity.executors import cluster_of, cpus_of, executor_of, gpus_of, nodes_of
 from hpc_det.sgd.capacity.processes import LEAVE_S
@@ -142,7 +142,8 @@ def _nodes(cluster: str) -> list[str]:
     """Some addresses of nodes, or their names; none where the scheduler does not say."""
     try:
         if cluster == "slurm":
-            found = run_command(["sinfo", "--noheader", "--Node", "--format=%o"], timeout_s=ASK_S).split()
+            answer = run_command(["sinfo", "--noheader", "--Node", "--format=%o"], timeout_s=ASK_S)
+            found = [line.strip() for line in whole_lines(answer)]
         else:
             found = re.findall(r"(?m)^\s+Mom = (\S+)", run_command(["pbsnodes", "-a"], timeout_s=ASK_S))
     except CommandError:

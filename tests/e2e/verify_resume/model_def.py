@@ -35,7 +35,8 @@ class LeakyTrial(PyTorchTrial):
         self.optimizer = context.wrap_optimizer(torch.optim.Adam(self.model.parameters(), lr=0.01))
         self.count = 0
         self.average = 0.0
-        """Which nothing depends on."""
+        """Which nothing depends on, but with `leak: average`."""
+        self.generator = torch.Generator().manual_seed(7)
 
     def build_training_data_loader(self) -> DataLoader:
         generator = torch.Generator().manual_seed(1)
@@ -52,7 +53,7 @@ class LeakyTrial(PyTorchTrial):
         self.context.step_optimizer(self.optimizer)
         return {"loss": loss}
 
-    def factor(self) -> int:
+    def factor(self) -> float:
         global batches
         match self.context.get_hparam("leak"):
             case "counter":
@@ -61,6 +62,10 @@ class LeakyTrial(PyTorchTrial):
             case "global":
                 batches += 1
                 return batches
+            case "generator":
+                return float(torch.rand((), generator=self.generator))
+            case "average":
+                return 1 + self.average
             case "failure" if self.context.get_initial_batch():
                 raise ValueError("nobody has tried that")
         return 1

@@ -60,8 +60,8 @@ def test_cpus_of_nodes_are_in_slurms_short_form(text: str, cpus: list[int]) -> N
 def test_gpus_are_known_on_a_node_and_asked_for_on_a_login_node() -> None:
     assert Srun({**JOB, "SLURM_GPUS_ON_NODE": "4"}, no_scontrol).gpus == 4
     shell_of_salloc = {name: value for name, value in JOB.items() if name != "SLURMD_NODENAME"}
-    assert Srun(shell_of_salloc, lambda command: "JobId=12 TRES=cpu=24,node=3,gres/gpu=6").gpus == 2
-    assert Srun(shell_of_salloc, lambda command: "JobId=12 TRES=cpu=24,node=3").gpus == 0
+    assert Srun(shell_of_salloc, lambda command: "JobId=12 TRES=cpu=24,node=3,gres/gpu=6\n").gpus == 2
+    assert Srun(shell_of_salloc, lambda command: "JobId=12 TRES=cpu=24,node=3\n").gpus == 0
 
 
 def test_slots_are_gpus_or_as_many_cpus_as_a_worker_takes() -> None:
