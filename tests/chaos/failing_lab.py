@@ -138,7 +138,8 @@ class FailingLab:
             self.lab.cancel_all()
         finally:
             for node in self._nodes:
-                wait_for(partial(self._is_idle, node), DEADLINE_S)
+                shown = partial(self.lab.run, "scontrol", "show", "node", node)
+                wait_for(partial(self._is_idle, node), DEADLINE_S, shown)
 
     def _is_idle(self, node: Node) -> bool:
         with suppress(RuntimeError):  # Slurm may do it itself when the node reports, and refuses then
