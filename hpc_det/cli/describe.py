@@ -160,7 +160,8 @@ def _short(job_ids: Sequence[str]) -> str:
 
 
 def _command(entrypoint: str | list[str]) -> str:
-    return entrypoint if isinstance(entrypoint, str) else shlex.join(entrypoint)
+    """As it is in the file, which may be damaged."""
+    return shlex.join(map(str, entrypoint)) if isinstance(entrypoint, list) else str(entrypoint)
 
 
 def _failures(trials: Sequence[TrialFacts]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from hpc_det.report.profile import course_of
 from hpc_det.report.rungs import brackets_of
 from hpc_det.report.spans import Phase, goodput
 from hpc_det.report.trial import trial_facts
-from hpc_det.search.sample import is_nested, kind_of
+from hpc_det.search.sample import is_nested
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view import story
 from hpc_det.view.config import shown_config
@@ -102,7 +102,7 @@ def _drawn_by_logarithm(space: Tree, prefix: str = "") -> Iterator[str]:
     for name, spec in space.items():
         if is_nested(spec):
             yield from _drawn_by_logarithm(spec, f"{prefix}{name}.")
-        elif kind_of(spec) == "log":
+        elif isinstance(spec, Mapping) and spec["type"] == "log":
             yield f"{prefix}{name}"
 
 
