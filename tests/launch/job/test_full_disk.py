@@ -56,7 +56,7 @@ def fill_all(gang: Gang, disk: Path, folder: Path) -> Path:
     """The disk and the last page of the journal: a tmpfs lets files fill theirs. What takes the space."""
     wait_for(lambda: (gang.code / "started").exists())
     with gang.trial.journal.open("ab") as journal:
-        journal.write(b"#" * (-journal.tell() % 4096 - 1) + b"\n")
+        journal.write(b" " * (-journal.tell() % 4096 - 1) + b"\n")
     ballast = fill(disk)
     (folder / "full").touch()
     return ballast
