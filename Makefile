@@ -35,7 +35,7 @@ test-slurm-as-user: $(INSTALLED)
 	$(BIN)/python -m tests.lab.as_user $(BIN)/python -m pytest -m "slurm and not long and not chaos"
 
 chaos: $(INSTALLED)
-	$(BIN)/python -m pytest tests/chaos $(FUZZED) -m chaos --numprocesses $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest tests/chaos $(FUZZED) $(SHOWN) -m chaos --numprocesses $(JOBS) --dist loadgroup
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

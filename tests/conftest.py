@@ -94,9 +94,10 @@ def slurm_lab() -> Iterator[slurm.SlurmLab]:
         pytest.skip(reason)
     was_running = slurm.SlurmLab.is_running()
     lab = slurm.SlurmLab.start()
-    yield lab
-    if not was_running:
-        lab.stop()
+    with lab.used_alone():
+        yield lab
+        if not was_running:
+            lab.stop()
 
 
 @pytest.fixture(autouse=True)

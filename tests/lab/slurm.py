@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
@@ -9,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -70,6 +72,16 @@ class SlurmLab:
         if operator.VARIABLE in os.environ:
             return True
         return subprocess.run([SCRIPTS / "slurm-up", "--check"], capture_output=True).returncode == 0
+
+    @contextmanager
+    def used_alone(self) -> Iterator[None]:
+        """Fails where other tests use the lab: after each test all jobs are cancelled."""
+        with self.conf.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pytest.fail(f"other tests use the lab in {self.path}; HPC_DET_LAB names another", pytrace=False)
+            yield
 
     def stop(self) -> None:
         subprocess.run([SCRIPTS / "slurm-down"], check=True)

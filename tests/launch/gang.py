@@ -21,6 +21,7 @@ from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.submit.render import render
 from tests.plan.plans import job_plan
+from tests.processes import modules
 from tests.wait import DEADLINE_S, wait_for
 
 # A rank without torch: it says hello, waits for the bell, saves, says bye. Without its agent it leaves.
@@ -65,6 +66,11 @@ def is_there(pid: int) -> bool:
 
 def children(pid: int) -> list[int]:
     return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def workers(job: int) -> list[int]:
+    """The processes of a job's workers, without the one that guards the job."""
+    return [pid for pid in children(job) if "hpc_det.launch.job.worker" in modules(pid)]
 
 
 class Gang:

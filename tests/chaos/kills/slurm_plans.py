@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from tests.chaos.kills.pbs_plans import AGENTS, EVERYTHING, FIRST_AGENT, LAST_AGENT
+from tests.chaos.kills.pbs_plans import AGENTS, FIRST_AGENT, LAST_AGENT
 from tests.chaos.kills.plans import ANOTHER_RANK, IN_RANKS, LOST, PREEMPTED, RANK, RANKS, Kill, Planner, Victim
 
-JOB = Victim(("job",), (LOST, PREEMPTED))
-"""The process of the batch script, which executes it. Slurm then ends the steps as it does in a preemption."""
+JOB, EVERYTHING = Victim(("job",), (LOST, PREEMPTED)), Victim(("everything",), (LOST, PREEMPTED))
+"""The job is the process of the batch script, which executes it. Slurm then ends the steps as it does in a preemption,
+and an agent may write that down before it is killed.
+"""
 KINDS = ((RANK, ANOTHER_RANK, RANKS), (FIRST_AGENT, LAST_AGENT, AGENTS), (JOB,), (EVERYTHING,))
 
 

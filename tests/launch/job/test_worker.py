@@ -23,7 +23,7 @@ from hpc_det.search.method import Exit, Work
 from hpc_det.store.files import write_json
 from hpc_det.store.journal import Journal
 from hpc_det.store.stop import read_stop, request_stop
-from tests.launch.gang import Gang, children, is_there
+from tests.launch.gang import Gang, is_there, workers
 from tests.stub import Stub
 from tests.wait import DEADLINE_S, wait_for
 
@@ -201,7 +201,7 @@ def test_a_worker_that_is_killed_goes_on_with_its_own_trial_once_its_gang_is_gon
     job = gang.start_job(2)
     first = gang.wait_for_ranks(1, 2)
     gang.forget_ranks()
-    killed = next(pid for pid in children(job.pid) if is_below(first[0], pid))
+    killed = next(pid for pid in workers(job.pid) if is_below(first[0], pid))
     worker = gang.search().trials[1].worker
     os.kill(killed, signal.SIGKILL)
     (again,) = gang.wait_for_ranks(1)
@@ -380,7 +380,7 @@ def test_workers_that_are_about_to_start_hear_of_a_preemption(
     gang.search_for(**FOUR)
     gang.plan(f"$PYTHON rank.py {TRIAL} --trial", scheduler="slurm")
     job = gang.start_job(2, **slurm)
-    wait_for(lambda: len(children(job.pid)) == 2)
+    wait_for(lambda: len(workers(job.pid)) == 2)
     job.terminate()
     assert job.wait(timeout=DEADLINE_S) == 0
     assert asked(tmp_path, "scontrol requeue") == ["scontrol requeue 4711"]
@@ -395,7 +395,7 @@ def test_a_worker_that_starts_again_hears_of_an_earlier_preemption(
     job = gang.start_job(2, **slurm)
     gang.wait_for_ranks(1, 2)
     job.send_signal(signal.SIGSTOP)
-    os.kill(children(job.pid)[0], signal.SIGKILL)
+    os.kill(workers(job.pid)[0], signal.SIGKILL)
     job.terminate()
     job.send_signal(signal.SIGCONT)
     assert job.wait(timeout=DEADLINE_S) == 0
