@@ -11,6 +11,7 @@ import pytest
 from tests.chaos.table import FEWEST_KILLS, PROPERTY, Amount, Tally, kills, shown
 
 FOLDER = "tests/chaos"
+GROUP = "slurm and floods"
 
 
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.chaos)], ids=["sample", "all"])
@@ -31,7 +32,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     would hold up the lab's daemons. It begins with them, as they take longest.
     """
     for item in filter(_runs_apart, items):
-        item.add_marker(pytest.mark.xdist_group("slurm and floods"))
+        item.add_marker(pytest.mark.xdist_group(GROUP))
     if config.option.markexpr == "chaos":
         items.sort(key=lambda item: not _runs_apart(item))
 
@@ -52,9 +53,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if terminalreporter.config.option.markexpr != "chaos":
         return
     tallies = collected(terminalreporter)
-    skipped = [report.nodeid.removeprefix(f"{FOLDER}/") for report in terminalreporter.stats.get("skipped", [])]
+    ids = [report.nodeid.removesuffix(f"@{GROUP}") for report in terminalreporter.stats.get("skipped", [])]
     terminalreporter.section("chaos")
-    terminalreporter.write_line("\n".join(shown(tallies, skipped)))
+    terminalreporter.write_line("\n".join(shown(tallies, [each.removeprefix(f"{FOLDER}/") for each in ids])))
     if is_everything(terminalreporter.config) and too_few(tallies):
         terminalreporter.write_line(f"failed: fewer than {FEWEST_KILLS} kills were tried", red=True)
 
