@@ -137,7 +137,7 @@ class Slurm:
         may run again by now, which a second requeue would end.
         """
         try:
-            if _was_requeued(shown(job_id, run), env):
+            if was_requeued(shown(job_id, run), env):
                 return
         except NoAnswer:
             raise
@@ -164,10 +164,10 @@ def _cause_of_stop(job: Mapping[str, str], plan: JobPlan, env: Mapping[str, str]
 
 def _cause_of_sudden_end(job: Mapping[str, str], env: Mapping[str, str]) -> Cause:
     """The job is being ended without a warning: by `scancel`, or by a requeue, which counts one restart more."""
-    return Cause.PREEMPTED if _was_requeued(job, env) else Cause.CANCELLED
+    return Cause.PREEMPTED if was_requeued(job, env) else Cause.CANCELLED
 
 
 @reading("scontrol")
-def _was_requeued(job: Mapping[str, str], env: Mapping[str, str]) -> bool:
+def was_requeued(job: Mapping[str, str], env: Mapping[str, str]) -> bool:
     """Since this start of it, which `env` belongs to."""
     return int(job.get("Restarts", 0)) > int(env.get("SLURM_RESTART_COUNT", 0))

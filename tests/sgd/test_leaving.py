@@ -32,6 +32,12 @@ def test_a_preempted_job_goes_back_into_the_queue() -> None:
     assert slurm.requeues
 
 
+def test_one_that_somebody_has_requeued_is_not_called_cancelled() -> None:
+    slurm = Slurm("JobId=7 JobState=COMPLETING PreemptTime=None Requeue=1 Restarts=1")
+    assert back_into_queue(ENV, slurm) == "job 7 goes back into the queue"
+    assert not slurm.requeues, "it may run again by now"
+
+
 @pytest.mark.parametrize(
     ("job", "says"),
     [

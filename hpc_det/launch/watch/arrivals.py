@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from hpc_det.errors import HpcDetError
 from hpc_det.node.awake import AwakeClock
-from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.command import NoAnswer, run_command
 from hpc_det.schedulers.scheduler import scheduler
 
 ARRIVE_S = 600.0
@@ -43,5 +43,7 @@ class Arrivals:
         """In a thread: a command may take as long as it likes."""
         try:
             self._down = self._scheduler.down_hosts([self._hosts[node] for node in missing], run_command)
+        except NoAnswer:  # it is asked again
+            pass
         except (HpcDetError, ValueError, KeyError):  # nodes may lack its commands
             self._ask_at = float("inf")

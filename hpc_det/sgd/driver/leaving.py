@@ -13,7 +13,7 @@ from types import FrameType
 
 from hpc_det.process import exit_code
 from hpc_det.schedulers.command import CommandError, Run, run_command
-from hpc_det.schedulers.slurm import Slurm
+from hpc_det.schedulers.slurm import Slurm, was_requeued
 from hpc_det.schedulers.slurm_answers import local_time, shown
 
 TEMPORARY = 75
@@ -36,8 +36,8 @@ def back_into_queue(env: Mapping[str, str], run: Run = run_command) -> str:
     job_id = Slurm().job_id(env)
     try:
         job = shown(job_id, run)
-        is_preempted = local_time(job.get("PreemptTime")) is not None
-        if not is_preempted and job.get("JobState") in ("COMPLETING", "CANCELLED"):
+        comes_back = local_time(job.get("PreemptTime")) is not None or was_requeued(job, env)
+        if not comes_back and job.get("JobState") in ("COMPLETING", "CANCELLED"):
             return f"job {job_id} was cancelled; submit it again with the same run, and it goes on"
         if job.get("Requeue") == "0":
             return f"job {job_id} stays out of the queue, as it was submitted; whoever submitted it may do so again"
