@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from hpc_det.errors import HpcDetError, shown
@@ -31,6 +32,7 @@ _SHAPES: dict[str, Shape] = {
     "training": {"steps": int, "metrics": dict},
     "validation": {"steps": int, "metrics": dict},
 }
+_OPTIONAL: Shape = {"seconds": (NUMBER, NoneType), "samples_per_second": NUMBER}
 
 
 def checked(record: Record) -> Record:
@@ -39,6 +41,7 @@ def checked(record: Record) -> Record:
     if shape is None:
         raise HpcDetError(f"metrics.jsonl: damaged: no kind of report in the line {shown(record)}; remove that line")
     insist_on(shape, record, "metrics.jsonl")
+    insist_on({key: _OPTIONAL[key] for key in _OPTIONAL.keys() & record.keys()}, record, "metrics.jsonl")
     return record
 
 

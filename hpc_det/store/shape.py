@@ -35,7 +35,8 @@ class Count:
 NUMBER = (int, float)
 _LATEST = 1e11
 """Years that no clock shows; localtime(3) knows no later ones than some."""
-_LARGEST, _MOST = 10**300, 10**7
+_LONGEST, _LARGEST, _MOST = 2**63, 10**300, 10**7
+"""A whole number fits into 64 bits, as arrays hold it; a metric may be larger, as long as it can be a float."""
 
 
 def fits(value: Any, kind: Any) -> bool:
@@ -61,11 +62,11 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def _is_whole(value: Any) -> bool:
-    return type(value) is int and abs(value) < _LARGEST
+    return type(value) is int and abs(value) < _LONGEST
 
 
 def _is_number(value: Any) -> bool:
-    return _is_whole(value) or (isinstance(value, float) and abs(value) < float("inf"))
+    return (type(value) is int and abs(value) < _LARGEST) or (isinstance(value, float) and abs(value) < float("inf"))
 
 
 _PLAIN: Mapping[Any, Callable[[Any], bool]] = {

@@ -172,13 +172,13 @@ def submitting(experiment: ExperimentFolder, *, first_script: int = 1, before: i
             )
         try:
             yield
+            disk.unlink(experiment.submitting, missing_ok=True)
         except Unsettled:
             write_json(experiment.submitting, asdict(replace(submitter, has_left=True)))
             raise
         except BaseException:
             disk.unlink(experiment.submitting, missing_ok=True)
             raise
-        disk.unlink(experiment.submitting, missing_ok=True)
 
 
 @contextmanager

@@ -82,6 +82,7 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
     before = read_effective(experiment) or {}
     check_max_length(experiment, before["searcher"].get("max_length"), found.tree["searcher"].get("max_length"))
     origins_before = dict(read_map(experiment.origin) or {})
+    queued = list[str]()
     with _submitting(experiment):
         write_effective(experiment, found.tree)
         try:
@@ -90,12 +91,13 @@ def go_on(experiment: ExperimentFolder, overrides: Sequence[str]) -> int:
             write_jobs(jobs, experiment)
             write_config(experiment, found.tree, found.origins)
             _reopen(experiment, left)
-            queue_jobs(jobs, experiment, left.search)
+            queue_jobs(jobs, experiment, left.search, queued)
         except Unsettled:
             raise
         except BaseException:
-            write_effective(experiment, before)
-            write_config(experiment, before, origins_before)
+            if not queued:
+                write_effective(experiment, before)
+                write_config(experiment, before, origins_before)
             raise
     return left.count
 
@@ -112,12 +114,14 @@ def submit_again(experiment: ExperimentFolder) -> int:
         left.search.activate()
         for trial in experiment.trials():
             trial.stop.unlink(missing_ok=True)
+        queued = list[str]()
         try:
-            queue_jobs(jobs, experiment, left.search)
+            queue_jobs(jobs, experiment, left.search, queued)
         except Unsettled:
             raise
         except BaseException:
-            left.search.pause(paused_by)
+            if not queued:
+                left.search.pause(paused_by)
             raise
     return left.count
 

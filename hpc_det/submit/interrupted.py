@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from hpc_det.launch.job import own_jobs
-from hpc_det.launch.job.own_jobs import found_successor, script_numbers, unknown_jobs
+from hpc_det.launch.job.own_jobs import found_successor, jobs_of_script, queued_jobs, script_numbers, unknown_jobs
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import is_in_sight
@@ -61,13 +61,12 @@ def _is_bare(experiment: ExperimentFolder) -> bool:
 
 
 def _settle(experiment: ExperimentFolder, submitter: Submitter) -> None:
-    plan = JobPlan.of(experiment)
-    found = unknown_jobs(experiment, plan.scheduler)
+    plan, search = JobPlan.of(experiment), SearchJournal(experiment)
+    found, now = unknown_jobs(experiment, plan.scheduler), search.state()
     scripts = [script for script in script_numbers(experiment) if script >= submitter.first_script]
+    _forget_cancelled(experiment, plan, scripts, now.waiting)
     _adopt(experiment, plan, scripts, found)
     missing = _without_job(experiment, scripts)
-    search = SearchJournal(experiment)
-    now = search.state()
     if now.submissions == submitter.before > 0:
         if not (now.paused or now.finished):  # it was killed when it had activated or continued it, without a job
             search.pause(PAUSED_BY)
@@ -78,6 +77,19 @@ def _settle(experiment: ExperimentFolder, submitter: Submitter) -> None:
             search.lose(worker, "")  # no other worker relies on it any more
     if missing == scripts:
         search.pause(PAUSED_BY)
+
+
+def _forget_cancelled(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int], waiting: set[int]) -> None:
+    """Jobs that the submitter has cancelled, as it does after an error, when the disk no longer let it remove their
+    records. None of their workers has begun.
+    """
+    recorded = [script for script in scripts if experiment.job(script).exists()]
+    arrays = {script: JobArray.of(experiment, script) for script in recorded}
+    idle = [s for s, array in arrays.items() if waiting.issuperset(range(array.first, array.first + array.workers))]
+    queued = queued_jobs(experiment, plan.scheduler) if idle else set[str]()
+    for script in idle:
+        if not queued & jobs_of_script(experiment, script):
+            experiment.job(script).unlink()
 
 
 def _adopt(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int], job_ids: list[str]) -> None:

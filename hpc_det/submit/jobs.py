@@ -66,11 +66,14 @@ def write_jobs(jobs: Jobs, folder: ExperimentFolder) -> None:
         write_json(folder.array(number), asdict(jobs.arrays[number]))
 
 
-def queue_jobs(jobs: Jobs, folder: ExperimentFolder, search: SearchJournal) -> list[str]:
-    """One call of the scheduler for each array; the ids. Where the number of jobs at once is limited, one array waits
-    for the other. Where one is refused, none is left in the queue, and HpcDetError says why. Needs `submitting`.
+def queue_jobs(jobs: Jobs, folder: ExperimentFolder, search: SearchJournal, queued: list[str]) -> None:
+    """One call of the scheduler for each array. Where the number of jobs at once is limited, one array waits for the
+    other. Where one is refused, none is left in the queue, and HpcDetError says why. Needs `submitting`.
+
+    `queued`: gets their ids, and is empty again where they were cancelled. It says whether they are in the queue,
+    whatever is raised: a signal may come as soon as the last one is.
     """
-    arrays, queued, exclude = list(jobs.arrays.values()), list[str](), excluded_hosts(folder)
+    arrays, exclude = list(jobs.arrays.values()), excluded_hosts(folder)
     search.submitted(arrays[0].first, sum(array.workers for array in arrays), stay=arrays[0].is_shared)
     with _cancelled_on_failure(folder, jobs.plan.scheduler, queued):
         for number, array in jobs.arrays.items():
@@ -83,7 +86,6 @@ def queue_jobs(jobs: Jobs, folder: ExperimentFolder, search: SearchJournal) -> l
                 write_json(folder.next_jobs(number, 0), {"jobs": queued})
         if source := search.state().cancelled:
             raise UsageError(f"experiment {folder.id}: was canceled by {source} while its jobs were submitted")
-    return queued
 
 
 def _queue(plan: JobPlan, folder: ExperimentFolder, submission: Submission) -> str:
@@ -112,6 +114,7 @@ def _cancelled_on_failure(folder: ExperimentFolder, scheduler_name: str, queued:
                 scheduler(scheduler_name).cancel(job_id, run_command)
         except CommandError as away:
             raise Unsettled(_unsettled(folder, error, away)) from error
+        queued.clear()
         raise
 
 

@@ -67,14 +67,15 @@ def submit(
     *,
     paused_by: str | None = None,
 ) -> ExperimentFolder:
-    """The new experiment, queued. Where anything fails, nothing of it is left, on disk or in the queue; but where the
-    scheduler stops answering, and may have queued its jobs, Unsettled is raised and the experiment stays.
+    """The new experiment, queued. Where anything fails before its jobs are, nothing of it is left, on disk or in the
+    queue; but where the scheduler stops answering, and may have queued its jobs, Unsettled is raised and the experiment
+    stays.
 
     `live`: the jobs import the context directory itself, not a snapshot; called to add files of its own. `group`: who
     may read it, beside its owner. `paused_by`: who wants it to wait for `activate`, without a job until then.
     """
     submission = prepare(effective, store.folder(store.next_id()), is_live=live is not None)
-    folder = store.create(group)
+    folder, queued = store.create(group), list[str]()
     try:
         with submitting(folder):
             # Others may have taken the number meanwhile.
@@ -87,11 +88,12 @@ def submit(
             if paused_by:
                 SearchJournal(folder).pause(paused_by)
             else:
-                queue_jobs(jobs, folder, SearchJournal(folder))
+                queue_jobs(jobs, folder, SearchJournal(folder), queued)
     except Unsettled:
         raise
     except BaseException:
-        folder.remove()
+        if not queued:
+            folder.remove()
         raise
     return folder
 

@@ -18,7 +18,8 @@ from hpc_det.schedulers.scheduler import array_of
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
-from tests.e2e.story import COMMAND, DIRECT, Story, words
+from tests import processes
+from tests.e2e.story import COMMAND, DIRECT, Story
 from tests.lab.slurm import SlurmLab
 from tests.wait import DEADLINE_S, wait_for
 
@@ -37,6 +38,7 @@ resume: {policy}
 """
 JOBS_GIVE_UP_S, COMMANDS_GIVE_UP_S = 10, 4
 """Slurm's own commands, where slurmctld does not answer: in jobs as by default, at the prompt to save time."""
+RESUME_EVERY_S = 1.0
 
 Node = str
 
@@ -139,14 +141,17 @@ class FailingLab:
         finally:
             for node in self._nodes:
                 shown = partial(self.lab.run, "scontrol", "show", "node", node)
-                wait_for(partial(self._is_idle, node), DEADLINE_S, shown)
+                wait_for(partial(self._is_idle, node), DEADLINE_S, shown, RESUME_EVERY_S)
 
     def _is_idle(self, node: Node) -> bool:
-        with suppress(RuntimeError):  # Slurm may do it itself when the node reports, and refuses then
-            self.lab.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        return (
-            self.lab.run("sinfo", "--noheader", "--partition=low", f"--nodes={node}", "--format=%T").strip() == "idle"
-        )
+        """Or else Slurm is told to ask the node, as it does by itself minutes later: it asks one that was down."""
+        state = self.lab.run("sinfo", "--noheader", "--partition=low", f"--nodes={node}", "--format=%T").strip()
+        if state != "idle":
+            with suppress(RuntimeError):  # it may be so already
+                self.mark_down(node)
+            with suppress(RuntimeError):
+                self.lab.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        return state == "idle"
 
     # --- experiments and jobs
 
@@ -177,14 +182,7 @@ def nodes_of(story: Story) -> list[Node]:
 
 def terminate(story: Story) -> None:
     """Send TERM to its agents, as slurmstepd does when a job is preempted."""
-    folder = str(story.trial.experiment().path)
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        command = words(int(entry.name), "cmdline")
-        if "hpc_det.launch.agent" in command and any(word.startswith(folder) for word in command):
-            with suppress(ProcessLookupError):
-                os.kill(int(entry.name), signal.SIGTERM)
+    processes.send(processes.agents(story.trial.path), signal.SIGTERM)
 
 
 def start_hpc_det(*arguments: object) -> subprocess.Popen[str]:

@@ -18,8 +18,9 @@ from hpc_det.process import descendants, has_no_memory
 from hpc_det.store.files import read_json, write_atomic
 from hpc_det.store.journal import Journal
 from hpc_det.store.run_folder import RunFolder
-from tests.e2e.story import HERE, Story, modules, words
+from tests.e2e.story import HERE, Story
 from tests.listening import listening
+from tests.processes import modules, words
 from tests.wait import DEADLINE_S, wait_for
 
 TRIAL = "paced:PacedTrial"

@@ -97,7 +97,8 @@ def is_settled(root: Path, queue: Queue, *states: ExperimentState | None) -> Non
         assert submitter_of(experiment) is None
         assert experiment.config.exists()
     for experiment in shown:
-        assert state(ExperimentView(experiment)) in (states or (ExperimentState.QUEUED, ExperimentState.PAUSED))
+        now = state(ExperimentView(experiment))
+        assert now in (states or (ExperimentState.QUEUED, ExperimentState.PAUSED)), now
 
 
 def ends_well(hpc_det: Command, root: Path, queue: Queue) -> None:

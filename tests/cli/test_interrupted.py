@@ -22,10 +22,11 @@ import pytest
 from hpc_det.errors import UsageError
 from hpc_det.launch.job.own_jobs import found_successor
 from hpc_det.search.journal import SearchJournal
+from hpc_det.store import disk
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.submitting import Submitter, settling, submitter_of, submitting
+from hpc_det.store.submitting import Submitter, record_job, settling, submitter_of, submitting
 from hpc_det.submit import interrupted as interrupted_submission
 from hpc_det.submit.again import stored
 from hpc_det.submit.interrupted import PAUSED_BY, find_successors, settle
@@ -66,6 +67,42 @@ def test_any_command_that_names_the_experiment_settles_it(
         assert hpc_det("e", command, "1").code == 0
     assert submitter_of(experiment) is None
     assert experiment.job().exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, os.strerror(errno.EIO))])
+def test_what_comes_when_the_job_is_queued_and_noted_leaves_both(
+    hpc_det: Command,
+    root: Path,
+    arguments: list[str],
+    queue: Queue,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+) -> None:
+    unlink, errors = disk.unlink, [error]
+
+    def unlink_or_fail(path: Path, *, missing_ok: bool = False) -> None:
+        if path.name == "submitting.json" and errors:
+            raise errors.pop()
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(disk, "unlink", unlink_or_fail)
+    assert hpc_det(*arguments).code != 0
+    assert ExperimentView(ExperimentStore(root).existing(1)).job_ids() == queue.jobs() == ["4711"]
+    is_settled(root, queue, ExperimentState.QUEUED)
+
+
+def test_a_job_that_its_submitter_has_cancelled_is_forgotten_where_the_disk_kept_its_record(
+    hpc_det: Command, root: Path, arguments: list[str], queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KILLED", "after")
+    in_a_process(arguments)
+    monkeypatch.delenv("KILLED")
+    experiment = ExperimentStore(root).existing(1)
+    record_job(experiment, 1, "4711", "slurm", first=0, workers=1)
+    (queue.folder / "4711").unlink()
+    assert "PAUSED" in hpc_det("e", "list").out
+    assert hpc_det("e", "activate", "1").code == 0
+    assert queue.jobs() == ["4712"]
 
 
 def test_what_the_scheduler_never_got_waits_for_activate(
@@ -309,7 +346,7 @@ def test_one_that_was_taken_for_gone_calls_the_scheduler_no_more(
         else:
             write_json(being_submitted.submitting, asdict(replace(Submitter.here(), place="login9")))
         with pytest.raises(UsageError):
-            queue_jobs(prepare_jobs(stored(being_submitted, []), being_submitted, 1), being_submitted, search)
+            queue_jobs(prepare_jobs(stored(being_submitted, []), being_submitted, 1), being_submitted, search, [])
     assert queue.jobs() == []
 
 

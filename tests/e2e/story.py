@@ -22,10 +22,8 @@ from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import read_reports
 from hpc_det.view.state import ExperimentView
 from tests import processes
-from tests.processes import modules, words
+from tests.processes import modules
 from tests.wait import DEADLINE_S, wait_for
-
-__all__ = ["modules", "words"]
 
 HERE = Path(__file__).parent
 COMMAND = Path(sys.executable).with_name("hpc-det")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.metrics import read_reports, validations
 from hpc_det.store.shared_log import SharedLog
+from tests import processes
 from tests.e2e.story import COMMAND, Story, hpc_det, warm_ranks_of
 from tests.e2e.test_slurm import use
 from tests.lab.slurm import SlurmLab
@@ -110,22 +109,18 @@ def waiting(experiment: ExperimentFolder) -> subprocess.Popen[str]:
 
 def pids(experiment: ExperimentFolder, module: str) -> list[int]:
     """The processes of the experiment that run `python -m module`, on all nodes: they share this machine's /proc."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_text(errors="replace").split("\0") if entry.name.isdecimal() else []
-            environ = (entry / "environ").read_text(errors="replace") if module in words else ""
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if any(f"{experiment.path}/" in f"{text}/" for text in (*words, environ)):
-            found.append(int(entry.name))
-    return found
+    runs = [pid for pid in processes.pids() if module in processes.modules(pid)]
+    folder = f"{experiment.path}/"
+    return [
+        pid
+        for pid in runs
+        if any(folder in f"{word}/" for file in ("cmdline", "environ") for word in processes.words(pid, file))
+    ]
 
 
 def kill_one(experiment: ExperimentFolder, module: str, chance: random.Random) -> None:
     if found := pids(experiment, module):
-        with suppress(ProcessLookupError):
-            os.kill(chance.choice(found), signal.SIGKILL)
+        processes.send([chance.choice(found)], signal.SIGKILL)
 
 
 def disturbed(experiment: ExperimentFolder, lab: SlurmLab, every_s: float, jobs_to_kill: int) -> None:

@@ -27,7 +27,12 @@ def unknown_jobs(experiment: ExperimentFolder, scheduler: str) -> list[str]:
 
     Raises CommandError.
     """
-    return sorted({array_of(job_id) for job_id in _queued(experiment, scheduler)} - known_jobs(experiment), key=_age)
+    return sorted(queued_jobs(experiment, scheduler) - known_jobs(experiment), key=_age)
+
+
+def queued_jobs(experiment: ExperimentFolder, scheduler: str) -> set[str]:
+    """The ids of all jobs and arrays of this experiment in the queue, also of those that run. Raises CommandError."""
+    return {array_of(job_id) for job_id in _queued(experiment, scheduler)}
 
 
 def unknown_elements(experiment: ExperimentFolder, scheduler: str, index: int) -> list[str]:
@@ -67,11 +72,14 @@ def _age(job_id: str) -> int:
 
 def known_jobs(experiment: ExperimentFolder) -> set[str]:
     """The ids of arrays, not of their elements."""
-    ids: set[str] = set()
-    for script in script_numbers(experiment):
-        ids |= {(read_json(experiment.job(script)) or {"job_id": ""})["job_id"]}
-        for path in experiment.all_next_jobs(script):
-            ids |= set((read_json(path) or {"jobs": []})["jobs"])
+    return {job_id for script in script_numbers(experiment) for job_id in jobs_of_script(experiment, script)}
+
+
+def jobs_of_script(experiment: ExperimentFolder, script: int) -> set[str]:
+    """The same of one script."""
+    ids = {(read_json(experiment.job(script)) or {"job_id": ""})["job_id"]}
+    for path in experiment.all_next_jobs(script):
+        ids |= set((read_json(path) or {"jobs": []})["jobs"])
     return {array_of(job_id) for job_id in ids}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from hpc_det.view.profile.conditions import Conditions
 from hpc_det.view.profile.measured import Measured, Pauses
@@ -21,6 +22,9 @@ _WHY = {
     Kind.IDLE_GPUS: "the training code runs, but nothing on the GPUs",
     Kind.WELL_USED: "the ranks compute",
 }
+
+NAMED = 8
+"""At most so many ranks."""
 
 
 def why(verdict: Verdict, measured: Measured) -> str:
@@ -69,8 +73,9 @@ def _postponed(measured: Measured) -> Iterator[str]:
 
 def _notes(measured: Measured, conditions: Conditions) -> Iterator[str]:
     ranks, slots = measured.ranks, conditions.slots
-    if missing := sorted(set(range(slots)) - set(measured.timings)):
-        yield f"timings of {len(ranks)} of {slots} ranks: none of {', '.join(map(str, missing))}"
+    if missing := list(islice((rank for rank in range(slots) if rank not in measured.timings), NAMED + 1)):
+        names = [*map(str, missing[:NAMED]), *(["others"] if len(missing) > NAMED else [])]
+        yield f"timings of {len(ranks)} of {slots} ranks: none of {', '.join(names)}"
     if slots > 1 and any(rank.exposed_s is None for rank in ranks):
         yield (
             "how long ranks wait for gradients is not known here, and is a part of train_batch: compare "
