@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import time
+from contextlib import suppress
 
 from hpc_det.checkpoint.collect import collect
 from hpc_det.errors import HpcDetError, UsageError
@@ -180,6 +181,9 @@ def _cancel_jobs(view: ExperimentView) -> None:
                 f"{KILL_WAIT_S:.0f} s; look again with `hpc-det experiment describe {view.id}`"
             )
         time.sleep(max(POLL_S, ask_every_s(scheduler)))
+        for job_id in left:
+            with suppress(CommandError):  # Slurm 22.05 puts a job back whose start is cut short (measured)
+                scheduler.withdraw(job_id, run_command)
 
 
 def _collect_checkpoints(experiment: ExperimentFolder) -> None:

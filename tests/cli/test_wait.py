@@ -271,6 +271,15 @@ def test_kill_says_so_when_the_experiment_was_faster(
     assert hpc_det("e", "kill", "1").out == "Experiment 1 ended by itself just now: COMPLETED\n"
 
 
+def test_kill_ends_a_job_that_was_put_back_into_the_queue_when_its_start_was_cut_short(
+    hpc_det: Command, life: Life, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "cancel", lambda job_id, run: None)
+    monkeypatch.setattr(scheduler, "withdraw", lambda job_id, run: scheduler.cancelled.append(job_id))
+    assert hpc_det("e", "kill", "1").code == 0
+    assert scheduler.cancelled == ["4711"]
+
+
 def test_kill_says_so_when_the_job_does_not_end(
     hpc_det: Command, life: Life, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
