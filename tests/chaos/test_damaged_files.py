@@ -5,7 +5,9 @@ experiments, and shows no wrong state.
 from __future__ import annotations
 
 import json
+import resource
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,18 @@ REFUSED = (
     "experiments/1 are damaged",  # values that no reader foresees: of which file, is not known
 )
 """Beside messages that name the damaged file."""
+
+
+MEMORY = 2**33
+
+
+@pytest.fixture(autouse=True)
+def _little_memory() -> Iterator[None]:
+    """A command that takes a damaged number for an amount fails, and not the whole machine."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 @pytest.fixture
