@@ -21,8 +21,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./^-]+")
 
 def directives(plan: JobPlan, script: Path) -> list[str]:
     """The flags that hpc_det decides, in the order in which the script shows them. Raises UsageError."""
-    if ":" in str(script):
-        raise UsageError(f"HPC_DET_ROOT: {str(script.parent)!r} holds ':', which ends a host's name for qsub -o")
+    _check_texts(plan, script)
     optional = {
         "-q": plan.partition,
         "-A": plan.account,
@@ -40,6 +39,21 @@ def directives(plan: JobPlan, script: Path) -> list[str]:
         "-j oe",
         f"-o {_quoted(str(job_log(script)))}",
     ]
+
+
+def _check_texts(plan: JobPlan, script: Path) -> None:
+    """Raises UsageError with all that no line of qsub can hold."""
+    folder = str(script.parent)
+    texts = {"resources.resource_pool": plan.partition, "account": plan.account, "HPC_DET_ROOT": folder}
+    problems = [
+        f"{name}: {text!r} holds both kinds of quotes, and qsub knows no escapes; leave one kind out"
+        for name, text in texts.items()
+        if text is not None and {"'", '"'} <= set(text)
+    ]
+    if ":" in folder:
+        problems.append(f"HPC_DET_ROOT: {folder!r} holds ':', which ends a host's name for qsub -o")
+    if problems:
+        raise UsageError(problems)
 
 
 def _chunk(plan: JobPlan) -> str:

@@ -493,6 +493,14 @@ def test_a_folder_that_qsub_would_take_for_a_host_is_refused() -> None:
         directives(job_plan(), Path("/home/a:b/jobs/1.sh"))
 
 
+def test_texts_that_no_quotes_can_hold_are_refused_all_at_once() -> None:
+    both = """a'b"c"""
+    with pytest.raises(UsageError) as refused:
+        directives(job_plan(partition=both, account=both), Path(f"/home/{both}/jobs/1.sh"))
+    names = ["resources.resource_pool", "account", "HPC_DET_ROOT"]
+    assert [problem.partition(":")[0] for problem in str(refused.value).splitlines()] == names
+
+
 def submit(run: Run, **changes: Any) -> list[str]:
     """The words of the command line before the script."""
     array = JobArray(first=0, count=changes.pop("count", 1), at_once=changes.pop("at_once", None))
