@@ -123,7 +123,7 @@ def _end_jobs_left(experiment: ExperimentFolder) -> str | None:
 
 def jobs_left(view: ExperimentView) -> list[str]:
     """Those that the scheduler still has. Raises CommandError."""
-    return _left(schedulers.scheduler(view.jobs[0].scheduler), view.job_ids()) if view.jobs else []
+    return [*_left(schedulers.scheduler(view.jobs[0].scheduler), view.job_ids())] if view.jobs else []
 
 
 def _tell_hooks(experiment: ExperimentFolder) -> None:
@@ -177,12 +177,12 @@ def _cancel_jobs(view: ExperimentView) -> None:
     while left := _left(scheduler, job_ids):
         if time.monotonic() > end:
             raise HpcDetError(
-                f"experiment {view.id}: told to end, but its job {left[0]} is still there after "
+                f"experiment {view.id}: told to end, but its job {next(iter(left))} is still there after "
                 f"{KILL_WAIT_S:.0f} s; look again with `hpc-det experiment describe {view.id}`"
             )
         time.sleep(max(POLL_S, ask_every_s(scheduler)))
-        for job_id in left:
-            with suppress(CommandError):  # Slurm 22.05 puts a job back whose start is cut short (measured)
+        with suppress(CommandError):  # Slurm 22.05 puts a job back whose start is cut short (measured)
+            for job_id in (job_id for job_id, state in left.items() if state in (JobState.QUEUED, JobState.HELD)):
                 scheduler.withdraw(job_id, run_command)
 
 
@@ -194,6 +194,6 @@ def _collect_checkpoints(experiment: ExperimentFolder) -> None:
         say(f"note: checkpoints are left that checkpoint_storage does not keep: {error}")
 
 
-def _left(scheduler: Scheduler, job_ids: list[str]) -> list[str]:
+def _left(scheduler: Scheduler, job_ids: list[str]) -> dict[str, JobState]:
     statuses = scheduler.status(job_ids, run_command)
-    return [job_id for job_id, status in statuses.items() if status.state is not JobState.ENDED]
+    return {job_id: status.state for job_id, status in statuses.items() if status.state is not JobState.ENDED}

@@ -123,14 +123,20 @@ def made(kind: type[Made], data: Any, where: object) -> Made:
     known = checked(data, _shape(kind), where)  # type: ignore[arg-type]
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     more = {name: value for name, value in known.items() if name in names}
-    if problem := problem_of({name: get_type_hints(kind)[name] for name in more}, more):
+    hints = _hints(kind)  # type: ignore[arg-type]
+    if problem := problem_of({name: hints[name] for name in more}, more):
         raise DamagedFile(f"{where}: damaged: {problem}")
     return kind(**more)
 
 
 @cache
+def _hints(kind: type) -> Shape:
+    return get_type_hints(kind)
+
+
+@cache
 def _shape(kind: type) -> Shape:
     """The fields that have no default."""
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     required = (field.name for field in fields(kind) if field.default is field.default_factory is MISSING)
     return {name: hints[name] for name in required}

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -174,7 +174,8 @@ def submitting(experiment: ExperimentFolder, *, first_script: int = 1, before: i
             yield
             disk.unlink(experiment.submitting, missing_ok=True)
         except Unsettled:
-            write_json(experiment.submitting, asdict(replace(submitter, has_left=True)))
+            with suppress(OSError):  # then it counts as gone when this process ends
+                write_json(experiment.submitting, asdict(replace(submitter, has_left=True)))
             raise
         except BaseException:
             disk.unlink(experiment.submitting, missing_ok=True)

@@ -12,8 +12,10 @@ import time
 from pathlib import Path
 
 from hpc_det.launch.job import own_jobs
-from hpc_det.launch.job.own_jobs import found_successor, jobs_of_script, queued_jobs, script_numbers, unknown_jobs
+from hpc_det.launch.job.own_jobs import found_successor, jobs_of_script, script_numbers, unknown_jobs
 from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.scheduler import JobState, scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import is_in_sight
 from hpc_det.store.files import read_json, write_json
@@ -62,34 +64,35 @@ def _is_bare(experiment: ExperimentFolder) -> bool:
 
 def _settle(experiment: ExperimentFolder, submitter: Submitter) -> None:
     plan, search = JobPlan.of(experiment), SearchJournal(experiment)
-    found, now = unknown_jobs(experiment, plan.scheduler), search.state()
+    found = unknown_jobs(experiment, plan.scheduler)
     scripts = [script for script in script_numbers(experiment) if script >= submitter.first_script]
-    _forget_cancelled(experiment, plan, scripts, now.waiting)
     _adopt(experiment, plan, scripts, found)
-    missing = _without_job(experiment, scripts)
+    ended = _ended(experiment, plan, scripts)
+    now = search.state()  # after the scheduler was asked: who has begun in between is seen
+    never_begun = {script for script in ended if all(map(now.waiting.__contains__, _workers(experiment, script)))}
+    missing = [script for script in scripts if script in never_begun or not experiment.job(script).exists()]
     if now.submissions == submitter.before > 0:
         if not (now.paused or now.finished):  # it was killed when it had activated or continued it, without a job
             search.pause(PAUSED_BY)
         return
     for script in missing:
-        array = JobArray.of(experiment, script)
-        for worker in range(array.first, array.first + array.workers):
+        for worker in sorted(filter(_workers(experiment, script).__contains__, now.waiting)):
             search.lose(worker, "")  # no other worker relies on it any more
     if missing == scripts:
         search.pause(PAUSED_BY)
 
 
-def _forget_cancelled(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int], waiting: set[int]) -> None:
-    """Jobs that the submitter has cancelled, as it does after an error, when the disk no longer let it remove their
-    records. None of their workers has begun.
-    """
-    recorded = [script for script in scripts if experiment.job(script).exists()]
-    arrays = {script: JobArray.of(experiment, script) for script in recorded}
-    idle = [s for s, array in arrays.items() if waiting.issuperset(range(array.first, array.first + array.workers))]
-    queued = queued_jobs(experiment, plan.scheduler) if idle else set[str]()
-    for script in idle:
-        if not queued & jobs_of_script(experiment, script):
-            experiment.job(script).unlink()
+def _ended(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int]) -> list[int]:
+    """Scripts whose jobs have all ended: the submitter cancels them after an error. Raises CommandError."""
+    jobs = {script: jobs_of_script(experiment, script) for script in scripts if experiment.job(script).exists()}
+    ids = sorted({job_id for found in jobs.values() for job_id in found})
+    states = scheduler(plan.scheduler).status(ids, run_command) if ids else {}
+    return [script for script, found in jobs.items() if all(states[id_].state is JobState.ENDED for id_ in found)]
+
+
+def _workers(experiment: ExperimentFolder, script: int) -> range:
+    array = JobArray.of(experiment, script)
+    return range(array.first, array.first + array.workers)
 
 
 def _adopt(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int], job_ids: list[str]) -> None:
@@ -98,7 +101,7 @@ def _adopt(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int], job_
     """
     if not scripts or not job_ids:
         return
-    if missing := _without_job(experiment, scripts):
+    if missing := [script for script in scripts if not experiment.job(script).exists()]:
         array = JobArray.of(experiment, missing[0])
         record_job(experiment, missing[0], job_ids[0], plan.scheduler, first=array.first, workers=array.workers)
     if plan.resume == "chain":
@@ -127,7 +130,3 @@ def _half_made(experiment: ExperimentFolder) -> dict[Path, list[str]]:
     """Files of jobs behind a job to which the next one was about to be added, and those that are in them."""
     paths = [path for script in script_numbers(experiment) for path in experiment.all_next_jobs(script)]
     return {path: known["jobs"] for path in paths if (known := read_json(path) or {}).get("submitting")}
-
-
-def _without_job(experiment: ExperimentFolder, scripts: list[int]) -> list[int]:
-    return [script for script in scripts if not experiment.job(script).exists()]

@@ -16,7 +16,7 @@ from hpc_det.launch.job.own_jobs import unknown_jobs
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.plan.placement import placement
 from hpc_det.plan.planner import plan_jobs
-from hpc_det.schedulers.command import CommandError, NoAnswer, run_command
+from hpc_det.schedulers.command import NoAnswer, run_command
 from hpc_det.schedulers.scheduler import Submission, scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.files import write_atomic, write_json
@@ -104,7 +104,7 @@ def _queue_chain(plan: JobPlan, folder: ExperimentFolder, first: Submission, que
 @contextmanager
 def _cancelled_on_failure(folder: ExperimentFolder, scheduler_name: str, queued: list[str]) -> Iterator[None]:
     """Jobs of an experiment that could not be submitted as a whole do not stay in the queue. Raises Unsettled where the
-    scheduler does not answer any more: they may be in it.
+    scheduler does not answer any more, or a signal cuts this short: they may be in it.
     """
     try:
         yield
@@ -112,9 +112,9 @@ def _cancelled_on_failure(folder: ExperimentFolder, scheduler_name: str, queued:
         try:
             for job_id in [*queued, *_found_after(error, folder, scheduler_name)]:
                 scheduler(scheduler_name).cancel(job_id, run_command)
-        except CommandError as away:
-            raise Unsettled(_unsettled(folder, error, away)) from error
-        queued.clear()
+            queued.clear()
+        except BaseException as another:
+            raise Unsettled(_unsettled(folder, error, another)) from error
         raise
 
 
@@ -124,13 +124,18 @@ def _found_after(error: BaseException, folder: ExperimentFolder, scheduler_name:
     return [] if is_known else unknown_jobs(folder, scheduler_name)
 
 
-def _unsettled(folder: ExperimentFolder, error: BaseException, away: CommandError) -> list[str]:
+def _unsettled(folder: ExperimentFolder, error: BaseException, another: BaseException) -> list[str]:
+    said, said_then = (f"{type(each).__name__} {each}" if _is_signal(each) else str(each) for each in (error, another))
     return [
-        f"experiment {folder.id}: submitting its jobs failed: {str(error) or type(error).__name__}",
-        f"the scheduler may have queued jobs all the same, and does not answer: {away}",
+        f"experiment {folder.id}: submitting its jobs failed: {said}",
+        f"the scheduler may have queued jobs all the same, and they could not be cancelled: {said_then}",
         f"experiment {folder.id} is kept: when the scheduler answers again, `hpc-det experiment describe {folder.id}` "
         f"finds its jobs, or pauses it where there are none; `hpc-det experiment kill {folder.id}` ends it",
     ]
+
+
+def _is_signal(error: BaseException) -> bool:
+    return not isinstance(error, Exception)
 
 
 def check_path(what: str, path: str) -> None:

@@ -92,7 +92,10 @@ def submit(
     except Unsettled:
         raise
     except BaseException:
-        if not queued:
+        if queued:
+            end = f"`hpc-det experiment kill {folder.id}`"
+            print(f"hpc-det: experiment {folder.id} is queued all the same; {end} ends it", file=sys.stderr)
+        else:
             folder.remove()
         raise
     return folder

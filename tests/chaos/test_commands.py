@@ -214,6 +214,8 @@ def test_a_create_that_gets_a_signal_leaves_nothing_or_a_whole_experiment(
             left = [folder for folder in ExperimentStore(sandbox.root).folders() if any(folder.path.iterdir())]
             assert len(sandbox.queue.jobs()) == len(left)
             assert not left or ended == 0 or at > queued
+            if left and ended is not None:
+                is_settled(sandbox.root, sandbox.queue, ExperimentState.QUEUED)
 
 
 def said_code(run: Run) -> int | None:

@@ -21,12 +21,13 @@ import pytest
 
 from hpc_det.errors import UsageError
 from hpc_det.launch.job.own_jobs import found_successor
+from hpc_det.schedulers.slurm import Slurm
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store import disk
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.submitting import Submitter, record_job, settling, submitter_of, submitting
+from hpc_det.store.submitting import Submitter, settling, submitter_of, submitting
 from hpc_det.submit import interrupted as interrupted_submission
 from hpc_det.submit.again import stored
 from hpc_det.submit.interrupted import PAUSED_BY, find_successors, settle
@@ -34,7 +35,7 @@ from hpc_det.submit.jobs import prepare_jobs, queue_jobs
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.watch import Watch, state
 from tests.cli.conftest import Command
-from tests.cli.submissions import AWAY, Queue, ends_well, in_a_process, is_settled
+from tests.cli.submissions import ARRAYS, AWAY, Queue, ends_well, in_a_process, is_settled
 from tests.cli.submissions import arguments as arguments
 from tests.cli.submissions import queue as queue
 from tests.stub import Stub
@@ -91,18 +92,74 @@ def test_what_comes_when_the_job_is_queued_and_noted_leaves_both(
     is_settled(root, queue, ExperimentState.QUEUED)
 
 
-def test_a_job_that_its_submitter_has_cancelled_is_forgotten_where_the_disk_kept_its_record(
-    hpc_det: Command, root: Path, arguments: list[str], queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KILLED", "after")
-    in_a_process(arguments)
-    monkeypatch.delenv("KILLED")
+@pytest.fixture
+def recorded(
+    arguments: list[str], config: Path, root: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> ExperimentFolder:
+    """Experiment 1 has two arrays; its submitter was killed when it had recorded both."""
+    config.write_text(ARRAYS.replace("max_trials: 5", "max_trials: 1500").replace(", max_concurrent_trials: 2", ""))
+    assert in_a_process(arguments) == 0
     experiment = ExperimentStore(root).existing(1)
-    record_job(experiment, 1, "4711", "slurm", first=0, workers=1)
-    (queue.folder / "4711").unlink()
+    write_json(experiment.submitting, asdict(replace(Submitter.here(), ticks=1)))
+    return experiment
+
+
+def test_jobs_that_their_submitter_has_cancelled_wait_for_activate(
+    hpc_det: Command, recorded: ExperimentFolder, queue: Queue
+) -> None:
+    """As after an error; then the disk failed, too, so the experiment is still there."""
+    for job in queue.jobs():
+        (queue.folder / job).unlink()
     assert "PAUSED" in hpc_det("e", "list").out
     assert hpc_det("e", "activate", "1").code == 0
-    assert queue.jobs() == ["4712"]
+    assert ExperimentView(recorded).job_ids() == ["4711", "4712", *queue.jobs()]
+    is_settled(recorded.root(), queue, ExperimentState.QUEUED)
+
+
+def test_one_that_is_left_of_several_goes_on(hpc_det: Command, recorded: ExperimentFolder, queue: Queue) -> None:
+    (queue.folder / "4711").unlink()
+    is_settled_after_a_list(hpc_det, recorded, queue)
+    assert hpc_det("e", "kill", "1").code == 0
+    assert queue.jobs() == []
+
+
+def test_those_that_have_begun_and_ended_are_no_reason_to_wait(
+    hpc_det: Command, recorded: ExperimentFolder, queue: Queue
+) -> None:
+    SearchJournal(recorded).ask(0, "4711_0")
+    for job in queue.jobs():
+        (queue.folder / job).unlink()
+    hpc_det("e", "list")
+    assert state(ExperimentView(recorded)) is ExperimentState.ERROR
+
+
+def test_a_scheduler_that_is_away_lets_none_wait(
+    hpc_det: Command, recorded: ExperimentFolder, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("AWAY", "1")
+        assert "PAUSED" not in hpc_det("e", "list").out
+        assert submitter_of(recorded)
+    is_settled_after_a_list(hpc_det, recorded, queue)
+
+
+def is_settled_after_a_list(hpc_det: Command, experiment: ExperimentFolder, queue: Queue) -> None:
+    assert "QUEUED" in hpc_det("e", "list").out
+    is_settled(experiment.root(), queue, ExperimentState.QUEUED)
+
+
+def test_a_second_signal_while_jobs_are_cancelled_leaves_the_experiment_with_its_job(
+    hpc_det: Command, root: Path, arguments: list[str], queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def signal_comes(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hpc_det.submit.jobs.record_job", signal_comes)
+        patch.setattr(Slurm, "cancel", signal_comes)
+        assert hpc_det(*arguments).code == 1
+    assert "QUEUED" in hpc_det("e", "list").out
+    assert ExperimentView(ExperimentStore(root).existing(1)).job_ids() == queue.jobs() == ["4711"]
 
 
 def test_what_the_scheduler_never_got_waits_for_activate(

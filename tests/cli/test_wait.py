@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.requeue import Action, Cause
-from hpc_det.schedulers.command import CommandError
+from hpc_det.schedulers.command import CommandError, Run
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.store.files import read_json, write_json
 from hpc_det.store.stop import read_stop
@@ -274,8 +274,14 @@ def test_kill_says_so_when_the_experiment_was_faster(
 def test_kill_ends_a_job_that_was_put_back_into_the_queue_when_its_start_was_cut_short(
     hpc_det: Command, life: Life, scheduler: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    scheduler.states = [JobState.RUNNING, JobState.RUNNING, JobState.QUEUED]
     monkeypatch.setattr(scheduler, "cancel", lambda job_id, run: None)
-    monkeypatch.setattr(scheduler, "withdraw", lambda job_id, run: scheduler.cancelled.append(job_id))
+
+    def withdraw(job_id: str, run: Run) -> None:
+        assert scheduler.states == [JobState.QUEUED], "one that runs leaves by itself"
+        scheduler.cancelled.append(job_id)
+
+    monkeypatch.setattr(scheduler, "withdraw", withdraw)
     assert hpc_det("e", "kill", "1").code == 0
     assert scheduler.cancelled == ["4711"]
 

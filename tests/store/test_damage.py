@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,11 +23,12 @@ from hpc_det.errors import HpcDetError
 from hpc_det.node.rendezvous import await_rendezvous, publish
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
+from hpc_det.store import metrics
 from hpc_det.store.files import append_line, read_json, read_map
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import each, last_reports, read_reports, validation_metrics, validations
-from hpc_det.store.shape import Count, DamagedFile, Moment, fits, made
+from hpc_det.store.shape import NUMBER, Count, DamagedFile, Moment, fits, made
 from hpc_det.store.shared_log import SharedLog
 from hpc_det.store.stop import read_stop, request_stop
 from hpc_det.view.story import verdict
@@ -66,6 +68,18 @@ def test_a_value_fits_no_two_kinds_but_whole_numbers(value: Any) -> None:
     assert not fits(value, int) or fits(value, float)
     assert not fits(value, Moment) or fits(value, float)
     assert not fits(value, Count) or fits(value, int)
+
+
+def test_a_whole_number_has_64_bits_and_a_metric_may_have_more() -> None:
+    assert [fits(value, int) for value in (2**63 - 1, 1 - 2**63, 2**63)] == [True, True, False]
+    assert [fits(value, NUMBER) for value in (2**63, -(10**20), 1e308, math.inf, math.nan)] == [True] * 3 + [False] * 2
+
+
+@pytest.mark.parametrize(("seconds", "is_whole"), [(None, True), (1.5, True), (math.nan, False), ({}, False)])
+def test_the_time_of_a_validation_is_a_number_or_unknown(seconds: Any, is_whole: bool) -> None:
+    line = {"kind": "validation", "steps": 1, "metrics": {}, "seconds": seconds}
+    with nullcontext() if is_whole else pytest.raises(DamagedFile, match="seconds"):
+        assert metrics.checked(line) == line
 
 
 @given(ODD)

@@ -27,12 +27,7 @@ def unknown_jobs(experiment: ExperimentFolder, scheduler: str) -> list[str]:
 
     Raises CommandError.
     """
-    return sorted(queued_jobs(experiment, scheduler) - known_jobs(experiment), key=_age)
-
-
-def queued_jobs(experiment: ExperimentFolder, scheduler: str) -> set[str]:
-    """The ids of all jobs and arrays of this experiment in the queue, also of those that run. Raises CommandError."""
-    return {array_of(job_id) for job_id in _queued(experiment, scheduler)}
+    return sorted({array_of(job_id) for job_id in _queued(experiment, scheduler)} - known_jobs(experiment), key=_age)
 
 
 def unknown_elements(experiment: ExperimentFolder, scheduler: str, index: int) -> list[str]:

@@ -74,8 +74,8 @@ def _postponed(measured: Measured) -> Iterator[str]:
 def _notes(measured: Measured, conditions: Conditions) -> Iterator[str]:
     ranks, slots = measured.ranks, conditions.slots
     if missing := list(islice((rank for rank in range(slots) if rank not in measured.timings), NAMED + 1)):
-        names = [*map(str, missing[:NAMED]), *(["others"] if len(missing) > NAMED else [])]
-        yield f"timings of {len(ranks)} of {slots} ranks: none of {', '.join(names)}"
+        names = ", ".join(map(str, missing[:NAMED])) + (" and more" if len(missing) > NAMED else "")
+        yield f"timings of {len(ranks)} of {slots} ranks: none of {names}"
     if slots > 1 and any(rank.exposed_s is None for rank in ranks):
         yield (
             "how long ranks wait for gradients is not known here, and is a part of train_batch: compare "

@@ -190,7 +190,7 @@ def test_ranks_without_a_file_are_named(trial: TrialFolder) -> None:
         stretch(trial, rank, exposed_s=0.1)
     assert told(trial, slots=4)["notes"] == ["timings of 2 of 4 ranks: none of 1, 3"]
     (note,) = told(trial, slots=10**15)["notes"]
-    assert note.endswith("none of 1, 3, 4, 5, 6, 7, 8, 9, others")
+    assert note.endswith("none of 1, 3, 4, 5, 6, 7, 8, 9 and more")
 
 
 def test_what_makes_the_numbers_less_than_they_seem_is_told(trial: TrialFolder) -> None:
