@@ -38,7 +38,7 @@ resume: {policy}
 """
 JOBS_GIVE_UP_S, COMMANDS_GIVE_UP_S = 10, 4
 """Slurm's own commands, where slurmctld does not answer: in jobs as by default, at the prompt to save time."""
-RESUME_EVERY_S = 1.0
+RESUME_EVERY_S = 5.0
 
 Node = str
 

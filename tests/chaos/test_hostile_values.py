@@ -4,6 +4,7 @@ template takes it for more.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import subprocess
@@ -265,7 +266,8 @@ def two_words(entry: str) -> bool:
 
 
 def directives(script: str, name: str) -> Iterator[str]:
-    for line in script.split("\n"):
+    """Those before the first command: sbatch and qsub read no further."""
+    for line in itertools.takewhile(lambda line: not line.strip() or line.startswith("#"), script.split("\n")):
         if line.startswith(DIRECTIVE[name]):
             yield line.removeprefix(DIRECTIVE[name]).strip()
 

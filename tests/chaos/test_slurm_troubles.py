@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.chaos]
 NEW = ("experiment", "create", HERE / "story.yaml", HERE / "trial", "--config", DIRECT, "--config", TWO_SLOTS)
 TRAINS = ("hyperparameters.batch_s=0.5", WAITS_AT.format(35))
 """Slowly, so that it trains when a test causes an outage; from batch 35 it waits for the test."""
-JOBS = {"requeue": {1: 1, 2: 1}, "successor": {1: 2, 2: 3}, "resubmit": {1: 1, 2: 2}}
+JOBS = {"requeue": {1: 1, 2: 1, 3: 1}, "successor": {1: 2, 2: 3}, "resubmit": {1: 1, 2: 2}}
 """How many jobs an experiment submits, by policy and number of attempts. Each attempt submits a successor; the last one
 is cancelled.
 """
@@ -282,7 +282,9 @@ def _until_attempt(story: Story, number: int) -> None:
 
 def _check_end_on_another_node(lab: FailingLab, story: Story, undisturbed: Story, waits: subprocess.Popen[str]) -> None:
     assert result_of(waits).returncode == 0, story.logged
-    assert story.causes == ["node lost", "finished"], story.logged
+    # A srun that was frozen may cancel a step when it continues: the next attempt's, which has the same number.
+    *lost, last = story.causes
+    assert (last, {*lost}, len(lost) <= 2) == ("finished", {"node lost"}, True), story.logged
     wait_for(lambda: not story.job_pids(), DEADLINE_S, lambda: story.logged)
     writers = [line["attempt"] for line in metrics.each(story.trial.metrics)]
     assert writers == sorted(writers), "the first attempt reported after the second one had begun"
