@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.process import is_running, start_ticks
+from tests import processes
 from tests.lab import operator
 from tests.lab.isolation import ACCOUNTING_COMMANDS, SLURM_COMMANDS, path_with_only, path_without
 from tests.wait import DEADLINE_S
@@ -208,6 +209,16 @@ class SlurmLab:
             said = self._ended("scancel", "--quiet", "--state=PENDING").stderr
             said += self._ended("scancel", "--quiet", "--full", "--signal=KILL", "--state=RUNNING").stderr
             time.sleep(0.1)
+        while steps := self._steps():
+            if time.monotonic() > end:
+                raise TimeoutError(f"steps are left after {deadline_s} s: {steps}")
+            time.sleep(0.1)
+
+    def _steps(self) -> list[int]:
+        """What still runs of jobs, also of those that no list shows: one that was requeued, and cancelled then."""
+        nodes = [pid_file.name.split(".")[1] for pid_file in (self.path / "run").glob("slurmd.*.pid")]
+        pids = [int(pid) for node in nodes for pid in self.run("ip", "netns", "pids", f"hpcdet-{node}").split()]
+        return [pid for pid in pids if "slurmstepd" in processes.words(pid, "comm")[0]]
 
     def path_without_accounting(self) -> str:
         """A `PATH` as on a site without slurmdbd."""
