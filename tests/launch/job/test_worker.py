@@ -24,6 +24,7 @@ from hpc_det.store.files import write_json
 from hpc_det.store.journal import Journal
 from hpc_det.store.stop import read_stop, request_stop
 from tests.launch.gang import Gang, is_there, workers
+from tests.schedulers.squeue_on_paper import KNOWS_NONE
 from tests.stub import Stub
 from tests.wait import DEADLINE_S, wait_for
 
@@ -519,13 +520,13 @@ def test_the_scheduler_is_not_asked_where_nobody_else_has_work(
     assert asked(tmp_path, "squeue") == []
 
 
-@pytest.mark.parametrize("answer", ["4711_5|NODE_FAIL|None", "4711_5|PENDING|BeginTime", ""])
+@pytest.mark.parametrize("answer", ["echo '4711_5|NODE_FAIL|None'", "echo '4711_5|PENDING|BeginTime'", KNOWS_NONE])
 def test_a_former_gang_whose_job_is_not_running_is_not_waited_for(
-    gang: Gang, slurm: dict[str, str], tmp_path: Path, answer: str
+    gang: Gang, slurm: dict[str, str], stub: Stub, answer: str
 ) -> None:
     gang.plan("true", scheduler="slurm")
     gang.journal.started(1, "4711_5", worker=5)
-    (tmp_path / "squeue").write_text(f"{answer}\n")
+    stub("squeue", answer)
     assert gang.run_job(**slurm, **ELEMENT)[0] == 0
     assert gang.ends() == [("node lost", "requeue"), ("finished", "done")]
 
