@@ -39,6 +39,8 @@ resume: {policy}
 JOBS_GIVE_UP_S, COMMANDS_GIVE_UP_S = 10, 4
 """Slurm's own commands, where slurmctld does not answer: in jobs as by default, at the prompt to save time."""
 RESUME_EVERY_S = 5.0
+FREE = ("idle", "planned")
+"""States of a node that takes jobs. The second stays from a job that is gone, until Slurm plans again (sinfo(1))."""
 
 Node = str
 
@@ -146,12 +148,12 @@ class FailingLab:
     def _is_idle(self, node: Node) -> bool:
         """Or else Slurm is told to ask the node, as it does by itself minutes later: it asks one that was down."""
         state = self.lab.run("sinfo", "--noheader", "--partition=low", f"--nodes={node}", "--format=%T").strip()
-        if state != "idle":
+        if state not in FREE:
             with suppress(RuntimeError):  # it may be so already
                 self.mark_down(node)
             with suppress(RuntimeError):
                 self.lab.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        return state == "idle"
+        return state in FREE
 
     # --- experiments and jobs
 
