@@ -44,9 +44,9 @@ _ONE_PACKET = 2**16
 """A body up to here is rather copied than sent by a call of its own."""
 GONE_S = 60
 """A host that answers nothing is given up then. That a process has ended is seen at once."""
-_PROBES = 5
-"""So many times in that time an idle host is asked whether it is there; its kernel answers, also for a process that is
-suspended or busy.
+PROBE_S = 1
+"""A silent host is asked so often whether it is there: one answer between two outages keeps them from counting as one.
+Its kernel answers, also for a process that is suspended or busy.
 """
 
 
@@ -219,12 +219,10 @@ def _left(end: float) -> float:
 def set_up(connection: socket.socket, gone_s: float = GONE_S) -> None:
     """Small messages leave at once, and a host that is gone without a word is noticed in `gone_s` (tcp(7))."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    probe_s = max(int(gone_s / _PROBES), 1)
     for option, value in (
         (socket.TCP_NODELAY, 1),
-        (socket.TCP_KEEPIDLE, probe_s),
-        (socket.TCP_KEEPINTVL, probe_s),
-        (socket.TCP_KEEPCNT, _PROBES),
-        (socket.TCP_USER_TIMEOUT, int(1000 * gone_s)),
+        (socket.TCP_KEEPIDLE, PROBE_S),
+        (socket.TCP_KEEPINTVL, PROBE_S),
+        (socket.TCP_USER_TIMEOUT, int(1000 * gone_s)),  # the end of the probes, too, whatever TCP_KEEPCNT is
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)

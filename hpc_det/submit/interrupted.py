@@ -69,12 +69,12 @@ def _settle(experiment: ExperimentFolder, submitter: Submitter) -> None:
     _adopt(experiment, plan, scripts, found)
     ended = _ended(experiment, plan, scripts)
     now = search.state()  # after the scheduler was asked: who has begun in between is seen
-    never_begun = {script for script in ended if all(map(now.waiting.__contains__, _workers(experiment, script)))}
-    missing = [script for script in scripts if script in never_begun or not experiment.job(script).exists()]
     if now.submissions == submitter.before > 0:
         if not (now.paused or now.finished):  # it was killed when it had activated or continued it, without a job
             search.pause(PAUSED_BY)
         return
+    never_begun = {script for script in ended if all(map(now.waiting.__contains__, _workers(experiment, script)))}
+    missing = [script for script in scripts if script in never_begun or not experiment.job(script).exists()]
     for script in missing:
         for worker in sorted(filter(_workers(experiment, script).__contains__, now.waiting)):
             search.lose(worker, "")  # no other worker relies on it any more
@@ -83,7 +83,7 @@ def _settle(experiment: ExperimentFolder, submitter: Submitter) -> None:
 
 
 def _ended(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int]) -> list[int]:
-    """Scripts whose jobs have all ended: the submitter cancels them after an error. Raises CommandError."""
+    """Scripts whose jobs have all ended: the submitter cancels them after an error."""
     jobs = {script: jobs_of_script(experiment, script) for script in scripts if experiment.job(script).exists()}
     ids = sorted({job_id for found in jobs.values() for job_id in found})
     states = scheduler(plan.scheduler).status(ids, run_command) if ids else {}

@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -39,8 +39,8 @@ resume: {policy}
 JOBS_GIVE_UP_S, COMMANDS_GIVE_UP_S = 10, 4
 """Slurm's own commands, where slurmctld does not answer: in jobs as by default, at the prompt to save time."""
 RESUME_EVERY_S = 5.0
-FREE = ("idle", "planned")
-"""States of a node that takes jobs. The second stays from a job that is gone, until Slurm plans again (sinfo(1))."""
+TAKES_JOBS = ("idle", "mixed", "planned")
+"""States of a node (sinfo(1)). The last two may stay for minutes from jobs that are gone, after slurmctld restarted."""
 
 Node = str
 
@@ -67,39 +67,29 @@ class FailingLab:
 
     # --- outages: each ends with its block, also where the block fails
 
-    @contextmanager
-    def without(self, daemon: str) -> Iterator[None]:
+    def without(self, daemon: str) -> AbstractContextManager[None]:
         """slurmctld or slurmdbd is killed, and started again."""
-        self.lab.signal(daemon, signal.SIGKILL)
+        return self._away(daemon, signal.SIGKILL, lambda: self.lab.start_daemon(daemon))
+
+    def with_stopped(self, daemon: str) -> AbstractContextManager[None]:
+        """slurmctld or slurmdbd accepts connections and answers nothing until the end of the block; then it answers."""
+        return self._away(daemon, signal.SIGSTOP, lambda: self.lab.signal(daemon, signal.SIGCONT))
+
+    @contextmanager
+    def _away(self, daemon: str, by: signal.Signals, bring_back: Callable[[], None]) -> Iterator[None]:
+        self.lab.signal(daemon, by)
+        self._patch.setenv("SLURM_CONF", str(self._confs[COMMANDS_GIVE_UP_S]))
         try:
-            with self._impatient_commands():
-                yield
+            yield
         finally:
-            self.lab.start_daemon(daemon)
+            self._patch.setenv("SLURM_CONF", str(self._confs[JOBS_GIVE_UP_S]))
+            bring_back()
 
     def wait_until_saved(self, job_id: str) -> None:
         """Wait until the job would survive a crash: slurmctld writes its jobs to a file every few seconds."""
         changed = time.time()
         self.lab.run("scontrol", "update", f"JobId={job_id}", "Comment=to be saved")
         wait_for(lambda: (self.lab.path / "state" / "job_state").stat().st_mtime > changed)
-
-    @contextmanager
-    def with_stopped(self, daemon: str) -> Iterator[None]:
-        """slurmctld or slurmdbd accepts connections and answers nothing until the end of the block; then it answers."""
-        self.lab.signal(daemon, signal.SIGSTOP)
-        try:
-            with self._impatient_commands():
-                yield
-        finally:
-            self.lab.signal(daemon, signal.SIGCONT)
-
-    @contextmanager
-    def _impatient_commands(self) -> Iterator[None]:
-        self._patch.setenv("SLURM_CONF", str(self._confs[COMMANDS_GIVE_UP_S]))
-        try:
-            yield
-        finally:
-            self._patch.setenv("SLURM_CONF", str(self._confs[JOBS_GIVE_UP_S]))
 
     @contextmanager
     def cut_off(self, node: Node) -> Iterator[None]:
@@ -142,18 +132,20 @@ class FailingLab:
             self.lab.cancel_all()
         finally:
             for node in self._nodes:
-                shown = partial(self.lab.run, "scontrol", "show", "node", node)
-                wait_for(partial(self._is_idle, node), DEADLINE_S, shown, RESUME_EVERY_S)
+                wait_for(partial(self._takes_jobs, node), DEADLINE_S, partial(self._state, node), RESUME_EVERY_S)
 
-    def _is_idle(self, node: Node) -> bool:
+    def _takes_jobs(self, node: Node) -> bool:
         """Or else Slurm is told to ask the node, as it does by itself minutes later: it asks one that was down."""
-        state = self.lab.run("sinfo", "--noheader", "--partition=low", f"--nodes={node}", "--format=%T").strip()
-        if state not in FREE:
-            with suppress(RuntimeError):  # it may be so already
-                self.mark_down(node)
-            with suppress(RuntimeError):
-                self.lab.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-        return state in FREE
+        if self._state(node) in TAKES_JOBS:
+            return True
+        with suppress(RuntimeError):  # it may be so already
+            self.mark_down(node)
+        with suppress(RuntimeError):
+            self.lab.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        return False
+
+    def _state(self, node: Node) -> str:
+        return self.lab.run("sinfo", "--noheader", "--partition=low", f"--nodes={node}", "--format=%T").strip()
 
     # --- experiments and jobs
 
