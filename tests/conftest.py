@@ -30,7 +30,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # examples each time; `make chaos` draws others, and more of them, and prints how to repeat one that fails.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("steady", UNTIMED, derandomize=True)
-settings.register_profile("chaos", UNTIMED, max_examples=500, print_blob=True, database=None)
+settings.register_profile("chaos", UNTIMED, max_examples=5000, print_blob=True, database=None)
 settings.load_profile("steady")
 
 MEMORY, ROOM = Path("/dev/shm"), 2**31

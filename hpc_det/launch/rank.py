@@ -51,7 +51,7 @@ def join_gang(env: Mapping[str, str]) -> RankProcess:
         line=Line.connect(attempt.socket),
         heart=Heart(attempt.socket, rank),
     )
-    os.register_at_fork(after_in_child=lambda: _let_go(process.signals, process.line, process.heart.line))
+    os.register_at_fork(after_in_child=lambda: _let_go(process.line, process.heart.line))
     process.line.send({"hello": rank, "pid": os.getpid()})
     return process
 
@@ -96,9 +96,8 @@ def note_error(attempt: Attempt, rank: int | None, error: BaseException) -> None
     note_failure(attempt.trial, attempt.number, failure)
 
 
-def _let_go(signals: SignalPipe, *lines: Line) -> None:
+def _let_go(*lines: Line) -> None:
     """A forked child, a DataLoader's worker, is no rank: its end of the line would hide that the rank is gone."""
-    signals.let_go()
     for line in lines:
         line.connection.close()
 

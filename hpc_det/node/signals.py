@@ -8,13 +8,17 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from weakref import WeakSet
 
 # Slurm sends TERM (preemption) or the `--signal` of the script (USR2); PBS sends TERM; sites may choose USR1.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class SignalPipe:
-    """Turns signals into bytes that make `fd` readable, even while the main thread is inside a C call (signal(7))."""
+    """Turns signals into bytes that make `fd` readable, even while the main thread is inside a C call (signal(7)).
+
+    In a forked child they have their default actions again: the pipe is the parent's, and so are the news in it.
+    """
 
     def __init__(self, signals: Iterable[signal.Signals]) -> None:
         self._signals = frozenset(signals)
@@ -23,6 +27,7 @@ class SignalPipe:
         os.set_blocking(self._write, False)
         self._former_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._former = {number: signal.signal(number, _nothing) for number in self._signals}
+        _open.add(self)
 
     def received(self) -> list[signal.Signals]:
         """The signals since the last call. CHLD and others come through the pipe too, where a library handles them."""
@@ -34,17 +39,28 @@ class SignalPipe:
 
     def close(self) -> None:
         """As before it was made."""
+        _open.discard(self)
         signal.set_wakeup_fd(self._former_fd)
         for number, handler in self._former.items():
             signal.signal(number, handler)
         os.close(self.fd)
         os.close(self._write)
 
-    def let_go(self) -> None:
-        """In a forked child: signals have their default actions, and none of them is news of the parent."""
+    def _let_go(self) -> None:
         signal.set_wakeup_fd(-1)
         for number in self._signals:
             signal.signal(number, signal.SIG_DFL)
+
+
+_open: WeakSet[SignalPipe] = WeakSet()
+
+
+def _let_go() -> None:
+    for pipe in list(_open):
+        pipe._let_go()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _nothing(signum: int, frame: FrameType | None) -> None:

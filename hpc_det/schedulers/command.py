@@ -140,7 +140,7 @@ def reading(command: str) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CommandError(
             f"{command}: its answer cannot be read ({type(error).__name__}: {shown(str(error))}); see what the command "
             f"prints when you run it by hand"

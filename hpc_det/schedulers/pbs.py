@@ -8,10 +8,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
-from hpc_det.schedulers.command import CommandError, Run, run_command
+from hpc_det.schedulers.command import CommandError, Run, reading, run_command
 from hpc_det.schedulers.pbs_answers import (
     SCHEDULER,
     STATES,
@@ -137,8 +138,9 @@ class Pbs:
         if not hosts:
             return
         job = shown(job_id, run)
-        before = str(job["Resource_List"]["select"])
-        select = _without_hosts(before)
+        with reading("qstat"):
+            before = str(job["Resource_List"]["select"])
+            select = _without_hosts(before)
         too_few = None
         try:
             select = named_hosts((select, job.get("queue")), hosts, run)
@@ -151,19 +153,14 @@ class Pbs:
 
     def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
         """PBS warns of no end, so its default limit counts too, where the plan has none."""
-        with suppress(CommandError):  # qstat may be missing on compute nodes
-            return end_of(shown(self.job_id(env), run))
-        return end_by_our_clock(plan, env)
+        return _end(_shown(self.job_id(env), run), plan, env)
 
     def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
         """TERM comes for all alike. A deletion names who asked for it, the scheduler when it preempts."""
-        try:
-            job = shown(self.job_id(env), run)
-        except CommandError:
-            job = {}
+        job = _shown(self.job_id(env), run)
         if by := ended_by(job):
             return Cause.PREEMPTED if by == SCHEDULER else Cause.CANCELLED
-        end = end_of(job) if job else end_by_our_clock(plan, env)
+        end = _end(job, plan, env)
         is_late = end is not None and signalled_at >= end - CLOCKS_DIFFER_S
         return Cause.TIME_LIMIT if is_late and job.get("substate") != BEING_REQUEUED else Cause.PREEMPTED
 
@@ -178,6 +175,22 @@ class Pbs:
         raise CommandError(
             "PBS lets no user requeue a job; set `resume` in the cluster profile to successor, resubmit or chain"
         )
+
+
+def _shown(job_id: str, run: Run) -> dict[str, Any]:
+    """Empty where qstat has no answer: it may be missing on compute nodes."""
+    try:
+        return shown(job_id, run)
+    except CommandError:
+        return {}
+
+
+def _end(job: Mapping[str, Any], plan: JobPlan, env: Mapping[str, str]) -> float | None:
+    """By our clock where PBS does not say."""
+    with suppress(CommandError):
+        if job:
+            return end_of(job)
+    return end_by_our_clock(plan, env)
 
 
 def _after(job_id: str) -> list[str]:

@@ -115,8 +115,8 @@ def waiting(job_id: str, run: Run) -> list[str]:
 
 @reading("qstat")
 def shown(job_id: str, run: Run) -> dict[str, Any]:
-    job: dict[str, Any] = json.loads(run(["qstat", "-f", "-F", "json", job_id]))["Jobs"][job_id]
-    return job
+    """A job's attributes."""
+    return dict(json.loads(run(["qstat", "-f", "-F", "json", job_id]))["Jobs"][job_id])
 
 
 def ended_by(job: Mapping[str, Any]) -> str | None:
@@ -125,7 +125,9 @@ def ended_by(job: Mapping[str, Any]) -> str | None:
     return found and found[1]
 
 
+@reading("qstat")
 def end_of(job: Mapping[str, Any]) -> float | None:
+    """When PBS ends it, in seconds since 1970. None: it has no limit, or has not started."""
     started, limit = job.get("stime"), job.get("Resource_List", {}).get("walltime")
     if not started or limit is None:
         return None

@@ -113,12 +113,12 @@ print(pipe.received())
     ]
 
 
-def test_a_forked_child_that_let_go_dies_of_its_signals_and_its_parent_hears_nothing() -> None:
+def test_a_forked_child_dies_of_its_signals_and_its_parent_hears_nothing() -> None:
+    """Such as the TERM with which `multiprocessing.Pool` ends its processes."""
     code = """
 import os, select, signal
 from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 pipe = SignalPipe(STOP_SIGNALS)
-os.register_at_fork(after_in_child=pipe.let_go)
 ready, told = os.pipe()
 if not (child := os.fork()):
     os.write(told, b"x")

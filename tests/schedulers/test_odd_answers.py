@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ from hpc_det.schedulers.scheduler import JobState, scheduler
 from hpc_det.schedulers.slurm import Slurm
 from hpc_det.schedulers.slurm_queue import SlurmQueue
 from hpc_det.sgd.driver.leaving import back_into_queue
-from tests.odd import ODD, places, replaced
+from tests.odd import KINDS, ODD, places, replaced
 from tests.plan.plans import job_plan
 from tests.schedulers.squeue_on_paper import SqueueOnPaper
 from tests.schedulers.test_slurm import NOW, slurm_time
@@ -213,29 +214,39 @@ def test_the_recorded_answers_have_what_is_asked_about() -> None:
     assert len(SlurmQueue().jobs(says(QUEUE))) > 10
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda run: shown(JOB, run),
-        lambda run: waiting(ARRAY, run),
-        lambda run: PbsQueue().jobs(run),
-        lambda run: PbsQueue().pools(run),
-        lambda run: PbsQueue().priority_note(run),
-        lambda run: named_hosts(("2:ncpus=2", None), ["pbsn1"], run),
-        lambda run: down_hosts(["pbsn1"], run),
-        lambda run: detect_pbs.detect(run),
-        lambda run: detect_slurm.detect(run),
-        lambda run: SlurmQueue().jobs(run),
-        lambda run: SlurmQueue().pools(run),
-        lambda run: Slurm().down_hosts(["node1"], run),
-        lambda run: Slurm().stop_cause(job_plan(), {"SLURM_JOB_ID": "99"}, NOW, run),
-        lambda run: Slurm().requeue("99", {}, run),
-        lambda run: Pbs().stop_cause(job_plan(), {"PBS_JOBID": JOB}, NOW, run),
-        lambda run: Pbs().ends_at(job_plan(), {"PBS_JOBID": JOB}, run),
-        lambda run: Pbs().avoid(JOB, ["pbsn1"], run),
-        lambda run: Pbs().requeue(JOB, {}, run),
-    ],
-)
+ABOUT_A_JOB: list[Callable[..., object]] = [
+    lambda run: shown(JOB, run),
+    lambda run: PbsQueue().jobs(run),
+    lambda run: Pbs().stop_cause(job_plan(), {"PBS_JOBID": JOB}, NOW, run),
+    lambda run: Pbs().ends_at(job_plan(), {"PBS_JOBID": JOB}, run),
+    lambda run: Pbs().avoid(JOB, ["pbsn1"], run),
+    lambda run: Pbs().requeue(JOB, {}, run),
+]
+ABOUT_OTHERS: list[Callable[..., object]] = [
+    lambda run: waiting(ARRAY, run),
+    lambda run: PbsQueue().pools(run),
+    lambda run: PbsQueue().priority_note(run),
+    lambda run: named_hosts(("2:ncpus=2", None), ["pbsn1"], run),
+    lambda run: down_hosts(["pbsn1"], run),
+    lambda run: detect_pbs.detect(run),
+    lambda run: detect_slurm.detect(run),
+    lambda run: SlurmQueue().jobs(run),
+    lambda run: SlurmQueue().pools(run),
+    lambda run: Slurm().down_hosts(["node1"], run),
+    lambda run: Slurm().stop_cause(job_plan(), {"SLURM_JOB_ID": "99"}, NOW, run),
+    lambda run: Slurm().requeue("99", {}, run),
+]
+
+
+@pytest.mark.parametrize("ask", [*ABOUT_A_JOB, *ABOUT_OTHERS])
 @given(output=damaged([*PBS, *FOUND, SQUEUE, QUEUE]))
 def test_what_cannot_be_read_is_an_error_in_a_sentence(ask: Callable[..., object], output: str) -> None:
     raises_only_ours(lambda: ask(says(output)))
+
+
+@pytest.mark.parametrize("ask", ABOUT_A_JOB)
+def test_so_is_a_value_of_any_other_kind_in_any_place(ask: Callable[..., object]) -> None:
+    tree = json.loads(next(sample for sample in PBS if f'"{JOB}"' in sample))
+    for place in places(tree):
+        for kind in KINDS:
+            raises_only_ours(partial(ask, says(json.dumps(replaced(tree, place, kind)))))

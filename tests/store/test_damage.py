@@ -229,10 +229,12 @@ def test_a_journal_with_a_damaged_line_shows_no_end_that_was_none_and_gives_no_n
 ) -> None:
     with TemporaryDirectory() as folder:
         trial = TrialFolder(Path(folder))
-        trial.journal.write_bytes(data.draw(with_a_damaged_line(lines_of_a_trial(is_open=is_open))))
+        damaged = data.draw(with_a_damaged_line(lines_of_a_trial(is_open=is_open)))
+        trial.journal.write_bytes(damaged)
+        was_written = damaged.endswith(b"\n") or not is_open  # else its last line looks as a crash within its write
         with suppress(HpcDetError):
             assert verdict(trial) is None
-            assert Journal(trial.journal).last_attempt() >= 4
+            assert Journal(trial.journal).last_attempt() >= 3 + was_written
             causes = [end.cause for end in Journal(trial.journal).history()]
             assert Cause.FINISHED not in causes
             assert len(causes) <= 2 - is_open  # no failure is charged twice

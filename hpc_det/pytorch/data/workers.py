@@ -40,6 +40,7 @@ class WorkerInit:
             os.close(self.first_words)
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         if self._own:
             self._own(worker_id)
 
@@ -79,12 +80,18 @@ def _forks(loader: torch.utils.data.DataLoader[Any]) -> bool:
 
 
 def _listened(init: WorkerInit, iterate: Callable[[], Any]) -> tuple[Any, bool]:
-    """An iterator, and whether one of its workers hangs. One that died before its first word is torch's to report."""
+    """An iterator, and whether one of its workers hangs. One that died before its first word is torch's to report.
+
+    Workers are forked with the stop signals blocked. One that hangs in its fork still has the handlers of the rank: the
+    TERM with which torch ends it would arrive at the rank, as a preemption.
+    """
     listening, init.first_words = os.pipe()
     try:
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             iterator = iterate()
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
             os.close(init.first_words)
             init.first_words = None
         return iterator, _is_one_silent(listening, len(getattr(iterator, "_workers", ())))

@@ -5,6 +5,8 @@ import os
 import pickle
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -98,6 +100,38 @@ def test_a_worker_that_dies_in_its_start_is_torchs_to_report(monkeypatch: pytest
     monkeypatch.setattr(worker, "_worker_loop", lambda *arguments: os._exit(3))
     with pytest.raises(RuntimeError, match="exited unexpectedly"):
         next(iter(loader(Numbers())))
+
+
+HANGS = """
+import os, signal
+hangs = []
+
+
+def hang():
+    while hangs:
+        signal.pause()
+
+
+os.register_at_fork(after_in_child=hang, after_in_parent=hangs.clear)  # runs before those of what is imported now
+import torch
+from torch.utils.data import TensorDataset
+from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.pytorch.data import workers
+
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.1
+workers.FIRST_WORD_S = 1
+signals = SignalPipe(STOP_SIGNALS)
+init = workers.WorkerInit(None)
+loader = workers.ClosableLoader(TensorDataset(torch.arange(4)), num_workers=1, worker_init_fn=init)
+hangs.append(True)
+print([int(number) for (number,) in loader], signals.received(), hangs)
+"""
+
+
+def test_the_end_of_a_worker_that_hangs_in_its_fork_is_no_signal_to_the_rank() -> None:
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[0, 1, 2, 3] [] []\n"), done.stderr
+    assert "hangs in its fork" in done.stderr
 
 
 # --- signals
