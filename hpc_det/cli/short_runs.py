@@ -17,6 +17,7 @@ from hpc_det.config.effective import Effective, effective
 from hpc_det.config.merge import Tree
 from hpc_det.config.request import Request
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.node.signals import uninterrupted
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.submitting import Unsettled
 from hpc_det.view.state import ExperimentState
@@ -121,6 +122,7 @@ class ShortRuns(Generic[W, F]):
                     waiting.appendleft((one, one.send(result)))
         return found
 
+    @uninterrupted()  # a submitted experiment that nobody knows would never be ended
     def _begin(self, series: Series[W, F], wanted: W) -> list[tuple[Series[W, F], F]]:
         """What has ended by that: the run itself, where it cannot be submitted."""
         try:

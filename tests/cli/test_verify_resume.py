@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,8 @@ class Cluster:
     """Whether the training with these stops does."""
     goes_on: bool = False
     """None of them ends."""
+    interrupts: bool = False
+    """Ctrl-C comes as soon as the second is submitted."""
     leaves_a_trace: bool = True
     loses: Change = field(default_factory=dict)
     """What is otherwise in the training with stops."""
@@ -53,6 +56,8 @@ class Cluster:
         stops = stops_in(found.tree)
         life = Life.submitted(store.root, job_id=str(4710 + len(self.begun)), title=found.tree["name"])
         life.begins()
+        if self.interrupts and len(self.begun) == 2:
+            signal.raise_signal(signal.SIGINT)
         if self.goes_on:
             return life.folder
         if self.fails(stops):
@@ -250,6 +255,16 @@ def test_a_wrong_value_is_exit_code_2(hpc_det: Command, config: Path, cluster: C
     assert done.code == 2
     assert str(wrong[1]) in done.err
     assert cluster.begun == []
+
+
+def test_ctrl_c_within_a_submission_ends_that_experiment_too(
+    hpc_det: Command, config: Path, cluster: Cluster, root: Path, scheduler: FakeScheduler
+) -> None:
+    cluster.goes_on = cluster.interrupts = True
+    scheduler.states = [JobState.QUEUED]
+    assert hpc_det(*VERIFY, config, "--cluster", "slurm").code == 130
+    assert sorted(scheduler.cancelled) == ["4711", "4712"]
+    assert left(root) == []
 
 
 def test_ctrl_c_kills_both_and_leaves_nothing(

@@ -205,12 +205,12 @@ def test_a_leak_is_named_by_trainings_on_pbs(pbs_lab: PbsLab, state_folder: Path
 @pytest.mark.long
 def test_ctrl_c_on_pbs_cancels_both_jobs_and_leaves_nothing(pbs_lab: PbsLab, state_folder: Path) -> None:
     write_pbs_profile(state_folder)
-    interrupted(["--ranks", "2"], lambda: len(pbs_lab.run("qselect").split()) == 2)
+    interrupted(["--ranks", "2"])
     assert pbs_lab.run("qselect") == ""
 
 
-def interrupted(arguments: list[str], is_begun: Any) -> None:
-    """Ctrl-C in the middle of two trainings that are long enough for it."""
+def interrupted(arguments: list[str]) -> None:
+    """Ctrl-C when both trainings have their jobs, and are long enough for it."""
     command = [COMMAND, "experiment", "verify-resume", FOLDER / "leaky.yaml", FOLDER, "--cluster", "lab"]
     options = [
         "--batches",
@@ -223,7 +223,7 @@ def interrupted(arguments: list[str], is_begun: Any) -> None:
     ]
     process = subprocess.Popen([*map(str, command), *options], stderr=subprocess.PIPE, text=True)
     try:
-        wait_for(lambda: is_begun() or process.poll() is not None, DEADLINE_S, lambda: "not both jobs are there")
+        wait_for(lambda: submitted() == 2 or process.poll() is not None, DEADLINE_S)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=DEADLINE_S)
     finally:
@@ -231,6 +231,11 @@ def interrupted(arguments: list[str], is_begun: Any) -> None:
         process.wait()
     assert process.returncode == 130, said
     assert experiments() == [], said
+
+
+def submitted() -> int:
+    """How many experiments have a job."""
+    return sum(folder.job(1).exists() for folder in ExperimentStore(Path(os.environ["HPC_DET_ROOT"])).folders())
 
 
 def write_pbs_profile(state_folder: Path) -> None:
