@@ -20,7 +20,7 @@ demo: $(INSTALLED)
 test: lint
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-one-by-one test-the-rest
 
-# It takes most of an hour on two cores, and shows each test as it ends.
+# It takes about an hour on two cores, and shows each test as it ends.
 test-long: $(INSTALLED)
 	$(MAKE) --no-print-directory --jobs=2 test-one-by-one test-the-rest WHICH=long SHOWN=--verbose
 

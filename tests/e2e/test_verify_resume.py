@@ -221,14 +221,13 @@ def interrupted(arguments: list[str]) -> None:
         "hyperparameters.global_batch_size=6",
         *arguments,
     ]
-    process = subprocess.Popen([*map(str, command), *options], stderr=subprocess.PIPE, text=True)
-    try:
-        wait_for(lambda: submitted() == 2 or process.poll() is not None, DEADLINE_S)
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=DEADLINE_S)
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen([*map(str, command), *options], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for(lambda: submitted() == 2 or process.poll() is not None, DEADLINE_S)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=DEADLINE_S)
+        finally:
+            process.kill()
     assert process.returncode == 130, said
     assert experiments() == [], said
 
