@@ -56,16 +56,16 @@ def standstill_s() -> Iterator[list[float]]:
         looking.join()
 
 
-def fastest_s(take_s: Callable[[], float], limit_s: float) -> float:
-    """The shortest of ten times that something takes, or the first within the limit: a machine that others share stands
-    still now and then, and not each time.
+def smallest(measure: Callable[[], float], limit: float) -> float:
+    """Of ten measurements, or the first below the limit: a machine that others share stands still now and then, and not
+    each time.
     """
-    fastest = math.inf
+    found = math.inf
     for _ in range(10):
-        fastest = min(fastest, take_s())
-        if fastest < limit_s:
+        found = min(found, measure())
+        if found < limit:
             break
-    return fastest
+    return found
 
 
 def resident_bytes() -> int:

@@ -9,21 +9,22 @@ import mmap
 import resource
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.core.checkpoint import CheckpointContext
 from hpc_det.core.distributed import Distributed
 from hpc_det.pytorch.stored import stored_state
-from tests.machine import fastest_s
+from tests.machine import smallest
 
 MB = 64
 OF_A_COPY = 2.0
 """Training may stand still so many times as long. torch.save into memory takes four times as long and more."""
-ROUNDS = 10
 
 
 def state() -> dict[str, Any]:
@@ -31,28 +32,39 @@ def state() -> dict[str, Any]:
     return {"models_state_dict": [layers]}
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """The copy is made by the thread that trains."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def copy_s(weights: dict[str, torch.Tensor], copies: list[torch.Tensor]) -> float:
-    began = time.perf_counter()
+    began = time.thread_time()
     for tensor, copy in zip(weights.values(), copies, strict=True):
         ctypes.memmove(copy.data_ptr(), tensor.data_ptr(), tensor.nbytes)
-    return time.perf_counter() - began
+    return time.thread_time() - began
 
 
-def test_training_stands_still_for_little_more_than_a_copy(tmp_path: Path) -> None:
+def test_training_stands_still_for_little_more_than_a_copy(tmp_path: Path, one_thread: None) -> None:
+    """In processor time, beside a copy at the same moment, since others may use this machine. That it waits for no disk
+    is shown in test_pending.
+    """
     content, context = state(), CheckpointContext(tmp_path, Distributed())
     weights = content["models_state_dict"][0]
     copies = [torch.zeros_like(tensor) for tensor in weights.values()]
 
-    def stall_s() -> float:
-        began = time.perf_counter()
+    def copies_of_time() -> float:
+        began = time.thread_time()
         context.begin(1, {"state_dict.pth": content})
-        seconds = time.perf_counter() - began
+        stall_s = time.thread_time() - began
         context.settled(wait=True)
-        return seconds
+        return stall_s / copy_s(weights, copies)
 
-    stall_s()  # has memory from now on
-    floor = min(copy_s(weights, copies) for _ in range(ROUNDS))
-    assert fastest_s(stall_s, OF_A_COPY * floor) < OF_A_COPY * floor
+    copies_of_time()  # has memory from now on
+    assert smallest(copies_of_time, OF_A_COPY) < OF_A_COPY
 
 
 def test_the_first_save_takes_no_new_memory_while_training_stands_still(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hpc_det.launch.failure import Failure, first_failure
 from hpc_det.node.signals import STOP_SIGNALS
 from hpc_det.store.stop import read_stop, request_stop
 from tests.launch.gang import Gang, children, is_there
-from tests.machine import fastest_s
+from tests.machine import smallest
 from tests.wait import DEADLINE_S, wait_for
 
 
@@ -253,7 +253,7 @@ def test_a_killed_rank_is_named_and_the_node_ends_at_once(gang: Gang) -> None:
         assert found.message == f"process {pids[1]} was gone without a word (killed, or crashed)"
         return taken_s
 
-    assert fastest_s(end_s, limit_s=1) < 1
+    assert smallest(end_s, limit=1) < 1
 
 
 def test_a_rank_that_leaves_with_an_error_ends_the_node_without_being_called_lost(gang: Gang) -> None:
