@@ -35,11 +35,18 @@ class NodeKind:
 @reading("scontrol or sinfo")
 def detect(run: Run) -> Site:
     """Asks Slurm. Raises CommandError where it does not answer."""
-    config = parse_config(run(CONFIG))
-    site = site_of(config, parse_sinfo(run(SINFO)), parse_partitions(run(PARTITIONS)), _has_pyxis(run))
+    config, nodes, partitions = (_whole(run(command), command[0]) for command in (CONFIG, SINFO, PARTITIONS))
+    site = site_of(parse_config(config), parse_sinfo(nodes), parse_partitions(partitions), _has_pyxis(run))
     if not site.pools:
         raise CommandError("sinfo: no partition that you may use")
     return site
+
+
+def _whole(output: str, command: str) -> str:
+    """Raises CommandError where it ends within a line: `gpu:a100:16` may have lost its last digit."""
+    if output and not output.endswith("\n"):
+        raise CommandError(f"{command}: its answer is cut off; try again")
+    return output
 
 
 def parse_config(output: str) -> dict[str, str]:

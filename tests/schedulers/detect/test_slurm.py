@@ -121,3 +121,12 @@ def test_a_site_where_nobody_may_run_is_an_error() -> None:
 def test_a_slurm_that_does_not_answer_is_an_error() -> None:
     with pytest.raises(CommandError, match="scontrol"):
         detect(replay("slurm-22.05", {}))
+
+
+@pytest.mark.parametrize("file", SLURM.values())
+def test_an_answer_that_ends_within_a_line_is_an_error(file: str) -> None:
+    """Else a node with 16 GPUs may be taken for one with 1."""
+    (command,) = (command for command in SLURM if SLURM[command] == file)
+    whole = replay("slurm-24.05", SLURM)
+    with pytest.raises(CommandError, match=command[0]):
+        detect(lambda asked: whole(asked)[:-2] if tuple(asked) == command else whole(asked))
