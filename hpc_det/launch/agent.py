@@ -64,7 +64,7 @@ class Agent:
         self._selector.register(self._signals.fd, selectors.EVENT_READ, self._on_signals)
         self._doorbell = Doorbell(self._socket, self._selector)
         self._doorbell.on_lost = self._on_lost
-        self._doorbell.on_failed = self._on_failed
+        self._doorbell.on_failed = self._end
         self._doorbell.on_heard = self._on_stop_signal
         gang = Gang(trial, plan, number, own_scheduler.hosts(os.environ))
         self._vigil = vigil(gang, self._node_rank, self._selector, self._doorbell, end=self._end)
@@ -98,7 +98,8 @@ class Agent:
             self._log_watch.poll()
             self._poll_run_folder()
             self._vigil.poll()
-        self._hear_last_words()
+        if not self._ended:
+            self._hear_last_words()
         if self._ended:
             return 1
         if entrypoint.returncode:
@@ -194,16 +195,16 @@ class Agent:
         note_failure(self._trial, self._number, failure_now(rank, message, lost=True))
         self._end()
 
-    def _on_failed(self) -> None:
-        """A rank says that it failed, and is still there: nobody has ended its peers for that yet. What is gone of them
-        was lost before, though the end of its line may take a moment more than the end of its connections to peers.
+    def _end(self) -> None:
+        """A rank here has failed or was lost, or the gang ends for another reason. A rank that is gone by now was lost
+        before, since a rank that fails waits for the answer to its bye, and nothing ends its peers until then. Its line
+        to this agent may end a moment later than its connections to peers.
         """
+        if self._ended:
+            return
+        self._ended = True
         for rank in self._doorbell.gone():
             self._on_lost(rank)
-        self._end()
-
-    def _end(self) -> None:
-        self._ended = True
 
     def _note_entrypoint(self, code: int) -> None:
         if first_failure(self._trial, self._number) is None:

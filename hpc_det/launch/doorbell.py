@@ -1,9 +1,10 @@
 """The line between a node agent and its ranks: a Unix socket in a private folder of the node.
 
 rank -> agent: {"hello": RANK, "pid": PID}, then {"heard": SIGNAL} when a signal reaches the rank itself, and before it
-leaves {"bye": CODE}; agent -> rank: {"stop": REASON, "deadline": SECONDS SINCE THE EPOCH, OR NULL}. The end of the line
-says the rest at once: a rank that is gone without a bye was lost, and a rank whose agent is gone is an orphan. Hearts
-have lines of their own to the same socket (hpc_det.launch.watch.heartbeat).
+leaves {"bye": CODE}; agent -> rank: {"stop": REASON, "deadline": SECONDS SINCE THE EPOCH, OR NULL}, and to a rank that
+has failed {"bye": CODE} when it may leave. The end of the line says the rest at once: a rank that is gone without a bye
+was lost, and a rank whose agent is gone is an orphan. Hearts have lines of their own to the same socket
+(hpc_det.launch.watch.heartbeat).
 
 The folder lets in this user alone, so nobody shows a key. What is no such message ends its line, and nothing else.
 """
@@ -30,6 +31,8 @@ LONGEST_MESSAGE = 2**20
 OTHER_FILES = 128
 """So many may an agent have open beside the lines of its ranks."""
 
+ANSWER_S = 10.0
+"""So long a rank that has failed waits for its agent, which answers at once unless the node is overloaded."""
 REST_S = 0.1
 """For an agent that can open no more files, before it looks again at who connects."""
 
@@ -61,6 +64,16 @@ class Line:
             return [parsed(line) for line in lines]
         except BrokenRule:
             return None
+
+    def say_goodbye(self, code: int) -> None:
+        """A rank's last message. With another code than 0 it returns when the agent has seen who else is gone:
+        those that a launcher ends as soon as this one has left were not the cause.
+        """
+        self.send({"bye": code})
+        if code:
+            self.connection.settimeout(ANSWER_S)
+            while (messages := self.receive()) is not None and not any("bye" in message for message in messages):
+                pass
 
     @classmethod
     def connect(cls, path: str) -> Line:
@@ -155,6 +168,7 @@ class Doorbell:
             on_board.clear()
             if code:
                 self.on_failed()
+                line.send({"bye": code})
 
     def _drop(self, line: Line) -> None:
         self._lines.remove(line)

@@ -36,8 +36,9 @@ class RankProcess:
     heart: Heart
 
     def say_goodbye(self, code: int) -> None:
-        """The last word to the agent: a line that ends without it means that the rank was lost."""
-        self.line.send({"bye": code})
+        """The last message to the agent, which then ends a failed rank: what it has printed is in its log before."""
+        flush_output()
+        self.line.say_goodbye(code)
 
 
 def join_gang(env: Mapping[str, str]) -> RankProcess:
@@ -113,10 +114,14 @@ def log_to(path: Path) -> None:
 
 def leave(code: int) -> None:
     """Without interpreter shutdown, where gloo's threads abort in 5 of 24 runs after a good training (measured)."""
+    flush_output()
+    os._exit(code)
+
+
+def flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

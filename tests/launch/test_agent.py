@@ -274,6 +274,72 @@ def test_a_rank_that_leaves_with_an_error_ends_the_node_without_being_called_los
     assert first_failure(gang.trial, 1) is None  # the rank notes its own failure
 
 
+FAILS = """
+import os, sys, time
+from pathlib import Path
+from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.doorbell import Line
+from hpc_det.launch.failure import failure_now, note_failure
+
+attempt = Attempt.from_env(os.environ)
+line = Line.connect(attempt.socket)
+line.send({"hello": 0, "pid": os.getpid()})
+while not Path("go").exists():
+    time.sleep(0.01)
+note_failure(attempt.trial, 1, failure_now(0, "its own mistake"))
+line.say_goodbye(1)
+sys.exit(1)
+"""
+"""Rank 0, when it is told to."""
+
+CRASHES = """
+import os, subprocess, termios, time
+from fcntl import ioctl
+from hpc_det.launch.attempt import Attempt
+from hpc_det.launch.doorbell import Line
+
+line = Line.connect(Attempt.from_env(os.environ).socket)
+line.send({"hello": 1, "pid": os.getpid()})
+while any(ioctl(line.connection, termios.TIOCOUTQ, bytes(4))):  # the agent has not read it
+    time.sleep(0.01)
+subprocess.Popen(["sleep", "60"], pass_fds=[line.connection.fileno()])
+os.abort()
+"""
+"""Rank 1: something else still holds its end of the line."""
+
+
+def test_a_rank_that_fails_is_the_cause_though_its_launcher_ends_the_others_before_the_agent_looks(gang: Gang) -> None:
+    (gang.code / "fails.py").write_text(FAILS)
+    gang.plan("setsid -w $PYTHON rank.py 1 deaf & $PYTHON fails.py; kill -9 $(cat rank-1.up); wait")
+    agent = gang.start_agent()
+    (peer,) = gang.wait_for_ranks(1)
+    agent.send_signal(signal.SIGSTOP)
+    (gang.code / "go").touch()
+    wait_for(lambda: first_failure(gang.trial, 1))
+    end = time.monotonic() + 0.5
+    while is_there(peer) and time.monotonic() < end:
+        time.sleep(0.01)
+    agent.send_signal(signal.SIGCONT)
+    assert agent.wait(timeout=DEADLINE_S) == 1
+    assert (failure(gang).rank, failure(gang).lost) == (0, False)
+
+
+def test_a_rank_whose_loss_only_other_nodes_have_felt_yet_is_the_cause(gang: Gang) -> None:
+    (gang.code / "rank0.py").write_text(FAILS)
+    (gang.code / "rank1.py").write_text(CRASHES)
+    gang.plan(
+        "$PYTHON rank$HPC_DET_NODE_RANK.py; touch ended-$HPC_DET_NODE_RANK; sleep 60",
+        scheduler="slurm",
+        nodes=2,
+        ranks_per_node=1,
+    )
+    agents = [gang.start_agent(SLURM_NODEID=node) for node in ("0", "1")]
+    wait_for((gang.code / "ended-1").exists)
+    (gang.code / "go").touch()
+    assert [agent.wait(timeout=DEADLINE_S) for agent in agents] == [1, 1]
+    assert (failure(gang).rank, failure(gang).lost) == (1, True)
+
+
 def test_a_rank_whose_agent_was_killed_leaves_by_itself(gang: Gang) -> None:
     gang.plan_ranks(0, 1)
     agent = gang.start_agent()

@@ -134,6 +134,27 @@ def test_a_rank_that_leaves_with_a_code_has_failed_and_is_not_lost_as_well(agent
     assert agent.told == ["failed"]
 
 
+def test_a_rank_that_has_failed_stays_until_the_agent_has_looked_at_the_others(agent: Agent) -> None:
+    line = agent.rank_says_hello(0)
+    leaving = threading.Thread(target=line.say_goodbye, args=(1,))
+    leaving.start()
+    leaving.join(0.2)
+    assert leaving.is_alive()
+    agent.until(lambda: "failed" in agent.told)
+    leaving.join(DEADLINE_S)
+    assert not leaving.is_alive()
+    line.connection.close()
+
+
+def test_a_rank_that_has_not_failed_and_one_without_an_agent_leave_at_once(agent: Agent) -> None:
+    done, failed = agent.rank_says_hello(0), agent.rank_says_hello(1)
+    done.say_goodbye(0)
+    agent.close()
+    failed.say_goodbye(1)
+    for line in (done, failed):
+        line.connection.close()
+
+
 def test_a_connection_that_never_said_hello_is_no_rank(agent: Agent) -> None:
     line, rank = Line.connect(str(agent.path)), agent.rank_says_hello(0)
     line.connection.close()

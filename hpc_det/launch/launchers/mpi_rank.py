@@ -98,7 +98,7 @@ def _run(attempt: Attempt, command: Sequence[str]) -> int:
     os.register_at_fork(after_in_child=line.connection.close)  # or the agent would not see that the rank is gone
     line.send({"hello": rank, "pid": os.getpid()})
     code = _run_script(attempt, rank, command)
-    line.send({"bye": code})
+    line.say_goodbye(code)
     return code
 
 

@@ -52,7 +52,7 @@ def _tell(attempt: Attempt, rank: int, returncode: int, line: Line) -> int:
     if code:
         ended = f"ended by signal {signal.Signals(-returncode).name}" if returncode < 0 else f"exit code {code}"
         note_failure(attempt.trial, attempt.number, failure_now(rank, ended))
-    line.send({"bye": code})
+    line.say_goodbye(code)
     return code
 
 
