@@ -47,6 +47,7 @@ def test_a_folder_goes_when_its_owner_was_killed(tmp_path: Path) -> None:
 
 
 def test_who_begins_on_a_node_removes_what_was_left_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_det.launch.node_folders.LONGEST_SOCKET_FOLDER", len(str(tmp_path)) + 10)
     private, scratch = tmp_path / "tmp", tmp_path / "scratch"
     for base in (private, scratch):
         base.mkdir()
