@@ -196,9 +196,10 @@ class Agent:
         self._end()
 
     def _end(self) -> None:
-        """A rank here has failed or was lost, or the gang ends for another reason. A rank that is gone by now was lost
-        before, since a rank that fails waits for the answer to its bye, and nothing ends its peers until then. Its line
-        to this agent may end a moment later than its connections to peers.
+        """End the attempt on this node, and note the ranks that are lost already.
+
+        A failed rank waits for the answer to its bye, so no launcher has killed its peers yet. The line of a killed
+        rank may close a moment after its connections to peers.
         """
         if self._ended:
             return

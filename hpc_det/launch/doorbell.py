@@ -32,7 +32,7 @@ OTHER_FILES = 128
 """So many may an agent have open beside the lines of its ranks."""
 
 ANSWER_S = 10.0
-"""So long a rank that has failed waits for its agent, which answers at once unless the node is overloaded."""
+"""How long a failed rank waits for its agent, which answers at once unless the node is overloaded."""
 REST_S = 0.1
 """For an agent that can open no more files, before it looks again at who connects."""
 
@@ -66,8 +66,8 @@ class Line:
             return None
 
     def say_goodbye(self, code: int) -> None:
-        """A rank's last message. With another code than 0 it returns when the agent has seen who else is gone:
-        those that a launcher ends as soon as this one has left were not the cause.
+        """Send the rank's exit code, its last message. A failed rank returns only after the agent has looked for lost
+        ranks, or after `ANSWER_S`: its launcher kills the others as soon as it exits, and these were not the cause.
         """
         self.send({"bye": code})
         if code:

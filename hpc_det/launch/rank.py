@@ -36,7 +36,7 @@ class RankProcess:
     heart: Heart
 
     def say_goodbye(self, code: int) -> None:
-        """The last message to the agent, which then ends a failed rank: what it has printed is in its log before."""
+        """Send the exit code to the agent, after the output is flushed: the agent then kills a failed rank."""
         flush_output()
         self.line.say_goodbye(code)
 

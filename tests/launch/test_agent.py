@@ -290,7 +290,7 @@ note_failure(attempt.trial, 1, failure_now(0, "its own mistake"))
 line.say_goodbye(1)
 sys.exit(1)
 """
-"""Rank 0, when it is told to."""
+"""Rank 0 fails when the file "go" exists."""
 
 CRASHES = """
 import os, subprocess, termios, time
@@ -305,7 +305,7 @@ while any(ioctl(line.connection, termios.TIOCOUTQ, bytes(4))):  # the agent has 
 subprocess.Popen(["sleep", "60"], pass_fds=[line.connection.fileno()])
 os.abort()
 """
-"""Rank 1: something else still holds its end of the line."""
+"""Rank 1 crashes while another process holds its end of the line open."""
 
 
 def test_a_rank_that_fails_is_the_cause_though_its_launcher_ends_the_others_before_the_agent_looks(gang: Gang) -> None:
