@@ -1,31 +1,27 @@
 """Determined's trials and RaySGD's drivers as gang jobs on the Slurm or PBS cluster that a site runs.
 
-One flow, one folder a step:
+The folders, each above those that it may import (tests/test_architecture.py holds the order):
 
-    cli         the command line, hpc-det: what a user asks for and sees
-    config      1. what was asked for: Hydra or YAML -> template merge -> valid Experiment and Cluster
-    search         which trials to run
-    plan        2. what will happen: JobPlan, frozen, JSON, no I/O
-    submit      3. plan -> script -> job id: submitit as carrier
-    schedulers     Slurm and the others: commands, what they answer, one table of states; a file each
-    launch      4. once per node: the job, node agents, launchers, the way into a rank
-    pytorch     5. once per rank: PyTorchTrial, DeepSpeedTrial, their contexts, data, the one loop
-    core           what every rank needs: collectives, the agreement to stop, checkpoints, metrics
-    checkpoint  6. what survives: stage, commit, verify, prune
-    requeue     7. what happens next: causes and budgets -> decision
-    throughput     what limits the throughput of a training: short runs of it, and what they show
-    resume_check   whether a trial resumes exactly: two short trainings compared, and the cause of a difference
-    view           what the files of an experiment say, for every reader
+    cli            the command line, hpc-det: one module per command; cli/top is the live screen
     report         an experiment as one HTML page, and the facts that it shows
-    top            all experiments and their jobs on one screen, live
-    doctor         what of all this a site supports, and a remedy for what it lacks
-    sgd            RaySGD's TorchTrainer: a driver, and a gang that outlives its ranks and its nodes; searches, fit
-    sweep          anyone's Hydra app: launchers for its sweeps, and what runs it on a node
-    notify         who is told of the beginning and the end of an experiment
-    node           what processes on the nodes share: signals, network, rendezvous, one authenticated line
-    store          the run folder: every file name, the journal, the stop request
-    compat         other names for hpc_det: `import determined`, for code that was written for Determined
+    doctor         checks of what a site supports, each with a remedy
+    sweep          launchers for anyone's Hydra app, and what runs the app on a node
+    sgd            RaySGD's TorchTrainer: driver, elastic gang, operators, tune
+    submit         plan -> script -> job id: renders slurm_templates/, submitit executors
+    launch         on the nodes: the job, one agent per node, launchers, the entry point of a rank
+    notify         hooks called when an experiment starts, pauses or ends
+    view           reads the files of experiments: states, histories, metrics, profiles
+    pytorch        PyTorchTrial and DeepSpeedTrial: trial/ loop/ data/ strategies/ state/ deepspeed/ profiling/
+    compat         `import determined` for code that was written for Determined
+    checkpoint     from tensors in memory to a committed folder and back: copies, writer, commit, verify, prune, mirror
+    distributed    inside a rank: its process, collectives, the agreement to stop, metrics, RNG states
+    schedulers     slurm/ pbs/ local/: commands, parsers, flags, queue, detection of a site
+    plan           the configuration meets the site: effective config, multirun points, pools, containers -> JobPlan
+    search         searchers over a journal
+    config         layers, template merge, validation, secrets; knows no site
+    store          facts on disk: file names, journals, metrics, failures, stop requests
+    node           standard library only: processes, signals, files, the line protocol, network, rendezvous
     errors         what a user sees when something is wrong
-    process        processes as Linux shows them
-    resources      where conf/, slurm_templates/ and docs/examples/ lie
+    requeue        why an attempt ended -> whether the trial runs again
+    resources      where conf/, slurm_templates/ and docs/examples/ are installed
 """

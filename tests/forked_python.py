@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hpc_det.distributed.rank_process import leave
 from hpc_det.launch import rank
 from hpc_det.launch.launchers.arguments import is_trial
 
@@ -28,7 +29,7 @@ def become(program: Sequence[str], environment: Mapping[str, str], folder: Path)
     site.execsitecustomize()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering="PYTHONUNBUFFERED" in environment)
-    rank.leave(_exit_code(program))
+    leave(_exit_code(program))
 
 
 def _exit_code(program: Sequence[str]) -> int:

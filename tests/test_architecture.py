@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -11,27 +12,49 @@ import pytest
 import hpc_det
 
 PACKAGE = Path(hpc_det.__file__).parent
+ORDER = (
+    "cli",
+    "report",
+    "doctor",
+    "sweep",
+    "sgd",
+    "submit",
+    "launch",
+    "notify",
+    "view",
+    "pytorch",
+    "compat",
+    "checkpoint",
+    "distributed",
+    "schedulers",
+    "plan",
+    "search",
+    "config",
+    "store",
+    "node",
+    "errors",
+    "requeue",
+    "resources",
+)
+"""A folder or module imports only those behind it, lazily, too. hpc_det.__init__ says what each holds."""
 HEAVY = ("torch", "numpy", "hydra", "deepspeed", "mpi4py")
 LOGIN_SIDE = (
     "cli",
     "doctor",
-    "top",
-    "view",
     "report",
-    "throughput",
-    "resume_check",
-    "config",
-    "search",
-    "plan",
     "submit",
+    "view",
     "schedulers",
+    "plan",
+    "search",
+    "config",
     "store",
+    "node",
     "requeue",
     "errors",
     "resources",
-    "process",
 )
-NODE_SIDE = ("node", "launch", "checkpoint", "notify")
+NODE_SIDE = ("node", "launch", "notify")
 THIRD_PARTY = ("torch", "numpy", "hydra", "omegaconf", "pydantic", "jinja2", "submitit", "click", "rich", "yaml")
 
 
@@ -55,7 +78,7 @@ def loaded_by(modules: list[str], watched: tuple[str, ...]) -> set[str]:
 
 
 def test_the_login_side_loads_neither_torch_nor_numpy() -> None:
-    hydras = ("hpc_det.config.compose", "hpc_det.config.axes")
+    hydras = ("hpc_det.config.compose", "hpc_det.plan.axes")
     light = [module for module in modules_of(*LOGIN_SIDE) if module not in hydras]
     assert loaded_by(light, HEAVY) == set()
 
@@ -78,7 +101,7 @@ def test_a_hydra_app_that_uses_no_launcher_of_ours_loads_little_of_us() -> None:
 def test_the_rank_side_loads_no_command_line_no_config_machinery_and_no_deepspeed() -> None:
     """But for the trials of DeepSpeed, which brings pydantic."""
     deepspeeds = modules_of("pytorch/deepspeed")
-    rank_side = [module for module in modules_of("core", "pytorch") if module not in deepspeeds]
+    rank_side = [module for module in modules_of("checkpoint", "distributed", "pytorch") if module not in deepspeeds]
     config_machinery = ("hydra", "click", "rich", "submitit", "jinja2")
     assert loaded_by(rank_side, (*config_machinery, "pydantic", "deepspeed")) == set()
     assert loaded_by(deepspeeds, config_machinery) == set()
@@ -103,9 +126,47 @@ def test_everyday_commands_load_nothing_heavy(command: list[str]) -> None:
     assert not {"torch", "numpy", "hydra", "omegaconf", "pydantic", "submitit", "jinja2"} & set(done.stderr.split())
 
 
-def test_the_map_names_every_folder_and_module_of_the_package() -> None:
+def test_the_map_names_every_folder_and_module_of_the_package_in_their_order() -> None:
     assert hpc_det.__doc__ is not None
-    lines = hpc_det.__doc__.splitlines()
-    named = {line.split()[0] for line in lines if line.startswith("    ")}
+    named = tuple(line.split()[0] for line in hpc_det.__doc__.splitlines() if line.startswith("    "))
+    assert named == ORDER
     entries = (entry for entry in PACKAGE.iterdir() if entry.name not in ("__init__.py", "__pycache__", "_data"))
-    assert named == {entry.stem for entry in entries if entry.is_dir() or entry.suffix == ".py"}
+    assert set(named) == {entry.stem for entry in entries if entry.is_dir() or entry.suffix == ".py"}
+
+
+def imports_of(code: str) -> set[str]:
+    """The top-level folders and modules of the package that `code` imports anywhere, in a function, too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.split(".")[1] for name in found if name.startswith("hpc_det.")} & set(ORDER)
+
+
+def arrows_up(folder: str, code: str) -> set[str]:
+    """What `code` imports although it is in front of `folder`."""
+    return {name for name in imports_of(code) if ORDER.index(name) < ORDER.index(folder)}
+
+
+def test_every_import_points_down() -> None:
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        folder = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if folder in ORDER:
+            wrong += [f"{path}: imports {name}" for name in arrows_up(folder, path.read_text(encoding="utf-8"))]
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("folder", "code", "found"),
+    [
+        ("store", "from hpc_det.plan.job_plan import JobPlan", {"plan"}),
+        ("plan", "def f():\n    from hpc_det import submit, store", {"submit"}),
+        ("node", "if TYPE_CHECKING:\n    import hpc_det.store.folders", {"store"}),
+        ("launch", "from hpc_det.launch.agent import Agent\nfrom hpc_det.errors import HpcDetError", set()),
+    ],
+)
+def test_the_guard_sees_an_import_that_points_up(folder: str, code: str, found: set[str]) -> None:
+    assert arrows_up(folder, code) == found

@@ -13,9 +13,9 @@ from pathlib import Path
 from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.checkpoint.crc import crc32
 from hpc_det.checkpoint.memory import copy_into
-from hpc_det.store import disk, full_disk
+from hpc_det.node import disk, full_disk
+from hpc_det.node.modes import open_file
 from hpc_det.store.direct import past_the_cache, write_at
-from hpc_det.store.modes import open_file
 
 BLOCK = 2 << 20
 _BLOCKS = 2

@@ -10,10 +10,10 @@ from hpc_det.checkpoint.policy import policies
 from hpc_det.checkpoint.prune import Policy, TrialCheckpoints, superfluous_of_all
 from hpc_det.checkpoint.sources import wanted_by_later
 from hpc_det.checkpoint.storage import TrialStorage, clear_leftovers
-from hpc_det.store.files import read_json
+from hpc_det.node.files import read_json
+from hpc_det.node.shape import Shape, checked
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.metrics import validations
-from hpc_det.store.shape import Shape, checked
 
 _SHAPE: Shape = {"searcher": {"metric": str, "smaller_is_better": bool}, "checkpoint_storage": dict}
 """What decides, of an effective configuration."""

@@ -23,9 +23,9 @@ from types import MappingProxyType
 from typing import Any
 
 from hpc_det.checkpoint.committed import delete
-from hpc_det.store import disk
-from hpc_det.store.files import flush_folder, write_atomic, write_json
-from hpc_det.store.key import derived
+from hpc_det.node import disk
+from hpc_det.node.files import flush_folder, write_atomic, write_json
+from hpc_det.node.key import derived
 from hpc_det.store.run_folder import RunFolder
 from hpc_det.store.sealed_file import Sealed, seal, seal_of
 

@@ -19,9 +19,9 @@ from hpc_det.checkpoint.checksummed import ChecksummedFile, checksummed
 from hpc_det.checkpoint.committed import MANIFEST, Committed, FileEntry, checksum, manifest_of
 from hpc_det.checkpoint.reading import open_regular
 from hpc_det.errors import HpcDetError
-from hpc_det.store import disk
-from hpc_det.store.files import flush_folder, write_atomic, write_flushed
-from hpc_det.store.modes import make_folder, make_folders, set_mode
+from hpc_det.node import disk
+from hpc_det.node.files import flush_folder, write_atomic, write_flushed
+from hpc_det.node.modes import make_folder, make_folders, set_mode
 
 
 @dataclass(frozen=True)

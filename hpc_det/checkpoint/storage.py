@@ -28,8 +28,8 @@ from hpc_det.checkpoint.inspection import in_words
 from hpc_det.checkpoint.reading import open_regular
 from hpc_det.checkpoint.remote import Remote, remote_of
 from hpc_det.errors import HpcDetError
-from hpc_det.store import disk
-from hpc_det.store.files import write_atomic
+from hpc_det.node import disk
+from hpc_det.node.files import write_atomic
 from hpc_det.store.folders import TrialFolder
 
 

@@ -39,8 +39,8 @@ def detect(scheduler: str | None, name: str | None, write: bool, output: Path | 
       hpc-det cluster detect --name dawn --write
     """
     from hpc_det.schedulers.command import run_command
-    from hpc_det.schedulers.detect.ask import ask
-    from hpc_det.schedulers.detect.site import to_yaml
+    from hpc_det.schedulers.detect import ask
+    from hpc_det.schedulers.site import to_yaml
 
     if write and output:
         raise UsageError("--write: --output names another file; give one of them")
@@ -96,7 +96,7 @@ def _checked(name: str) -> str:
 
 
 def _write(target: Path, text: str, force: bool) -> None:
-    from hpc_det.store.files import write_atomic
+    from hpc_det.node.files import write_atomic
 
     if target.exists() and not force:
         raise UsageError(f"{target}: is there already; give --force to replace it, or another --name")

@@ -13,8 +13,8 @@ from hpc_det.cli.parameters import request_options
 from hpc_det.cli.values import length_in_words
 
 if TYPE_CHECKING:
-    from hpc_det.config.effective import Effective
     from hpc_det.config.request import Request
+    from hpc_det.plan.effective import Effective
 
 
 @click.group(cls=Group)
@@ -36,7 +36,7 @@ def check(config: Path, request: Request) -> None:
       digits.yaml: valid: 1 trial of 2 slots, 20 epochs at most, on cluster slurm
     """
     from hpc_det.cli.create import say_notes
-    from hpc_det.config.effective import effective
+    from hpc_det.plan.effective import effective
     from hpc_det.submit.submission import prepare
 
     found, experiments = effective(request), store()

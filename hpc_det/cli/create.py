@@ -11,10 +11,10 @@ from hpc_det.cli.ids import store
 from hpc_det.cli.local import run_here
 from hpc_det.cli.origins import explained
 from hpc_det.cli.parameters import Choices
-from hpc_det.config.effective import Effective, effective
 from hpc_det.config.request import Request, for_test, on_one_slot
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
+from hpc_det.plan.effective import Effective, effective
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.group import Group

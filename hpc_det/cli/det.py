@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from hpc_det.errors import UsageError
-from hpc_det.store.files import write_first
+from hpc_det.node.files import write_first
 
 MARK = "from hpc_det.cli.main import main_as_det"
 _SCRIPT = f"""#!{{python}}

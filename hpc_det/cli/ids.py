@@ -10,9 +10,9 @@ from click.shell_completion import CompletionItem
 
 from hpc_det.cli.several import at_once
 from hpc_det.errors import UsageError
+from hpc_det.node.files import read_json
 from hpc_det.store.about import read_about
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.root import root_of, state_root
 

@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from hpc_det import compat
-from hpc_det.config.effective import Effective
+from hpc_det.config import determined_switch
 from hpc_det.config.entrypoint import trial_name
 from hpc_det.errors import UsageError
+from hpc_det.plan.effective import Effective
 from hpc_det.search.sample import first_sample
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.root import state_root
@@ -29,7 +30,7 @@ def run_here(found: Effective, *, test: bool, debug: bool) -> None:
         )
     _set_environment(found)
     gc.disable()  # what an import makes stays, see hpc_det.launch.rank
-    from hpc_det.pytorch.local import run_locally  # loads torch, which reads the environment
+    from hpc_det.pytorch.loop.local import run_locally  # loads torch, which reads the environment
 
     gc.freeze()
     gc.enable()
@@ -50,7 +51,7 @@ def _set_environment(found: Effective) -> None:
     sys.path[:0] = [str(found.context_dir / folder) for folder in folders]
     if found.cluster.slot_type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if compat.is_on(os.environ):
+    if determined_switch.is_on(os.environ):
         compat.install()
 
 

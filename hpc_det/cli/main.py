@@ -20,7 +20,7 @@ COMMANDS = (
     ),
     LazyCommand(
         name="top",
-        where="hpc_det.cli.top:top",
+        where="hpc_det.cli.top.command:top",
         help="Watch all experiments and their jobs on one screen.",
     ),
     LazyCommand(

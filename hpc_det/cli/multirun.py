@@ -10,9 +10,9 @@ import click
 from hpc_det.cli.create import say_notes, show_and_submit
 from hpc_det.cli.parameters import Choices
 from hpc_det.config.merge import Tree
-from hpc_det.config.multirun import Multirun, effective_multirun
 from hpc_det.config.request import for_test
 from hpc_det.errors import UsageError, printable
+from hpc_det.plan.multirun import Multirun, effective_multirun
 
 
 def submit_or_show_multirun(multirun: Multirun, choices: Choices) -> None:

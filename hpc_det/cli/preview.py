@@ -45,7 +45,7 @@ def preview_search(config: Path, request: Request, output: Output) -> None:
     no max_length, `unit`, `length`, `total` and `full_trials` are null. Where
     hyperparameters are chosen only when a worker takes a trial, `first` is empty.
     """
-    from hpc_det.config.effective import effective
+    from hpc_det.plan.effective import effective
 
     found = effective(request)
     tree = found.tree

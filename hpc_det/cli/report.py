@@ -51,8 +51,8 @@ def report(experiment: ExperimentFolder, output: Path | None, as_json: bool) -> 
 
 
 def _written(path: Path, found: dict[str, object]) -> str:
+    from hpc_det.node.files import write_atomic
     from hpc_det.report.page import page
-    from hpc_det.store.files import write_atomic
 
     text = page(found)
     try:

@@ -36,7 +36,7 @@ def run(overrides: tuple[str, ...], includes: tuple[Path, ...], choices: Choices
     add_includes = partial(with_includes, paths=includes)
     if multirun:
         from hpc_det.cli.multirun import submit_or_show_multirun
-        from hpc_det.config.multirun import multirun_from_hydra
+        from hpc_det.plan.multirun import multirun_from_hydra
 
         points = multirun_from_hydra(overrides, os.environ)
         submit_or_show_multirun(points.with_requests(add_includes), choices)

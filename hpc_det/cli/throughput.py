@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from hpc_det.cli.create import say_notes
 from hpc_det.cli.ids import store
 from hpc_det.cli.short_runs import Ended, Series, ShortRuns, effective_of, once
-from hpc_det.config.effective import Effective, effective
 from hpc_det.config.request import Request
-from hpc_det.config.short_training import problems
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.plan.effective import Effective, effective
+from hpc_det.plan.short_training import problems
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.metrics import samples_per_second
 from hpc_det.submit.submission import prepare, submit
-from hpc_det.throughput.measurement import Aim, Measured, Measurement
-from hpc_det.throughput.variations import Variations, larger_batch, variations
+from hpc_det.view.throughput.measurement import Aim, Measured, Measurement
+from hpc_det.view.throughput.variations import Variations, larger_batch, variations
 
 SIDE_BY_SIDE = 16
 """Where a scheduler queues jobs, and gives each its own slots."""

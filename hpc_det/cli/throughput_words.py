@@ -10,9 +10,9 @@ import click
 
 from hpc_det.cli.output import Column, Output, column
 from hpc_det.cli.values import columns
-from hpc_det.throughput.measurement import Aim, Measured, Measurement
-from hpc_det.throughput.variations import Variations
-from hpc_det.throughput.verdict import Finding, efficiency, findings, scaled
+from hpc_det.view.throughput.measurement import Aim, Measured, Measurement
+from hpc_det.view.throughput.variations import Variations
+from hpc_det.view.throughput.verdict import Finding, efficiency, findings, scaled
 
 Record = dict[str, Any]
 WIDTH = 40

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from hpc_det.cli.create import say_notes
 from hpc_det.cli.ids import store
 from hpc_det.cli.short_runs import Ended, Series, ShortRuns, effective_of, once
-from hpc_det.config.effective import Effective, effective
 from hpc_det.config.merge import Tree
 from hpc_det.config.request import Request, on_slots
-from hpc_det.config.short_training import problems, short_training
+from hpc_det.config.resume_check import VARIABLE, as_variable
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.resume_check import VARIABLE, as_variable
-from hpc_det.resume_check.comparison import Comparison, compare
+from hpc_det.plan.effective import Effective, effective
+from hpc_det.plan.short_training import problems, short_training
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.submission import submit
+from hpc_det.view.resume_check.comparison import Comparison, compare
 
 LABEL = "resume-check"
 REPORTS = 4

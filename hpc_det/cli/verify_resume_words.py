@@ -8,8 +8,8 @@ from typing import Any
 
 from hpc_det.cli.output import Output, show
 from hpc_det.cli.values import length_in_words
-from hpc_det.resume_check.causes import Cause, causes
-from hpc_det.resume_check.comparison import Comparison, Difference
+from hpc_det.view.resume_check.causes import Cause, causes
+from hpc_det.view.resume_check.comparison import Comparison, Difference
 
 MOST_SHOWN = 10
 """Values in a list of them."""

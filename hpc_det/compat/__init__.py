@@ -15,10 +15,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from hpc_det.config.determined_switch import DETERMINED
 from hpc_det.errors import UsageError
 
-VARIABLE = "HPC_DET_COMPAT"
-DETERMINED = "determined"
 _PATH = str(Path(__file__).with_name("path"))
 
 
@@ -32,14 +31,6 @@ def install() -> None:
         raise UsageError(f"hpc_det.compat: {already.__file__} is imported already; call install() before")
     if _PATH not in sys.path:
         sys.path.insert(0, _PATH)
-
-
-def is_on(env: Mapping[str, str]) -> bool:
-    """What HPC_DET_COMPAT says; empty is off. Raises UsageError for a name that stands for nothing."""
-    value = env.get(VARIABLE, "")
-    if value not in ("", DETERMINED):
-        raise UsageError(f"{VARIABLE}: got {value!r}; expected {DETERMINED!r}, or nothing")
-    return bool(value)
 
 
 def for_children(env: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.compat.aliases import missing
-from hpc_det.launch.attempt import Attempt
+from hpc_det.store.attempt import Attempt
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from hpc_det.config.checks import searcher_name, text_problems
+from hpc_det.config.hyperparameters import space_problems
 from hpc_det.config.merge import Tree
 from hpc_det.config.older_names import in_todays_names
 from hpc_det.config.plain_yaml import load_yaml, parse_map, read_text
@@ -17,8 +18,7 @@ from hpc_det.config.problems import render, schema_problems
 from hpc_det.config.request import Owner, find, group_files
 from hpc_det.config.schema import Experiment
 from hpc_det.errors import MISSING, Problem, UsageError
-from hpc_det.search.space import space_problems
-from hpc_det.store.files import write_atomic
+from hpc_det.node.files import write_atomic
 from hpc_det.store.root import state_root
 
 GROUP = "template"

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from hpc_det.config.cluster import Cluster
-from hpc_det.config.effective import valid_profile
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find, group_files
 from hpc_det.doctor import slurm
 from hpc_det.doctor.finding import Finding
 from hpc_det.errors import UsageError, nearest
+from hpc_det.plan.effective import valid_profile
 from hpc_det.plan.planner import way_back
 from hpc_det.plan.pool import cluster_notes
 from hpc_det.schedulers.command import CommandError, Run
-from hpc_det.schedulers.detect.ask import Which
-from hpc_det.schedulers.detect.site import FoundPool, Site
+from hpc_det.schedulers.detect import Which
+from hpc_det.schedulers.site import FoundPool, Site
 
 SUBJECT = "profiles"
 WAYS = {

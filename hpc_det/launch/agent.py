@@ -22,26 +22,26 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.container import ENVIRONMENT_FILE, contained, environment_file, inside, make_mount_points
-from hpc_det.launch.doorbell import Doorbell
 from hpc_det.launch.environment import environment_of
-from hpc_det.launch.failure import failure_now, first_failure, note_failure
 from hpc_det.launch.job.clock import end_of_grace
-from hpc_det.launch.last_words import how_it_ended, size_of, written_since
+from hpc_det.launch.log_tail import how_it_ended, size_of, written_since
 from hpc_det.launch.log_watch import LogWatch
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
-from hpc_det.launch.watch.vigil import Gang, IllNode, vigil
+from hpc_det.launch.watch.supervisor import Gang, IllNode, vigil
+from hpc_det.node.agent_socket import Doorbell
+from hpc_det.node.files import write_atomic
 from hpc_det.node.guardian import guarded
+from hpc_det.node.modes import take_umask_of
 from hpc_det.node.network import limit_look_ups, own_address
+from hpc_det.node.process import adopt_orphans, end_descendants, outlives_parent
 from hpc_det.node.signals import STOP_SIGNALS, SignalPipe, shielded
 from hpc_det.plan.container import Container
+from hpc_det.plan.container_command import ENVIRONMENT_FILE, contained, environment_file, inside, make_mount_points
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.process import adopt_orphans, end_descendants, outlives_parent
 from hpc_det.schedulers.scheduler import scheduler
-from hpc_det.store.files import write_atomic
+from hpc_det.store.attempt import Attempt
+from hpc_det.store.failure import failure_now, first_failure, note_failure
 from hpc_det.store.folders import TrialFolder
-from hpc_det.store.modes import take_umask_of
 from hpc_det.store.stop import StopRequest, read_stop, request_stop
 
 POLL_S = 1.0

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Literal
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.launchers.arguments import is_for_python, parse_or_note
 from hpc_det.launch.launchers.nodes import run_gang
 from hpc_det.launch.launchers.remote_shell import host_name
 from hpc_det.launch.srun import step_command
 from hpc_det.node.signals import turn_deaf
 from hpc_det.plan.job_plan import JobPlan
+from hpc_det.store.attempt import Attempt
 
 OF_ANOTHER_MPI = ("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_MCA_orte_", "OMPI_MCA_ess", "PRTE_MCA_ess")
 """What srun or mpiexec told the agent's process: to the ranks it would mean another world."""

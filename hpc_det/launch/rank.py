@@ -1,8 +1,4 @@
-"""The way into a rank: python3 -m hpc_det.launch.rank module:Class, started once per slot by a launcher.
-
-Everything that must work before torch is imported, and after it failed: the rank's own log, the line to the agent, the
-signals, the note of a failure.
-"""
+"""The entry point of a rank: python3 -m hpc_det.launch.rank module:Class, started once per slot by a launcher."""
 
 from __future__ import annotations
 
@@ -10,51 +6,10 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 
-from hpc_det.errors import HpcDetError, InvalidHP
-from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.doorbell import Line
-from hpc_det.launch.failure import failure_now, note_failure
-from hpc_det.launch.watch.heartbeat import Heart
-from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
-from hpc_det.store import full_disk
-from hpc_det.store.files import open_log
-from hpc_det.store.modes import make_folders, take_umask_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankProcess:
-    """What the rank's process sets up before torch is imported."""
-
-    attempt: Attempt
-    signals: SignalPipe
-    line: Line
-    heart: Heart
-
-    def say_goodbye(self, code: int) -> None:
-        """Send the exit code to the agent, after the output is flushed: the agent then kills a failed rank."""
-        flush_output()
-        self.line.say_goodbye(code)
-
-
-def join_gang(env: Mapping[str, str]) -> RankProcess:
-    """Say hello to the agent. From now on what this process prints goes to its log, and signals wait to be read."""
-    attempt, rank = Attempt.from_env(env), int(env["RANK"])
-    take_umask_of(attempt.trial.path)
-    log_to(attempt.trial.rank_log(attempt.number, rank))
-    process = RankProcess(
-        attempt=attempt,
-        signals=SignalPipe(STOP_SIGNALS),
-        line=Line.connect(attempt.socket),
-        heart=Heart(attempt.socket, rank),
-    )
-    os.register_at_fork(after_in_child=lambda: _let_go(process.line, process.heart.line))
-    process.line.send({"hello": rank, "pid": os.getpid()})
-    return process
+from hpc_det.distributed.rank_process import RankProcess, join_gang, leave, note_error
+from hpc_det.errors import HpcDetError
 
 
 def main(trial_name: str) -> int:
@@ -68,7 +23,7 @@ def _run(trial_name: str, process: RankProcess) -> int:
     try:
         # What an import makes stays: to look through it for garbage would be a fifth of the time until the first batch.
         gc.disable()
-        from hpc_det.pytorch.harness import run_trial
+        from hpc_det.pytorch.loop.harness import run_trial
 
         gc.freeze()
         gc.enable()
@@ -82,46 +37,6 @@ def _run(trial_name: str, process: RankProcess) -> int:
         note_error(process.attempt, int(os.environ["RANK"]), error)
         return 1
     return 0
-
-
-def note_error(attempt: Attempt, rank: int | None, error: BaseException) -> None:
-    """What ended the rank, for the job to see. `rank` None: there is none yet."""
-    if full := full_disk.cause_in(error):
-        trace = "".join(traceback.format_exception(error))
-        failure = failure_now(rank, full_disk.sentence(full), traceback=trace, disk_full=True)
-    elif isinstance(error, HpcDetError):
-        failure = failure_now(rank, str(error), user_error=True, invalid_hp=isinstance(error, InvalidHP))
-    else:
-        trace = "".join(traceback.format_exception(error))
-        failure = failure_now(rank, f"{type(error).__name__}: {error}", traceback=trace)
-    note_failure(attempt.trial, attempt.number, failure)
-
-
-def _let_go(*lines: Line) -> None:
-    """A forked child, a DataLoader's worker, is no rank: its end of the line would hide that the rank is gone."""
-    for line in lines:
-        line.connection.close()
-
-
-def log_to(path: Path) -> None:
-    """Everything this process and its children print, from now on."""
-    make_folders(path.parent)
-    descriptor = open_log(path)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-
-
-def leave(code: int) -> None:
-    """Without interpreter shutdown, where gloo's threads abort in 5 of 24 runs after a good training (measured)."""
-    flush_output()
-    os._exit(code)
-
-
-def flush_output() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):
-            stream.flush()
 
 
 if __name__ == "__main__":

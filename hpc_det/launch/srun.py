@@ -13,12 +13,12 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.launchers.arguments import parse_or_note
 from hpc_det.launch.launchers.nodes import run_gang
 from hpc_det.launch.launchers.watched import as_rank
 from hpc_det.node.signals import turn_deaf
 from hpc_det.plan.job_plan import JobPlan
+from hpc_det.store.attempt import Attempt
 
 
 def step_flags(plan: JobPlan, env: Mapping[str, str]) -> list[str]:

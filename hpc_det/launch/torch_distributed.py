@@ -15,9 +15,9 @@ from typing import NoReturn
 
 from hpc_det.errors import HpcDetError
 from hpc_det.launch import direct
-from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.launchers.arguments import Launch, is_for_python, parse_or_note
 from hpc_det.node.network import allow_many_files
+from hpc_det.store.attempt import Attempt
 
 
 def torchrun_command(launch: Launch, attempt: Attempt) -> list[str]:

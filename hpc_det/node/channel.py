@@ -30,8 +30,8 @@ from hpc_det.node.frames import (
     Unsealed,
     message,
 )
+from hpc_det.node.key import derived
 from hpc_det.node.rendezvous import LONGEST_TRY_S, tries
-from hpc_det.store.key import derived
 
 if TYPE_CHECKING:
     from hpc_det.node.frames import Bytes, Reading

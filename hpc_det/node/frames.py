@@ -21,7 +21,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpc_det.store.key import derived
+from hpc_det.node.key import derived
 
 if TYPE_CHECKING:
     from hashlib import _Hash

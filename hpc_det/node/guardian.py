@@ -19,8 +19,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+from hpc_det.node.process import descendants, is_running, is_stopped, spare, start_ticks
 from hpc_det.node.signals import shielded
-from hpc_det.process import descendants, is_running, is_stopped, spare, start_ticks
 
 LOOK_S = 0.2
 # Without site-packages it starts in about 15 ms and holds little memory.

@@ -18,9 +18,9 @@ from typing import Any
 
 from hpc_det.errors import HpcDetError
 from hpc_det.node.awake import AwakeClock
-from hpc_det.store.files import read_json, write_json
-from hpc_det.store.modes import make_folders
-from hpc_det.store.shape import made
+from hpc_det.node.files import read_json, write_json
+from hpc_det.node.modes import make_folders
+from hpc_det.node.shape import made
 
 WAIT_S = 300.0
 """Nodes of one job may start minutes apart: prologs, cold file systems."""

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from hpc_det.node.files import read_json, write_first, write_json
+from hpc_det.node.modes import make_folder
 from hpc_det.notify import ways
 from hpc_det.notify.news import News
 from hpc_det.notify.ways import HookError
-from hpc_det.store.files import read_json, write_first, write_json
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.modes import make_folder
 from hpc_det.view.state import ExperimentState, ExperimentView
 
 Hook = Mapping[str, Any]

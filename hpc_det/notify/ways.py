@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from hpc_det.node.process import descendants
 from hpc_det.notify.news import News
-from hpc_det.process import descendants
 
 TIME_LIMIT_S = 20.0
 _SENDMAIL_FOLDERS = ("/usr/sbin", "/usr/lib")  # no user's PATH has them

@@ -1,4 +1,4 @@
-"""What a gang's container is: image, mounts, devices. hpc_det.launch.container has how each runtime takes them."""
+"""What a gang's container is: image, mounts, devices. How each runtime takes them: container_command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpc_det.store.shape import made
+from hpc_det.node.shape import made
 
 
 @dataclass(frozen=True, kw_only=True)

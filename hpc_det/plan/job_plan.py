@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from hpc_det.node.shape import DamagedFile, checked, made, parsed
 from hpc_det.plan.container import Container
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.secret_files import read_text
-from hpc_det.store.shape import DamagedFile, checked, made, parsed
 
 
 @dataclass(frozen=True, kw_only=True)

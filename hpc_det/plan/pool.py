@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hpc_det.checkpoint.interval import grace_is_too_short
 from hpc_det.errors import UsageError
+from hpc_det.plan.checkpoint_interval import grace_is_too_short
 from hpc_det.plan.gang import gang
 from hpc_det.plan.in_container import container_notes, container_problems
 from hpc_det.plan.priority import priority_notes
 
 if TYPE_CHECKING:
-    from hpc_det.checkpoint.saves import SaveTimes
     from hpc_det.config.cluster import Cluster
     from hpc_det.config.schema import Experiment
+    from hpc_det.store.save_times import SaveTimes
 
 
 def in_its_pool(experiment: Experiment, cluster: Cluster) -> Cluster:

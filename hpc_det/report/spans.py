@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from hpc_det.checkpoint.saves import Save
 from hpc_det.requeue import Action, Cause
+from hpc_det.store.save_times import Save
 from hpc_det.view.metric_history import AttemptLines
 from hpc_det.view.story import AttemptStory
 

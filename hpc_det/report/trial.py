@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from hpc_det.checkpoint.saves import read_each_save
 from hpc_det.report.profile import profile_of
 from hpc_det.report.spans import Phase, Story, end_of, goodput, longest, seconds_by_phase, spans_of
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import Record, each
+from hpc_det.store.save_times import read_each_save
 from hpc_det.view import story
 from hpc_det.view.metric_history import Curve, MetricHistory
 from hpc_det.view.state import ExperimentState, ExperimentView

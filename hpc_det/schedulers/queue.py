@@ -98,8 +98,8 @@ class Queue(Protocol):
 
 
 _CLASSES = {
-    "slurm": ("hpc_det.schedulers.slurm_queue", "SlurmQueue"),
-    "pbs": ("hpc_det.schedulers.pbs_queue", "PbsQueue"),
+    "slurm": ("hpc_det.schedulers.slurm.queue", "SlurmQueue"),
+    "pbs": ("hpc_det.schedulers.pbs.queue", "PbsQueue"),
 }
 
 

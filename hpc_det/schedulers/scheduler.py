@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
-from hpc_det.launch.container import HPC_DET
+from hpc_det.plan.container_command import HPC_DET
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
 from hpc_det.schedulers.command import Run, run_command
@@ -125,9 +125,9 @@ class Scheduler(Protocol):
 
 
 _CLASSES = {
-    "slurm": ("hpc_det.schedulers.slurm", "Slurm"),
-    "pbs": ("hpc_det.schedulers.pbs", "Pbs"),
-    "local": ("hpc_det.schedulers.local", "Local"),
+    "slurm": ("hpc_det.schedulers.slurm.scheduler", "Slurm"),
+    "pbs": ("hpc_det.schedulers.pbs.scheduler", "Pbs"),
+    "local": ("hpc_det.schedulers.local.scheduler", "Local"),
 }
 
 

@@ -12,7 +12,7 @@ import fcntl
 import os
 from contextlib import suppress
 
-from hpc_det.store import disk
+from hpc_det.node import disk
 
 
 def past_the_cache(descriptor: int) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_det.errors import UsageError
-from hpc_det.store import disk
-from hpc_det.store.files import flush_folder
+from hpc_det.node import disk
+from hpc_det.node.files import flush_folder
+from hpc_det.node.modes import PRIVATE_FOLDER, make_private, share
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.group import Group
-from hpc_det.store.modes import PRIVATE_FOLDER, make_private, share
 
 _DELETED = ".deleted-"
 

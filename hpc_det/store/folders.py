@@ -35,11 +35,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_det.store import disk
-from hpc_det.store.files import flush_folder, read_map
+from hpc_det.node import disk
+from hpc_det.node.files import flush_folder, read_map
+from hpc_det.node.modes import is_own, is_shared, make_folder, make_private, share_alike
+from hpc_det.node.temporary import remove_abandoned
 from hpc_det.store.group import Group
-from hpc_det.store.modes import is_own, is_shared, make_folder, make_private, share_alike
-from hpc_det.store.temporary import remove_abandoned
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class TrialFolder:
 
     @property
     def saves(self) -> Path:
-        """How long each save took: see hpc_det.checkpoint.saves. Written by rank 0."""
+        """How long each save took: see hpc_det.store.save_times. Written by rank 0."""
         return self.path / "saves.jsonl"
 
     @property

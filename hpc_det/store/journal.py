@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.errors import HpcDetError, shown
+from hpc_det.node.files import append_line, read_journal
+from hpc_det.node.shape import DamagedFile, Moment, Shape, insist_on
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
-from hpc_det.store.files import append_line, read_journal
-from hpc_det.store.shape import DamagedFile, Moment, Shape, insist_on
 
 _EVENT: Shape = {"event": str, "attempt": int, "time": Moment}
 _SHAPES: dict[str, Shape] = {

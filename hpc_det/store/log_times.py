@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from hpc_det.errors import HpcDetError
-from hpc_det.store import disk
+from hpc_det.node import disk
+from hpc_det.node.modes import open_file
 from hpc_det.store.folders import times_of
-from hpc_det.store.modes import open_file
 
 LINE_BYTES = 32
 """All lines have this length, so that one is found by halving."""

@@ -19,8 +19,8 @@ from types import NoneType
 from typing import Any
 
 from hpc_det.errors import HpcDetError, shown
-from hpc_det.store.files import blocks, each_line, newest_first, parse_line
-from hpc_det.store.shape import NUMBER, Moment, Shape, insist_on
+from hpc_det.node.files import blocks, each_line, newest_first, parse_line
+from hpc_det.node.shape import NUMBER, Moment, Shape, insist_on
 
 Record = dict[str, Any]
 BEGINS = "begins"

@@ -9,8 +9,8 @@ import hmac
 from pathlib import Path
 
 from hpc_det.errors import HpcDetError
-from hpc_det.store.files import write_atomic
-from hpc_det.store.key import derived
+from hpc_det.node.files import write_atomic
+from hpc_det.node.key import derived
 
 _MAC_BYTES = 32
 

@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from hpc_det.store import disk
+from hpc_det.node import disk
+from hpc_det.node.key import derived
 from hpc_det.store.direct import past_the_cache, write_at
-from hpc_det.store.key import derived
 
 _BLOCK = 2**22
 """Bytes of a digest. It is a part of every seal: none that was made with another number fits."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hpc_det.store.files import write_json
+from hpc_det.node.files import write_json
+from hpc_det.node.modes import is_shared, make_folder
+from hpc_det.node.shape import DamagedFile, parsed
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.modes import is_shared, make_folder
-from hpc_det.store.shape import DamagedFile, parsed
 
 
 def write_secrets(path: Path, data: Any, masked: Any) -> None:

@@ -15,11 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpc_det.store import disk, full_disk
-from hpc_det.store.files import flush_folder, write_atomic, write_flushed
-from hpc_det.store.modes import is_own
-from hpc_det.store.shape import DamagedFile, checked, parsed
-from hpc_det.store.temporary import temporary_beside
+from hpc_det.node import disk, full_disk
+from hpc_det.node.files import flush_folder, write_atomic, write_flushed
+from hpc_det.node.modes import is_own
+from hpc_det.node.shape import DamagedFile, checked, parsed
+from hpc_det.node.temporary import temporary_beside
 
 CHUNK = 1000
 

@@ -23,11 +23,11 @@ from pathlib import Path
 from types import FrameType
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.process import is_running, place, start_ticks
-from hpc_det.store import disk
-from hpc_det.store.files import read_json, write_first, write_json
+from hpc_det.node import disk
+from hpc_det.node.files import read_json, write_first, write_json
+from hpc_det.node.process import is_running, place, start_ticks
+from hpc_det.node.shape import made
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.shape import made
 
 LONGEST_CALL_S = 1800.0
 """A submitter at another place counts as gone when it has made no call of the scheduler for so long."""
@@ -52,7 +52,7 @@ class Submitter:
     before: int
     """How often jobs of the experiment were submitted before: `SearchState.submissions`."""
     place: str = ""
-    """What `pid` and `ticks` are of: `hpc_det.process.place`. Empty: a process of an older version, anywhere."""
+    """What `pid` and `ticks` are of: `hpc_det.node.process.place`. Empty: a process of an older version, anywhere."""
     has_left: bool = False
     """It submits nothing any more, although the process may be there."""
 

@@ -7,15 +7,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_det.checkpoint.saves import SaveTimes, read_saves
 from hpc_det.config.merge import leaves
 from hpc_det.errors import UsageError
+from hpc_det.node.files import read_json, read_map, write_json
 from hpc_det.plan.pool import save_notes
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.effective import read_effective
-from hpc_det.store.files import read_json, read_map, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
+from hpc_det.store.save_times import SaveTimes, read_saves
 from hpc_det.store.secret_files import read_secrets
 from hpc_det.store.submitting import Unsettled, submitting
 from hpc_det.submit.jobs import prepare_jobs, queue_jobs, write_jobs
@@ -25,7 +25,7 @@ from hpc_det.submit.storage import check_storage
 from hpc_det.submit.submission import write_config, write_effective
 
 if TYPE_CHECKING:
-    from hpc_det.config.effective import Effective
+    from hpc_det.plan.effective import Effective
 
 FIXED = ("hyperparameters", "reproducibility", "entrypoint")
 """What makes the trials of an experiment what they are."""
@@ -36,8 +36,8 @@ def stored(experiment: ExperimentFolder, overrides: Sequence[str], cluster: dict
 
     Raises UsageError with all that is wrong.
     """
-    from hpc_det.config.effective import effective
     from hpc_det.config.request import from_stored
+    from hpc_det.plan.effective import effective
 
     config, profile = read_effective(experiment) or {}, cluster or read_secrets(experiment.cluster) or {}
     of_others = not experiment.is_own()

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 from hpc_det.config.secrets import masked_lines, masked_variables
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.job.excluded import excluded_hosts
-from hpc_det.launch.job.own_jobs import unknown_jobs
+from hpc_det.node.files import write_atomic, write_json
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.plan.placement import placement
 from hpc_det.plan.planner import plan_jobs
 from hpc_det.schedulers.command import NoAnswer, run_command
+from hpc_det.schedulers.own_jobs import unknown_jobs
 from hpc_det.schedulers.scheduler import Submission, scheduler
 from hpc_det.search.journal import SearchJournal
-from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.secret_files import write_secrets
 from hpc_det.store.submitting import Unsettled, note_call, record_job
 from hpc_det.submit.render import render
 
 if TYPE_CHECKING:
-    from hpc_det.config.effective import Effective
+    from hpc_det.plan.effective import Effective
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hpc_det.config.secrets import MASK, masked_names, masked_paths
 from hpc_det.errors import UsageError
 
 if TYPE_CHECKING:
-    from hpc_det.config.effective import Effective
+    from hpc_det.plan.effective import Effective
 
 _VARIABLES = "environment.environment_variables"
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from hpc_det.config.storage import SharedFs, store_url
 from hpc_det.errors import UsageError
+from hpc_det.node.files import write_json
 from hpc_det.plan.in_container import checkpoint_folder
-from hpc_det.store.files import write_json
 from hpc_det.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:
-    from hpc_det.config.effective import Effective
+    from hpc_det.plan.effective import Effective
 
 _LIBRARIES = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs"}
 

@@ -17,15 +17,15 @@ from hpc_det.config.merge import Tree
 from hpc_det.config.plain_yaml import dump_yaml
 from hpc_det.config.secrets import masked, masked_profile
 from hpc_det.errors import UsageError
+from hpc_det.node.files import write_atomic, write_json
+from hpc_det.node.modes import PRIVATE_FOLDER, make_folder
 from hpc_det.search.by_name import search_of
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.optuna_study import no_such_sampler, sampler_names
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.group import Group
-from hpc_det.store.modes import PRIVATE_FOLDER, make_folder
 from hpc_det.store.secret_files import write_secrets
 from hpc_det.store.submitting import Unsettled, submitting
 from hpc_det.submit.git import git_state
@@ -35,7 +35,7 @@ from hpc_det.submit.source import source_checkpoint
 from hpc_det.submit.storage import check_storage, make_storage
 
 if TYPE_CHECKING:
-    from hpc_det.config.effective import Effective
+    from hpc_det.plan.effective import Effective
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ class InGang:
     """Over messages of the ranks, which are opened over the process group."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        from hpc_det.core.distributed import Distributed
-        from hpc_det.core.preempt import StopAgreement
+        from hpc_det.distributed.collectives import Distributed
+        from hpc_det.distributed.preempt import StopAgreement
 
         self._messages = Distributed.from_env(env).messages
         self._stop = StopAgreement(self._messages)
@@ -43,7 +43,7 @@ class InGang:
         return self._stop.should_stop()
 
     def give_notice(self) -> None:
-        from hpc_det.core.preempt import give_notice
+        from hpc_det.distributed.preempt import give_notice
 
         give_notice(self._messages)
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.errors import UsageError
+from hpc_det.node.files import read_json, write_json
+from hpc_det.node.key import derived, user_key
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.key import derived, user_key
 from hpc_det.store.sealed_content import read_with_seal, write_with_seal
 
 POINTER = "hpc_det.json"

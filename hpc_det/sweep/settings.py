@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_det.config.effective import Effective, effective
 from hpc_det.config.merge import Tree
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import Request, find
 from hpc_det.errors import UsageError
+from hpc_det.plan.effective import Effective, effective
 
 ENTRYPOINT = [sys.executable, "-m", "hpc_det.launch.torch_distributed", "-m", "hpc_det.sweep.app"]
 

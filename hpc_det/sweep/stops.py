@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
-from hpc_det.launch.rank import RankProcess, leave
+from hpc_det.distributed.rank_process import RankProcess, leave
 from hpc_det.sweep.agreement import Agreement, agreement
 
 INTERRUPT = signal.SIGURG

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from hpc_det.errors import HpcDetError
 from hpc_det.store.experiments import ExperimentStore, is_in_sight
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.submit.interrupted import remove_unsubmitted
 from hpc_det.view.index import Index, trace_of
+from hpc_det.view.interrupted import remove_unsubmitted
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import DAMAGED, NOT_SHOWN, Summary, summary
 from hpc_det.view.watch import readable_states

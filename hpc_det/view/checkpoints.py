@@ -14,11 +14,11 @@ from hpc_det.checkpoint.prune import badness
 from hpc_det.checkpoint.storage import TrialStorage, is_here
 from hpc_det.config.merge import Tree
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.node.shape import DamagedFile
 from hpc_det.store.effective import read_effective
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.metrics import number_in, validation_metrics
-from hpc_det.store.shape import DamagedFile
 from hpc_det.view import story
 
 SHORTEST = 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hpc_det.config.merge import Tree, leaves
 from hpc_det.config.secrets import masked
+from hpc_det.node.files import read_map
 from hpc_det.store.about import read_about
-from hpc_det.store.files import read_map
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.checkpoints import effective_config
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from hpc_det.checkpoint.saves import Save
 from hpc_det.store.metrics import BEGINS, Record
+from hpc_det.store.save_times import Save
 
 
 class Curve:

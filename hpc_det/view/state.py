@@ -14,6 +14,7 @@ from typing import Literal
 
 from hpc_det.config.merge import Tree
 from hpc_det.errors import HpcDetError
+from hpc_det.node.shape import Count, DamagedFile, Moment, Shape, checked, made
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers.scheduler import JobState, JobStatus, array_of
 from hpc_det.search.journal import SearchJournal
@@ -23,7 +24,6 @@ from hpc_det.search.state import Entry, SearchState
 from hpc_det.store.about import About, read_about
 from hpc_det.store.effective import WHOLE
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.shape import Count, DamagedFile, Moment, Shape, checked, made
 from hpc_det.store.submitting import Submitter, submitter_of
 from hpc_det.view import story
 from hpc_det.view.trials import counted

@@ -12,15 +12,15 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import Committed, committed, newest_steps
 from hpc_det.config.merge import Tree
-from hpc_det.launch.failure import first_failure
+from hpc_det.node.files import read_json, read_map
+from hpc_det.node.shape import DamagedFile, Shape, fits, made
 from hpc_det.requeue import Action, AttemptEnd, Cause, decide
 from hpc_det.search.method import Exit
 from hpc_det.search.metric import better
-from hpc_det.store.files import read_json, read_map
+from hpc_det.store.failure import first_failure
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import Record, as_written, last_reports, number_in, validations
-from hpc_det.store.shape import DamagedFile, Shape, fits, made
 from hpc_det.store.stop import StopRequest
 
 # --- ends

@@ -13,7 +13,7 @@ from hpc_det.schedulers.command import CommandError, run_command
 from hpc_det.schedulers.scheduler import JobState, JobStatus, Scheduler
 from hpc_det.schedulers.shared_answers import ASK_S, SharedAnswers
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.submit.interrupted import find_successors, settle
+from hpc_det.view.interrupted import find_successors, settle
 from hpc_det.view.state import ExperimentState, ExperimentView
 
 NO_NEWS = JobStatus(JobState.UNKNOWN)

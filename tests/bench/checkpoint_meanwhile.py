@@ -17,8 +17,8 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict_saver as dcp
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from hpc_det.core.checkpoint import CheckpointContext
-from hpc_det.core.distributed import Distributed
+from hpc_det.checkpoint.checkpoints import CheckpointContext
+from hpc_det.distributed.collectives import Distributed
 from tests.bench.checkpoint_savers import State, kept_stager, one_rank, state_of
 
 ALONE_S = 1.0

@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch import nn
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch import PyTorchTrial
 from tests.bench import loops
 from tests.bench.checkpoint_savers import BLOCK, floors, state_of
 from tests.bench.gpu import Notified
 from tests.bench.turns import device, ready_made_batches
-from tests.core.ranks import run_on_ranks
+from tests.distributed.ranks import run_on_ranks
 from tests.pytorch.trials import Life, StopAt
 
 FLOOR = "a raw read and the construction"

@@ -22,8 +22,8 @@ from torch.distributed.checkpoint import state_dict_saver as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from hpc_det.core.checkpoint import CheckpointContext
-from hpc_det.core.distributed import Distributed
+from hpc_det.checkpoint.checkpoints import CheckpointContext
+from hpc_det.distributed.collectives import Distributed
 
 TENSORS = 50
 RAW = ("raw write and fsync", "raw write, O_DIRECT")

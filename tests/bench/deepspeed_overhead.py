@@ -10,12 +10,12 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from tests.bench.engines import BareEngine, Case, bare, ours
 from tests.bench.loop_overhead import cost_of, silence
 from tests.bench.table import show
 from tests.bench.turns import Cost
-from tests.core.ranks import PRELOAD, run_on_ranks
+from tests.distributed.ranks import PRELOAD, run_on_ranks
 
 CASES = [
     Case("ZeRO 0"),

@@ -22,19 +22,19 @@ from typing import Any
 import torch
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
+from hpc_det.checkpoint.checkpoints import CheckpointContext
 from hpc_det.checkpoint.committed import Committed, committed
-from hpc_det.core.checkpoint import CheckpointContext
-from hpc_det.core.distributed import Distributed
-from hpc_det.core.metrics import MetricWindow
-from hpc_det.pytorch.callback import Callbacks
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.distributed.metrics import MetricWindow
 from hpc_det.pytorch.deepspeed import DeepSpeedTrialContext
 from hpc_det.pytorch.deepspeed.strategy import DeepSpeedStrategy
+from hpc_det.pytorch.trial.callback import Callbacks
 from tests.bench import loops
 from tests.bench.engines import Case, Trained
 from tests.bench.gpu import Notified
 from tests.bench.table import show
 from tests.bench.turns import ready_made_batches
-from tests.core.ranks import PRELOAD, run_on_ranks
+from tests.distributed.ranks import PRELOAD, run_on_ranks
 
 RANKS = 2
 STAGES = (0, 1, 2, 3)

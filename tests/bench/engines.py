@@ -15,7 +15,7 @@ from deepspeed.pipe import PipelineModule
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch.deepspeed import DeepSpeedTrial, DeepSpeedTrialContext
 from hpc_det.pytorch.deepspeed.start import prepare
 from tests.bench import loops

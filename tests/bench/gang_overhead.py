@@ -10,12 +10,12 @@ from pathlib import Path
 
 from torch.nn.parallel import DistributedDataParallel
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from tests.bench import loops
 from tests.bench.loop_overhead import HEADER, cost_of, row
 from tests.bench.table import show
 from tests.bench.turns import BareLoop, Cost, ready_made_batches
-from tests.core.ranks import run_on_ranks
+from tests.distributed.ranks import run_on_ranks
 
 RANKS = 2
 ROUNDS, ROUNDS_OF_OTHERS = 60, 8

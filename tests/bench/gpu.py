@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpc_det.checkpoint.checkpoints import CheckpointContext
 from hpc_det.checkpoint.committed import committed
-from hpc_det.core.checkpoint import CheckpointContext
-from hpc_det.core.distributed import Distributed
-from hpc_det.pytorch.device import ToDevice, prefetched
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.pytorch.strategies.device import ToDevice, prefetched
 from tests.bench import loops
 from tests.bench.loop_overhead import HEADER, cost_of, row
 from tests.bench.table import show

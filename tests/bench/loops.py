@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset, default_collate
 
 from hpc_det.config.merge import merge
-from hpc_det.core.distributed import Distributed
-from hpc_det.core.preempt import StopAgreement
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.distributed.preempt import StopAgreement
 from hpc_det.pytorch import DataLoader, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
-from hpc_det.pytorch.trial import Trial
+from hpc_det.pytorch.trial.trial import Trial
 from hpc_det.store.folders import TrialFolder
 from tests.bench.turns import (
     RATE,

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch import PyTorchTrialContext
 from tests.bench.table import show
-from tests.core.ranks import run_on_ranks
+from tests.distributed.ranks import run_on_ranks
 
 RANKS, ROUNDS, TURN = 2, 5, 4
 LAYERS, WIDTH, RECORDS = 32, 512, 32

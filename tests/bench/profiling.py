@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from hpc_det.config.merge import merge
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch import PyTorchTrial
-from hpc_det.pytorch.device import ToDevice
 from hpc_det.pytorch.profiling.lines import Lines
 from hpc_det.pytorch.profiling.system import SystemMetrics
 from hpc_det.pytorch.profiling.timer import Timer
+from hpc_det.pytorch.strategies.device import ToDevice
 from tests.bench.loop_overhead import row, silence
 from tests.bench.loops import Linear, new_life, train_life, with_data
 from tests.bench.table import show

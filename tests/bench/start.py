@@ -19,7 +19,7 @@ from hpc_det.launch.direct import rank_environment
 from hpc_det.node.rendezvous import free_port
 from tests.bench.table import show
 from tests.launch.gang import Gang
-from tests.launch.test_attempt import ATTEMPT
+from tests.store.test_attempt import ATTEMPT
 
 RANKS = 6
 ROUNDS = {"a line of Python": 15, "a batch with torch": 5}

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 Turn = list[float]

@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.cli.main import main
-from hpc_det.launch.job import own_jobs
-from hpc_det.submit import (
-    executor,  # noqa: F401  # loaded once, not by each process that is killed
-    interrupted,
-)
+from hpc_det.schedulers import own_jobs
+from hpc_det.view import interrupted
 
 
 def command(folder: Path, say: Callable[[Any], None], arguments: Sequence[str], environment: Mapping[str, str]) -> None:

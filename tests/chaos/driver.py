@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from hpc_det.launch.rank import log_to
+from hpc_det.distributed.rank_process import log_to
+from hpc_det.node.files import append_line
 from hpc_det.sgd import BATCH_SIZE, TorchTrainer
-from hpc_det.store.files import append_line
 from tests.sgd.local_nodes import LocalNodes
 from tests.sgd.runners import Regression
 from tests.wait import DEADLINE_S

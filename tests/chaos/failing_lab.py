@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.job.own_jobs import known_jobs
+from hpc_det.node.files import read_json
+from hpc_det.schedulers.own_jobs import known_jobs
 from hpc_det.schedulers.scheduler import array_of
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
 from tests import processes
 from tests.e2e.story import COMMAND, DIRECT, Story

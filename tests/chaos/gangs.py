@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from torch._C._distributed_c10d import TCPStore
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 
 ENDS_S = 60.0
 """In which the others end, where one was killed."""

@@ -15,18 +15,18 @@ import pytest
 import torch
 
 from hpc_det.checkpoint.snapshots import newest
-from hpc_det.config.effective import effective
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import Request
-from hpc_det.resume_check.comparison import compare
+from hpc_det.plan.effective import effective
 from hpc_det.schedulers.command import run_command
-from hpc_det.schedulers.local import Local
+from hpc_det.schedulers.local.scheduler import Local
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.run_folder import RunFolder
 from hpc_det.submit.submission import submit
+from hpc_det.view.resume_check.comparison import compare
 from hpc_det.view.state import ExperimentView
 from tests.chaos.driver import FINAL, TOLD, drive
 from tests.chaos.schedules import SIGNALS, Schedule, TrainerSchedule

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import pytest
 
-from hpc_det.launch.elastic.meeting import await_driver
-from hpc_det.process import descendants, has_no_memory
-from hpc_det.store.files import read_json, write_atomic
+from hpc_det.node.files import read_json, write_atomic
+from hpc_det.node.process import descendants, has_no_memory
+from hpc_det.sgd.elastic.meeting import await_driver
 from hpc_det.store.journal import Journal
 from hpc_det.store.run_folder import RunFolder
 from tests.e2e.story import HERE, Story

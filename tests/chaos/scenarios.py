@@ -10,19 +10,19 @@ from typing import Any
 import torch
 
 from hpc_det.checkpoint import snapshots
+from hpc_det.checkpoint.checkpoints import CheckpointContext, Put
 from hpc_det.checkpoint.committed import CODE, newest_good
-from hpc_det.core.checkpoint import CheckpointContext, Put
-from hpc_det.core.content import load
-from hpc_det.core.distributed import Distributed
-from hpc_det.pytorch.portable import Portable, keep_code
+from hpc_det.checkpoint.content import load
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.node.files import append_line, read_json, read_lines, write_first, write_json
+from hpc_det.node.key import KEY_BYTES, user_key
+from hpc_det.pytorch.state.portable import Portable, keep_code
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.search.journal import SearchJournal
 from hpc_det.sgd.driver.saved import load_state, save_state
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.files import append_line, read_json, read_lines, write_first, write_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.journal import Journal
-from hpc_det.store.key import KEY_BYTES, user_key
 from hpc_det.store.run_folder import RunFolder
 from hpc_det.store.sealed_file import write_sealed
 from hpc_det.sweep.files import SweepFiles

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_det.resume_check import VARIABLE, as_variable
+from hpc_det.config.resume_check import VARIABLE, as_variable
 from tests.e2e.story import HERE as E2E
 
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2")

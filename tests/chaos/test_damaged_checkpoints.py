@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.checkpoint.checkpoints import CheckpointContext
 from hpc_det.checkpoint.committed import CODE, committed, newest_good
-from hpc_det.core.checkpoint import CheckpointContext
-from hpc_det.core.content import load
-from hpc_det.core.distributed import Distributed
+from hpc_det.checkpoint.content import load
+from hpc_det.distributed.collectives import Distributed
 from tests.chaos.scenarios import saves_of_engines, write_code
 from tests.chaos.table import Amount, Tally
 from tests.odd import flips_and_cuts, overwrite

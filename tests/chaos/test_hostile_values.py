@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-from hpc_det.config.effective import Effective, effective
 from hpc_det.config.request import Request
 from hpc_det.errors import UsageError
+from hpc_det.plan.effective import Effective, effective
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.plan.placement import placement
 from hpc_det.plan.planner import plan_jobs
-from hpc_det.schedulers import pbs_flags, slurm_flags
+from hpc_det.schedulers.pbs import flags as pbs_flags
 from hpc_det.schedulers.scheduler import agent_command
+from hpc_det.schedulers.slurm import flags as slurm_flags
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.render import render
 from tests.chaos.schema_leaves import CLUSTER, EXPERIMENT, Leaf, leaves

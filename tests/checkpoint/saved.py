@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpc_det.checkpoint.committed import Committed, FileEntry
-from hpc_det.checkpoint.saves import Save
 from hpc_det.checkpoint.staging import new_staging
+from hpc_det.store.save_times import Save
 
 
 def saved(checkpoints: Path, steps: int) -> Committed:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from hpc_det.checkpoint import passing_errors
+from hpc_det.checkpoint.checkpoints import CheckpointContext
 from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.damaged import damaged_ones
-from hpc_det.core.checkpoint import CheckpointContext
-from hpc_det.core.distributed import Distributed
-from hpc_det.store import disk
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.node import disk
 from tests.checkpoint.saved import saved
 
 

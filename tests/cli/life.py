@@ -12,13 +12,13 @@ from uuid import uuid4
 from hpc_det.checkpoint.committed import Committed, checksum
 from hpc_det.checkpoint.staging import Staging
 from hpc_det.launch.job.new_trial import prepare_trial
+from hpc_det.node.files import append_line, write_atomic, write_json
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.schedulers.command import Run
 from hpc_det.schedulers.scheduler import JobState, JobStatus
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.files import append_line, write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import BEGINS

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.launch.job.new_trial import prepare_trial
+from hpc_det.node.files import read_json, write_json
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
 from tests.cli.life import LENGTH, Life, random_search
 

@@ -15,7 +15,7 @@ from hpc_det.submit import executor  # noqa: F401  # loaded once, not by each pr
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.watch import state
 from tests.cli.conftest import Command
-from tests.schedulers.squeue_on_paper import KNOWS_NONE
+from tests.schedulers.slurm.squeue_on_paper import KNOWS_NONE
 from tests.stub import Stub
 
 ARRAYS = """
@@ -65,8 +65,8 @@ def queue(tmp_path: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Queue:
         esac; done; true""",
     )
     stub("scancel", f"rm -f {folder}/${{!#}}")
-    monkeypatch.setattr("hpc_det.launch.job.own_jobs.SETTLES_S", 0.0)
-    monkeypatch.setattr("hpc_det.submit.interrupted.BARE_FOR_S", 0.0)
+    monkeypatch.setattr("hpc_det.schedulers.own_jobs.SETTLES_S", 0.0)
+    monkeypatch.setattr("hpc_det.view.interrupted.BARE_FOR_S", 0.0)
     return Queue(folder)
 
 

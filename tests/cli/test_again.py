@@ -13,7 +13,7 @@ from hpc_det.search.method import Exit, Work
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from tests.cli.conftest import Command
-from tests.schedulers.squeue_on_paper import KNOWS_NONE
+from tests.schedulers.slurm.squeue_on_paper import KNOWS_NONE
 
 Stub = Callable[[str, str], None]
 RANDOM = """

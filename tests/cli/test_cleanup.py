@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hpc_det.errors import HpcDetError
+from hpc_det.node.files import read_json, write_json
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.files import read_json, write_json
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command
-from tests.schedulers.detect.recorded import HERE
+from tests.schedulers.recorded_sites import HERE
 
 SAYS = {
     "sinfo": f"cat {HERE}/slurm-22.05/sinfo.txt",

@@ -14,7 +14,7 @@ import pytest
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from tests.cli.conftest import TRIAL, Command
-from tests.schedulers.squeue_on_paper import KNOWS_NONE
+from tests.schedulers.slurm.squeue_on_paper import KNOWS_NONE
 from tests.wait import DEADLINE_S, wait_for
 
 Stub = Callable[[str, str], None]

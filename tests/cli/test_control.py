@@ -9,11 +9,11 @@ import pytest
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.storage import TrialStorage
+from hpc_det.node.files import write_json
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.command import CommandError
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.search.method import Work
-from hpc_det.store.files import write_json
 from hpc_det.store.stop import read_stop
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life, halving, random_search

@@ -10,9 +10,9 @@ import pytest
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.remote import Remote
+from hpc_det.node.files import write_json
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.files import write_json
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life
 

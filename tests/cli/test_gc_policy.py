@@ -10,8 +10,8 @@ import yaml
 from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.policy import policy_of
 from hpc_det.checkpoint.prune import Policy
+from hpc_det.node.files import read_json, write_json
 from hpc_det.schedulers.scheduler import JobState
-from hpc_det.store.files import read_json, write_json
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life, random_search
 

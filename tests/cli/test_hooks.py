@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hpc_det.node.files import read_json, write_json
 from hpc_det.schedulers.scheduler import JobState
-from hpc_det.store.files import read_json, write_json
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life
 from tests.notify.receiver import Receiver

@@ -20,18 +20,18 @@ from typing import Any
 import pytest
 
 from hpc_det.errors import UsageError
-from hpc_det.launch.job.own_jobs import found_successor
-from hpc_det.schedulers.slurm import Slurm
+from hpc_det.node import disk
+from hpc_det.node.files import read_json, write_json
+from hpc_det.schedulers.own_jobs import found_successor
+from hpc_det.schedulers.slurm.scheduler import Slurm
 from hpc_det.search.journal import SearchJournal
-from hpc_det.store import disk
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.submitting import Submitter, settling, submitter_of, submitting
-from hpc_det.submit import interrupted as interrupted_submission
 from hpc_det.submit.again import stored
-from hpc_det.submit.interrupted import PAUSED_BY, find_successors, settle
 from hpc_det.submit.jobs import prepare_jobs, queue_jobs
+from hpc_det.view import interrupted as interrupted_submission
+from hpc_det.view.interrupted import PAUSED_BY, find_successors, settle
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.watch import Watch, state
 from tests.cli.conftest import Command
@@ -441,7 +441,7 @@ def test_one_that_another_has_settled_is_left_alone(
         with settling(experiment) as is_alone:
             yield is_alone
 
-    monkeypatch.setattr("hpc_det.submit.interrupted.settling", later)
+    monkeypatch.setattr("hpc_det.view.interrupted.settling", later)
     assert not settle(interrupted)
     assert (submitter := submitter_of(interrupted))
     assert submitter.is_this_process
@@ -455,7 +455,7 @@ def test_a_full_disk_keeps_it_as_it_is(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("hpc_det.store.disk.link", full)
+        patch.setattr("hpc_det.node.disk.link", full)
         listed = hpc_det("e", "list")
         assert (listed.code, "SUBMITTING" in listed.out) == (0, True)
     assert state(ExperimentView(interrupted)) is ExperimentState.PAUSED
@@ -470,7 +470,7 @@ def test_a_file_server_whose_clock_is_ahead_does_not_keep_it_waiting(
     interrupted: ExperimentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
-    monkeypatch.setattr("hpc_det.launch.job.own_jobs.SETTLES_S", 3.0)
+    monkeypatch.setattr("hpc_det.schedulers.own_jobs.SETTLES_S", 3.0)
     monkeypatch.setattr("time.sleep", waited.append)
     ahead = time.time() + 7200
     os.utime(interrupted.submitting, (ahead, ahead))

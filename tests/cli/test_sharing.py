@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.node.modes import SHARED_FOLDER, take_umask_of
 from hpc_det.resources import data_path
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.modes import SHARED_FOLDER, take_umask_of
 from tests.cli.conftest import Command, Result
 from tests.cli.life import Life
 from tests.cli.users import COLLEAGUE, SHARED_GROUP, STRANGER, User, hpc_det_as
-from tests.schedulers.squeue_on_paper import KNOWS_NONE
+from tests.schedulers.slurm.squeue_on_paper import KNOWS_NONE
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpc_det.cli.tail import Tail
-from hpc_det.store.files import write_atomic
+from hpc_det.node.files import write_atomic
 
 
 def test_each_call_gives_the_whole_lines_since_the_last(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.config.effective import Effective
+from hpc_det.plan.effective import Effective
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.command import CommandError
 from hpc_det.schedulers.scheduler import JobState

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from hpc_det.config.effective import Effective
+from hpc_det.config.resume_check import VARIABLE, stops_of
+from hpc_det.plan.effective import Effective
 from hpc_det.requeue import Action, Cause
-from hpc_det.resume_check import VARIABLE, stops_of
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.search.method import Exit
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life
-from tests.resume_check.traces import Change, trace
+from tests.view.resume_check.traces import Change, trace
 
 CONFIG = """
 name: tiny

@@ -9,10 +9,10 @@ import pytest
 
 from hpc_det.checkpoint.committed import MANIFEST, sealed
 from hpc_det.compat.cluster_info import ClusterInfo, TrialInfo
-from hpc_det.launch.attempt import Attempt
-from hpc_det.store.files import write_json
+from hpc_det.node.files import write_json
+from hpc_det.store.attempt import Attempt
 from tests.compat.programs import printed
-from tests.launch.test_attempt import ATTEMPT
+from tests.store.test_attempt import ATTEMPT
 
 SHOW = "import determined as det; info = det.get_cluster_info(); print("
 

@@ -45,9 +45,9 @@ def test_every_name_of_determined_pytorch_deepspeed_is_hpc_dets_own(python: Copi
         ("from determined import pytorch", "pytorch.PyTorchTrial"),
         ("from determined.pytorch import PyTorchTrial as P", "P"),
         ("from determined.pytorch import *", "PyTorchTrial"),
-        ("from determined.pytorch.trial import PyTorchTrial as P", "P"),
-        ("import determined.pytorch.trial as t", "t.PyTorchTrial"),
-        ("from determined.pytorch import trial as t", "t.PyTorchTrial"),
+        ("from determined.pytorch.trial.trial import PyTorchTrial as P", "P"),
+        ("import determined.pytorch.trial.trial as t", "t.PyTorchTrial"),
+        ("from determined.pytorch.trial import trial as t", "t.PyTorchTrial"),
     ],
 )
 def test_every_way_to_import_leads_to_the_same_class(python: Copies, statement: str, name: str) -> None:
@@ -61,7 +61,7 @@ def test_a_trial_of_determineds_is_a_trial_of_ours(python: Copies) -> None:
 
 
 def test_no_module_is_executed_a_second_time_under_its_other_name(python: Copies) -> None:
-    code = "import sys, determined.pytorch.trial, determined.launch.torch_distributed\n"
+    code = "import sys, determined.pytorch.trial.trial, determined.launch.torch_distributed\n"
     code += "print([n for n, m in sys.modules.items() if n.startswith('determined.') and 'annotations' in vars(m)])"
     assert python.printed(code) == "[]"
 

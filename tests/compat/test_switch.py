@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det import compat
+from hpc_det.config import determined_switch
 from hpc_det.errors import UsageError
 from tests.compat.programs import HOOKED, printed, python
 
@@ -94,14 +95,14 @@ def test_what_is_imported_already_cannot_become_another(another: Path) -> None:
 
 
 def test_the_variable_switches_it_on() -> None:
-    assert compat.is_on({"HPC_DET_COMPAT": "determined"})
-    assert not compat.is_on({"HPC_DET_COMPAT": ""})
-    assert not compat.is_on({})
+    assert determined_switch.is_on({"HPC_DET_COMPAT": "determined"})
+    assert not determined_switch.is_on({"HPC_DET_COMPAT": ""})
+    assert not determined_switch.is_on({})
 
 
 def test_a_variable_that_names_something_else_is_refused() -> None:
     with pytest.raises(UsageError, match="HPC_DET_COMPAT: got 'horovod'; expected 'determined', or nothing"):
-        compat.is_on({"HPC_DET_COMPAT": "horovod"})
+        determined_switch.is_on({"HPC_DET_COMPAT": "horovod"})
 
 
 def test_what_was_on_the_path_before_stays_there() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from hpc_det.config.effective import Effective, effective
 from hpc_det.config.request import Request
 from hpc_det.errors import UsageError
+from hpc_det.plan.effective import Effective, effective
 
 TRIAL = """
 from hpc_det.pytorch import PyTorchTrial

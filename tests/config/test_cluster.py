@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hpc_det.config.cluster import Cluster
-from hpc_det.config.effective import Effective
 from hpc_det.config.plain_yaml import load_yaml
+from hpc_det.plan.effective import Effective
 from hpc_det.resources import data_path
 
 POOLS: dict[str, Any] = {

@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from hpc_det.config import interpolations
-from hpc_det.config.effective import effective
 from hpc_det.config.fields import Length
 from hpc_det.config.keys import sections_in
 from hpc_det.config.request import from_hydra
 from hpc_det.config.schema import Experiment
 from hpc_det.config.section import Section
 from hpc_det.errors import UsageError
+from hpc_det.plan.effective import effective
 from hpc_det.resources import data_path
 
 BOMB = "\n".join(["a0: &a0 [x]", *(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]" for n in range(9))])
@@ -199,5 +199,5 @@ def test_a_template_of_a_template_is_refused(env: dict[str, str], user_file: Use
 
 
 def test_a_request_from_a_file_needs_no_hydra() -> None:
-    code = "import sys, hpc_det.config.effective; print({'hydra', 'torch', 'numpy'} & set(sys.modules))"
+    code = "import sys, hpc_det.plan.effective; print({'hydra', 'torch', 'numpy'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

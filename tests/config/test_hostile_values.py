@@ -13,9 +13,9 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpc_det.config.effective import effective
 from hpc_det.config.request import from_file
 from hpc_det.errors import UsageError
+from hpc_det.plan.effective import effective
 from tests.config.conftest import CONFIG
 from tests.submit.hostile import VALUES
 

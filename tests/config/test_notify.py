@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hpc_det.config.effective import Effective
 from hpc_det.config.secrets import MASK, masked
+from hpc_det.plan.effective import Effective
 
 Build = Callable[..., Effective]
 Problems = Callable[..., list[str]]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hpc_det.config.effective import effective
 from hpc_det.config.request import Request, apply_override, conf_folders, find, for_test, from_file, on_one_slot
 from hpc_det.errors import UsageError
+from hpc_det.plan.effective import effective
 from hpc_det.resources import data_path
 
 UserFile = Callable[[str, Any], Path]

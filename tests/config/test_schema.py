@@ -7,9 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 from hpc_det.config.cluster import Cluster
-from hpc_det.config.effective import Effective
 from hpc_det.config.fields import Length, time_limit_min
 from hpc_det.config.schema import Experiment
+from hpc_det.plan.effective import Effective
 from tests.config.conftest import CONFIG
 
 

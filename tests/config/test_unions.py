@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from hpc_det.config.effective import Effective
 from hpc_det.config.searchers import Single
 from hpc_det.config.storage import OwnFolder
+from hpc_det.plan.effective import Effective
 
 Build = Callable[..., Effective]
 Problems = Callable[..., list[str]]

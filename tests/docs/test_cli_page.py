@@ -17,7 +17,7 @@ from tests.docs.page import Command, Page
 from tests.docs.world import environment, make, point_to_a_sweep, populate, queue_on_paper
 
 ON_A_TERMINAL = ("hpc-det top", "hpc-det tensorboard")
-"""They go on until somebody ends them: tests/top and tests/cli/test_tensorboard.py do."""
+"""They go on until somebody ends them: tests/cli/top and tests/cli/test_tensorboard.py do."""
 TRAINING = ("hpc-det experiment verify-resume",)
 """They need real trainings: docs/verify_resume.md has examples, which are executed."""
 EXAMPLES = [(e, line) for e in entries() if e.name not in (*ON_A_TERMINAL, *TRAINING) for line in examples(e)]

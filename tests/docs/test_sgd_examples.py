@@ -32,7 +32,7 @@ def _agents_are_forked(_fork_server: None, monkeypatch: pytest.MonkeyPatch) -> N
     """README.md and docs/sgd.md have drivers start them."""
 
     def start(command: list[str], log: Path) -> Forked:
-        return start_agent(command[3:], log)  # behind `python -m hpc_det.launch.elastic.node`
+        return start_agent(command[3:], log)  # behind `python -m hpc_det.sgd.elastic.node`
 
     monkeypatch.setattr(local, "start", start)
 

@@ -19,14 +19,14 @@ from pathlib import Path
 import pytest
 
 from hpc_det.cli.main import main
+from hpc_det.node.files import write_json
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.queue import this_user
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.files import write_json
 from hpc_det.sweep.files import SweepFiles, point_to
 from tests.cli.life import Life
 from tests.cli.slurm_on_paper import SlurmOnPaper
-from tests.schedulers.detect.recorded import HERE
+from tests.schedulers.recorded_sites import HERE
 from tests.view.profile.profiles import profiled
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.core.ranks import _fork_server
+from tests.distributed.ranks import _fork_server
 from tests.e2e.engine_story import EngineStory, UndisturbedEngines, four_slots
 from tests.e2e.story import WARM, Story
 from tests.e2e.warm.server import warm_ranks

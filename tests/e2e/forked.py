@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.cli.main import main
-from tests.core.ranks import _fork_server
+from tests.distributed.ranks import _fork_server
 from tests.wait import DEADLINE_S
 
 __all__ = ["WithTorch", "_fork_server", "hpc_det_with_torch"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hpc_det.checkpoint.committed import newest_good
-from hpc_det.process import descendants
+from hpc_det.node.process import descendants
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal

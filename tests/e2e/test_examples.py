@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.core.content import load
+from hpc_det.checkpoint.content import load
 from hpc_det.pytorch import load_trial_from_checkpoint_path
 from tests.e2e.story import Story, hpc_det, warm_ranks_of
 from tests.pytorch.conftest import _torch_ready

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import hpc_det as package
-from hpc_det.store.files import read_json
+from hpc_det.node.files import read_json
 from tests.e2e.story import DIRECT, WAITS_AT, Story
 from tests.lab.pbs_lab import PbsLab
 

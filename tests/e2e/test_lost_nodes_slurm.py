@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-from hpc_det.launch.failure import first_failure
-from hpc_det.store.files import read_json
+from hpc_det.node.files import read_json
+from hpc_det.store.failure import first_failure
 from tests.e2e.story import WAITS_AT, Story
 from tests.e2e.test_slurm import PROFILE, use
 from tests.lab.slurm import SlurmLab

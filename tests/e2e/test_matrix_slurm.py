@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.store.files import read_json
+from hpc_det.node.files import read_json
 from tests.e2e import test_slurm
 from tests.e2e.matrix import ANYWHERE, LAUNCHERS, Launcher, Trouble, cells, told
 from tests.e2e.story import Story

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.process import descendants
+from hpc_det.node.process import descendants
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
 from tests.e2e.forked import WithTorch, _fork_server, hpc_det_with_torch

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from hpc_det.checkpoint.committed import committed
+from hpc_det.node.files import read_json
 from hpc_det.search.by_name import search_of
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.sample import SpaceSampler
 from hpc_det.search.state import SearchState
-from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.metrics import read_reports, validations
 from hpc_det.store.shared_log import SharedLog

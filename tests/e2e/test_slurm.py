@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.checkpoint.committed import newest_steps
-from hpc_det.process import is_stopped
+from hpc_det.node.process import is_stopped
 from tests.e2e.story import WAITS_AT, Story, hpc_det
 from tests.lab.slurm import SlurmLab
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.process import descendants
-from hpc_det.store.files import read_json
+from hpc_det.node.files import read_json
+from hpc_det.node.process import descendants
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
 from tests.e2e.story import HERE, WAITS_AT, Story

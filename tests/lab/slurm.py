@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.process import is_running, start_ticks
+from hpc_det.node.process import is_running, start_ticks
 from tests import processes
 from tests.lab import operator
 from tests.lab.isolation import ACCOUNTING_COMMANDS, SLURM_COMMANDS, path_with_only, path_without

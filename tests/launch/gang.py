@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hpc_det.node.files import write_atomic, write_json
+from hpc_det.node.process import descendants
 from hpc_det.plan.job_plan import JobArray, JobPlan
-from hpc_det.process import descendants
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.state import SearchState
-from hpc_det.store.files import write_atomic, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.submit.render import render
@@ -28,8 +28,8 @@ from tests.wait import DEADLINE_S, wait_for
 RANK = """
 import os, sys
 from pathlib import Path
-from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.doorbell import Line
+from hpc_det.store.attempt import Attempt
+from hpc_det.node.agent_socket import Line
 
 rank, attempt = int(sys.argv[1]), Attempt.from_env(os.environ)
 line = Line.connect(attempt.socket)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.failure import Failure, first_failure
 from hpc_det.node.signals import STOP_SIGNALS
+from hpc_det.store.failure import Failure, first_failure
 from hpc_det.store.stop import read_stop, request_stop
 from tests.launch.gang import Gang, children, is_there
 from tests.machine import smallest
@@ -259,8 +259,8 @@ def test_a_killed_rank_is_named_and_the_node_ends_at_once(gang: Gang) -> None:
 def test_a_rank_that_leaves_with_an_error_ends_the_node_without_being_called_lost(gang: Gang) -> None:
     (gang.code / "fails.py").write_text(
         "import os, sys\n"
-        "from hpc_det.launch.attempt import Attempt\n"
-        "from hpc_det.launch.doorbell import Line\n"
+        "from hpc_det.store.attempt import Attempt\n"
+        "from hpc_det.node.agent_socket import Line\n"
         "line = Line.connect(Attempt.from_env(os.environ).socket)\n"
         "line.send({'hello': 1, 'pid': os.getpid()})\n"
         "line.send({'bye': 1})\n"
@@ -277,9 +277,9 @@ def test_a_rank_that_leaves_with_an_error_ends_the_node_without_being_called_los
 FAILS = """
 import os, sys, time
 from pathlib import Path
-from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.doorbell import Line
-from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.store.attempt import Attempt
+from hpc_det.node.agent_socket import Line
+from hpc_det.store.failure import failure_now, note_failure
 
 attempt = Attempt.from_env(os.environ)
 line = Line.connect(attempt.socket)
@@ -295,8 +295,8 @@ sys.exit(1)
 CRASHES = """
 import os, subprocess, termios, time
 from fcntl import ioctl
-from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.doorbell import Line
+from hpc_det.store.attempt import Attempt
+from hpc_det.node.agent_socket import Line
 
 line = Line.connect(Attempt.from_env(os.environ).socket)
 line.send({"hello": 1, "pid": os.getpid()})

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from hpc_det.launch.container import (
+from hpc_det.node.process import descendants
+from hpc_det.plan.container import Container, Device, Mount
+from hpc_det.plan.container_command import (
     HPC_DET,
     PACKAGE,
     contained,
@@ -21,9 +23,7 @@ from hpc_det.launch.container import (
     of_the_job,
     srun_flags,
 )
-from hpc_det.launch.failure import first_failure
-from hpc_det.plan.container import Container, Device, Mount
-from hpc_det.process import descendants
+from hpc_det.store.failure import first_failure
 from hpc_det.store.stop import request_stop
 from tests.launch.gang import Gang, is_there
 from tests.launch.runtimes import IMAGE, Runtime

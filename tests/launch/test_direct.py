@@ -8,12 +8,12 @@ import sys
 import time
 
 from hpc_det.launch.direct import rank_environment
-from hpc_det.launch.failure import Failure, first_failure
-from hpc_det.store.files import read_json, write_json
+from hpc_det.node.files import read_json, write_json
+from hpc_det.store.failure import Failure, first_failure
 from hpc_det.store.stop import request_stop
 from tests.launch.gang import Gang, children, is_there
-from tests.launch.test_attempt import ATTEMPT
 from tests.machine import slowness, smallest
+from tests.store.test_attempt import ATTEMPT
 from tests.wait import DEADLINE_S, wait_for
 
 WAITS = """

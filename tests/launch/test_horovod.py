@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from hpc_det.launch.failure import first_failure
 from hpc_det.launch.horovod import horovodrun_command, without_auto
 from hpc_det.launch.launchers.arguments import Launch
+from hpc_det.store.failure import first_failure
 from tests.launch.gang import Gang
-from tests.launch.test_attempt import ATTEMPT
+from tests.store.test_attempt import ATTEMPT
 from tests.stub import Stub
 from tests.wait import DEADLINE_S
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.failure import Failure, first_failure
 from hpc_det.launch.mpi import mpirun_command
+from hpc_det.node.process import descendants
 from hpc_det.node.signals import STOP_SIGNALS
-from hpc_det.process import descendants
+from hpc_det.store.failure import Failure, first_failure
 from tests.launch import mpiruns
 from tests.launch.gang import Gang, children, is_there
-from tests.launch.test_attempt import ATTEMPT
+from tests.store.test_attempt import ATTEMPT
 from tests.wait import DEADLINE_S
 
 MODULE = "hpc_det.launch.mpi"

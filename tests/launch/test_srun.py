@@ -10,9 +10,9 @@ import pytest
 
 from hpc_det.errors import UsageError
 from hpc_det.launch.srun import step_command, step_flags
-from hpc_det.store.files import write_json
-from tests.launch.test_attempt import ATTEMPT
+from hpc_det.node.files import write_json
 from tests.plan.plans import job_plan
+from tests.store.test_attempt import ATTEMPT
 
 
 def test_one_step_lies_over_the_agents_nodes_and_shares_what_they_have() -> None:

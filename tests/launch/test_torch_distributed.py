@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.failure import first_failure
 from hpc_det.launch.launchers.arguments import Launch
 from hpc_det.launch.torch_distributed import torchrun_command
 from hpc_det.node.rendezvous import free_port
+from hpc_det.store.failure import first_failure
 from tests.launch.gang import Gang
-from tests.launch.test_attempt import ATTEMPT
+from tests.store.test_attempt import ATTEMPT
 from tests.wait import DEADLINE_S
 
 MODULE = [sys.executable, "-m", "hpc_det.launch.torch_distributed"]

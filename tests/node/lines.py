@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hpc_det.node.channel import Line, connect
+from hpc_det.node.key import derived
 from hpc_det.node.switchboard import Event, Switchboard
-from hpc_det.store.key import derived
 from tests.wait import DEADLINE_S
 
 KEY = bytes(range(32))

@@ -17,8 +17,8 @@ from hpc_det.errors import HpcDetError
 from hpc_det.node import channel
 from hpc_det.node.channel import Line, Message, connect
 from hpc_det.node.frames import Seals, Unsealed
+from hpc_det.node.key import derived
 from hpc_det.node.switchboard import Switchboard
-from hpc_det.store.key import derived
 from tests.node.lines import GENERATION, KEY, Board, echoed, open_files
 from tests.wait import DEADLINE_S
 

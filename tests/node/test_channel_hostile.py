@@ -36,8 +36,8 @@ from hpc_det.node.frames import (
     message,
     parsed,
 )
+from hpc_det.node.key import derived
 from hpc_det.node.switchboard import STRANGERS
-from hpc_det.store.key import derived
 from tests.machine import resident_bytes, slowness, standstill_s
 from tests.node.lines import GENERATION, KEY, Board, echoed, open_files
 from tests.node.relay import Tamper, cut, listen_only, relay

@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from hpc_det.node.guardian import guarded
-from hpc_det.process import children, descendants, is_stopped
+from hpc_det.node.process import children, descendants, is_stopped
 from tests.wait import wait_for
 
 GUARDED = """

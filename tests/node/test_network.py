@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from hpc_det.errors import UsageError
-from hpc_det.launch.failure import first_failure
 from hpc_det.node.network import address_towards, own_address
+from hpc_det.store.failure import first_failure
 from tests.launch.gang import Gang
 from tests.wait import DEADLINE_S
 

@@ -54,7 +54,7 @@ def turn(within_s):
 """
 
 DOORBELL = """
-from hpc_det.launch.doorbell import Doorbell
+from hpc_det.node.agent_socket import Doorbell
 address, client = "socket", socket.socket(socket.AF_UNIX)
 selector = selectors.DefaultSelector()
 bell = Doorbell(address, selector)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from hpc_det.node.files import read_json, write_json
+from hpc_det.node.modes import SHARED_FOLDER
 from hpc_det.notify import ways
 from hpc_det.notify.change import hooks_told, tell_rest, tell_running
 from hpc_det.requeue import Action, Cause
-from hpc_det.store.files import read_json, write_json
-from hpc_det.store.modes import SHARED_FOLDER
 from tests.cli.life import Life, random_search
 from tests.notify.receiver import Receiver
 from tests.wait import DEADLINE_S, wait_for

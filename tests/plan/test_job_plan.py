@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_det.node.shape import DamagedFile
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.store.shape import DamagedFile
 from tests.plan.plans import job_plan
 
 WHOLE = st.integers(1 - 2**63, 2**63 - 1)  # no file holds larger ones

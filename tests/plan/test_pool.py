@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from hpc_det.checkpoint.saves import SaveTimes, after_save
 from hpc_det.plan.pool import cluster_notes, grace_of_preemption_s, pool_notes, pool_problems, save_notes
+from hpc_det.store.save_times import SaveTimes, after_save
 from tests.checkpoint.saved import save
 from tests.plan.sites import cluster, experiment
 

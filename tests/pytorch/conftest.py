@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.core.ranks import _fork_server, on_ranks
+from tests.distributed.ranks import _fork_server, on_ranks
 
 __all__ = ["_fork_server", "on_ranks"]
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError
 from hpc_det.pytorch import DataLoader, MetricReducer, PyTorchCallback, PyTorchTrialContext
-from tests.core.ranks import OnRanks
+from tests.distributed.ranks import OnRanks
 from tests.pytorch.test_samplers import make_batch_sampler
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
 

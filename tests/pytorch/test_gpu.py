@@ -16,15 +16,15 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.core.distributed import Distributed
-from hpc_det.core.rng import restore_rng, rng_state, unchanged_generators
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.distributed.rng import restore_rng, rng_state, unchanged_generators
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import PyTorchTrialContext, load_trial_from_checkpoint_path
-from hpc_det.pytorch.ddp import data_parallel, synchronized_batch_norm
-from hpc_det.pytorch.device import ToDevice, prefetched
-from hpc_det.pytorch.loop import Loop
-from hpc_det.pytorch.run import gang
-from tests.core.ranks import OnRanks
+from hpc_det.pytorch.loop.loop import Loop
+from hpc_det.pytorch.loop.run import gang
+from hpc_det.pytorch.strategies.ddp import data_parallel, synchronized_batch_norm
+from hpc_det.pytorch.strategies.device import ToDevice, prefetched
+from tests.distributed.ranks import OnRanks
 from tests.pytorch.gpu_trial import Images
 from tests.pytorch.trials import Life, StopAt, assert_same
 

@@ -13,13 +13,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.node.files import write_json
 from hpc_det.node.rendezvous import free_port
 from hpc_det.pytorch import Batch, Trainer, init
-from hpc_det.store.files import write_json
 from hpc_det.store.folders import TrialFolder
-from tests.core.ranks import OnRanks
-from tests.core.test_gang_store import started_with
+from tests.distributed.ranks import OnRanks
+from tests.distributed.test_gang_store import started_with
 from tests.listening import listening
 from tests.pytorch.trials import Tiny
 from tests.wait import DEADLINE_S, wait_for

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import PyTorchTrialContext
-from hpc_det.pytorch.callback import Callbacks
-from hpc_det.pytorch.model_parallel import make_data_parallel_mpu
-from hpc_det.pytorch.training_report import TrainingReport
-from tests.core.ranks import OnRanks
+from hpc_det.pytorch.loop.training_report import TrainingReport
+from hpc_det.pytorch.strategies.model_parallel import make_data_parallel_mpu
+from hpc_det.pytorch.trial.callback import Callbacks
+from tests.distributed.ranks import OnRanks
 from tests.pytorch.exchanged import Exchange, exchanged
 from tests.pytorch.trials import Life
 

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 
 import hpc_det
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from tests.bench import loops
 from tests.bench.loop_overhead import cost_of
 from tests.bench.turns import BareLoop, Batch, Cost, ready_made_batches
-from tests.core.ranks import OnRanks
+from tests.distributed.ranks import OnRanks
 
 MOST_ADDED = 0.4
 """Of a bare batch, in a good round: 25 of 61 microseconds. It is 0.05 to 0.2; the rest is for busy machines."""

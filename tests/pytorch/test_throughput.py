@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.core.rng import restore_rng, rng_state
+from hpc_det.config.throughput_runs import TrainsOn
+from hpc_det.distributed.rng import restore_rng, rng_state
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import DataLoader, Epoch, Trainer, init
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports, samples_per_second
-from hpc_det.throughput import TrainsOn
 from tests.pytorch.trials import Tiny
 
 CONFIG = {

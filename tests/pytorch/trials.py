@@ -17,24 +17,24 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import TensorDataset
 
+from hpc_det.checkpoint.checkpoints import CheckpointContext
 from hpc_det.checkpoint.committed import LOAD_DATA, committed, newest_good
+from hpc_det.checkpoint.content import load
 from hpc_det.checkpoint.prune import Policy
+from hpc_det.checkpoint.save_pace import SavePace
 from hpc_det.config.merge import merge
-from hpc_det.core.checkpoint import CheckpointContext
-from hpc_det.core.content import load
-from hpc_det.core.distributed import Distributed
-from hpc_det.core.metrics import MetricsLog
-from hpc_det.core.rng import seed_everything
-from hpc_det.core.save_pace import SavePace
-from hpc_det.core.searcher import SearcherContext
-from hpc_det.launch.watch.heartbeat import Phase
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.distributed.metrics import MetricsLog
+from hpc_det.distributed.rng import seed_everything
+from hpc_det.distributed.searcher import SearcherContext
+from hpc_det.node.heartbeat import Phase
 from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
-from hpc_det.pytorch.loop import Loop
-from hpc_det.pytorch.portable import METADATA, Portable
+from hpc_det.pytorch.loop.loop import Loop
+from hpc_det.pytorch.loop.schedule import Schedule
 from hpc_det.pytorch.profiling.measurements import Measurements
-from hpc_det.pytorch.schedule import Schedule
-from hpc_det.pytorch.strategy import Strategy
-from hpc_det.pytorch.trial import Trial
+from hpc_det.pytorch.state.portable import METADATA, Portable
+from hpc_det.pytorch.strategies.strategy import Strategy
+from hpc_det.pytorch.trial.trial import Trial
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
 

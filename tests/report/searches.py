@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hpc_det.checkpoint.saves import write_save
 from hpc_det.launch.job.new_trial import prepare_trial
+from hpc_det.node.files import append_line, read_json, write_json
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Work
-from hpc_det.store.files import append_line, read_json, write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import BEGINS
+from hpc_det.store.save_times import write_save
 from tests.checkpoint.saved import save
 from tests.cli.life import LENGTH, Life
 

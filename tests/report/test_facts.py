@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from hpc_det.node.files import read_json, write_json
 from hpc_det.report.facts import facts
 from hpc_det.requeue import Action, Cause
 from hpc_det.store.about import write_about
-from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.cli.life import Life, halving, random_search

@@ -19,31 +19,29 @@ from hypothesis import strategies as st
 
 from hpc_det.errors import HpcDetError
 from hpc_det.requeue import Cause
-from hpc_det.schedulers.detect import pbs as detect_pbs
-from hpc_det.schedulers.detect import slurm as detect_slurm
-from hpc_det.schedulers.pbs import Pbs
-from hpc_det.schedulers.pbs_answers import shown, statuses, waiting
-from hpc_det.schedulers.pbs_hosts import down_hosts, named_hosts
-from hpc_det.schedulers.pbs_queue import PbsQueue
+from hpc_det.schedulers.pbs import detect as detect_pbs
+from hpc_det.schedulers.pbs.answers import shown, statuses, waiting
+from hpc_det.schedulers.pbs.hosts import down_hosts, named_hosts
+from hpc_det.schedulers.pbs.queue import PbsQueue
+from hpc_det.schedulers.pbs.scheduler import Pbs
 from hpc_det.schedulers.scheduler import JobState, scheduler
-from hpc_det.schedulers.slurm import Slurm
-from hpc_det.schedulers.slurm_queue import SlurmQueue
+from hpc_det.schedulers.slurm import detect as detect_slurm
+from hpc_det.schedulers.slurm.queue import SlurmQueue
+from hpc_det.schedulers.slurm.scheduler import Slurm
 from hpc_det.sgd.driver.leaving import back_into_queue
 from tests.odd import KINDS, ODD, places, replaced
 from tests.plan.plans import job_plan
-from tests.schedulers.squeue_on_paper import SqueueOnPaper
-from tests.schedulers.test_slurm import NOW, slurm_time
-from tests.schedulers.test_slurm import shown as shown_by_slurm
-from tests.schedulers.test_slurm_queue import mark_in
+from tests.schedulers.slurm.squeue_on_paper import SqueueOnPaper
+from tests.schedulers.slurm.test_queue import mark_in
+from tests.schedulers.slurm.test_scheduler import NOW, slurm_time
+from tests.schedulers.slurm.test_scheduler import shown as shown_by_slurm
 
 HERE = Path(__file__).parent
-PBS = [path.read_text() for path in sorted((HERE / "recorded_pbs").glob("*.json"))]
-NODES = (HERE / "recorded_pbs" / "pbsnodes-one-down.json").read_text()
-FOUND = [
-    path.read_text() for path in sorted((HERE / "detect" / "recorded").rglob("*")) if path.suffix in (".json", ".txt")
-]
+PBS = [path.read_text() for path in sorted((HERE / "pbs" / "recorded").glob("*.json"))]
+NODES = (HERE / "pbs" / "recorded" / "pbsnodes-one-down.json").read_text()
+FOUND = [path.read_text() for path in sorted((HERE / "recorded_sites").rglob("*")) if path.suffix in (".json", ".txt")]
 SQUEUE = "4711|RUNNING|None\n4712_1|PENDING|Resources\n4712_2|PENDING|BeginTime\n4713|COMPLETED|None\n"
-QUEUE = (HERE / "recorded_slurm" / "queue.txt").read_text()
+QUEUE = (HERE / "slurm" / "recorded" / "queue.txt").read_text()
 JOB, ARRAY = "47.pbshead", "54[].pbshead"
 T = TypeVar("T")
 WORDS = st.text(max_size=30) | st.sampled_from(["", "{}", "[]", "null", '{"Jobs": 3}', '{"Jobs": {"1.server": []}}'])

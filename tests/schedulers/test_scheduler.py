@@ -18,7 +18,7 @@ from hpc_det.schedulers.scheduler import Scheduler, agent_command, scheduler
 from hpc_det.submit.render import render
 from tests.plan.plans import job_plan
 from tests.schedulers.one_job import submission
-from tests.schedulers.squeue_on_paper import KNOWS_NONE
+from tests.schedulers.slurm.squeue_on_paper import KNOWS_NONE
 from tests.stub import Stub
 
 NAMES = ["slurm", "pbs", "local"]

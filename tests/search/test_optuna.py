@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from hpc_det.errors import UsageError
+from hpc_det.node.files import read_json, write_json
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
 from hpc_det.search.optuna_study import FILE, STUDY
-from hpc_det.store.files import read_json, write_json
 from hpc_det.store.folders import ExperimentFolder
 from tests.search.experiments import experiment
 from tests.wait import DEADLINE_S

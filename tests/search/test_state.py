@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_det.errors import HpcDetError
+from hpc_det.node.files import write_json
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.search.state import SearchState
-from hpc_det.store.files import write_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.shared_log import SharedLog
 from tests.search.experiments import experiment

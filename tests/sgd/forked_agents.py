@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from hpc_det.launch import doorbell
-from hpc_det.launch.elastic import node
-from hpc_det.launch.rank import log_to
+from hpc_det.distributed.rank_process import log_to
+from hpc_det.node import agent_socket as doorbell
+from hpc_det.node.process import ends_with_parent
 from hpc_det.node.signals import STOP_SIGNALS
-from hpc_det.process import ends_with_parent
-from hpc_det.sgd.rank import nursery
+from hpc_det.sgd.elastic import node
+from hpc_det.sgd.rank import fork_server as nursery
 
 
 class Forked:
@@ -42,7 +42,7 @@ class Forked:
 
 
 def start_agent(arguments: Sequence[str], log: Path) -> Forked:
-    """As `python3 -m hpc_det.launch.elastic.node` with these arguments would be. Needs the fork server."""
+    """As `python3 -m hpc_det.sgd.elastic.node` with these arguments would be. Needs the fork server."""
     its = (arguments, log, dict(os.environ), Path.cwd())
     return Forked(multiprocessing.get_context("forkserver").Process(target=_agent, args=its))
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from hpc_det.core.rng import seed_everything
+from hpc_det.distributed.rng import seed_everything
 from hpc_det.sgd.operator.constants import BATCH_SIZE
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.place import Place, Settings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.process import is_stopped
+from hpc_det.node.process import is_stopped
 from hpc_det.schedulers import shared_answers
 from hpc_det.sgd import TorchTrainer
 from hpc_det.sgd.capacity import GangJob

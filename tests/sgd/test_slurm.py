@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.schedulers.slurm import Slurm
+from hpc_det.schedulers.slurm.scheduler import Slurm
 from tests.lab.slurm import SlurmLab
 from tests.wait import DEADLINE_S, wait_for
 

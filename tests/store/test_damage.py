@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 from hpc_det.checkpoint.committed import Committed, FileEntry, OddManifest, manifest_of, parsed
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.errors import HpcDetError
+from hpc_det.node.files import append_line, read_json, read_map
 from hpc_det.node.rendezvous import await_rendezvous, publish
+from hpc_det.node.shape import NUMBER, Count, DamagedFile, Moment, fits, made
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.store import metrics
-from hpc_det.store.files import append_line, read_json, read_map
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import each, last_reports, read_reports, validation_metrics, validations
-from hpc_det.store.shape import NUMBER, Count, DamagedFile, Moment, fits, made
 from hpc_det.store.shared_log import SharedLog
 from hpc_det.store.stop import read_stop, request_stop
 from hpc_det.view.story import verdict

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.errors import UsageError
-from hpc_det.store import modes
+from hpc_det.node import modes
 from hpc_det.store.root import configured_root, state_root
 
 

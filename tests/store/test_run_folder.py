@@ -62,6 +62,6 @@ def test_where_no_folder_can_be_made_the_remedy_is_named(tmp_path: Path) -> None
 
 def test_the_names_of_its_folders_are_on_disk_when_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[Path] = []
-    monkeypatch.setattr("hpc_det.store.disk.flush_folder", flushed.append)
+    monkeypatch.setattr("hpc_det.node.disk.flush_folder", flushed.append)
     RunFolder(tmp_path / "new" / "run").make()
     assert {tmp_path, tmp_path / "new", tmp_path / "new" / "run"} <= {*flushed}

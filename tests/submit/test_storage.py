@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from hpc_det.config.effective import Effective
 from hpc_det.errors import UsageError
+from hpc_det.node.files import read_json
+from hpc_det.node.modes import share
+from hpc_det.plan.effective import Effective
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.files import read_json
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.modes import share
 from hpc_det.submit import storage as module
 from hpc_det.submit.storage import check_storage, make_storage
 from tests.plan.sites import cluster, experiment

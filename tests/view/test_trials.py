@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.node.files import write_json
 from hpc_det.requeue import Action, Cause
-from hpc_det.store.files import write_json
 from hpc_det.view import story
 from hpc_det.view.state import ExperimentView
 from hpc_det.view.trials import attempts_of, counted, differing, state_now

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 from linear import LineOperator
 
-from hpc_det.process import descendants
+from hpc_det.node.process import descendants
 from hpc_det.sgd import BATCH_SIZE, TorchTrainer
 from hpc_det.sgd.tune import loguniform, pbt, tune_run
 

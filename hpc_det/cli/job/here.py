@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from hpc_det.errors import UsageError
 from hpc_det.schedulers.command import CommandError, run_command
-from hpc_det.schedulers.detect.ask import schedulers_here
+from hpc_det.schedulers.detect import schedulers_here
 from hpc_det.schedulers.queue import Queue, QueuedJob, queue, this_user
 
 

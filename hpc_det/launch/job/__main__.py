@@ -17,18 +17,18 @@ from pathlib import Path
 
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.job.excluded import excluded_hosts
-from hpc_det.launch.job.log_lines import note_time, say, share_own_log
-from hpc_det.launch.job.way_back import WayBack
+from hpc_det.launch.job.resubmit import WayBack
 from hpc_det.launch.job.worker import GAVE_UP, OVERTAKEN, WANTS_REQUEUE, Worker
 from hpc_det.node.guardian import guarded
+from hpc_det.node.modes import take_umask_of
+from hpc_det.node.process import adopt_orphans, children, ends_with_parent
 from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobArray, JobPlan
-from hpc_det.process import adopt_orphans, children, ends_with_parent
 from hpc_det.schedulers.scheduler import array_of, scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.folders import ExperimentFolder, job_log
 from hpc_det.store.journal import Journal
-from hpc_det.store.modes import take_umask_of
+from hpc_det.store.log_lines import note_time, say, share_own_log
 from hpc_det.store.submitting import record_job
 
 ORPHANS_POLL_S = 0.1

@@ -15,26 +15,26 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-from hpc_det.launch.failure import Failure, failure_now, first_failure, note_failure
 from hpc_det.launch.job.causes import cause_of_end, cause_of_silence, cause_of_stop, full_disk_of, unexplained
 from hpc_det.launch.job.clock import JobClock, end_of_grace
 from hpc_det.launch.job.excluded import Exclusions
-from hpc_det.launch.job.log_lines import say, say_attempt_begins
 from hpc_det.launch.job.log_policies import matches
 from hpc_det.launch.job.progress import MAY_BE_TOO_SHORT, newest_saved, was_too_short
 from hpc_det.launch.job.space import Space
-from hpc_det.launch.last_words import size_of, written_since
+from hpc_det.launch.log_tail import size_of, written_since
+from hpc_det.node import full_disk
 from hpc_det.node.awake import AwakeClock
+from hpc_det.node.files import read_json
+from hpc_det.node.process import end_other_sessions, ends_with_parent
 from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.process import end_other_sessions, ends_with_parent
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide
 from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.scheduler import JobState, scheduler
-from hpc_det.store import full_disk
-from hpc_det.store.files import read_json
+from hpc_det.store.failure import Failure, failure_now, first_failure, note_failure
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
+from hpc_det.store.log_lines import say, say_attempt_begins
 from hpc_det.store.stop import Reason, read_stop, request_stop
 
 HANDOVER_POLL_S = 0.5

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpc_det.checkpoint.saves import SaveTimes, read_saves
 from hpc_det.node.awake import AwakeClock
 from hpc_det.plan.job_plan import JobPlan
+from hpc_det.store.save_times import SaveTimes, read_saves
 
 MARGIN_S = 10.0
 """After the save, for the ranks to leave and the job to go back into the queue."""
@@ -20,7 +20,7 @@ NOTICE_S = 32.0
 it keeps a folder's attributes, 30 s (nfs(5), acdirmin).
 """
 NOTICE_BATCHES = 4
-"""From there to the batch at which all ranks leave (hpc_det.core.preempt)."""
+"""From there to the batch at which all ranks leave (hpc_det.distributed.preempt)."""
 SLOWER = 1.5
 """A save may take so many times as long as the longest one until now."""
 READ_EVERY_S = 5.0

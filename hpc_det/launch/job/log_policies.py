@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpc_det.launch.last_words import LONGEST_LINE
+from hpc_det.launch.log_tail import LONGEST_LINE
 
 Policies = Sequence[Mapping[str, Any]]
 """As the effective configuration has them: name, pattern, action."""

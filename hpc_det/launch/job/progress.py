@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 from hpc_det.checkpoint.committed import newest_steps
-from hpc_det.checkpoint.saves import read_saves
+from hpc_det.node.files import parse_line, read_json
 from hpc_det.requeue import Cause
-from hpc_det.store.files import parse_line, read_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import BEGINS
+from hpc_det.store.save_times import read_saves
 from hpc_det.store.stop import read_stop
 
 SHORTEST_S = 60.0

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.staging import clear_leftovers
-from hpc_det.launch.job.log_lines import say
+from hpc_det.node import full_disk
 from hpc_det.requeue import AttemptEnd, Cause
-from hpc_det.store import full_disk
+from hpc_det.store.log_lines import say
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
 

@@ -15,14 +15,13 @@ from pathlib import Path
 
 from hpc_det.checkpoint.collect import collect
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.failure import first_failure
 from hpc_det.launch.job.attempts import Attempts
-from hpc_det.launch.job.log_lines import printed_to, say_of_worker
 from hpc_det.launch.job.new_trial import prepare_trial
+from hpc_det.node import full_disk
+from hpc_det.node.process import adopt_orphans, end_descendants
 from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.notify.change import hooks_told
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.process import adopt_orphans, end_descendants
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.scheduler import JobState, scheduler
@@ -30,9 +29,10 @@ from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.search.fixed import FixedSearch
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
-from hpc_det.store import full_disk
+from hpc_det.store.failure import first_failure
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal, Overtaken
+from hpc_det.store.log_lines import printed_to, say_of_worker
 from hpc_det.store.stop import Reason, read_stop, request_stop
 
 DONE, GAVE_UP, OVERTAKEN, WANTS_REQUEUE = 0, 1, 3, 75

@@ -16,15 +16,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpc_det.distributed.rank_process import leave, note_error
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch import rank as trial_rank
-from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.doorbell import Line
-from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.launch.launchers.arguments import is_for_python, is_trial
-from hpc_det.launch.rank import leave, note_error
+from hpc_det.node.agent_socket import Line
 from hpc_det.node.rendezvous import free_port
 from hpc_det.node.signals import hear_again
+from hpc_det.store.attempt import Attempt
+from hpc_det.store.failure import failure_now, note_failure
 
 if TYPE_CHECKING:
     from mpi4py import MPI

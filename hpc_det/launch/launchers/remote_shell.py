@@ -11,8 +11,8 @@ import os
 import sys
 
 from hpc_det.errors import HpcDetError
-from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.launchers.nodes import CONNECTION_LOST, run_on
+from hpc_det.store.attempt import Attempt
 
 _FIRST = ipaddress.IPv4Address("198.18.0.0")  # no host has these: they are for benchmarks of networks (RFC 2544)
 

@@ -10,9 +10,9 @@ import os
 import sys
 from collections.abc import Mapping
 
-from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.launchers.nodes import environment_of
 from hpc_det.node.signals import hear_again
+from hpc_det.store.attempt import Attempt
 
 
 def rank_environment(env: Mapping[str, str]) -> dict[str, str]:

@@ -15,12 +15,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.doorbell import Line
-from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.launch.launchers.arguments import for_python, is_trial
+from hpc_det.node.agent_socket import Line
+from hpc_det.node.process import adopt_orphans, end_descendants, exit_code
 from hpc_det.node.signals import SignalPipe
-from hpc_det.process import adopt_orphans, end_descendants, exit_code
+from hpc_det.store.attempt import Attempt
+from hpc_det.store.failure import failure_now, note_failure
 
 
 def as_rank(command: Sequence[str]) -> list[str]:

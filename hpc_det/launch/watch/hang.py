@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from hpc_det.launch.watch.heartbeat import Progress
+from hpc_det.node.heartbeat import Progress
 
 LEAST_S = 600.0
 TIMES_LONGEST = 20

@@ -21,8 +21,8 @@ from typing import NamedTuple, NoReturn
 
 from hpc_det.launch.node_folders import NodeFolders
 from hpc_det.launch.watch.gpus import device_problem
+from hpc_det.node import full_disk
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.store import full_disk
 from hpc_det.store.folders import TrialFolder
 
 ANSWER_S = 20.0

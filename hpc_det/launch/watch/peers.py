@@ -5,8 +5,8 @@ its agent was killed, or it answered nothing for LOST_S. No agent sends heartbea
 SO_KEEPALIVE and TCP_USER_TIMEOUT), and answer for processes that are suspended, starved, or wait for a file system, so
 none of these is taken for lost.
 
-What else the agents say to each other is the business of hpc_det.launch.watch.vigil; how a line is opened and sealed
-is that of hpc_det.node.
+What else the agents say to each other is the business of hpc_det.launch.watch.supervisor; how a line is opened
+and sealed is that of hpc_det.node.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 from hpc_det.node.awake import AwakeClock
 from hpc_det.node.channel import Line, connect
+from hpc_det.node.key import derived
 from hpc_det.node.rendezvous import Rendezvous
 from hpc_det.node.switchboard import Event, Switchboard
-from hpc_det.store.key import derived
 
 LOST_S = 15.0
 """A node whose kernel answers nothing for so long is lost."""

@@ -6,12 +6,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from hpc_det.launch.failure import Failure
 from hpc_det.launch.watch.hang import HangJudge, Standing, last_first, sentence
-from hpc_det.launch.watch.heartbeat import Progress
-from hpc_det.launch.watch.hearts import Message
+from hpc_det.launch.watch.heartbeat_server import Message
 from hpc_det.node.awake import AwakeClock
+from hpc_det.node.heartbeat import Progress
 from hpc_det.plan.job_plan import JobPlan
+from hpc_det.store.failure import Failure
 
 _VERDICT_S = 10.0
 """How long the stacks of all ranks may take."""

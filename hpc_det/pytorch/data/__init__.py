@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch.data.data_loader import DataLoader
 from hpc_det.pytorch.data.foreign import ForeignTraining, ForeignValidation, length_of
 from hpc_det.pytorch.data.micro_batches import Counted, MicroBatches

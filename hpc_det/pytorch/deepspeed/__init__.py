@@ -18,7 +18,7 @@ from hpc_det.pytorch.deepspeed.config import get_ds_config_from_hparams, overwri
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
 from hpc_det.pytorch.deepspeed.trainer import Trainer, init
 from hpc_det.pytorch.deepspeed.trial import DeepSpeedTrial
-from hpc_det.pytorch.model_parallel import ModelParallelUnit, make_data_parallel_mpu, make_deepspeed_mpu
+from hpc_det.pytorch.strategies.model_parallel import ModelParallelUnit, make_data_parallel_mpu, make_deepspeed_mpu
 
 __all__ = [
     "DeepSpeedTrial",

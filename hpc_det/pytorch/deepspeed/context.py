@@ -9,12 +9,17 @@ from typing import Any, TypeVar
 import torch
 from deepspeed import DeepSpeedEngine, PipelineEngine
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError, shown
 from hpc_det.pytorch.deepspeed.shards import ShardFiles
 from hpc_det.pytorch.deepspeed.start import prepare
-from hpc_det.pytorch.model_parallel import ModelParallelUnit, make_data_parallel_mpu, make_deepspeed_mpu, plain
-from hpc_det.pytorch.trial_context import TrialContext
+from hpc_det.pytorch.strategies.model_parallel import (
+    ModelParallelUnit,
+    make_data_parallel_mpu,
+    make_deepspeed_mpu,
+    plain,
+)
+from hpc_det.pytorch.trial.trial_context import TrialContext
 from hpc_det.store.folders import TrialFolder
 
 Engine = TypeVar("Engine", bound=DeepSpeedEngine)

@@ -14,9 +14,9 @@ from typing import Any
 from deepspeed import PipelineEngine
 
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.node.files import read_json, write_json
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
 from hpc_det.pytorch.deepspeed.universal import engine_facts, load_engine
-from hpc_det.store.files import read_json, write_json
 
 ENGINES = "engines.json"
 _SHARD = re.compile(r"model\d+/(?:(?:bf16_)?zero_pp_rank_(?P<rank>\d+)_)?mp_rank_\d+_(?:model|optim)_states\.pt")

@@ -19,10 +19,10 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 from torch.serialization import get_unsafe_globals_in_checkpoint, skip_data
 
+from hpc_det.checkpoint.checkpoints import Put
 from hpc_det.checkpoint.checksummed import checksummed
-from hpc_det.core.checkpoint import Put
-from hpc_det.core.content import not_loadable, read
-from hpc_det.core.numpy_values import stand_ins
+from hpc_det.checkpoint.content import not_loadable, read
+from hpc_det.checkpoint.numpy_values import stand_ins
 from hpc_det.errors import HpcDetError
 
 

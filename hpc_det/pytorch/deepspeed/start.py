@@ -12,7 +12,7 @@ from deepspeed.accelerator import real_accelerator
 from deepspeed.utils import groups
 from torch._C._distributed_c10d import HashStore
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.node.network import limit_look_ups
 
 _DEPRECATED = "all_gather_into_tensor|reduce_scatter_tensor"

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from hpc_det.core.content import load
-from hpc_det.core.metrics import MetricWindow
-from hpc_det.core.rng import rng_state
-from hpc_det.pytorch.callback import Callbacks
+from hpc_det.checkpoint.content import load
+from hpc_det.distributed.metrics import MetricWindow
+from hpc_det.distributed.rng import rng_state
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
-from hpc_det.pytorch.model_parallel import reporting_ranks
-from hpc_det.pytorch.modes import modes, set_modes
-from hpc_det.pytorch.state import open_state, rank_file, restore_open
+from hpc_det.pytorch.state.state import open_state, rank_file, restore_open
+from hpc_det.pytorch.strategies.model_parallel import reporting_ranks
+from hpc_det.pytorch.strategies.modes import modes, set_modes
+from hpc_det.pytorch.trial.callback import Callbacks
 
 
 def rank_state(context: DeepSpeedTrialContext, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from hpc_det.core.checkpoint import Put
-from hpc_det.core.content import check_loadable
-from hpc_det.core.metrics import MetricWindow, number_of
+from hpc_det.checkpoint.checkpoints import Put
+from hpc_det.checkpoint.content import check_loadable
+from hpc_det.distributed.metrics import MetricWindow, number_of
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.callback import Callbacks
 from hpc_det.pytorch.data import Counted, Evaluation, TrainingData
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
 from hpc_det.pytorch.deepspeed.engines import expected, facts, is_read_by, load_engines, save_facts, settings, tag
 from hpc_det.pytorch.deepspeed.failures import explained
 from hpc_det.pytorch.deepspeed.state import rank_state, restore_rank, stored_rank
-from hpc_det.pytorch.evaluation import numbered
-from hpc_det.pytorch.model_parallel import ModelParallelUnit
-from hpc_det.pytorch.progress import Progress
-from hpc_det.pytorch.state import PROGRESS, rank_file
-from hpc_det.pytorch.strategy import Trained
-from hpc_det.pytorch.training_report import named
-from hpc_det.pytorch.trial import implements
-from hpc_det.pytorch.trial_context import TrialContext
+from hpc_det.pytorch.loop.progress import Progress
+from hpc_det.pytorch.loop.training_report import named
+from hpc_det.pytorch.state.state import PROGRESS, rank_file
+from hpc_det.pytorch.strategies.model_parallel import ModelParallelUnit
+from hpc_det.pytorch.strategies.strategy import Trained
+from hpc_det.pytorch.trial.callback import Callbacks
+from hpc_det.pytorch.trial.evaluation import numbered
+from hpc_det.pytorch.trial.trial import implements
+from hpc_det.pytorch.trial.trial_context import TrialContext
 
 if TYPE_CHECKING:
     from hpc_det.pytorch.deepspeed.trial import DeepSpeedTrial

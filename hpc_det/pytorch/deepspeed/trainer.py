@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
 from hpc_det.pytorch.deepspeed.failures import explained
-from hpc_det.pytorch.run import Run
-from hpc_det.pytorch.trainer import Trainer, context_of_script
+from hpc_det.pytorch.loop.run import Run
+from hpc_det.pytorch.loop.trainer import Trainer, context_of_script
 
 __all__ = ["Trainer", "TrainerContext", "init"]
 

@@ -12,7 +12,7 @@ from hpc_det.pytorch.data import DataLoader
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
 from hpc_det.pytorch.deepspeed.engines import load_engines, tag
 from hpc_det.pytorch.deepspeed.strategy import DeepSpeedStrategy
-from hpc_det.pytorch.trial import Trial
+from hpc_det.pytorch.trial.trial import Trial
 
 
 class DeepSpeedTrial(Trial):

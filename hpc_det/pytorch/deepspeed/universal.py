@@ -20,7 +20,7 @@ import torch.distributed as dist
 from deepspeed.checkpoint.constants import FROZEN_PARAM_FRAGMENTS, FROZEN_PARAM_SHAPES
 from deepspeed.pipe import TiedLayerSpec
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.pytorch.deepspeed.shards import deepspeeds_own_allowed
 

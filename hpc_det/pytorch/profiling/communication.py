@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hpc_det.pytorch.ddp import DataParallel
+from hpc_det.pytorch.strategies.ddp import DataParallel
 
 EVERY = 10
 """Exchanges. On a GPU, DDP waits for the end of one that it times; to ask for its times costs a few microseconds."""

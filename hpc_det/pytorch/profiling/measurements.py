@@ -7,24 +7,24 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hpc_det.core.distributed import Distributed
-from hpc_det.pytorch.context import PyTorchTrialContext
-from hpc_det.pytorch.ddp import DataParallel
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.node.modes import make_folder
+from hpc_det.pytorch.loop.progress import Progress
 from hpc_det.pytorch.profiling.communication import Exchange
 from hpc_det.pytorch.profiling.lines import Lines
 from hpc_det.pytorch.profiling.system import SystemMetrics
 from hpc_det.pytorch.profiling.timer import Timer, synchronized
 from hpc_det.pytorch.profiling.timings import Timings
-from hpc_det.pytorch.progress import Progress
+from hpc_det.pytorch.strategies.ddp import DataParallel
+from hpc_det.pytorch.trial.context import PyTorchTrialContext
 from hpc_det.store.folders import TrialFolder
-from hpc_det.store.modes import make_folder
 
 if TYPE_CHECKING:
-    from hpc_det.pytorch.strategy import Strategy
-    from hpc_det.pytorch.training_report import TrainingReport
-    from hpc_det.pytorch.trial_context import TrialContext
-    from hpc_det.pytorch.trial_data import TrialData
-    from hpc_det.pytorch.validation import Validation
+    from hpc_det.pytorch.loop.training_report import TrainingReport
+    from hpc_det.pytorch.loop.validation import Validation
+    from hpc_det.pytorch.strategies.strategy import Strategy
+    from hpc_det.pytorch.trial.trial_context import TrialContext
+    from hpc_det.pytorch.trial.trial_data import TrialData
 
 
 class Measurements:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hpc_det.pytorch.loop.progress import Progress
 from hpc_det.pytorch.profiling.communication import Exchange
 from hpc_det.pytorch.profiling.lines import Lines
 from hpc_det.pytorch.profiling.timer import Timer
-from hpc_det.pytorch.progress import Progress
 
 SHORTEST_S = 1.0
 """Of a stretch, and of an epoch that has one of its own: a small model trains thousands of batches a second."""

@@ -2,7 +2,7 @@
 
 local        a child of the driver
 allocation   the job that the driver runs in: starters has srun, PBS' commands, mpiexec
-job, pool    jobs of their own through submitit: executors, queue; what runs in them is hpc_det.launch.elastic.task
+job, pool    jobs of their own through submitit: executors, queue; what runs in them is hpc_det.sgd.elastic.task
 profile      a cluster's profile as parameters of such a job
 processes    what the driver has started itself
 """
@@ -28,7 +28,7 @@ __all__ = ["Allocation", "Capacity", "GangJob", "Local", "Pool", "capacity_of"]
 
 
 class Capacity(Protocol):
-    """Runs in the driver, and starts on nodes what connects to it: hpc_det.launch.elastic.node."""
+    """Runs in the driver, and starts on nodes what connects to it: hpc_det.sgd.elastic.node."""
 
     @property
     def host(self) -> str:

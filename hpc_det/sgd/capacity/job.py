@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.elastic import agents
-from hpc_det.launch.elastic.agents import BackOff
-from hpc_det.launch.elastic.task import AgentTask
 from hpc_det.node.network import address_towards, own_address
 from hpc_det.schedulers.command import CommandError, run_command, whole_lines
 from hpc_det.schedulers.scheduler import JobState, JobStatus
 from hpc_det.sgd.capacity.executors import cluster_of, cpus_of, executor_of, gpus_of, nodes_of
 from hpc_det.sgd.capacity.processes import LEAVE_S
 from hpc_det.sgd.capacity.queue import Queue
+from hpc_det.sgd.elastic import agents
+from hpc_det.sgd.elastic.agents import BackOff
+from hpc_det.sgd.elastic.task import AgentTask
 
 if TYPE_CHECKING:
     from submitit.core.core import Executor, Job

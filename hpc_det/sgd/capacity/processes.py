@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpc_det.process import descendants
+from hpc_det.node.process import descendants
 
 Process = subprocess.Popen[bytes]
 

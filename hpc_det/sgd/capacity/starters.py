@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Protocol
 
 from hpc_det.errors import UsageError
-from hpc_det.launch.elastic import agents
 from hpc_det.launch.mpi import OF_ANOTHER_MPI
 from hpc_det.launch.on_nodes import BEGUN, ORDERS, start_commands, start_script
+from hpc_det.node.files import write_atomic
 from hpc_det.schedulers.command import CommandError, Run, run_command
-from hpc_det.schedulers.pbs import Pbs
-from hpc_det.schedulers.slurm_answers import host_names, shown
+from hpc_det.schedulers.pbs.scheduler import Pbs
+from hpc_det.schedulers.slurm.answers import host_names, shown
 from hpc_det.sgd.capacity.processes import Process
+from hpc_det.sgd.elastic import agents
 from hpc_det.sgd.gpus import gpus_here
-from hpc_det.store.files import write_atomic
 
 STEP_FLAGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", "--mpi=none")
 """Of srun: no lost node or agent ends the others (without --wait, slurm.conf's WaitTime counts), and as it is not known

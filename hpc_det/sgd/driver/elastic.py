@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import cloudpickle
 
 from hpc_det.checkpoint.snapshots import Durable, await_writers, last_number, newest
-from hpc_det.launch.elastic.held import BUFFERS
 from hpc_det.node.signals import uninterrupted
 from hpc_det.sgd.driver.failures import GangLost, RetriesUsedUp, StateLost, pause_s
 from hpc_det.sgd.driver.gang import Gang
 from hpc_det.sgd.driver.leaving import JobLeaves, back_into_queue
 from hpc_det.sgd.driver.nodes import POLL_S, Node, Nodes
 from hpc_det.sgd.driver.rounds import Call, Rounds
+from hpc_det.sgd.elastic.held import BUFFERS
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.place import Settings
 from hpc_det.sgd.rank.worker import Own, Start, Worker

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hpc_det.launch.elastic.held import BUFFERS, Buffer, Held, keep
 from hpc_det.node.frames import Message
+from hpc_det.node.key import derived
+from hpc_det.sgd.elastic.held import BUFFERS, Buffer, Held, keep
 from hpc_det.sgd.rank.worker import Worker
-from hpc_det.store.key import derived
 from hpc_det.store.run_folder import RunFolder
 
 

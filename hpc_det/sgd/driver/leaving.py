@@ -11,10 +11,10 @@ import threading
 from collections.abc import Mapping
 from types import FrameType
 
-from hpc_det.process import exit_code
+from hpc_det.node.process import exit_code
 from hpc_det.schedulers.command import CommandError, Run, run_command
-from hpc_det.schedulers.slurm import Slurm, was_requeued
-from hpc_det.schedulers.slurm_answers import local_time, shown
+from hpc_det.schedulers.slurm.answers import local_time, shown
+from hpc_det.schedulers.slurm.scheduler import Slurm, was_requeued
 
 TEMPORARY = 75
 """sysexits.h, EX_TEMPFAIL: to be tried again."""

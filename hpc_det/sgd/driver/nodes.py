@@ -8,16 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hpc_det.launch.elastic.claim import check_free, claim
-from hpc_det.launch.elastic.meeting import Driver, Guests, announce, withdraw
 from hpc_det.node.awake import AwakeClock
 from hpc_det.node.frames import Message
+from hpc_det.node.key import derived
 from hpc_det.node.network import allow_many_files
 from hpc_det.node.signals import uninterrupted
 from hpc_det.node.switchboard import Event, Switchboard
 from hpc_det.sgd.capacity import Capacity
 from hpc_det.sgd.driver.failures import NotEnoughRanks
-from hpc_det.store.key import derived
+from hpc_det.sgd.elastic.claim import check_free, claim
+from hpc_det.sgd.elastic.meeting import Driver, Guests, announce, withdraw
 from hpc_det.store.run_folder import RunFolder
 
 POLL_S = 1.0

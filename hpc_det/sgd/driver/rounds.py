@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from hpc_det.store.files import write_atomic
+from hpc_det.node.files import write_atomic
 
 _log = logging.getLogger("hpc_det.sgd")
 

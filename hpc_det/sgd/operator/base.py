@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpc_det.pytorch.ddp import data_parallel
-from hpc_det.pytorch.device import ToDevice
-from hpc_det.pytorch.unshared import Unshared
+from hpc_det.pytorch.strategies.ddp import data_parallel
+from hpc_det.pytorch.strategies.device import ToDevice
+from hpc_det.pytorch.strategies.unshared import Unshared
 from hpc_det.sgd.operator import registered
 from hpc_det.sgd.operator.errors import MissingLoader
 from hpc_det.sgd.operator.options import check_options

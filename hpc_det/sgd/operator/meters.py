@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hpc_det.core.metrics import number_of, plain
+from hpc_det.distributed.metrics import number_of, plain
 from hpc_det.errors import UsageError
 from hpc_det.sgd.operator.constants import BATCH_COUNT, NUM_SAMPLES
 

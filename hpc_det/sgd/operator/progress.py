@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
-from hpc_det.core.metrics import plain
+from hpc_det.distributed.metrics import plain
 from hpc_det.sgd.operator.constants import EPOCH_IDX, NUM_STEPS
 
 

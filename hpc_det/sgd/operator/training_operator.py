@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.ddp import DataParallel, share_buffers
+from hpc_det.pytorch.strategies.ddp import DataParallel, share_buffers
 from hpc_det.sgd.operator.base import BaseOperator
 from hpc_det.sgd.operator.constants import EPOCH_IDX, NUM_SAMPLES, NUM_STEPS
 from hpc_det.sgd.operator.creators import Creator, Creators, CreatorSetup

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpc_det.core.sealed import SealedGroup
+from hpc_det.distributed.sealed import SealedGroup
 from hpc_det.sgd.rank.state import is_plain
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hpc_det.core.laid_out import lay_out
+from hpc_det.checkpoint.torch_layout import lay_out
 
 _ROOM = 2**20
 """Bytes by which a state may grow before its buffer is mapped anew."""
@@ -16,7 +16,7 @@ _ROOM = 2**20
 
 class Buffers:
     def __init__(self, descriptors: list[int]) -> None:
-        """Of anonymous memory (hpc_det.launch.elastic.held), which other processes read as files."""
+        """Of anonymous memory (hpc_det.sgd.elastic.held), which other processes read as files."""
         self._descriptors = descriptors
         self._mapped: dict[int, torch.Tensor] = {}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hpc_det.launch.rank import leave, log_to
+from hpc_det.distributed.rank_process import leave, log_to
 from hpc_det.node.network import variables
 from hpc_det.node.signals import STOP_SIGNALS
 from hpc_det.sgd.rank.worker import Worker

@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpc_det.core.metrics import plain
-from hpc_det.core.rng import restore_rng, rng_state, seed_everything
-from hpc_det.core.sealed import SealedGroup, shared_secret
+from hpc_det.distributed.metrics import plain
+from hpc_det.distributed.rng import restore_rng, rng_state, seed_everything
+from hpc_det.distributed.sealed import SealedGroup, shared_secret
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.seeds import mixed_seed
-from hpc_det.pytorch.modes import modes, set_modes
+from hpc_det.pytorch.strategies.modes import modes, set_modes
 from hpc_det.sgd.operator.constants import EPOCH_IDX, NUM_STEPS, USE_FP16
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.place import Place, Settings
@@ -41,7 +41,7 @@ class Runner:
     def __init__(self, settings: Settings, place: Place, secret: bytes | None = None) -> None:
         """Calls the operator's `setup`, and raises what that raises.
 
-        `secret`: what the ranks of this gang know and nobody else; None: see hpc_det.core.sealed.shared_secret.
+        `secret`: what the ranks of this gang know and nobody else; None: see hpc_det.distributed.sealed.shared_secret.
         """
         self._settings = settings
         self._place = place

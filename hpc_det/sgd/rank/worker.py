@@ -28,16 +28,16 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from hpc_det.core.gloo_ports import closed_once_connected
-from hpc_det.launch.watch.heartbeat import Phase, Progress, place_of_main_thread
+from hpc_det.distributed.gloo_ports import closed_once_connected
 from hpc_det.node.channel import connect
 from hpc_det.node.frames import Message
+from hpc_det.node.heartbeat import Phase, Progress, place_of_main_thread
+from hpc_det.node.key import derived
 from hpc_det.sgd.place import Place, Settings
 from hpc_det.sgd.rank.buffers import Buffers
 from hpc_det.sgd.rank.runner import Runner
 from hpc_det.sgd.rank.state import pickled
 from hpc_det.sgd.rank.store import LineStore
-from hpc_det.store.key import derived
 
 CONNECT_S, STORE_S = 30.0, 300.0
 _PHASES: dict[str, Phase] = {"train": "training", "validate": "validation"}

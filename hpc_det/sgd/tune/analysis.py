@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.errors import UsageError, nearest
+from hpc_det.node.files import read_json
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.metric import better
 from hpc_det.search.state import TrialState
 from hpc_det.sgd.json_values import number
 from hpc_det.sgd.tune.files import DONE, ITERATION, Mode, TuneFolder, TuneTrial, checkpoint_data
-from hpc_det.store.files import read_json
 
 Scope = Literal["last", "all"]
 

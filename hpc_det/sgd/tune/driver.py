@@ -18,6 +18,7 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.node.files import read_json, write_json
 from hpc_det.node.signals import uninterrupted
 from hpc_det.schedulers.command import CommandError
 from hpc_det.search.journal import SearchJournal
@@ -26,7 +27,6 @@ from hpc_det.search.population import Population
 from hpc_det.sgd.json_values import number
 from hpc_det.sgd.tune.files import DONE, ITERATION, TuneFolder, TuneTrial, Turn
 from hpc_det.sgd.tune.places import Place, Process
-from hpc_det.store.files import read_json, write_json
 
 log = logging.getLogger(__name__)
 

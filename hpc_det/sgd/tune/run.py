@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpc_det.errors import HpcDetError, UsageError, shown
+from hpc_det.node.files import read_json
 from hpc_det.sgd.tune.analysis import Analysis
 from hpc_det.sgd.tune.driver import Driver
 from hpc_det.sgd.tune.files import ITERATION, Mode, TuneFolder, run_folder
@@ -15,7 +16,6 @@ from hpc_det.sgd.tune.places import Jobs, Place, packed
 from hpc_det.sgd.tune.searchers import searcher_of, space_of
 from hpc_det.sgd.tune.space import config_of
 from hpc_det.sgd.tune.trainable import Trainable
-from hpc_det.store.files import read_json
 
 JOBS = 16
 """At the same time, unless `max_concurrent` says otherwise; as in an experiment file."""

@@ -8,8 +8,8 @@ import signal
 from submitit.core import job_environment, logger
 from submitit.core.utils import DelayedSubmission, JobPaths
 
-from hpc_det.schedulers.pbs_hosts import hosts_in
-from hpc_det.store.files import write_atomic
+from hpc_det.node.files import write_atomic
+from hpc_det.schedulers.pbs.hosts import hosts_in
 from hpc_det.submit.submitit_pbs.paths import PbsJobPaths, Reason
 
 

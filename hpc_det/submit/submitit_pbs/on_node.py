@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from hpc_det.process import exit_code
+from hpc_det.node.process import exit_code
 from hpc_det.submit.submitit_pbs.paths import PbsJobPaths
 
 

@@ -7,8 +7,8 @@ from heapq import merge
 from itertools import chain
 from operator import attrgetter
 
-from hpc_det.launch.job.log_lines import OF_WORKER
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.log_lines import OF_WORKER
 from hpc_det.view.logs.log_file import LogFile
 from hpc_det.view.logs.passage import Passage, Source, last
 from hpc_det.view.logs.trial import TrialLogs

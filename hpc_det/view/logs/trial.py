@@ -9,9 +9,9 @@ from heapq import merge
 from operator import attrgetter
 from pathlib import Path
 
-from hpc_det.launch.job.log_lines import ATTEMPT_BEGINS
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
+from hpc_det.store.log_lines import ATTEMPT_BEGINS
 from hpc_det.view.logs.log_file import LogFile
 from hpc_det.view.logs.passage import Passage, Source, last
 from hpc_det.view.logs.wanted import Selection, Wanted

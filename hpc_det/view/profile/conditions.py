@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_det.config.merge import Tree
+from hpc_det.node.shape import checked
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.secret_files import read_secrets
-from hpc_det.store.shape import checked
 from hpc_det.view.state import ExperimentView
 from hpc_det.view.story import SPEC, read_tolerantly
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
-from hpc_det.checkpoint.saves import Save, read_each_save
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import each
+from hpc_det.store.save_times import Save, read_each_save
 from hpc_det.view.metric_history import MetricHistory
 from hpc_det.view.profile.system import NodeUse, Usages, read_system
 from hpc_det.view.profile.timings import Spent, Stretch, read_timings, samples_per_second, total

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_det.store.files import read_lines
-from hpc_det.store.shape import NUMBER, Shape, insist_on
+from hpc_det.node.files import read_lines
+from hpc_det.node.shape import NUMBER, Shape, insist_on
 
 
 class Part(str, enum.Enum):

@@ -86,26 +86,28 @@ NO_RANK = -1
 HAS_FINISHED = (FINISHED,)
 STARTS = Time(
     (
-        "hpc_det.launch.watch.heartbeat:Heart.__init__",
-        "hpc_det.core.distributed:Distributed.start",
-        "hpc_det.pytorch.loop:Loop._begin",
+        "hpc_det.node.heartbeat:Heart.__init__",
+        "hpc_det.distributed.collectives:Distributed.start",
+        "hpc_det.pytorch.loop.loop:Loop._begin",
     )
 )
 TRAINS = Time(("model_def:StoryTrial.train_batch",), most=14)
 VALIDATES = Time(("model_def:StoryTrial.evaluate_batch",))
-SAVES = Time(("hpc_det.core.pending:Pending.write",))
+SAVES = Time(("hpc_det.checkpoint.async_save:Pending.write",))
 COMMITS = Time(
     (
-        "hpc_det.core.checkpoint:CheckpointContext._commit",
+        "hpc_det.checkpoint.checkpoints:CheckpointContext._commit",
         "hpc_det.checkpoint.staging:Staging.commit",
-        "hpc_det.core.metrics:MetricsLog.report",
+        "hpc_det.distributed.metrics:MetricsLog.report",
     ),
     rank=0,
 )
-ENDS = Time(("hpc_det.pytorch.run:Run.train", "hpc_det.core.distributed:Distributed.stop"), ends=HAS_FINISHED)
+ENDS = Time(
+    ("hpc_det.pytorch.loop.run:Run.train", "hpc_det.distributed.collectives:Distributed.stop"), ends=HAS_FINISHED
+)
 IN_RANKS = (STARTS, TRAINS, VALIDATES, SAVES, COMMITS)
 
-IN_AGENT = Time(("hpc_det.launch.watch.vigil:vigil", "hpc_det.launch.environment:environment_of"), rank=NO_RANK)
+IN_AGENT = Time(("hpc_det.launch.watch.supervisor:vigil", "hpc_det.launch.environment:environment_of"), rank=NO_RANK)
 JOB_BEGINS = Time(("hpc_det.search.journal:SearchJournal.claim",), rank=NO_RANK)
 ATTEMPT_BEGINS = Time(
     ("hpc_det.store.journal:Journal.started", "hpc_det.launch.job.attempts:say_attempt_begins"), rank=NO_RANK

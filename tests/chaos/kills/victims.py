@@ -16,7 +16,7 @@ _LAUNCHERS = (
     "mpiexec",
     "tests/e2e/warm/launcher.py",
 )
-_NURSERY, _NODE_AGENT = "hpc_det.sgd.rank.nursery", "hpc_det.launch.elastic.node"
+_NURSERY, _NODE_AGENT = "hpc_det.sgd.rank.fork_server", "hpc_det.sgd.elastic.node"
 
 
 class Processes:

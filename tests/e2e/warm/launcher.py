@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from hpc_det.launch import direct
-from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.launchers.arguments import Launch, parse
+from hpc_det.store.attempt import Attempt
 
 
 class Warm(Launch):

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.launch.job import attempts
+from hpc_det.node.files import write_json
+from hpc_det.node.process import start_ticks
 from hpc_det.node.signals import SignalPipe
-from hpc_det.process import start_ticks
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
-from hpc_det.store.files import write_json
+from hpc_det.store.failure import failure_now, note_failure
 from hpc_det.store.stop import read_stop, request_stop
 from tests.lab.slurm import SlurmLab
 from tests.launch.gang import EFFECTIVE, Gang, children, is_there
@@ -28,8 +28,8 @@ from tests.wait import DEADLINE_S, wait_for
 
 NOTES_A_FAILURE = """
 import os
-from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.store.attempt import Attempt
+from hpc_det.store.failure import failure_now, note_failure
 
 attempt = Attempt.from_env(os.environ)
 text = "model_def.py: no class 'MyTrial'"
@@ -433,7 +433,7 @@ def test_a_failure_on_slurm_starts_again_on_the_same_nodes(
 WAITS_FOR_A_LOST_NODE = """
 import sys, time
 from pathlib import Path
-from hpc_det.launch.failure import Failure, note_failure
+from hpc_det.store.failure import Failure, note_failure
 from hpc_det.store.folders import TrialFolder
 
 trial, attempt = TrialFolder(Path(sys.argv[1])), int(sys.argv[2])

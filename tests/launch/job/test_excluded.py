@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from hpc_det.launch.failure import Failure, failure_now, note_failure
 from hpc_det.launch.job.excluded import Exclusions, excluded_hosts, excluded_nodes
+from hpc_det.node.files import write_json
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.files import write_json
+from hpc_det.store.failure import Failure, failure_now, note_failure
 from hpc_det.store.folders import ExperimentFolder
 from tests.plan.plans import job_plan
 

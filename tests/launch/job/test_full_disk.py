@@ -20,8 +20,8 @@ from tests.wait import wait_for
 
 WRITES = """
 import os, sys
-from hpc_det.launch.attempt import Attempt
-from hpc_det.launch.rank import note_error
+from hpc_det.store.attempt import Attempt
+from hpc_det.distributed.rank_process import note_error
 from pathlib import Path
 
 attempt = Attempt.from_env(os.environ)

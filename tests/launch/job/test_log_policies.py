@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpc_det.launch.job.log_policies import Match, matches
-from hpc_det.launch.last_words import LONGEST_LINE
+from hpc_det.launch.log_tail import LONGEST_LINE
 
 OOM = {"name": "OOM", "pattern": "out of memory", "action": "cancel_retries"}
 OFF = {"name": "ECC Error", "pattern": None, "action": None}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from hpc_det.node.files import read_json, write_json
 from hpc_det.search.method import Exit
-from hpc_det.store.files import read_json, write_json
 from hpc_det.store.journal import Journal
 from tests.launch.gang import EFFECTIVE, Gang
 from tests.search.methods import POPULATION, ROUNDS
@@ -17,9 +17,9 @@ from tests.wait import DEADLINE_S
 
 REPORTS = """
 import os
-from hpc_det.launch.attempt import Attempt
+from hpc_det.store.attempt import Attempt
 from hpc_det.search.journal import SearchJournal
-from hpc_det.store.files import write_json
+from hpc_det.node.files import write_json
 
 attempt = Attempt.from_env(os.environ)
 search = SearchJournal(attempt.trial.experiment())

@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.launch.failure import failure_now, note_failure
 from hpc_det.launch.job import attempts
 from hpc_det.launch.job.attempts import Attempts
+from hpc_det.node.files import write_json
+from hpc_det.node.process import start_ticks
 from hpc_det.node.signals import SignalPipe
-from hpc_det.process import start_ticks
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.schedulers.shared_answers import SharedAnswers
-from hpc_det.schedulers.slurm import Slurm
+from hpc_det.schedulers.slurm.scheduler import Slurm
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
-from hpc_det.store.files import write_json
+from hpc_det.store.failure import failure_now, note_failure
 from hpc_det.store.journal import Journal
 from hpc_det.store.stop import read_stop, request_stop
 from tests.launch.gang import Gang, is_there, workers
-from tests.schedulers.squeue_on_paper import KNOWS_NONE
+from tests.schedulers.slurm.squeue_on_paper import KNOWS_NONE
 from tests.stub import Stub
 from tests.wait import DEADLINE_S, wait_for
 
@@ -33,10 +33,10 @@ TRIAL = "${HPC_DET_FOLDER##*/}"
 FOUR = {"name": "random", "max_trials": 4}
 INVALID = """
 import os
-from hpc_det.launch.attempt import Attempt
+from hpc_det.store.attempt import Attempt
 from hpc_det.launch.job import attempts
 from hpc_det.launch.job.attempts import Attempts
-from hpc_det.launch.failure import failure_now, note_failure
+from hpc_det.store.failure import failure_now, note_failure
 
 attempt = Attempt.from_env(os.environ)
 if attempt.trial.id == 2:
@@ -47,7 +47,7 @@ if attempt.trial.id == 2:
 
 REPORTS_AND_FAILS = """
 import os
-from hpc_det.launch.attempt import Attempt
+from hpc_det.store.attempt import Attempt
 from hpc_det.search.journal import SearchJournal
 
 attempt = Attempt.from_env(os.environ)
@@ -140,7 +140,7 @@ def test_a_trial_that_is_killed_alone_ends_and_its_worker_goes_on(gang: Gang) ->
 
 SAVES = """
 import os
-from hpc_det.launch.attempt import Attempt
+from hpc_det.store.attempt import Attempt
 from tests.checkpoint.saved import saved
 
 trial = Attempt.from_env(os.environ).trial

@@ -18,17 +18,17 @@ from typing import Any
 import pytest
 
 from hpc_det.errors import HpcDetError
-from hpc_det.launch.attempt import Attempt
 from hpc_det.launch.launchers import nodes
 from hpc_det.launch.launchers.nodes import Host, run_on
 from hpc_det.launch.launchers.remote_shell import host_name, node_of
 from hpc_det.node.channel import connect
+from hpc_det.node.files import write_json
 from hpc_det.node.frames import NONCE_BYTES
-from hpc_det.store.files import write_json
-from hpc_det.store.key import derived
-from hpc_det.store.modes import share
-from tests.launch.test_attempt import ATTEMPT
+from hpc_det.node.key import derived
+from hpc_det.node.modes import share
+from hpc_det.store.attempt import Attempt
 from tests.node.relay import relay
+from tests.store.test_attempt import ATTEMPT
 from tests.wait import DEADLINE_S, wait_for
 
 

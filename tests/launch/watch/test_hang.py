@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from hpc_det.launch.watch.hang import LEAST_S, HangJudge, last_first, sentence
-from hpc_det.launch.watch.heartbeat import Progress
+from hpc_det.node.heartbeat import Progress
 
 HOUR_S = 3600
 

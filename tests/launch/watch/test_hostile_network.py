@@ -11,10 +11,10 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from hpc_det.launch.failure import failures
 from hpc_det.launch.watch.peers import key_of
 from hpc_det.node.frames import HELLO, Handshake
 from hpc_det.node.rendezvous import Rendezvous, await_rendezvous
+from hpc_det.store.failure import failures
 from hpc_det.store.stop import request_stop
 from tests.launch.gang import Gang
 from tests.wait import DEADLINE_S

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.failure import Failure, failures, first_failure
+from hpc_det.store.failure import Failure, failures, first_failure
 from hpc_det.store.stop import request_stop
 from tests.lab import networks
 from tests.lab.networks import Networks

@@ -9,7 +9,7 @@ import deepspeed
 import torch
 from deepspeed.pipe import LayerSpec, PipelineModule
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch.deepspeed.shards import ShardFiles
 from hpc_det.pytorch.deepspeed.start import prepare
 

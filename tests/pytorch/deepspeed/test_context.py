@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.deepspeed import DeepSpeedTrialContext, ModelParallelUnit
-from tests.core.ranks import OnRanks
+from tests.distributed.ranks import OnRanks
 from tests.pytorch.deepspeed.engines import config, new_engine, new_pipeline
 
 

@@ -11,10 +11,10 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.pipe import PipelineModule
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch.deepspeed.failures import in_our_words
 from hpc_det.pytorch.deepspeed.start import prepare
-from tests.core.ranks import OnRanks
+from tests.distributed.ranks import OnRanks
 
 BATCH_SIZES = (
     "set two of train_batch_size, train_micro_batch_size_per_gpu and gradient_accumulation_steps, and DeepSpeed works "

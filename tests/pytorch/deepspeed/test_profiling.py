@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hpc_det.core.distributed import Distributed
-from hpc_det.store.files import read_lines
-from tests.core.ranks import OnRanks
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.node.files import read_lines
+from tests.distributed.ranks import OnRanks
 from tests.pytorch.trials import StopAt
 
 CONFIG = {

@@ -18,7 +18,7 @@ from deepspeed.pipe import PipelineModule
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 from torch.utils.data import TensorDataset
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch import Batch, DataLoader
 from hpc_det.pytorch.deepspeed import (
     DeepSpeedTrial,
@@ -30,7 +30,7 @@ from hpc_det.pytorch.deepspeed import (
 )
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
-from tests.core.ranks import OnRanks
+from tests.distributed.ranks import OnRanks
 
 BASE = {
     "train_batch_size": 16,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
-from tests.core.ranks import OnRanks
+from tests.distributed.ranks import OnRanks
 from tests.pytorch.trials import StopAt, differences
 
 ACCUMULATING = [*(("Zero", stage, 4) for stage in (0, 1, 2, 3)), *(("Piped", stage, 4) for stage in (0, 1))]

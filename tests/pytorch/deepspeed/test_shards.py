@@ -12,13 +12,13 @@ import torch
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 
+from hpc_det.checkpoint.checkpoints import CheckpointContext, Put
 from hpc_det.checkpoint.committed import committed
-from hpc_det.core.checkpoint import CheckpointContext, Put
-from hpc_det.core.distributed import Distributed
-from hpc_det.core.warm_copies import WarmCopies
+from hpc_det.checkpoint.pinned_staging import WarmCopies
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError
 from hpc_det.pytorch.deepspeed.shards import ShardFiles, refused_names
-from tests.core.ranks import OnRanks
+from tests.distributed.ranks import OnRanks
 from tests.pytorch.deepspeed.engines import config, new_engine, new_pipeline, train
 
 TAG = "model0"

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch.deepspeed import strategy
 from tests.bench import engines, loops
 from tests.bench.engines import BareEngine, Case, Trained
 from tests.bench.loop_overhead import cost_of, silence
-from tests.core.ranks import OnRanks
+from tests.distributed.ranks import OnRanks
 from tests.pytorch.test_speed import COLLECTIVES
 
 MOST_ADDED = 0.065

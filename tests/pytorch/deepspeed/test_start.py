@@ -6,9 +6,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch.deepspeed.start import prepare
-from tests.core.ranks import OnRanks
+from tests.distributed.ranks import OnRanks
 from tests.pytorch.deepspeed.engines import config, new_engine, train
 
 OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError, UsageError
-from tests.core.ranks import OnRanks
+from tests.distributed.ranks import OnRanks
 from tests.pytorch.trials import StopAt
 
 SHORT = {"searcher": {"max_length": {"batches": 4}}, "scheduling_unit": 2}

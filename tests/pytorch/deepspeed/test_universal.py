@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from hpc_det.checkpoint.committed import checksum
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.pytorch.deepspeed.universal import Facts, engine_facts, load_engine, obstacles
-from tests.core.ranks import OnRanks
+from tests.distributed.ranks import OnRanks
 from tests.pytorch.deepspeed.engines import Net, config, new_engine, new_pipeline, train
 
 TAG = "model0"

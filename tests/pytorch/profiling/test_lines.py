@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.node.files import read_lines
 from hpc_det.pytorch.profiling.lines import Lines
-from hpc_det.store.files import read_lines
 
 
 def test_lines_wait_for_each_other_and_none_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,13 @@ import torch
 from torch.utils.data import Dataset
 
 from hpc_det.config.merge import merge
-from hpc_det.core.distributed import Distributed
-from hpc_det.pytorch import DataLoader, PyTorchCallback, fusion
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.node.files import read_lines
+from hpc_det.pytorch import DataLoader, PyTorchCallback
 from hpc_det.pytorch.profiling import timings
-from hpc_det.store.files import read_lines
+from hpc_det.pytorch.strategies import fusion
 from hpc_det.store.folders import TrialFolder
-from tests.core.ranks import OnRanks
+from tests.distributed.ranks import OnRanks
 from tests.pytorch.trials import CONFIG as LIFES
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from hpc_det.node.files import read_lines
 from hpc_det.pytorch.profiling import system
 from hpc_det.pytorch.profiling.gpus import Gpus
 from hpc_det.pytorch.profiling.lines import Lines
 from hpc_det.pytorch.profiling.system import Counters, SystemMetrics
-from hpc_det.store.files import read_lines
 from tests.wait import wait_for
 
 FACTS = {"attempt": 2, "host": "n1"}

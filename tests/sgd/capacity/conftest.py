@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.elastic import agents
+from hpc_det.sgd.elastic import agents
 from tests.sgd.capacity.driver import STAND_IN, Run
 from tests.stub import stub as stub
 

@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+from hpc_det.node.files import append_line
 from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
-from hpc_det.store.files import append_line
 
 
 def main(run: Path, slots: str) -> None:

@@ -43,7 +43,7 @@ def test_one_srun_starts_the_agents_with_as_many_slots_and_no_agent_ends_another
         *("--nodelist=node1,node2", "--export=ALL", "--no-kill", "--kill-on-bad-exit=0", "--wait=0"),
         *("--cpu-bind=none", "--mpi=none"),
         *("/bin/sh", "-c", 'exec "$@" >>"$0/node-$(uname -n).log" 2>&1', "/run/logs"),
-        *(sys.executable, "-m", "hpc_det.launch.elastic.node", "/run", "2"),
+        *(sys.executable, "-m", "hpc_det.sgd.elastic.node", "/run", "2"),
     ]
 
 

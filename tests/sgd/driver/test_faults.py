@@ -20,7 +20,7 @@ import torch
 
 from hpc_det.checkpoint.snapshots import newest
 from hpc_det.errors import UsageError
-from hpc_det.process import children, descendants, has_no_memory
+from hpc_det.node.process import children, descendants, has_no_memory
 from hpc_det.sgd import TorchTrainer, TrainingOperator
 from hpc_det.sgd.driver.elastic import ElasticGang
 from hpc_det.sgd.driver.failures import NotEnoughRanks, RetriesUsedUp, StateLost

@@ -17,12 +17,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from hpc_det.core.distributed import Distributed
-from hpc_det.core.rng import restore_rng, rng_state, seed_everything
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.distributed.rng import restore_rng, rng_state, seed_everything
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.place import Place
 from hpc_det.sgd.rank.runner import Runner
-from tests.core.ranks import OnRanks
+from tests.distributed.ranks import OnRanks
 from tests.sgd.runners import Augmented, Regression, alone, settings
 
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpc_det.launch.watch.heartbeat import Progress
-from hpc_det.process import is_stopped
+from hpc_det.node.heartbeat import Progress
+from hpc_det.node.process import is_stopped
 from hpc_det.sgd import TorchTrainer
 from hpc_det.sgd.driver.gang import JOIN_S, Gang
 from tests.sgd.local_nodes import LocalNodes

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.ddp import DataParallel
+from hpc_det.pytorch.strategies.ddp import DataParallel
 from hpc_det.sgd.operator.training_operator import TrainingOperator
-from tests.core.ranks import OnRanks
+from tests.distributed.ranks import OnRanks
 
 
 class Registers(TrainingOperator):

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpc_det.core.distributed import Distributed
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.sgd.operator.training_operator import TrainingOperator, get_test_metrics_operator, get_test_operator
-from tests.core.ranks import OnRanks
+from tests.distributed.ranks import OnRanks
 from tests.sgd.operators import Batch, Classifier, batches, classifier
 
 

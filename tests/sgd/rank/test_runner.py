@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hpc_det.core.rng import restore_rng, rng_state
+from hpc_det.distributed.rng import restore_rng, rng_state
 from hpc_det.errors import UsageError
 from hpc_det.sgd.operator.errors import MissingLoader
 from hpc_det.sgd.operator.training_operator import TrainingOperator, get_test_operator

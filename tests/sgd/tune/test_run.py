@@ -10,10 +10,10 @@ import pytest
 import submitit
 
 from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.node.files import read_lines
 from hpc_det.schedulers.command import CommandError
 from hpc_det.sgd.tune import Analysis, asha, choice, grid_search, pbt, tune_run, uniform
 from hpc_det.sgd.tune.files import TuneFolder
-from hpc_det.store.files import read_lines
 from tests.sgd.tune.trainables import Fragile, Line, Slow
 from tests.wait import DEADLINE_S, wait_for
 

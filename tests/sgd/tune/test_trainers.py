@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from hpc_det.process import children, descendants
+from hpc_det.node.files import read_lines
+from hpc_det.node.process import children, descendants
 from hpc_det.sgd import TorchTrainer
 from hpc_det.sgd.tune import grid_search, loguniform, pbt, tune_run
-from hpc_det.store.files import read_lines
 from tests.sgd.trained import Linear
 
 pytestmark = pytest.mark.long

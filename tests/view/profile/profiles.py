@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from hpc_det.store.files import append_line
+from hpc_det.node.files import append_line
+from hpc_det.node.modes import make_folder
 from hpc_det.store.folders import TrialFolder
-from hpc_det.store.modes import make_folder
 
 BEGAN = 1_795_000_000.0
 BATCHES, WALL_S = 100, 10.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.store.files import write_atomic, write_json
+from hpc_det.node.files import write_atomic, write_json
 from hpc_det.view.profile.conditions import Conditions, conditions
 from hpc_det.view.state import ExperimentView
 from tests.cli.life import Life

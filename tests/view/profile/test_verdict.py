@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from hpc_det.checkpoint.saves import write_save
-from hpc_det.store.files import append_line
+from hpc_det.node.files import append_line
 from hpc_det.store.folders import TrialFolder
+from hpc_det.store.save_times import write_save
 from hpc_det.view.profile.conditions import Conditions
 from hpc_det.view.profile.measured import measured
 from hpc_det.view.profile.record import recorded

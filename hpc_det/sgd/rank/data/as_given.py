@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch.utils.data import IterableDataset
 
-from hpc_det.core.rng import restore_rng, rng_state, unchanged_generators
+from hpc_det.distributed.rng import restore_rng, rng_state, unchanged_generators
 from hpc_det.pytorch.data.foreign import iterated, length_of
 from hpc_det.pytorch.data.items import set_epoch
 from hpc_det.pytorch.data.workers import end_workers, shield

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
-from hpc_det.core.rng import restore_rng, rng_state, seed_everything
+from hpc_det.distributed.rng import restore_rng, rng_state, seed_everything
 from hpc_det.sgd.rank.data import Passes
 from tests.sgd.rank.data.loaders import Noisy, Stream, handed_over, passes
 

@@ -6,7 +6,7 @@ import os
 
 from torch.utils.tensorboard import SummaryWriter
 
-from hpc_det.launch.attempt import Attempt
+from hpc_det.store.attempt import Attempt
 
 
 class TorchWriter:

@@ -1,0 +1,193 @@
+"""One checkpoint on its way to the disk: what a rank does for it, in the training thread or behind it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from threading import Event, Thread
+from typing import Any
+
+import torch
+from torch.serialization import get_crc32_options, set_crc32_options
+
+from hpc_det.checkpoint.committed import FileEntry
+from hpc_det.checkpoint.staging import Staging
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.distributed.gang_messages import RankGone
+from hpc_det.node import full_disk
+from hpc_det.node.awake import AwakeClock
+
+SILENT_S = 1800.0
+"""So long may no rank report anything of a checkpoint: one block may wait for a file server to come back."""
+REPORT_S = 20.0
+"""How often a rank reports to rank 0 that it still writes, and rank 0 to all that the save makes progress."""
+LOOK_S = 1.0
+"""Between two looks at whether a save makes progress."""
+
+
+class Abandoned(Exception):
+    """Nobody wants this checkpoint any more."""
+
+
+_FILES, _ENDED = "files of a checkpoint", "end of a save"
+
+
+class Pending:
+    """No collective is in it, so that training may go on meanwhile: ranks report to rank 0 by messages."""
+
+    def __init__(self, staging: Staging, distributed: Distributed) -> None:
+        self.staging = staging
+        self._messages = distributed.messages
+        self._entries: dict[str, FileEntry] = {}
+        self._abandoned = Event()
+        self._reported = self._relayed = time.monotonic()
+        self._blocks = 0
+        """That this rank has written."""
+        self._relayed_progress = 0
+
+    @property
+    def progress(self) -> int:
+        """A number that grows while ranks write: this rank's blocks, and reports of the others."""
+        return self._blocks + self._messages.arrivals(_FILES if self._messages.rank == 0 else _ENDED)
+
+    def write(self, files: Mapping[str, Any]) -> None:
+        """Name -> what torch.save takes."""
+        with _without_second_checksum(), full_disk.needs(bytes_in(files)):
+            for name, content in files.items():
+                with self.staging.file(name, self._entries, self._go_on_writing) as file:
+                    torch.save(content, file)  # type: ignore[arg-type]  # anything that writes will do
+
+    def everyones(self) -> dict[str, FileEntry]:
+        """The entries of all ranks on rank 0, when all have written; nothing on others.
+
+        Raises Abandoned; RankGone, with its number, for a rank that has ended or reports nothing any more.
+        """
+        uuid = self.staging.uuid
+        self._report({name: asdict(entry) for name, entry in self._entries.items()})
+        if self._messages.rank > 0:
+            return {}
+        written = self._messages.from_all(
+            _FILES,
+            f"reported its files of checkpoint {uuid}",
+            limit_s=SILENT_S,
+            is_it=lambda report: report[0] == uuid and report[1] is not None,
+            go_on=self._go_on,
+        )
+        return {name: FileEntry(**entry) for _, entries in written for name, entry in entries.items()}
+
+    def end(self) -> None:
+        """Rank 0, which has committed it or never will, tells those that `await_end`."""
+        self._messages.to_all(_ENDED, [self.staging.uuid, True])
+
+    def await_end(self, still_s: float, ends_at: Callable[[], float]) -> None:
+        """Not on rank 0. Return when rank 0 has committed it or is gone, when no progress was reported for `still_s`,
+        and at the time `ends_at()`.
+        """
+
+        def go_on() -> None:
+            if time.time() > ends_at():
+                raise Abandoned
+
+        with suppress(RankGone, Abandoned):
+            self._messages.from_rank_0(
+                _ENDED,
+                f"committed checkpoint {self.staging.uuid}",
+                limit_s=still_s,
+                is_it=lambda report: report == [self.staging.uuid, True],
+                go_on=go_on,
+            )
+
+    def abandon(self) -> None:
+        """From another thread."""
+        self._abandoned.set()
+        self._messages.wake()
+
+    def _report(self, entries: dict[str, Any] | None) -> None:
+        """None: this rank still writes."""
+        self._reported = time.monotonic()
+        self._messages.to_rank_0(_FILES, [self.staging.uuid, entries])
+
+    def _go_on_writing(self) -> None:
+        self._blocks += 1
+        self._go_on()
+        if time.monotonic() - self._reported > REPORT_S:
+            self._report(None)
+
+    def _go_on(self) -> None:
+        if self._abandoned.is_set():
+            raise Abandoned
+        if self._messages.rank == 0:
+            self._relay()
+
+    def _relay(self) -> None:
+        """From rank 0 to ranks that await the end, where there is progress since it did so last."""
+        now, progress = time.monotonic(), self.progress
+        if progress != self._relayed_progress and now - self._relayed > REPORT_S:
+            self._relayed, self._relayed_progress = now, progress
+            self._messages.to_all(_ENDED, [self.staging.uuid, False])
+
+
+class Behind:
+    """Work that goes on behind the training."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._run, args=(work,), name="save", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
+    @property
+    def has_failed(self) -> bool:
+        return self._error is not None
+
+    def join(self, timeout_s: float | None = None) -> None:
+        self._thread.join(timeout_s)
+
+    def join_while_it_moves(self, progress: Callable[[], int], still_s: float, ends_at: Callable[[], float]) -> None:
+        """Return when it is done, when `progress()` was the same for `still_s` seconds, and at the time `ends_at()`."""
+        clock, before = AwakeClock(LOOK_S), progress()
+        while not self.is_done and time.time() < ends_at():
+            self.join(LOOK_S)
+            waited_s = clock.seconds()  # asked first: what moves meanwhile counts
+            if (now := progress()) != before:
+                clock, before = AwakeClock(LOOK_S), now
+            elif waited_s >= still_s:
+                return
+
+    def check(self) -> None:
+        """Raises what has gone wrong with it so far."""
+        if self._error:
+            raise self._error
+
+    def _run(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Abandoned:
+            pass
+        except BaseException as error:
+            self._error = error
+
+
+def bytes_in(content: Any) -> int:
+    """Of the tensors in it."""
+    if isinstance(content, torch.Tensor):
+        return content.nbytes
+    if isinstance(content, Mapping):
+        return sum(map(bytes_in, content.values()))
+    return sum(map(bytes_in, content)) if isinstance(content, (list, tuple)) else 0
+
+
+@contextmanager
+def _without_second_checksum() -> Iterator[None]:
+    """torch would compute one of each tensor for the zip archive, which torch.load does not look at."""
+    before = get_crc32_options()
+    set_crc32_options(False)
+    try:
+        yield
+    finally:
+        set_crc32_options(before)

@@ -1,0 +1,235 @@
+"""Saving and loading together: every rank calls, rank 0 commits, all agree which checkpoint is the newest good one."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpc_det.checkpoint.async_save import Behind, Pending
+from hpc_det.checkpoint.committed import Committed, FileEntry, delete
+from hpc_det.checkpoint.content import check_loadable
+from hpc_det.checkpoint.known import KnownCheckpoints
+from hpc_det.checkpoint.mirror import Mirror
+from hpc_det.checkpoint.pinned_staging import WarmCopies
+from hpc_det.checkpoint.prune import superfluous
+from hpc_det.checkpoint.staging import Staging, clear_leftovers
+from hpc_det.checkpoint.verified import Readers, Reads
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.node.modes import make_folder, make_folders
+
+Finish = Callable[[Path], Mapping[str, FileEntry] | None]
+"""Adds files to the partial folder of a checkpoint; the entries of those that are on disk and need no reading."""
+
+Put = Callable[[str, Any], None]
+"""A file by its name, and what torch.save takes: when it returns that may change."""
+
+Write = Callable[[Path, Put], None]
+"""Adds files to the partial folder of a checkpoint, by itself or by `Put`."""
+
+PART_S = 60.0
+"""A rank that has failed waits for the save in flight until that has made no progress for so many seconds."""
+LEAVE_S = 10.0
+"""Before the end of the job, for a rank that has failed to report why."""
+LONGEST_PART_S = 540.0
+"""For all of that wait: after ten minutes without a step of the other ranks the gang may be taken for hung."""
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _none(name: str) -> bool:
+    return False
+
+
+class CheckpointContext:
+    """The checkpoints of one trial. All methods but `prune` are collective."""
+
+    def __init__(
+        self,
+        checkpoints: Path,
+        distributed: Distributed,
+        mirror: Mirror | None = None,
+        may_commit: Callable[[], None] = lambda: None,
+        copies: WarmCopies | None = None,
+    ) -> None:
+        """`mirror`, on rank 0, where they are in an object store, too. `may_commit` raises where it is others'.
+
+        `copies`: for `begin`.
+        """
+        self._checkpoints = checkpoints
+        self._known = KnownCheckpoints(checkpoints)
+        self._may_commit = may_commit
+        self._distributed = distributed
+        self._mirror = mirror
+        self._copies = copies or WarmCopies()
+        self._pending: Pending | None = None
+        self._behind: Behind | None = None
+        self.saved: Committed | None = None
+        """On rank 0: the last one that was saved here."""
+
+    def save(
+        self,
+        steps: int,
+        files: Mapping[str, Any],
+        finish: Finish = _nothing,
+        *,
+        write: Write | None = None,
+        then: Callable[[], object] = lambda: None,
+    ) -> str:
+        """Write this rank's `files` (name -> what torch.save takes), and commit those of all ranks; the uuid.
+
+        `write` follows on every rank, and when all have written `finish` on rank 0, and `then` after the commit. Files
+        without an entry are flushed by rank 0 and read for their checksums.
+        """
+        pending = self._new(files, makes_folder=True)
+        pending.write(files)
+        if write:
+            write(pending.staging.partial, lambda name, content: pending.write({name: content}))
+        self._commit(pending, steps, finish, then)
+        self._distributed.barrier()
+        return pending.staging.uuid
+
+    def begin(
+        self,
+        steps: int,
+        files: Mapping[str, Any],
+        finish: Finish = _nothing,
+        *,
+        write: Write | None = None,
+        then: Callable[[], object] = lambda: None,
+    ) -> str:
+        """The same, but all that lasts goes on behind the training: when it returns, `files` are copied.
+
+        `write` has been called then, and without one nothing has touched the disk; `finish` and `then` run in a
+        thread. Only when the one before is settled.
+        """
+        assert not self.in_flight
+        pending = self._new(files, makes_folder=write is not None)
+        copied = dict(self._copies.of(files))
+
+        def put(name: str, content: Any) -> None:
+            copied[name] = self._copies.also(content)
+
+        if write:
+            write(pending.staging.partial, put)
+
+        def work() -> None:
+            try:
+                make_folders(pending.staging.partial)
+                pending.write(copied)
+                self._commit(pending, steps, finish, then)
+            finally:
+                if self._distributed.is_chief:
+                    pending.end()
+
+        self._pending, self._behind = pending, Behind(work)
+        return pending.staging.uuid
+
+    def expect(self, *contents: Any) -> None:
+        """Not collective: what `begin` will be given, and each content that its `write` will put, so that the first
+        one takes no longer than the others.
+        """
+        if not self.in_flight:
+            self._copies.expect(*contents)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether one was begun and is not settled: the same on all ranks."""
+        return self._behind is not None
+
+    def settled(self, *, wait: bool, timeout_s: float | None = None) -> bool:
+        """Whether the one that was begun is committed, and all that comes after it is done. Raises what went wrong.
+
+        `wait`: until it is, or for `timeout_s` at most.
+        """
+        if self._behind is None:
+            return True
+        if wait:
+            self._behind.join(timeout_s)
+        is_done = self._behind.is_done  # asked first: what goes wrong at the very end is seen then, too
+        self._behind.check()
+        if not self._distributed.broadcast_json(is_done):
+            return False
+        self._behind.join()
+        self._pending = self._behind = None
+        return True
+
+    def abandoned(self) -> bool:
+        """The one that was begun is not wanted any more. False where it was committed already."""
+        if self._pending is None or self._behind is None:
+            return True
+        self._pending.abandon()
+        self._behind.join()
+        is_committed = self.saved is not None and self.saved.uuid == self._pending.staging.uuid
+        self._pending = self._behind = None
+        return not self._distributed.broadcast_json(is_committed)
+
+    def part(self, ends_at: Callable[[], float | None] = lambda: None) -> None:
+        """Not collective: a rank that has failed waits for the save in flight, since its end is the end of all ranks.
+
+        It waits as long as the save makes progress, `LONGEST_PART_S` at most, but not beyond `ends_at`: when the job
+        will be gone (seconds since the epoch; None: not known). Whoever knows that may learn it meanwhile.
+        """
+        latest = time.time() + LONGEST_PART_S
+
+        def last_moment() -> float:
+            end = ends_at()
+            return latest if end is None else min(end - LEAVE_S, latest)
+
+        pending, behind = self._pending, self._behind
+        if pending and behind:
+            behind.join_while_it_moves(lambda: pending.progress, PART_S, last_moment)
+            if not (self._distributed.is_chief or behind.has_failed):
+                pending.await_end(PART_S, last_moment)
+
+    def _new(self, files: Mapping[str, Any], *, makes_folder: bool) -> Pending:
+        """`makes_folder`: all ranks find its folder afterwards."""
+        check_loadable(files)
+        staging = Staging(self._checkpoints, str(uuid.uuid4()))
+        if makes_folder and self._distributed.is_chief:
+            make_folder(staging.partial)
+        return Pending(Staging(self._checkpoints, self._distributed.broadcast_json(staging.uuid)), self._distributed)
+
+    def _commit(self, pending: Pending, steps: int, finish: Finish, then: Callable[[], object]) -> None:
+        everyones, staging = pending.everyones(), pending.staging
+        if not self._distributed.is_chief:
+            return
+        everyones.update(finish(staging.partial) or {})
+        staging.add_others(everyones)
+        self._may_commit()
+        former = max((each.time for each in self._known.all() if each.steps == steps), default=0.0)
+        self.saved = staging.commit(steps, everyones, after=former)
+        self._known.add(self.saved)
+        clear_leftovers(self._checkpoints)
+        then()
+
+    def newest(self, reads: Reads = _none) -> tuple[Path, int] | None:
+        """The folder and batches of the newest checkpoint that is whole; rank 0 names what it skips.
+
+        `reads`: what this rank is going to load of it. It is in its node's memory then, where the file system lets it.
+        """
+        if self._distributed.is_chief:
+            clear_leftovers(self._checkpoints)
+        return Readers(self._distributed, reads).newest(self._checkpoints, self._mirror)
+
+    def verify(self, folder: Path, reads: Reads = _none) -> None:
+        """The same for a checkpoint anywhere that was told; one without a manifest, Determined's, is taken as it is.
+
+        Raises HpcDetError where it is damaged, or where others may have changed it.
+        """
+        Readers(self._distributed, reads).insist_on_whole(folder.resolve())
+
+    def prune(self, validations: Mapping[int, float], **policy: Any) -> None:
+        """Rank 0 only: delete what the policy does not keep (see `superfluous`), and bring the store to the same."""
+        here = self._known.all()
+        every = self._mirror.with_stored(here) if self._mirror else here
+        gone = {checkpoint.uuid for checkpoint in superfluous(every, validations, **policy)}
+        for checkpoint in here:
+            if checkpoint.uuid in gone:
+                delete(checkpoint.path, hidden=f".partial-{checkpoint.uuid}")
+        if self._mirror:
+            self._mirror.update([checkpoint for checkpoint in every if checkpoint.uuid not in gone], gone)

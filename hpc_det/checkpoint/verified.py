@@ -1,0 +1,138 @@
+"""Which checkpoint a gang goes on from: all ranks read the files together, and rank 0 chooses.
+
+Each node reads what its own ranks are going to load, and no byte of it twice: its ranks share the blocks. Files that
+nobody loads are shared by all nodes. The bytes come from the file system, not from another node: a parallel file system
+serves many readers of one file at once, and what came over the network would not be in the page cache, but in memory of
+its own, a state for each node (docs/performance.md has what either takes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from hpc_det.checkpoint.committed import (
+    MANIFEST,
+    Committed,
+    FileEntry,
+    OddManifest,
+    committed_at,
+    newest_good,
+    read_manifest,
+)
+from hpc_det.checkpoint.damaged import set_aside
+from hpc_det.checkpoint.inspection import in_words, irregularities
+from hpc_det.checkpoint.mirror import Mirror
+from hpc_det.checkpoint.reading import Block, blocks_of, differences, read_blocks
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.errors import HpcDetError
+
+Reads = Callable[[str], bool]
+"""Whether this rank is going to load a file of that name."""
+
+
+@dataclass(frozen=True)
+class Readers:
+    """The ranks of a trial as the readers of its checkpoints. All methods are collective."""
+
+    distributed: Distributed
+    reads: Reads
+
+    def newest(self, checkpoints: Path, mirror: Mirror | None) -> tuple[Path, int] | None:
+        """The folder and batches of the newest one that is whole. Rank 0 names those that it skips, and sets damaged
+        ones aside.
+
+        Raises HpcDetError where a node does not find it as rank 0 has fetched it from the store.
+        """
+        said = self._choose(checkpoints, mirror) if self.distributed.is_chief else None
+        while "look" in (heard := self.distributed.broadcast_json(said)):
+            self.damage(Path(heard["look"]))
+        if not heard["found"]:
+            return None
+        folder = checkpoints / heard["found"]
+        if not heard["is_read"]:
+            self.insist_on_whole(folder)
+        return folder, heard["steps"]
+
+    def insist_on_whole(self, folder: Path) -> None:
+        """Raises HpcDetError with all that is damaged in the checkpoint in `folder`."""
+        if problems := self.damage(folder):
+            raise HpcDetError([f"{folder}: damaged: {problem}; use another checkpoint" for problem in problems])
+
+    def _choose(self, checkpoints: Path, mirror: Mirror | None) -> dict[str, Any]:
+        """On rank 0, while the others wait in `newest`: the one, and whether its files are read in every node."""
+        read: set[str] = set()
+
+        def damage(checkpoint: Committed) -> list[str]:
+            read.add(checkpoint.uuid)
+            self.distributed.broadcast_json({"look": str(checkpoint.path)})
+            return self.damage(checkpoint.path)
+
+        checkpoint, skipped = (mirror.newest_good if mirror else partial(newest_good, checkpoints))(damage, set_aside)
+        for problem in skipped:
+            print(f"hpc-det: skipped: {problem}", flush=True)
+        if checkpoint is None:
+            return {"found": None}
+        return {"found": checkpoint.uuid, "steps": checkpoint.steps, "is_read": checkpoint.uuid in read}
+
+    def damage(self, folder: Path) -> list[str]:
+        """What is wrong with the state in the checkpoint in `folder`, on any node. Of one without a manifest, as
+        Determined's, no byte is read.
+
+        Raises HpcDetError where a rank does not see the checkpoint at all, which is no damage to it.
+        """
+        gang, checkpoint = self.distributed, committed_at(folder)
+        has_manifest, irregular = gang.broadcast_json(_look_at(folder) if gang.is_chief else None)
+        if irregular or not has_manifest:
+            return [*irregular]
+        files = checkpoint.state if checkpoint else {}
+        own = {"node": gang.rank - gang.local_rank, "manifest": bool(checkpoint), "reads": [*filter(self.reads, files)]}
+        ranks = gang.gather_json(own)
+        if blind := [number for number, rank in enumerate(ranks) if not rank["manifest"]]:
+            raise HpcDetError(
+                f"{folder}: rank {', '.join(map(str, blind))} sees no manifest there; checkpoints belong on a file "
+                f"system that all nodes share: see checkpoint_storage"
+            )
+        shares = shared([rank["node"] for rank in ranks], [rank["reads"] for rank in ranks], files)
+        found = gang.gather_json(read_blocks(folder, files, shares[gang.rank]))
+        nodes: dict[int, list[Any]] = {}
+        for rank, share, results in zip(ranks, shares, found, strict=True):
+            nodes.setdefault(rank["node"], []).extend(zip(share, results, strict=True))
+        wrong = (in_words(differences(_those_of(files, read), read)) for read in nodes.values())
+        return list(dict.fromkeys(chain(*wrong)))
+
+
+def _look_at(folder: Path) -> tuple[bool, list[str]]:
+    """On rank 0, before anything but the manifest is opened: whether there is one, and what is wrong."""
+    try:
+        return True, in_words(read_manifest(folder).irregularities(folder, is_code=False))
+    except FileNotFoundError:
+        return False, in_words(irregularities(folder))
+    except (OddManifest, OSError) as error:
+        return True, [f"{MANIFEST}: {getattr(error, 'strerror', None) or error}"]
+
+
+def shared(nodes: Sequence[int], reads: Sequence[Sequence[str]], files: Mapping[str, FileEntry]) -> list[list[Block]]:
+    """What each rank reads, by rank. `nodes`: of each rank. `reads`: the names of the files that it loads."""
+    every = sorted(set(nodes))
+    names: dict[int, set[str]] = {node: set() for node in every}
+    for node, wanted in zip(nodes, reads, strict=True):
+        names[node].update(wanted)
+    unwanted = [name for name in files if not any(name in wanted for wanted in names.values())]
+    for number, name in enumerate(unwanted):
+        names[every[number % len(every)]].add(name)
+    shares: list[list[Block]] = [[] for _ in nodes]
+    for node in every:
+        ranks = [rank for rank, its_node in enumerate(nodes) if its_node == node]
+        blocks = blocks_of({name: entry for name, entry in files.items() if name in names[node]})
+        for place, rank in enumerate(ranks):
+            shares[rank] = blocks[place :: len(ranks)]
+    return shares
+
+
+def _those_of(files: Mapping[str, FileEntry], read: Sequence[tuple[Block, Any]]) -> dict[str, FileEntry]:
+    return {block.name: files[block.name] for block, _ in read}

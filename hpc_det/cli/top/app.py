@@ -1,0 +1,267 @@
+"""The screen itself: a table of experiments, the selected one, the queue, and keys."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar
+
+from rich.text import Text
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import BindingType
+from textual.containers import Container
+from textual.message import Message
+from textual.widgets import DataTable, Input, Static
+
+from hpc_det.cli import again, control, describe
+from hpc_det.cli.output import COLOURS
+from hpc_det.cli.top import cells
+from hpc_det.cli.top.experiments import Experiments, Row, Seen
+from hpc_det.cli.top.jobs import Answers
+from hpc_det.cli.top.screens import WIDEST, Details, Logs, Question
+from hpc_det.errors import HpcDetError, visible
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.view.state import ExperimentView
+from hpc_det.view.summary import Summary
+
+LOOK_S = 1.0
+"""Between two looks at the files. The scheduler is asked as often, and answers from what it has said lately."""
+WIDE = 120
+"""Columns of a terminal that shows the selected experiment and the queue beside each other."""
+KEYS = "p pause  a activate  k kill  l logs  enter details  / filter  q quit"
+
+
+class Looked(Message):
+    """From a thread that has read the files."""
+
+    def __init__(self, seen: Seen) -> None:
+        super().__init__()
+        self.seen = seen
+
+
+class Said(Message):
+    """From a thread that has something for the status line."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+class Top(App[None]):
+    TITLE = "hpc-det top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    .bar { height: 1; text-style: reverse; text-wrap: nowrap; }
+    #table { height: 1fr; background: ansi_default; }
+    #table > .datatable--cursor { text-style: reverse; background: ansi_default; color: ansi_default; }
+    #table > .datatable--header { text-style: bold; background: ansi_default; color: ansi_default; }
+    #below { height: 10; }
+    #detail { height: 6; border-top: solid ansi_bright_black; }
+    #queue { height: 4; border-top: solid ansi_bright_black; }
+    .wide #below { height: 7; layout: horizontal; }
+    .wide #detail, .wide #queue { height: 7; width: 1fr; }
+    #status { height: 1; }
+    #filter { height: 1; border: none; padding: 0; display: none; }
+    Details, Logs { background: ansi_default; }
+    Question { align: center middle; }
+    Question Static { width: auto; max-width: 76; height: auto; border: solid ansi_default; padding: 1 2; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("p", "pause"),
+        ("a", "activate"),
+        ("k", "kill"),
+        ("l", "logs"),
+        ("slash", "filter"),
+        ("escape", "leave_filter"),
+        ("q,ctrl+c", "quit"),
+    ]
+
+    def __init__(self, store: ExperimentStore) -> None:
+        super().__init__(ansi_color=True)
+        self._store = store
+        self._answers = Answers(store.root)
+        self._experiments = Experiments(store, self._answers)
+        self._seen = Seen([], [], {})
+        self._shown: dict[int, tuple[str, ...]] = {}
+        """The cells of each experiment in the table, in its order."""
+        self._widths: dict[str, int] = {}
+        """Of its columns."""
+        self._busy: set[str] = set()
+        """What a thread does now."""
+        self._heading = Static(classes="bar", markup=False)
+        self._table: DataTable[Text] = DataTable(id="table", cursor_type="row", cell_padding=0)
+        self._detail, self._queue = Static(id="detail", markup=False), Static(id="queue", markup=False)
+        self._status = Static(id="status", markup=False)
+        self._filter = Input(id="filter", placeholder="part of a name, a state or an id", compact=True)
+
+    def compose(self) -> ComposeResult:
+        yield self._heading
+        yield self._table
+        with Container(id="below"):
+            yield self._detail
+            yield self._queue
+        yield self._status
+        yield self._filter
+        yield Static(KEYS.ljust(WIDEST), classes="bar", markup=False)
+
+    def on_mount(self) -> None:
+        self.begin_capture_print(self)
+        self._detail.border_title, self._queue.border_title = "selected", "queue"
+        self._table.focus()
+        self._look()
+        self.set_interval(LOOK_S, self._look)
+
+    # --- what is seen
+
+    def _look(self) -> None:
+        self._in_thread("look", lambda: Looked(self._experiments.look()))
+        self._in_thread("ask", partial(self._answers.ask, self._seen.job_ids))
+
+    def _in_thread(self, name: str, act: Callable[[], Message | None]) -> None:
+        """One of a name at a time. When it tells what came of it, or what went wrong, the next one may begin."""
+        if name in self._busy:
+            return
+        self._busy.add(name)
+        self.run_worker(partial(self._run, name, act), thread=True)
+
+    def _run(self, name: str, act: Callable[[], Message | None]) -> None:
+        told: Message | None = None
+        try:
+            told = act()
+        except HpcDetError as error:
+            told = Said("; ".join(error.problems))
+        except OSError as error:
+            told = Said(f"{error.filename}: {error.strerror}")
+        finally:
+            self._busy.discard(name)
+        if told:
+            self.post_message(told)
+
+    def on_looked(self, event: Looked) -> None:
+        self._seen = event.seen
+        self._show()
+
+    def _show(self) -> None:
+        self._heading.update(cells.heading(self._seen.rows).ljust(WIDEST))
+        self._fill_table()
+        self._show_below()
+
+    def _fill_table(self) -> None:
+        """Only cells that have changed are drawn; the selected experiment stays selected."""
+        table, width_of = self._table, cells.widths(self.size.width)
+        rows = {row.summary.id: cells.cells(row, width_of) for row in self._seen.rows if self._is_wanted(row.summary)}
+        if [*rows] != [*self._shown] or width_of != self._widths:
+            self._refill(rows, width_of)
+        for number, texts in rows.items():
+            for heading, text, former in zip(cells.HEADINGS, texts, self._shown[number], strict=True):
+                if text != former:
+                    table.update_cell(str(number), heading, _styled(text))
+        self._shown = rows
+
+    def _refill(self, rows: dict[int, tuple[str, ...]], width_of: dict[str, int]) -> None:
+        table, selected = self._table, self._selected()
+        table.clear(columns=True)
+        for heading, width in width_of.items():
+            table.add_column(heading, key=heading, width=width)
+        for number, texts in rows.items():
+            table.add_row(*map(_styled, texts), key=str(number))
+        if selected and selected.summary.id in rows:
+            table.move_cursor(row=[*rows].index(selected.summary.id), animate=False)
+        self._shown, self._widths = rows, width_of
+
+    def _is_wanted(self, found: Summary) -> bool:
+        wanted = self._filter.value.casefold()
+        return any(wanted in text.casefold() for text in (found.name, found.state.value, str(found.id)))
+
+    def _selected(self) -> Row | None:
+        numbers, place = [*self._shown], self._table.cursor_row
+        number = numbers[place] if place < len(numbers) else None
+        return next((row for row in self._seen.rows if row.summary.id == number), None)
+
+    def _show_below(self) -> None:
+        row, is_wide = self._selected(), self.size.width >= WIDE
+        width = self.size.width // 2 - 1 if is_wide else self.size.width
+        self._detail.update(visible("\n".join(cells.detail(row, width))) if row else "no experiments")
+        self._queue.update(visible("\n".join(cells.queue(self._seen.jobs, 6 if is_wide else 3, width))))
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.width >= WIDE, "wide")
+        self.call_after_refresh(self._show)
+
+    def on_data_table_row_highlighted(self) -> None:
+        self._show_below()
+
+    def _say(self, text: str) -> None:
+        """In the status line, until there is other news."""
+        if text.strip():
+            self._status.update(visible(text.strip().replace("\n", "; ")))
+
+    def on_said(self, event: Said) -> None:
+        self._say(event.text)
+
+    def on_print(self, event: events.Print) -> None:
+        """What the functions of the command line say beside their results."""
+        self._say(event.text)
+
+    # --- keys
+
+    def action_pause(self) -> None:
+        self._act(control.pause)
+
+    def action_activate(self) -> None:
+        self._act(again.activate)
+
+    def action_kill(self) -> None:
+        if row := self._selected():
+            folder = self._store.folder(row.summary.id)
+            question = f"Kill experiment {folder.id}, {row.summary.name}, without another checkpoint?"
+            self.push_screen(Question(question), lambda yes: self._do(control.kill, folder) if yes else None)
+
+    def action_logs(self) -> None:
+        if row := self._selected():
+            self.push_screen(Logs(self._store.folder(row.summary.id)))
+
+    def on_data_table_row_selected(self) -> None:
+        if row := self._selected():
+            number = row.summary.id
+            self.push_screen(Details(f"Details of experiment {number}", partial(self._describe, number)))
+
+    def action_filter(self) -> None:
+        self._filter.display = True
+        self._filter.focus()
+
+    def action_leave_filter(self) -> None:
+        self._filter.value = ""
+        self._filter.display = False
+        self._table.focus()
+
+    def on_input_changed(self) -> None:
+        self._fill_table()
+
+    def on_input_submitted(self) -> None:
+        self._table.focus()
+
+    def _act(self, act: Callable[[ExperimentFolder], str]) -> None:
+        if row := self._selected():
+            self._do(act, self._store.folder(row.summary.id))
+
+    def _do(self, act: Callable[[ExperimentFolder], str], folder: ExperimentFolder) -> None:
+        self._say(f"experiment {folder.id}: ...")
+        self._in_thread(f"experiment {folder.id}", lambda: Said(act(folder)))
+
+    def _describe(self, number: int) -> str:
+        view = ExperimentView(self._store.existing(number))
+        return describe.told(view, view.state(self._answers.of(view.job_ids())))
+
+
+def _styled(text: str) -> Text:
+    return Text(visible(text), style=COLOURS.get(text, ""), no_wrap=True)
+
+
+def show(store: ExperimentStore) -> None:
+    """Until the user quits."""
+    os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")  # every frame would go through ssh
+    Top(store).run()

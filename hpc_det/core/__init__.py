@@ -1,1 +1,0 @@
-"""What every rank needs: the gang's collectives, the agreement to stop, checkpoints, metrics."""

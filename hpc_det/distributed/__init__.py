@@ -1,0 +1,1 @@
+"""Inside a rank: collectives, the agreement to stop, metrics and random states."""

@@ -1,0 +1,227 @@
+"""The gang as one rank sees it: numbers and collectives.
+
+The loop's own collectives carry JSON in tensors; a trial's carry any object, sealed (see hpc_det.distributed.sealed).
+torch's object collectives would unpickle whatever comes from the network.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpc_det.distributed.gang_messages import GangMessages, open_messages
+from hpc_det.distributed.gang_store import gang_store, keep_to_this_node
+from hpc_det.distributed.gloo_ports import closed_once_connected
+from hpc_det.distributed.sealed import Alone, SealedGroup, shared_secret
+from hpc_det.errors import UsageError
+from hpc_det.node.network import limit_look_ups
+
+ON_RANK_0_S = 24 * 3600.0
+"""For what rank 0 does alone while the others wait, such as an evaluation of the full dataset."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distributed:
+    """Works the same with one rank, and then without any process group."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    nodes: int = 1
+    env: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Says where the secret is that the ranks share, asked at the first collective on objects, and what a slot is."""
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Distributed:
+        """torchrun's variables; with none of them set, one rank."""
+        size, local_size = int(env.get("WORLD_SIZE", 1)), int(env.get("LOCAL_WORLD_SIZE", 1))
+        return cls(
+            rank=int(env.get("RANK", 0)),
+            size=size,
+            local_rank=int(env.get("LOCAL_RANK", 0)),
+            local_size=local_size,
+            nodes=size // local_size,
+            env=env,
+        )
+
+    def get_rank(self) -> int:
+        return self.rank
+
+    def get_local_rank(self) -> int:
+        return self.local_rank
+
+    def get_size(self) -> int:
+        return self.size
+
+    def get_num_agents(self) -> int:
+        """Nodes."""
+        return self.nodes
+
+    @property
+    def is_chief(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+    def start(self) -> None:
+        """Join the process group: gloo for CPU tensors, nccl beside it where there are GPUs. Then connect to rank 0.
+
+        A group that exists already is used. Raises UsageError where the node has no GPU for this rank.
+        """
+        self._check_gpu()
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        if self.size > 1 and not dist.is_initialized():
+            limit_look_ups(os.environ)
+            if self.nodes == 1:
+                keep_to_this_node(os.environ)
+            store = gang_store(self.rank, self.size, self.nodes, os.environ)
+            with closed_once_connected():
+                dist.init_process_group(
+                    "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
+                    store=store,
+                    rank=self.rank,
+                    world_size=self.size,
+                )
+        _ = self.messages
+
+    def _check_gpu(self) -> None:
+        """NCCL refuses two ranks on one GPU, each in words of its own."""
+        count, host = torch.cuda.device_count(), socket.gethostname()
+        if count and self.local_rank >= count:
+            raise UsageError(
+                f"rank {self.rank} is the one numbered {self.local_rank} of {self.local_size} on {host}, where torch "
+                f"sees {_gpus(count, self.env)}; each takes the GPU of its number, so start no more ranks on a node "
+                f"than it has GPUs (slots_per_node of the cluster profile), and let each see all of them"
+            )
+        if count or self.env.get("HPC_DET_SLOT_TYPE") != "gpu":
+            return
+        if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+            raise UsageError(
+                f"slots are GPUs (slot_type of the cluster profile), and on {host} torch sees "
+                f"{_gpus(count, self.env)}; see what nvidia-smi says there, or set slot_type: cpu"
+            )
+        print(f"hpc-det: slots are GPUs, which torch {torch.__version__} cannot use: training on the CPU", flush=True)
+
+    def leave(self) -> None:
+        """Close the connection to rank 0; the process group stays."""
+        if messages := vars(self).pop("messages", None):
+            messages.close()
+
+    def stop(self) -> None:
+        self.leave()
+        for objects in ("_gang", "_node"):
+            vars(self).pop(objects, None)  # they hold process groups, whose destructors must not come later
+        if dist.is_initialized():  # with one rank, too, where DeepSpeed needed one
+            dist.destroy_process_group()
+
+    def barrier(self) -> None:
+        self.sum(torch.zeros(1))
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The element-wise sum over ranks of a CPU tensor."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def gather_json(self, data: Any) -> list[Any]:
+        """What every rank gave, in rank order, on every rank."""
+        if self.size == 1:
+            return [data]
+        own = torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([len(own)]))
+        longest = int(max(lengths))
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(own)] = own
+        received = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(received, padded)
+        return [json.loads(bytes(item[: int(length)].tolist())) for item, length in zip(received, lengths, strict=True)]
+
+    def broadcast_json(self, data: Any) -> Any:
+        """What rank 0 gave."""
+        return self.gather_json(data if self.is_chief else None)[0]
+
+    # --- any object that pickle takes
+
+    def gather(self, data: Any) -> list[Any] | None:
+        """What every rank gave, in rank order, on rank 0; None on the others.
+
+        Like all that follow: raises HpcDetError for what no rank of this run has sent, before unpickling it, and where
+        the ranks share no secret (see `shared_secret`).
+        """
+        return self._gang.gather(data)
+
+    def allgather(self, data: Any) -> list[Any]:
+        """What every rank gave, in rank order, on every rank."""
+        return self._gang.allgather(data)
+
+    def broadcast(self, data: Any) -> Any:
+        """What rank 0 gave, on every rank."""
+        return self._gang.broadcast(data)
+
+    def gather_local(self, data: Any) -> list[Any] | None:
+        """`gather` among the ranks of this node, on local rank 0."""
+        return self._node.gather(data)
+
+    def allgather_local(self, data: Any) -> list[Any]:
+        """`allgather` among the ranks of this node."""
+        return self._node.allgather(data)
+
+    def broadcast_local(self, data: Any) -> Any:
+        """What local rank 0 gave, on every rank of this node."""
+        return self._node.broadcast(data)
+
+    @cached_property
+    def _gang(self) -> Alone | SealedGroup:
+        return Alone() if self.size == 1 else SealedGroup(range(self.size), self.rank, shared_secret(self.env))
+
+    @cached_property
+    def _node(self) -> Alone | SealedGroup:
+        if self.nodes == 1:
+            return self._gang
+        if self.local_size == 1:
+            return Alone()
+        first = self.rank - self.local_rank
+        ranks = range(first, first + self.local_size)
+        # ranks of other nodes need not take part
+        with closed_once_connected():
+            group = dist.new_group([*ranks], backend="gloo", use_local_synchronization=True)
+        return SealedGroup(ranks, self.rank, shared_secret(self.env), group)
+
+    def wait_for_rank_0(self) -> None:
+        """Collective, but with a longer limit: in the others gloo gives up after half an hour."""
+        number, kind = next(self._waits), "rank 0 is here"
+        if self.is_chief:
+            self.messages.to_all(kind, number)
+        else:
+            what = "finished what it does alone"
+            self.messages.from_rank_0(kind, what, limit_s=ON_RANK_0_S, is_it=lambda value: value >= number)
+
+    @cached_property
+    def _waits(self) -> Iterator[int]:
+        return itertools.count()
+
+    # --- for threads
+
+    @cached_property
+    def messages(self) -> GangMessages:
+        """Without collectives. Made by `start`."""
+        return open_messages(self.rank, self.size, self.nodes, self.env)
+
+
+def _gpus(count: int, env: Mapping[str, str]) -> str:
+    visible = f"CUDA_VISIBLE_DEVICES is {env.get('CUDA_VISIBLE_DEVICES', 'not set')!r}"
+    return f"{count or 'no'} GPU{'' if count == 1 else 's'} ({visible})"

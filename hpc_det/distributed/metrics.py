@@ -1,0 +1,343 @@
+"""Metrics: summed where they are between reports, reduced over batches and ranks, written by rank 0 as JSON lines."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.errors import UsageError
+from hpc_det.node.files import append_line, flush_file
+from hpc_det.store.folders import TrialFolder
+from hpc_det.store.journal import Journal
+from hpc_det.store.metrics import BEGINS, as_written, validations
+
+
+class Reducer(enum.Enum):
+    """How a validation metric's values, one a batch, become one; for AVG every batch of every rank weighs the same."""
+
+    AVG = 1
+    SUM = 2
+    MAX = 3
+    MIN = 4
+
+
+Total = float | torch.Tensor | None
+"""A metric so far: a 0-dim float64 tensor for one that lives on another device; None once a value was no scalar."""
+
+
+class MetricWindow:
+    """The metrics of the batches between two reports, without synchronization.
+
+    A metric is a number or a one-element tensor; anything else makes it None (upstream's rule), or, with
+    `numbers_only`, raises UsageError. `keep_batches` also keeps the values of each batch.
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer | Mapping[str, Reducer] = Reducer.AVG,
+        *,
+        keep_batches: bool = False,
+        numbers_only: bool = False,
+    ) -> None:
+        """Raises UsageError for a reducer of another kind."""
+        self._reducer = _checked(reducer)
+        self._numbers_only = numbers_only
+        self._kept: list[MetricWindow] | None = [] if keep_batches else None
+        self._totals: dict[str, Total] = {}
+        self._folds: dict[str, Fold] = {}
+        self.batches = 0
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        """One batch. Raises UsageError for names that differ from the last batch's."""
+        totals, folds = self._totals, self._folds
+        if metrics.keys() != totals.keys():
+            self._begin(metrics)
+        for name, value in metrics.items():
+            number, total = number_of(value), totals[name]
+            if number is None and self._numbers_only:
+                raise UsageError(_no_number(name, value))
+            totals[name] = None if number is None or total is None else folds[name](total, number)
+        self.batches += 1
+        if self._kept is not None:
+            self._kept.append(_window_of(metrics))
+
+    def reduce(self, distributed: Distributed) -> dict[str, float | None]:
+        """Collective: the same on every rank. A rank without batches takes part with nothing.
+
+        Raises UsageError, on every rank, for names that differ between ranks or are not those of the reducers.
+        """
+        return self.reduced(distributed.gather_json(self.sums()))
+
+    def sums(self) -> dict[str, Any]:
+        """This rank's part, as JSON."""
+        totals = {name: None if total is None else float(total) for name, total in self._totals.items()}
+        return {"batches": self.batches, "totals": totals}
+
+    def kept_sums(self) -> list[dict[str, Any]]:
+        """This rank's part of each batch that was kept."""
+        assert self._kept is not None, "a window without keep_batches"
+        return [batch.sums() for batch in self._kept]
+
+    def reduced(self, sums: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+        """Of the `sums` of some ranks, in rank order. Raises UsageError as `reduce`."""
+        self._check_names(sums)
+        batches, totals = self._merged(sums)
+        averaged = {name for name in totals if self._reducer_of(name) is Reducer.AVG}
+        return {
+            name: None if total is None else float(total) / batches if name in averaged else float(total)
+            for name, total in totals.items()
+        }
+
+    def reduced_batches(self, by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, float | None]]:
+        """Batch by batch, of the `kept_sums` of some ranks."""
+        return [self.reduced(batch) for batch in _aligned(by_rank)]
+
+    def reset(self) -> None:
+        """As new; names may be others from here on."""
+        self.batches = 0
+        self._totals.clear()
+        if self._kept is not None:
+            self._kept.clear()
+
+    def state(self) -> dict[str, Any]:
+        """Numbers alone, and exact: a window that is restored from it goes on as if it had not been cut."""
+        return {**self.sums(), "kept": [batch.sums() for batch in self._kept or []]}
+
+    def restore(self, *states: Mapping[str, Any]) -> None:
+        """As saved by one rank, or by several ranks of a gang of another size: then sums and batches add up."""
+        self.batches, self._totals = self._merged(states)
+        self._folds = {name: self._fold(name) for name in self._totals}
+        if self._kept is not None:
+            self._kept = [_window_restored(batch) for batch in _aligned([state["kept"] for state in states])]
+
+    def _begin(self, metrics: Mapping[str, Any]) -> None:
+        if self.batches:
+            raise UsageError(
+                f"metric names changed between batches: {_listed(self._totals)} before, {_listed(metrics)} now; "
+                f"return the same names every time"
+            )
+        for name in metrics:
+            if not isinstance(name, str):
+                raise UsageError(
+                    f"metric {name!r}: a name is a text, not {type(name).__name__}; return a dict with texts"
+                )
+            self._folds[name] = self._fold(name)
+            self._totals[name] = _START[self._reducer_of(name)]
+
+    def _reducer_of(self, name: str) -> Reducer:
+        """A name without one is an error of `reduce`, where all ranks learn of it."""
+        return self._reducer if isinstance(self._reducer, Reducer) else self._reducer.get(name, Reducer.AVG)
+
+    def _fold(self, name: str) -> Fold:
+        return _FOLDS[self._reducer_of(name)]
+
+    def _merged(self, sums: Sequence[Mapping[str, Any]]) -> tuple[int, dict[str, Total]]:
+        """In the order given, so that every rank rounds alike."""
+        parts = [part["totals"] for part in sums if part["batches"]]
+        totals = {name: self._folded(name, [part[name] for part in parts]) for name in (parts[0] if parts else ())}
+        return sum(part["batches"] for part in sums), totals
+
+    def _folded(self, name: str, totals: list[Total]) -> Total:
+        return None if None in totals else functools.reduce(self._fold(name), totals)  # type: ignore[arg-type]
+
+    def _check_names(self, sums: Sequence[Mapping[str, Any]]) -> None:
+        by_rank = {rank: part["totals"] for rank, part in enumerate(sums) if part["batches"]}
+        if not by_rank:
+            return
+        first, known = next(iter(by_rank.items()))
+        for rank, names in by_rank.items():
+            if names.keys() != known.keys():
+                raise UsageError(
+                    f"metric names differ between ranks: rank {first} has {_listed(known)}, rank {rank} "
+                    f"{_listed(names)}; return the same names on every rank"
+                )
+        if not isinstance(self._reducer, Reducer) and self._reducer.keys() != known.keys():
+            raise UsageError(
+                f"evaluation_reducer names {_listed(self._reducer)}, evaluate_batch returns {_listed(known)}; "
+                f"give a reducer for each of those names and no other, or one Reducer for all"
+            )
+
+
+def _window_of(metrics: Mapping[str, Any]) -> MetricWindow:
+    window = MetricWindow()
+    window.add(metrics)
+    return window
+
+
+def _window_restored(states: Sequence[Mapping[str, Any]]) -> MetricWindow:
+    window = MetricWindow()
+    window.restore(*states)
+    return window
+
+
+def _aligned(by_rank: Sequence[Sequence[Mapping[str, Any]]]) -> list[tuple[Mapping[str, Any], ...]]:
+    """Batch by batch, aligned at the newest: a rank that a resume has added knows no older ones."""
+    newest_first = zip_longest(*map(reversed, by_rank), fillvalue=MetricWindow().sums())
+    return list(newest_first)[::-1]
+
+
+# --- one value
+
+
+def scalar(value: Any) -> float | None:
+    """A number, or a tensor or array of one element, as a float; None for anything else."""
+    number = number_of(value)
+    return None if number is None else float(number)
+
+
+def plain(value: Any) -> Any:
+    """A scalar as a float, anything else as it is."""
+    number = scalar(value)
+    return value if number is None else number
+
+
+def number_of(value: Any) -> float | torch.Tensor | None:
+    """As `scalar`; a tensor of another device stays there, 0-dim and without a graph: nothing waits for it."""
+    if isinstance(value, torch.Tensor):
+        if value.is_cpu and not value.ndim:  # the ordinary one, with one question less in each batch
+            number = value.item()
+            return None if type(number) is complex else float(number)
+        if value.numel() != 1 or value.is_complex():
+            return None
+        if value.is_cpu:
+            return float(value.item())
+        return value.detach().reshape(()) if value.ndim else value.detach()  # a view costs microseconds
+    if isinstance(value, (float, int)):
+        return float(value)
+    if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 and value.dtype.kind in "biuf":
+        return float(value.item())
+    return None
+
+
+def _no_number(name: str, value: Any) -> str:
+    several = isinstance(value, (torch.Tensor, np.ndarray))
+    kind = f"{type(value).__name__} of shape {tuple(value.shape)}" if several else type(value).__name__
+    return (
+        f"evaluate_batch: metric '{name}' is no number but {'None' if value is None else kind}; return a number or "
+        f"a tensor of one element (context.wrap_reducer makes metrics of anything else)"
+    )
+
+
+# --- two values
+
+Fold = Callable[[float | torch.Tensor, float | torch.Tensor], float | torch.Tensor]
+
+
+def _sum(total: float | torch.Tensor, value: float | torch.Tensor) -> float | torch.Tensor:
+    if isinstance(total, torch.Tensor):
+        return total.add_(value)  # in place: no allocation
+    return _precise(value) + total if isinstance(value, torch.Tensor) else total + value
+
+
+def _extreme(
+    of_tensors: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    of_numbers: Callable[[float, float], float],
+    total: float | torch.Tensor,
+    value: float | torch.Tensor,
+) -> float | torch.Tensor:
+    """NaN stays NaN, unlike with Python's max and min."""
+    if isinstance(value, torch.Tensor):
+        known = total if isinstance(total, torch.Tensor) else torch.full_like(_precise(value), total)
+        return of_tensors(known, value)
+    if isinstance(total, torch.Tensor):
+        return of_tensors(total, torch.full_like(total, value))
+    return math.nan if math.isnan(total) or math.isnan(value) else of_numbers(total, value)
+
+
+_FOLDS: dict[Reducer, Fold] = {
+    Reducer.AVG: _sum,
+    Reducer.SUM: _sum,
+    Reducer.MAX: functools.partial(_extreme, torch.maximum, max),
+    Reducer.MIN: functools.partial(_extreme, torch.minimum, min),
+}
+_START = {Reducer.AVG: 0.0, Reducer.SUM: 0.0, Reducer.MAX: -math.inf, Reducer.MIN: math.inf}
+
+
+def _precise(value: torch.Tensor) -> torch.Tensor:
+    try:
+        return value.to(torch.float64)
+    except TypeError:  # Apple's GPUs have none
+        return value.to(torch.float32)
+
+
+def _checked(reducer: Any) -> Reducer | Mapping[str, Reducer]:
+    for given in reducer.values() if isinstance(reducer, Mapping) else [reducer]:
+        if not isinstance(given, Reducer):
+            raise UsageError(
+                f"evaluation_reducer: {given!r} is no Reducer; return one of {', '.join(map(str, Reducer))}, or a dict "
+                f"with one for each metric (functions go through context.wrap_reducer)"
+            )
+    return reducer  # type: ignore[no-any-return]
+
+
+def _listed(names: Iterable[Any]) -> list[str]:
+    return sorted(map(str, names))
+
+
+class MetricsLog:
+    """The trial's metrics file; rank 0 only. Writing raises Overtaken once a later attempt has begun: its gang reports
+    the same batches.
+    """
+
+    def __init__(self, trial: TrialFolder, attempt: int) -> None:
+        self._path = trial.metrics
+        self._attempt = attempt
+        self._journal = Journal(trial.journal)
+        self._journal_bytes = 0
+        """When it was read last: it only grows."""
+
+    def begin_at(self, *, trained: int, validated: int) -> None:
+        """Training begins, with a checkpoint: what was reported beyond it is void from now on, and is run again."""
+        self._append({"kind": BEGINS, "trained": trained, "validated": validated})
+
+    def validations(self, metric: str) -> dict[int, float]:
+        """Batches -> the value of `metric` at each validation so far."""
+        return validations(self._path, metric)
+
+    def report(self, kind: str, steps: int, total: int, metrics: Mapping[str, Any], **facts: float) -> None:
+        """`kind`: training or validation; `total`: batches of the whole trial; `facts`: fields beside the metrics.
+
+        What JSON cannot hold becomes null.
+        """
+        self._append({"kind": kind, "steps": steps, "total": total, "metrics": spelled(metrics), **facts})
+
+    def flush(self) -> None:
+        """Make the reports durable: before a checkpoint, behind which a resumed run does not look."""
+        flush_file(self._path)
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        self._insist_on_last_attempt()
+        append_line(self._path, {**record, "attempt": self._attempt, "time": time.time()}, durable=False)
+
+    def _insist_on_last_attempt(self) -> None:
+        """Outside a job there is no journal."""
+        with suppress(FileNotFoundError):
+            size = self._journal.path.stat().st_size
+            if size != self._journal_bytes:
+                self._journal.insist_on_last(self._attempt)
+                self._journal_bytes = size
+
+
+def spelled(value: Any) -> Any:
+    """As JSON holds it: upstream's words for NaN and the infinities, lists for arrays, null for what has no form."""
+    if isinstance(value, float):
+        return as_written(float(value))
+    if isinstance(value, (str, int, type(None))):
+        return value
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+        return spelled(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): spelled(content) for key, content in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [spelled(content) for content in value]
+    return None

@@ -1,0 +1,131 @@
+"""Objects between ranks: pickled, and unpickled only where their seal shows that a rank of this run has sent them.
+
+Whoever reaches a rank's port can send it bytes, and to unpickle bytes is to run what they say. So each message carries
+an HMAC-SHA256 over (number of the collective, sender's rank, payload) under a secret that the ranks share: nothing can
+be forged, altered, sent twice, or sent in another's name. Whoever listens can still read along.
+"""
+
+from __future__ import annotations
+
+import hmac
+import pickle
+import secrets
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpc_det.errors import HpcDetError
+from hpc_det.node.key import KEY_BYTES, user_key
+from hpc_det.store.root import state_root
+
+_MAC_BYTES = 32
+
+
+class Alone:
+    """A rank by itself: the same methods, without any process group."""
+
+    def gather(self, data: Any) -> list[Any] | None:
+        return [data]
+
+    def allgather(self, data: Any) -> list[Any]:
+        return [data]
+
+    def broadcast(self, data: Any) -> Any:
+        return data
+
+
+class SealedGroup:
+    """Some of the gang's ranks, or all. Making one and every method are collective among them.
+
+    `ranks` are numbers in the gang, `rank` is the own one; `group` holds these ranks (None: all of the gang).
+    """
+
+    def __init__(self, ranks: Sequence[int], rank: int, secret: bytes, group: dist.ProcessGroup | None = None) -> None:
+        self._ranks = ranks
+        self._rank = rank
+        self._group = group
+        self._collectives = 0
+        self._key = self._fresh_key(secret)
+
+    def gather(self, data: Any) -> list[Any] | None:
+        """What every rank gave, in order, on the first of them; None on the others, which receive nothing."""
+        message, lengths = self._sealed_alike(data)
+        received = [torch.empty_like(message) for _ in self._ranks] if self._is_first else None
+        dist.gather(message, received, dst=self._ranks[0], group=self._group)
+        return self._opened(received, lengths) if received else None
+
+    def allgather(self, data: Any) -> list[Any]:
+        """What every rank gave, in order, on every rank."""
+        message, lengths = self._sealed_alike(data)
+        received = [torch.empty_like(message) for _ in self._ranks]
+        dist.all_gather(received, message, group=self._group)
+        return self._opened(received, lengths)
+
+    def broadcast(self, data: Any) -> Any:
+        """What the first rank gave, on every rank."""
+        self._collectives += 1
+        first = self._ranks[0]
+        sealed = self._sealed(data) if self._is_first else bytearray()
+        length = torch.tensor([len(sealed)])
+        dist.broadcast(length, src=first, group=self._group)
+        message = torch.frombuffer(sealed or bytearray(int(length)), dtype=torch.uint8)
+        dist.broadcast(message, src=first, group=self._group)
+        return data if self._is_first else self._open(message, first)
+
+    @property
+    def _is_first(self) -> bool:
+        return self._rank == self._ranks[0]
+
+    def _fresh_key(self, secret: bytes) -> bytes:
+        """A user's key outlives a run: with a random number from each rank in it, no recording of another run fits."""
+        own = torch.frombuffer(bytearray(secrets.token_bytes(KEY_BYTES)), dtype=torch.uint8)
+        everyone = [torch.empty_like(own) for _ in self._ranks]
+        dist.all_gather(everyone, own, group=self._group)
+        return hmac.digest(secret, bytes(torch.cat(everyone).numpy()), "sha256")
+
+    def _sealed_alike(self, data: Any) -> tuple[torch.Tensor, list[int]]:
+        """The own message, padded to the length of the longest, and the lengths of all."""
+        self._collectives += 1
+        sealed = self._sealed(data)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in self._ranks]
+        dist.all_gather(lengths, torch.tensor([len(sealed)]), group=self._group)
+        sealed.extend(bytes(int(max(lengths)) - len(sealed)))
+        return torch.frombuffer(sealed, dtype=torch.uint8), [int(length) for length in lengths]
+
+    def _sealed(self, data: Any) -> bytearray:
+        payload = pickle.dumps(data, pickle.HIGHEST_PROTOCOL)
+        return bytearray(self._mac(self._rank, payload) + payload)
+
+    def _opened(self, received: list[torch.Tensor], lengths: list[int]) -> list[Any]:
+        return [
+            self._open(message[:length], sender)
+            for message, length, sender in zip(received, lengths, self._ranks, strict=True)
+        ]
+
+    def _open(self, message: torch.Tensor, sender: int) -> Any:
+        content = message.numpy().data
+        mac, payload = content[:_MAC_BYTES], content[_MAC_BYTES:]
+        if not hmac.compare_digest(mac, self._mac(sender, payload)):
+            raise HpcDetError(
+                f"rank {self._rank} refuses what came as rank {sender}'s object: it has not the seal of this run. "
+                f"Ranks of different runs or users have met, or they do not call the same collectives in the same "
+                f"order; start all ranks together, with one HPC_DET_ROOT that all nodes see"
+            )
+        return pickle.loads(payload)
+
+    def _mac(self, sender: int, payload: bytes | memoryview) -> bytes:
+        mac = hmac.new(self._key, struct.pack("<QQ", self._collectives, sender), "sha256")
+        mac.update(payload)
+        return mac.digest()
+
+
+def shared_secret(env: Mapping[str, str]) -> bytes:
+    """What the ranks of a run know and nobody else: the attempt's secret, or the user's key without a node agent.
+
+    Raises HpcDetError where there is neither.
+    """
+    given = env.get("HPC_DET_SECRET")
+    return given.encode() if given else user_key(state_root(env) / "key")

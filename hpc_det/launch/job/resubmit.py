@@ -1,0 +1,174 @@
+"""How a job comes back into the queue: under its own id, or as another job that waits for its end.
+
+`requeue` keeps the id. Otherwise jobs of the same script come after it, each when the one before has ended. They are
+submitted when a job begins (successor) or ends (resubmit), or several with the first (chain). A job that finds nothing
+to do ends at once, so one too many does no harm.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from hpc_det.errors import HpcDetError
+from hpc_det.node.files import read_json, write_json
+from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.schedulers.command import CommandError, NoAnswer, outside_any_job, patiently, run_command
+from hpc_det.schedulers.own_jobs import found_successor
+from hpc_det.schedulers.scheduler import JobState, Submission, scheduler
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.log_lines import say
+
+
+class WayBack:
+    """Of one job: `begin` when it begins, and at its end either `take` or `leave`."""
+
+    def __init__(self, experiment: ExperimentFolder, script: int) -> None:
+        self._experiment = experiment
+        self._plan = JobPlan.of(experiment)
+        self._scheduler = scheduler(self._plan.scheduler)
+        self._script = str(experiment.script(script))
+        self._array = JobArray.of(experiment, script)
+        self._index = self._scheduler.array_index(os.environ)
+        self._file = experiment.next_jobs(script, self._index)
+        self._job_id = self._scheduler.job_id(os.environ)
+        self._begun: threading.Thread | None = None
+
+    def begin(self, exclude: Sequence[str] = ()) -> None:
+        """Submit the successor, away from the hosts `exclude`, beside what the job does: it costs the start no time."""
+        if self._plan.resume == "successor":
+            self._begun = threading.Thread(target=self._try_to_submit, args=(exclude,))
+            self._begun.start()
+
+    def take(self, exclude: Sequence[str] = ()) -> str:
+        """The id of the job that goes on, away from the hosts `exclude`. Raises CommandError where none can.
+
+        Waits for a scheduler that does not answer. What it ends meanwhile it puts back itself.
+        """
+        return patiently(lambda: self._take(exclude), say)
+
+    def leave(self) -> None:
+        """Nothing is left to do: nothing needs to wait any more."""
+        try:
+            waiting = self._waiting()
+        except HpcDetError as error:
+            say(f"looking up the jobs that wait for this one failed: {error}; such a job exits when it starts")
+            return
+        for job in waiting:
+            try:
+                self._scheduler.cancel(job, run_command)
+            except CommandError as error:
+                say(f"cancelling job {job}, which waits for this one, failed: {error}; it exits when it starts")
+
+    def _take(self, exclude: Sequence[str]) -> str:
+        if self._plan.resume == "requeue":
+            return self._requeue(exclude)
+        waiting = self._still_there(self._waiting())
+        for job in waiting:
+            self._avoid(job, exclude)
+        if waiting:
+            return waiting[0]
+        if self._plan.resume == "chain":
+            raise CommandError(f"none is left of the {self._plan.chain_length} jobs that waited behind the first")
+        return self._submit(exclude)
+
+    def _requeue(self, exclude: Sequence[str]) -> str:
+        """Where the site allows that to none of its nodes, another job may still be allowed."""
+        try:
+            self._scheduler.requeue(self._job_id, os.environ, run_command)
+        except NoAnswer:
+            raise
+        except CommandError as refused:
+            say(f"could not requeue, so another job is submitted: {refused}")
+            try:
+                waiting = self._still_there(self._waiting())  # an earlier try may have had no answer
+                return waiting[0] if waiting else self._submit(exclude)
+            except NoAnswer:
+                raise
+            except CommandError:
+                raise refused from None
+        self._avoid(self._job_id, exclude)  # only a job that waits in the queue can be told
+        return self._job_id
+
+    def _avoid(self, job: str, hosts: Sequence[str]) -> None:
+        """Better on a bad node than not at all."""
+        try:
+            self._scheduler.avoid(job, hosts, run_command)
+        except CommandError as error:
+            say(f"job {job} may come to a node that is excluded: {error}")
+
+    def _waiting(self) -> list[str]:
+        """The jobs behind this one, in their order. Raises CommandError where only the scheduler knows them, and does
+        not answer.
+        """
+        if self._begun and self._begun is not threading.current_thread():
+            self._begun.join()
+        noted = read_json(self._file) or {"jobs": []}
+        queued: list[str] = noted["jobs"]
+        if noted.get("submitting"):  # by a job that was killed, or had no answer
+            queued += found_successor(self._experiment, self._plan.scheduler, self._file)
+            self._note({"jobs": queued})
+        return queued[queued.index(self._job_id) + 1 :] if self._job_id in queued else []
+
+    def _still_there(self, jobs: list[str]) -> list[str]:
+        """Somebody may have cancelled a job that only seemed to wait. One of which there is no news is there."""
+        statuses = self._scheduler.status(jobs, run_command) if jobs else {}
+        return [job for job in jobs if statuses[job].state is not JobState.ENDED]
+
+    def _try_to_submit(self, exclude: Sequence[str]) -> None:
+        """What is wrong will be said where the successor is wanted: then it is tried again."""
+        with suppress(HpcDetError):
+            if not self._waiting():  # a job that was requeued may have one
+                self._submit(exclude)
+
+    def _submit(self, exclude: Sequence[str]) -> str:
+        try:
+            return self._submit_after(self._job_id, exclude)
+        except NoAnswer:
+            raise
+        except CommandError as refused:
+            if not self._is_forgotten():
+                raise
+            say(f"the scheduler does not know this job any more, so the next one does not wait for it: {refused}")
+            return self._submit_after(None, exclude)
+
+    def _is_forgotten(self) -> bool:
+        """Whether the scheduler has lost this job, which runs. slurmctld writes its state every few seconds, and what
+        it had started just before a crash is unknown to it afterwards (measured).
+        """
+        status = self._scheduler.status([self._job_id], run_command)[self._job_id]
+        return status.state is JobState.ENDED
+
+    def _submit_after(self, job: str | None, exclude: Sequence[str]) -> str:
+        submission = Submission(
+            script=self._script, array=self._array, index=self._index, after=job, exclude=tuple(exclude)
+        )
+        self._note({"jobs": [self._job_id], "submitting": True})
+        try:
+            queued = self._queue(submission)
+        except CommandError as error:
+            if not (isinstance(error, NoAnswer) and error.may_have_acted):
+                self._note({"jobs": [self._job_id]})
+            raise
+        self._note({"jobs": [self._job_id, queued]})
+        with suppress(CommandError):
+            self._scheduler.replaced(self._job_id, run_command)
+        return queued
+
+    def _queue(self, submission: Submission) -> str:
+        environment = outside_any_job(os.environ, self._plan.python)
+        answer = run_command(self._scheduler.submit_command(submission), environment)
+        try:
+            return self._scheduler.parse_submit(answer, self._index if self._array.count > 1 else None)
+        except ValueError as error:
+            raise CommandError(str(error)) from None
+
+    def _note(self, jobs: dict[str, Any]) -> None:
+        """After a KILL in the submission the next command finds the job by it (hpc_det.view.interrupted)."""
+        try:
+            write_json(self._file, jobs)
+        except OSError as error:  # a full disk; the job is in the queue all the same
+            say(f"which jobs wait behind this one could not be noted: {error}")

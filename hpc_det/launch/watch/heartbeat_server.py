@@ -1,0 +1,70 @@
+"""The agent's end of its ranks' hearts: it asks all of them, and keeps what each said last."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any
+
+from hpc_det.node.agent_socket import Doorbell, Line, number_in, peer_of
+from hpc_det.node.frames import BrokenRule
+from hpc_det.node.heartbeat import STACKS_SIGNAL
+
+Message = dict[str, Any]
+"""What a heart says: see hpc_det.node.heartbeat."""
+
+
+class Hearts:
+    def __init__(self, doorbell: Doorbell) -> None:
+        self._lines: dict[int, Line] = {}
+        self._said: dict[int, Message] = {}
+        self._news: dict[int, Message] = {}
+        self._asked: set[int] = set()
+        """Those that have not answered yet."""
+        doorbell.on_heart = self._hear
+
+    def ask(self, what: str) -> None:
+        """A heart that owes an answer is not asked for progress again: what it does not read would pile up."""
+        for rank, line in self._lines.items():
+            if what == "stacks" or rank not in self._asked:
+                line.send({"ask": what})
+        self._asked = set(self._lines)
+
+    def news(self) -> list[Message]:
+        """What they said since the last call."""
+        news, self._news = list(self._news.values()), {}
+        return news
+
+    def force_stacks(self) -> None:
+        """From ranks that do not answer: by a signal, which needs nothing of their interpreters."""
+        for rank in self._asked:
+            with suppress(OSError):
+                os.kill(_process_behind(self._lines[rank]), STACKS_SIGNAL)
+
+    def report_silent(self) -> None:
+        """As news: these ranks have not answered."""
+        for rank in self._asked:
+            self._news[rank] = {**self._said[rank], "at": "no answer, a C call may keep the interpreter's lock"}
+
+    def _hear(self, line: Line, message: Message) -> None:
+        """Raises BrokenRule."""
+        rank = number_in(message, "heart")
+        _check(message)
+        self._lines[rank] = line
+        self._asked.discard(rank)
+        self._said[rank] = self._news[rank] = message
+
+
+def _check(message: Message) -> None:
+    """Node 0 takes it as it is. Raises BrokenRule."""
+    for name in ("steps", "alone", "batch"):
+        number_in(message, name)
+    if not isinstance(message.get("phase"), str) or not isinstance(message.get("at", ""), str):
+        raise BrokenRule
+    if type(message.get("warm")) is not bool:
+        raise BrokenRule
+
+
+def _process_behind(line: Line) -> int:
+    """Also of a rank in a container with process numbers of its own."""
+    return peer_of(line.connection)[0]

@@ -1,0 +1,125 @@
+"""Full disks: what such an error is, what its message says, and how a process waits for space.
+
+A quota that is used up counts as a full disk. The job process lets its own writes wait (`waited_for`), so that it does
+not end for a line of its journal; ranks fail, and start again when there is space.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from hpc_det.node import disk
+from hpc_det.node.temporary import temporary_beside
+
+CODES = (errno.ENOSPC, errno.EDQUOT)
+PROBE_BYTES = 65536
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Wait = Callable[[OSError], bool]
+"""Called after a write found no space. True: try again. False: give up, and raise the error."""
+
+
+def _never(error: OSError) -> bool:
+    return False
+
+
+_wait: Wait = _never
+
+
+def cause_in(error: BaseException) -> OSError | None:
+    """The full disk that this error is, or comes from."""
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        if isinstance(found, OSError) and found.errno in CODES:
+            return found
+        seen.add(id(found))
+        found = found.__cause__ or found.__context__
+    return None
+
+
+def sentence(error: OSError) -> str:
+    """The path, the space that is needed where that is known, and the free space."""
+    path = str(error.filename or "")
+    needed, free = getattr(error, "needed_bytes", None), free_bytes(Path(path)) if path else None
+    parts = {"needed": needed, "free": free}
+    found = [f"{in_words(size)} {what}" for what, size in parts.items() if size is not None]
+    return ", ".join([f"{path}: {os.strerror(error.errno or 0)}", *found])
+
+
+def free_bytes(path: Path) -> int | None:
+    """For this user, below the nearest folder that is there; None where the file system does not say."""
+    with suppress(OSError):
+        there = os.statvfs(next(folder for folder in (path, *path.parents) if folder.exists()))
+        return there.f_bavail * there.f_frsize
+    return None
+
+
+def in_words(size_bytes: int) -> str:
+    for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= one:
+            return f"{size_bytes / one:.1f} {unit}"
+    return f"{size_bytes} B"
+
+
+@contextmanager
+def needs(size_bytes: int) -> Iterator[None]:
+    """An error of a full disk in the block says that so much is needed."""
+    try:
+        yield
+    except Exception as error:
+        if full := cause_in(error):
+            full.needed_bytes = size_bytes  # type: ignore[attr-defined]  # for `sentence`
+        raise
+
+
+def probe(folder: Path) -> OSError | None:
+    """The error of a full disk, where a small file cannot be written to the folder."""
+    path = temporary_beside(folder / "probe")
+    try:
+        descriptor = disk.open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            disk.write_all(descriptor, bytes(PROBE_BYTES))
+            disk.flush(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        return cause_in(error)
+    finally:
+        with suppress(OSError):
+            disk.unlink(path)
+    return None
+
+
+@contextmanager
+def waited_for(wait: Wait) -> Iterator[None]:
+    """Writes of this process that find no space wait so."""
+    global _wait
+    before, _wait = _wait, wait
+    try:
+        yield
+    finally:
+        _wait = before
+
+
+def tried_again(write: Callable[P, T]) -> Callable[P, T]:
+    """For a function that leaves nothing behind when it fails."""
+
+    @wraps(write)
+    def patient(*args: P.args, **kwargs: P.kwargs) -> T:
+        while True:
+            try:
+                return write(*args, **kwargs)
+            except OSError as error:
+                if error.errno not in CODES or not _wait(error):
+                    raise
+
+    return patient

@@ -1,0 +1,221 @@
+"""The effective configuration: schema defaults < cluster profile < template < config, and who wrote each value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from hpc_det.config import determined_switch
+from hpc_det.config.checks import FREE_FORM, searcher_name, text_problems
+from hpc_det.config.cluster import Cluster
+from hpc_det.config.context import Context
+from hpc_det.config.cross_checks import cross_problems
+from hpc_det.config.determineds_keys import notes
+from hpc_det.config.entrypoint import check_entrypoint, silent_script, speaks_determined, trial_name
+from hpc_det.config.hyperparameters import space_problems
+from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers
+from hpc_det.config.metric_names import metric_notes
+from hpc_det.config.older_names import in_todays_names
+from hpc_det.config.problems import render, schema_problems
+from hpc_det.config.request import Request
+from hpc_det.config.schema import LOG_POLICIES, Experiment
+from hpc_det.config.searchers import COMPARING
+from hpc_det.config.section import Section
+from hpc_det.errors import Problem, UsageError, shown
+from hpc_det.plan.pool import in_its_pool, pool_notes, pool_problems
+
+Model = TypeVar("Model", bound=Section)
+_COMPAT = f"{determined_switch.VARIABLE}={determined_switch.DETERMINED}"
+_HANDS = ("cluster", "template", "config")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effective:
+    """A valid experiment on a valid cluster; `origins` has the layer of every leaf of `tree`."""
+
+    experiment: Experiment
+    cluster: Cluster
+    tree: Tree
+    origins: dict[str, str]
+    notes: list[str]
+    """A line for each key that somebody wrote and that has no effect here, and for what else is good to know."""
+    context_dir: Path
+    includes: tuple[Path, ...] = ()
+    points: list[Tree] = field(default_factory=list)
+    """Of a multirun or sweep: the sections of each trial that are not the experiment's, `hyperparameters` always."""
+
+    @property
+    def context(self) -> Context:
+        return Context(self.context_dir, self.includes)
+
+    def searchers_code(self) -> Path:
+        """The folder where the class of a search of the user's own is looked up."""
+        module, _, _ = (self.tree["searcher"].get("class") or "").partition(":")
+        return self.context.folder_of(f"{module.replace('.', '/')}.py")
+
+
+def effective(request: Request) -> Effective:
+    """Merge and validate; UsageError with every problem at once.
+
+    The layer "cluster" is what a profile's `experiment` says, and over that its own pool, time limit and variables.
+    """
+    problems: list[Problem] = []
+    profile, cluster = _profile(request.cluster, problems)
+    site = merge(_site_defaults(request.cluster, problems), {} if problems else _of_every_job(profile))
+    layers = [("cluster", site), ("template", request.template or {}), ("config", request.config), *request.overrides]
+    merged = _merged([(name, in_todays_names(tree)) for name, tree in layers], request)
+    experiment = _validated(Experiment, merged.tree, "", problems)
+    problems += text_problems(merged.tree)
+    problems += space_problems(merged.tree.get("hyperparameters"), searcher_name(merged.tree) or "single")
+    problems += cross_problems(merged.tree, profile)
+    written = _written(merged)
+    lines = render(problems, _source(request, written)) + _code_problems(merged.tree, request.context)
+    if experiment and cluster:
+        lines += pool_problems(experiment, cluster)
+        cluster = in_its_pool(experiment, cluster)
+    if lines or cluster is None or experiment is None:
+        raise UsageError(lines)
+    tree = experiment.model_dump(mode="json", by_alias=True)
+    by_hand = [path for path, layer in written.items() if layer in _HANDS]
+    return Effective(
+        experiment=experiment,
+        cluster=cluster,
+        tree=tree,
+        origins={path: _origin(path, written) for path, _value in leaves(tree)},
+        notes=[
+            *notes(by_hand, cluster.scheduler),
+            *pool_notes(experiment, cluster),
+            *metric_notes(tree.get("entrypoint"), request.context, tree["searcher"]["metric"]),
+        ],
+        context_dir=request.context_dir,
+        includes=request.includes,
+    )
+
+
+def valid_profile(tree: Tree) -> Cluster:
+    """A cluster's profile by itself. UsageError with every problem at once."""
+    problems: list[Problem] = []
+    _tree, cluster = _profile(tree, problems)
+    _site_defaults(tree, problems)
+    if problems or cluster is None:
+        raise UsageError(render(problems, lambda path: None))
+    return cluster
+
+
+def _profile(written: Tree, problems: list[Problem]) -> tuple[Tree, Cluster | None]:
+    """Without what it says of experiments."""
+    tree = {key: value for key, value in written.items() if key != "experiment"}
+    cluster = _validated(Cluster, tree, "cluster", problems)
+    problems += text_problems(tree, "cluster")
+    return tree, cluster
+
+
+def _merged(layers: Sequence[tuple[str, Tree]], request: Request) -> Merged:
+    """The layers, and below them all what no map of the schema can say, and what their entrypoint asks for."""
+    merged = merge_layers(layers)
+    entrypoint = merged.tree.get("entrypoint")
+    defaults: Tree = {"name": request.default_name or _trial_class(entrypoint), "log_policies": LOG_POLICIES}
+    lowest = [("default", defaults)]
+    if speaks_determined(entrypoint, request.context) and not _says_compat(merged):
+        lowest.append(("entrypoint", {"environment": {"environment_variables": [_COMPAT]}}))
+    return merge_layers([*lowest, *layers])
+
+
+def _says_compat(merged: Merged) -> bool:
+    """As the effective configuration of an experiment does that is run again."""
+    return any(value == _COMPAT for _path, value in leaves(merged.tree.get("environment")))
+
+
+def _trial_class(entrypoint: object) -> str | None:
+    with suppress(ValueError):  # of an entrypoint that is no command
+        name = trial_name(entrypoint)
+        return name.rpartition(":")[2] if name else None
+    return None
+
+
+def _site_defaults(profile: Tree, problems: list[Problem]) -> Tree:
+    defaults = profile.get("experiment") or {}
+    if isinstance(defaults, dict):
+        return defaults
+    problems.append(Problem("cluster.experiment", f"got {shown(defaults)}", "expected a map of experiment settings"))
+    return {}
+
+
+def _of_every_job(profile: Tree) -> Tree:
+    """The keys of a profile that an experiment has too, where its own values come first."""
+    default = next((name for name, pool in (profile.get("pools") or {}).items() if pool.get("default")), None)
+    return {
+        "resources": {
+            "resource_pool": profile.get("resource_pool") or default,
+            "time_limit": profile.get("time_limit"),
+        },
+        "environment": {"environment_variables": profile.get("environment_variables")},
+    }
+
+
+def _validated(model: type[Model], tree: Tree, prefix: str, problems: list[Problem]) -> Model | None:
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        problems += schema_problems(model, error, prefix)
+        return None
+
+
+def _code_problems(tree: Tree, context: Context) -> list[str]:
+    folder = str(context.folder)
+    if not context.folder.is_dir():
+        hint = "; only `hpc-det run` resolves interpolations" if "${" in folder else ""
+        return [f"context_dir: {folder!r} is not a folder; give the folder of the trial's code{hint}"]
+    return [*check_entrypoint(tree.get("entrypoint"), context), *_uncompared(tree, context)]
+
+
+def _uncompared(tree: Tree, context: Context) -> list[str]:
+    name = searcher_name(tree)
+    script = silent_script(tree.get("entrypoint"), context) if name in COMPARING else None
+    if script is None:
+        return []
+    return [
+        f"searcher.name: {name} compares trials by searcher.metric, and {script} reports none: neither it nor what it "
+        f"imports from context_dir imports hpc_det; train with hpc_det.pytorch.Trainer in it, or name a trial as "
+        f"module:Class, or use a searcher that compares nothing (single, grid, random)"
+    ]
+
+
+def _source(request: Request, written: dict[str, str]) -> Callable[[str], str | None]:
+    """Who wrote what stands at a path, as a message names it."""
+    names = {
+        "cluster": f"cluster {request.cluster.get('name')!r}",
+        "template": f"template {request.template_name!r}",
+        "config": "config",
+        **{name: f"--{name}" for name, _tree in request.overrides},
+    }
+    profile = {f"cluster.{path}": "cluster" for path, value in leaves(request.cluster) if value is not None}
+    written = {**profile, **written}
+
+    def source(path: str) -> str | None:
+        below = (f"{path}.", f"{path}[")
+        element = path[: path.rfind("]") + 1]  # who wrote an element of a list wrote all in it
+        layers = {written.get(path), written.get(element)} - {None}
+        layers = layers or {written[leaf] for leaf in written if leaf.startswith(below)}
+        return " and ".join(names[layer] for layer in names if layer in layers) or None
+
+    return source
+
+
+def _written(merged: Merged) -> dict[str, str]:
+    """Null means unset outside the free-form sections: nobody wrote it, whatever layer it stands in."""
+    return {
+        path: merged.origins[path]
+        for path, value in leaves(merged.tree)
+        if path in merged.origins and (value is not None or path.split(".")[0] in FREE_FORM)
+    }
+
+
+def _origin(path: str, written: dict[str, str]) -> str:
+    # A length written as 100 is {batches: 100} in the tree: the writer of the one wrote the other.
+    return written.get(path) or written.get(path.rpartition(".")[0]) or "default"

@@ -1,0 +1,67 @@
+"""The configuration of a short training of an experiment: one trial that runs for a few batches and notifies nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any, get_args
+
+from hpc_det.config.entrypoint import script_without_trainer
+from hpc_det.config.fields import Device
+from hpc_det.config.merge import Tree
+from hpc_det.plan.effective import Effective
+from hpc_det.search.sample import is_nested, kind_of
+
+
+def short_training(experiment: Tree, *, title: str, label: str, batches: int, reports: int, variable: str) -> Tree:
+    """Of an effective configuration.
+
+    `reports`: how many reports of training there are. `variable`: NAME=VALUE in the environment of the ranks.
+    """
+    tree = deepcopy(experiment)
+    tree["name"] = f"{tree['name']}: {title}"
+    tree["labels"] = [*(each for each in tree["labels"] if each != label), label]
+    tree["notify"] = []
+    tree["searcher"] = _single(tree["searcher"], batches)
+    tree["scheduling_unit"] = max(batches // reports, 1)
+    tree["max_restarts"] = 0
+    _add_variable(tree["environment"], variable)
+    return tree
+
+
+def problems(found: Effective) -> Iterator[str]:
+    """Why there can be no short training of it."""
+    if script := script_without_trainer(found.tree["entrypoint"], found.context):
+        yield (
+            f"entrypoint: {script}, with what it imports from the code directory, never imports hpc_det.pytorch, so "
+            f"the length of its training cannot be set; give a trial class, as in `--trial module:Class`, or a script "
+            f"with the Trainer; where an installed package makes the Trainer, import hpc_det.pytorch in the script, too"
+        )
+    yield from _ranges(found.tree["hyperparameters"])
+
+
+def _ranges(space: Tree, path: str = "hyperparameters") -> Iterator[str]:
+    """The problem of each hyperparameter without a single value."""
+    for name, spec in space.items():
+        if is_nested(spec):
+            yield from _ranges(spec, f"{path}.{name}")
+        elif (kind := kind_of(spec)) != "const":
+            yield (
+                f"{path}.{name}: {kind} is a range to search, and one training is wanted here; give a value with "
+                f"--config {path}.{name}=VALUE"
+            )
+
+
+def _single(searcher: Tree, batches: int) -> Tree:
+    """One trial of this length, which begins with the same weights."""
+    common = ("metric", "smaller_is_better", "source_trial_id", "source_checkpoint_uuid")
+    return {"name": "single", "max_length": {"batches": batches}, **{key: searcher.get(key) for key in common}}
+
+
+def _add_variable(environment: dict[str, Any], variable: str) -> None:
+    """Variables may be listed by the type of slots, and not for every one."""
+    variables = environment["environment_variables"]
+    if isinstance(variables, list):
+        variables.append(variable)
+    else:
+        variables |= {device: [*variables.get(device, []), variable] for device in get_args(Device)}

@@ -1,0 +1,378 @@
+"""The training loop: local and distributed, fresh and resumed, one path.
+
+    build the data, restore
+    until trained to the end, or all ranks agree to stop:
+        validate and checkpoint where they are due at this batch; before the last validation a checkpoint is begun
+        train up to the next batch at which anything can be due, and report
+        where the search wanted the metric: save, report, and train on, if it wants more of this trial
+    save what is not saved
+
+Everything due at a batch is derived from the progress, so a run that was stopped anywhere, also inside a validation,
+does after its resume exactly what it would have done without the stop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from hpc_det.checkpoint.checkpoints import CheckpointContext
+from hpc_det.checkpoint.prune import Policy
+from hpc_det.checkpoint.save_pace import SavePace
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.distributed.metrics import MetricsLog
+from hpc_det.distributed.preempt import StopAgreement
+from hpc_det.distributed.rng import restore_rng, seed_everything
+from hpc_det.distributed.searcher import SearcherContext
+from hpc_det.pytorch.loop.progress import Progress
+from hpc_det.pytorch.loop.saving import Saving
+from hpc_det.pytorch.loop.schedule import Schedule
+from hpc_det.pytorch.loop.training_report import TrainingReport
+from hpc_det.pytorch.loop.validation import Validation
+from hpc_det.pytorch.profiling.measurements import Measurements
+from hpc_det.pytorch.profiling.timer import untimed
+from hpc_det.pytorch.state.portable import Portable
+from hpc_det.pytorch.state.state import restored_progress
+from hpc_det.pytorch.strategies.model_parallel import reporting_ranks
+from hpc_det.pytorch.strategies.strategy import Strategy
+from hpc_det.pytorch.trial.callback import Callbacks
+from hpc_det.pytorch.trial.search import Search
+from hpc_det.pytorch.trial.trial import Trial
+from hpc_det.pytorch.trial.trial_context import TrialContext
+from hpc_det.pytorch.trial.trial_data import TrialData
+
+
+class Loop:
+    def __init__(
+        self,
+        trial: Trial,
+        context: TrialContext,
+        strategy: Strategy,
+        schedule: Schedule,
+        *,
+        stop: StopAgreement,
+        checkpoints: CheckpointContext,
+        pace: SavePace,
+        log: MetricsLog,
+        portable: Portable,
+        searcher: SearcherContext | None = None,
+        warm_start: Path | None = None,
+        weights: Path | None = None,
+        policy: Callable[[], Policy] | None = None,
+        saves_behind: bool = True,
+        measurements: Measurements | None = None,
+    ) -> None:
+        """`warm_start`: a checkpoint that a trial without one of its own begins with, at batch 0. It is resumed where
+        it is of this very trial. `weights`: one of which such a trial takes the weights of the models alone, since its
+        optimizers have hyperparameters of their own; `warm_start` goes before it. `policy`: how many checkpoints the
+        experiment keeps, as of now; the schedule's where there is no experiment. `saves_behind`: training goes on
+        while a checkpoint is written, but where a callback wants to see its files before the commit. `measurements`:
+        where its config asks for them.
+        """
+        self._trial = trial
+        self._context = context
+        self._strategy = strategy
+        self._schedule = schedule
+        self._distributed: Distributed = context.distributed
+        self._stop = stop
+        self._checkpoints = checkpoints
+        self._pace = pace
+        self._log = log
+        self._portable = portable
+        self._search = Search(searcher, schedule)
+        self._policy = policy
+        self._saves_behind = saves_behind
+        self._measurements = measurements
+        self._warm_start = warm_start
+        self._weights = weights
+        self._progress = Progress()
+
+    def run(self) -> Progress:
+        """Train until the end or the agreed stop, and leave everything saved."""
+        timed = self._measurements.timed if self._measurements else untimed
+        self._callbacks = Callbacks(self._trial.build_callbacks(), timed)
+        with ExitStack() as stack:
+            stack.callback(self._callbacks.call, "on_trial_shutdown")
+            batches = self._begin(stack)
+            with self._saving.finishing(self._stop):
+                self._train_to_the_end(batches)
+                self._saving.save_the_rest(self._stop)
+        if self.end == "finished":
+            self._saving.prune_all()
+        return self._progress
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the newest checkpoint has all that was trained."""
+        return self._saving.is_saved
+
+    @property
+    def end(self) -> str:
+        """How `run` ended: "stopped" early because all ranks agreed to, "waiting" for the search, or "finished"."""
+        if self._stop.stopped:
+            return "stopped"
+        return "waiting" if self._search.may_come_back else "finished"
+
+    def _train_to_the_end(self, batches: Any) -> None:
+        if not self._search.wants_training():
+            return
+        while not self._stop.stopped:
+            settled = self._settle_boundary()
+            if settled and self._schedule.finished(self._progress) and not self._goes_on():
+                return
+            if not self._stop.should_stop() and settled:
+                self._train_to_boundary(batches)
+                self._saving.expect()
+
+    def _goes_on(self) -> bool:
+        """Whether the search wants more of this trial, which is trained as long as was asked."""
+        if not self._search.hears_reports:
+            return False
+        if not self.is_saved:
+            self._saving.save()
+        self._saving.settle()  # a report that stands, of a batch that is gone, would not be made again
+        until = self._search.next_length(self._progress)
+        if until is None:
+            return False
+        self._schedule = self._schedule.until(until)
+        return True
+
+    # --- start
+
+    def _begin(self, stack: ExitStack) -> Any:
+        """Data first, then state (upstream's order): making an iterator may draw random numbers."""
+        folder = self._checkpoint_to_resume()
+        ranks = self._read_progress(folder) if folder else 0
+        self._context.begin_training(self._progress.steps)
+        self._callbacks.call("on_trial_startup", self._progress.steps, folder.name if folder else None)
+        batches = self._build_data(stack)
+        generators = self._resume(folder, ranks) if folder else None
+        if not folder:
+            self._context.tensorboard.cut({})
+        if not folder and self._warm_start:
+            self._strategy.restore(self._warm_start, self._callbacks)
+        elif not folder and self._weights:
+            self._load_weights(self._weights)
+        self._continue_log()
+        self._strategy.check_savable(self._callbacks)  # better now than when the first checkpoint is due
+        self._pace.begin(self._progress.steps)
+        self._callbacks.call("on_training_start")
+        self._context.profiler.start()
+        stack.callback(self._context.profiler.stop)
+        stack.callback(self._context.tensorboard.close)
+        # Last, since everything before it may draw random numbers, which an undisturbed run draws at its start only.
+        if generators:
+            restore_rng(generators)
+        else:
+            self._seed_this_rank()
+        return batches
+
+    def _checkpoint_to_resume(self) -> Path | None:
+        """The newest of this trial. A run outside any job has a new folder, and may be told of one in an older one."""
+        if found := self._checkpoints.newest(self._strategy.reads):
+            self._mend_code(found[0])
+            return found[0]
+        told = self._warm_start
+        if told is None:
+            return None
+        self._checkpoints.verify(told, self._strategy.reads)
+        is_own: bool = self._distributed.broadcast_json(self._portable.is_of_this_trial(told))
+        if self._distributed.is_chief:
+            how = "goes on from" if is_own else "begins with the weights, of another trial or seed, in"
+            print(f"hpc-det: {how} {told}", flush=True)
+        return told if is_own else None
+
+    def _mend_code(self, folder: Path) -> None:
+        if self._distributed.is_chief:
+            for problem in self._portable.mend(folder):
+                print(f"hpc-det: warning: {problem}", flush=True)
+
+    def _read_progress(self, folder: Path) -> int:
+        """The number of ranks that the gang had."""
+        self._progress, ranks = restored_progress(folder)
+        if self._progress.steps:
+            self._context.batch = last = self._progress.steps - 1
+            self._context.begin_epoch(
+                self._progress.last_epoch,
+                first=last if self._progress.epoch_started else None,
+                last=last if self._progress.epoch_ended else None,
+            )
+        return ranks
+
+    def _build_data(self, stack: ExitStack) -> Any:
+        strategy, data = self._strategy, TrialData(self._trial, self._context, self._strategy)
+        for each in (data.training, data.validation):
+            stack.callback(each.close)
+        self._data = data.training
+        self._total = self._schedule.max_length.batches(self._data.batches_per_epoch)
+        if (until := self._search.length()) is not None:
+            self._schedule = self._schedule.until(until)
+        reporting = reporting_ranks(self._distributed.gather_json(strategy.mpu.should_report_metrics))
+        self._validation = Validation(
+            self._trial,
+            self._context,
+            strategy,
+            self._callbacks,
+            data,
+            self._stop,
+            reporting=reporting,
+            limit=self._schedule.validation_batches,
+        )
+        self._open_report = TrainingReport(self._context, strategy.mpu, reporting, self._callbacks)
+        self._saving = Saving(
+            strategy,
+            self._distributed,
+            self._checkpoints,
+            progress=self._progress,
+            search=self._search,
+            callbacks=self._callbacks,
+            window=self._open_report.window,
+            pace=self._pace,
+            log=self._log,
+            portable=self._portable,
+            policy=self._policy or (lambda: self._schedule.kept),
+            smaller_is_better=self._schedule.smaller_is_better,
+            behind=self._saves_behind,
+            never=self._schedule.only_trains,
+        )
+        if self._measurements:
+            self._measure(self._measurements, data, stack)
+        return strategy.begin(self._data, data.training_batches(self._progress.position), self._progress)
+
+    def _measure(self, measurements: Measurements, data: TrialData, stack: ExitStack) -> None:
+        measurements.measure(self._strategy, self._context, data, self._open_report, self._validation)
+        # Many calls of train_batch count at once, with the loop's own microseconds: each alone would cost as much.
+        measurements.time(self, "_train", "train_batch")
+        measurements.time(self, "_report_training", "reduce_metrics")
+        measurements.time(self._saving, "save", "checkpoint")
+        measurements.time(self._saving, "settle", "checkpoint")
+        stack.callback(measurements.end, self._progress)
+
+    def _resume(self, folder: Path, ranks: int) -> dict[str, Any] | None:
+        """Everything as it was, but for the generators, whose state is returned, if this rank was there."""
+        self._strategy.restore(folder, self._callbacks)
+        self._saving.resumed()
+        return self._strategy.restore_rank(folder, ranks, self._open_report.window)
+
+    def _load_weights(self, folder: Path) -> None:
+        if self._distributed.is_chief:
+            print(f"hpc-det: begins with the weights in {folder}", flush=True)
+        self._checkpoints.verify(folder, self._strategy.reads)
+        self._strategy.restore_weights(folder)
+
+    def _continue_log(self) -> None:
+        if self._distributed.is_chief:
+            self._log.begin_at(trained=self._progress.steps, validated=self._progress.validated)
+            if self._schedule.metric:
+                self._search.validations = self._log.validations(self._schedule.metric)
+
+    def _seed_this_rank(self) -> None:
+        """Weights were built from the trial's seed, the same on all ranks; their noise from here on differs, but for
+        ranks that have one copy of the model among them.
+        """
+        seed_everything((self._context.get_trial_seed() + self._strategy.mpu.data_parallel_rank) % 2**32)
+
+    # --- batches
+
+    def _train_to_boundary(self, batches: Any) -> None:
+        """Batches of one epoch, until something can be due, or all ranks agree to stop.
+
+        What is the same for all of them is done once: at a batch it would cost microseconds.
+        """
+        progress, first, start = self._progress, self._progress.steps, self._progress.position
+        until = min(self._schedule.next_boundary(first), self._pace.next_look, self._saving.next_expectation)
+        if self._measurements:
+            until = min(until, self._measurements.at(progress))
+        count = int(min(until - first, max(self._data.whole_batches(start), 1)))
+        ends_epoch = self._data.after(start, count).epoch > start.epoch
+        self._context.batch = first
+        self._context.begin_epoch(
+            start.epoch,
+            first=first if progress.starts_epoch else None,
+            last=first + count - 1 if ends_epoch else None,
+        )
+        if progress.starts_epoch:
+            self._callbacks.call("on_training_epoch_start", start.epoch)
+        began = time.perf_counter()
+        with self._stop.steps("training", first):
+            trained = self._train(batches, first, count, start.epoch)
+        self._pace.trained(trained, time.perf_counter() - began)
+        progress.advance(self._data.after(start, trained), trained)
+        if progress.epoch_ended:
+            self._callbacks.call("on_training_epoch_end", start.epoch)
+        if self._schedule.report_is_due(progress):
+            self._report_training()
+
+    def _train(self, batches: Any, first: int, count: int, epoch: int) -> int:
+        """`count` batches from number `first` on, or as many as are trained when all ranks agree to stop; how many.
+
+        At least one: it is agreed on already.
+        """
+        context, report, stop = self._context, self._open_report, self._stop
+        train_batch, end_batch = self._strategy.train_batch, self._strategy.end_batch
+        profiler = context.profiler if context.profiler.running else None
+        for number in range(first, first + count):
+            if number > first and stop.should_stop():
+                return number - first
+            context.batch = number
+            report.add(*train_batch(batches, epoch, number))  # whose memory is for the next one
+            end_batch(number)
+            if profiler:
+                profiler.step()
+        return count
+
+    def _report_training(self) -> None:
+        metrics, facts, self._progress.stop_requested = self._open_report.close()
+        self._report("training", metrics, **facts)
+
+    # --- boundaries
+
+    def _settle_boundary(self) -> bool:
+        """Validate and save if that is due here; False when a stop is on its way and the validation was abandoned."""
+        self._saving.settle(wait=False)
+        if self._schedule.validation_is_due(self._progress):
+            if self._schedule.finished(self._progress) and not self.is_saved:
+                self._saving.save(is_provisional=True)  # what fails in the last validation shall not cost the training
+            if not self._validate():
+                return False
+        self._save_what_is_due()
+        return True
+
+    def _save_what_is_due(self) -> None:
+        progress = self._progress
+        is_due = self._pace.is_due(progress.steps) or self._schedule.checkpoint_is_due(progress)
+        if self.is_saved:
+            return
+        if self._schedule.validated_is_kept(progress, improved=self._search.improved):
+            self._saving.save()
+        elif is_due or self._saving.is_postponed:
+            self._saving.save_when_free()
+
+    def _validate(self) -> bool:
+        began = time.perf_counter()
+        metrics = self._validation.run()
+        if metrics is None:
+            return False
+        self._take_validation(metrics, seconds=time.perf_counter() - began)
+        # ranks that report nothing, or that a resume has added, have no batches in the report
+        said = self._distributed.gather_json((self._context.get_stop_requested(), self._open_report.window.batches))
+        if any(stop for stop, _ in said):
+            self._progress.stop_requested = True
+            if any(batches for _, batches in said):
+                self._report_training()
+        return True
+
+    def _take_validation(self, metrics: dict[str, Any], seconds: float) -> None:
+        self._search.take(self._progress, metrics)
+        self._progress.validated = self._progress.steps
+        self._report("validation", metrics, seconds=seconds)
+
+    # --- helpers
+
+    def _report(self, kind: str, metrics: dict[str, Any], **facts: float) -> None:
+        if self._distributed.is_chief:
+            self._log.report(kind, self._progress.steps, self._total, metrics, **facts)
+            self._context.tensorboard.report(kind, self._progress.steps, metrics)

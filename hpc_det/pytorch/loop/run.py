@@ -1,0 +1,289 @@
+"""Where a rank trains: its gang, the trial's folder, and how it hears of a stop."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from hpc_det.checkpoint.checkpoints import CheckpointContext
+from hpc_det.checkpoint.mirror import Mirror
+from hpc_det.checkpoint.pinned_staging import WarmCopies
+from hpc_det.checkpoint.policy import policy_of
+from hpc_det.checkpoint.prune import Policy
+from hpc_det.checkpoint.remote import remote_of
+from hpc_det.checkpoint.save_pace import SavePace
+from hpc_det.config.resume_check import VARIABLE as RESUME_CHECK
+from hpc_det.config.resume_check import stops_of
+from hpc_det.config.throughput_runs import VARIABLE, TrainsOn, trains_on
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.distributed.forced_stop import ForcedStop
+from hpc_det.distributed.listener import Listener
+from hpc_det.distributed.metrics import MetricsLog
+from hpc_det.distributed.preempt import StopAgreement, give_notice
+from hpc_det.distributed.rank_process import RankProcess
+from hpc_det.distributed.searcher import SearcherContext
+from hpc_det.errors import UsageError
+from hpc_det.node.agent_socket import Line
+from hpc_det.node.files import read_json, write_json
+from hpc_det.node.heartbeat import Progress
+from hpc_det.node.signals import SignalPipe
+from hpc_det.pytorch.loop.loop import Loop
+from hpc_det.pytorch.loop.schedule import Schedule
+from hpc_det.pytorch.loop.shown_log import ShownLog
+from hpc_det.pytorch.profiling.measurements import Measurements
+from hpc_det.pytorch.state.portable import Portable, keep_code
+from hpc_det.pytorch.strategies.strategy import Strategy
+from hpc_det.pytorch.trial.trial import Trial
+from hpc_det.pytorch.trial.trial_context import TrialContext
+from hpc_det.store.folders import TrialFolder
+from hpc_det.store.journal import Journal
+
+if TYPE_CHECKING:
+    from hpc_det.pytorch.state.resume_trace import ResumeTrace
+
+Outcome = dict[str, Any]
+"""The content of outcome.json: the attempt, how it ended (`Loop.end`), the batches trained, whether they are saved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    spec: dict[str, Any]
+    """The content of trial.json."""
+    folder: TrialFolder
+    attempt: int
+    distributed: Distributed
+    stop: StopAgreement
+    pace: SavePace
+    log: MetricsLog
+    code: Path | None
+    """What checkpoints take along; None where nobody says what belongs to the trial."""
+    test: bool
+    """One batch of everything."""
+    trains_on: TrainsOn | None = None
+    """In a short run that measures the throughput; None: this is no such run."""
+    forced_stops: frozenset[int] | None = None
+    """Of `experiment verify-resume`: after so many batches; None: this is no such run."""
+    searcher: SearcherContext | None = None
+    """None outside any job."""
+    mirror: Mirror | None = None
+    """On rank 0 of a job, where checkpoints are in an object store, too."""
+    policy: Callable[[], Policy] | None = None
+    """How many checkpoints the experiment keeps, as of now; None outside any job."""
+
+    @classmethod
+    @contextmanager
+    def of_attempt(cls, process: RankProcess, env: Mapping[str, str]) -> Iterator[Run]:
+        """A rank that a node agent's launcher has started."""
+        attempt, distributed, outside = process.attempt, Distributed.from_env(env), process.heart.progress
+        process.heart.progress = lambda: Progress("meeting", 0)
+        stop_class = ForcedStop if RESUME_CHECK in env else StopAgreement
+        with gang(distributed), _stops(distributed, process.signals, process.line, stop_class) as stop:
+            distributed.barrier()  # a network that joins ranks and carries nothing shows here
+            process.heart.progress = lambda: stop.progress
+            if distributed.is_chief:
+                keep_code(attempt.trial.experiment().code)
+            spec = json.loads(attempt.trial.trial.read_text(encoding="utf-8"))
+            yield cls(
+                spec=spec,
+                folder=attempt.trial,
+                attempt=attempt.number,
+                distributed=distributed,
+                stop=stop,
+                pace=_pace(attempt.trial, spec["config"], distributed),
+                log=MetricsLog(attempt.trial, attempt.number),
+                code=attempt.trial.experiment().code,
+                test=is_test(env),
+                trains_on=trains_on(env.get(VARIABLE)),
+                forced_stops=stops_of(env.get(RESUME_CHECK)),
+                searcher=SearcherContext(attempt.trial, attempt.worker, distributed),
+                mirror=_mirror(attempt.trial, spec["config"]) if distributed.is_chief else None,
+                policy=partial(policy_of, attempt.trial),
+            )
+            process.heart.progress = outside
+
+    @classmethod
+    @contextmanager
+    def unmanaged(
+        cls, spec: dict[str, Any], folder: TrialFolder, distributed: Distributed, signals: SignalPipe, *, test: bool
+    ) -> Iterator[Run]:
+        """Outside any job: under torchrun or another launcher, or in one process. Within `gang`."""
+        with _stops(distributed, signals, None) as stop:
+            yield cls(
+                spec=spec,
+                folder=folder,
+                attempt=1,
+                distributed=distributed,
+                stop=stop,
+                pace=SavePace(folder, distributed, auto=spec["config"].get("checkpoint_interval") == "auto"),
+                log=ShownLog(folder, 1),
+                code=None,
+                test=test,
+            )
+
+    def new_context(self, trial_class: type[Trial]) -> TrialContext:
+        return trial_class.strategy_class.context_class(self.spec, self.distributed, self.folder)
+
+    def train(
+        self,
+        trial: Trial,
+        context: TrialContext,
+        schedule: Schedule,
+        *,
+        is_trainer: bool,
+        warm_start: Path | None = None,
+        profiling_enabled: bool = False,
+    ) -> Outcome:
+        """To its end or to an agreed stop; rank 0 writes the outcome. `profiling_enabled`: whatever the config says.
+
+        Raises UsageError for a trial that wraps nothing; whatever the trial raises goes through.
+        """
+        strategy = trial.strategy_class(trial, context)
+        strategy.check()
+        context.trains_on = self.trains_on
+        if is_trainer and schedule.checkpoint_period:
+            self.pace.leave_to_period()
+        trace = self._resume_trace(trial, context, strategy)
+        loop = Loop(
+            trial,
+            context,
+            strategy,
+            self._adapted(schedule),
+            stop=self.stop,
+            checkpoints=CheckpointContext(
+                self.folder.checkpoints,
+                self.distributed,
+                self.mirror,
+                may_commit=lambda: Journal(self.folder.journal).insist_on_last(self.attempt),
+                copies=WarmCopies(_staging(self.spec["config"])),
+            ),
+            pace=self.pace,
+            log=self.log,
+            portable=Portable(self.spec, type(trial), self.code, is_trainer=is_trainer),
+            searcher=self.searcher,
+            warm_start=warm_start,
+            weights=Path(weights) if (weights := self.spec.get("warm_start")) else None,
+            policy=self.policy,
+            saves_behind=self.spec["config"].get("asynchronous_checkpoints", True),
+            measurements=self._measurements(profiling_enabled),
+        )
+        steps = loop.run().steps
+        if trace:
+            trace.end(loop.end, steps)
+        outcome = {"attempt": self.attempt, "kind": loop.end, "steps": steps, "saved": loop.is_saved}
+        if self.distributed.is_chief:
+            write_json(self.folder.outcome, outcome)
+        return outcome
+
+    def _measurements(self, enabled: bool) -> Measurements | None:
+        profiling = self.spec["config"].get("profiling", {})
+        if not enabled and not profiling.get("enabled"):
+            return None
+        return Measurements(profiling, self.folder, self.attempt, self.distributed)
+
+    def _resume_trace(self, trial: Trial, context: TrialContext, strategy: Strategy) -> ResumeTrace | None:
+        if self.forced_stops is None:
+            return None
+        from hpc_det.pytorch.state.resume_trace import ResumeTrace  # other trainings do without
+
+        assert isinstance(self.stop, ForcedStop)
+        return ResumeTrace(trial, context, strategy, self.stop, self.forced_stops, self.folder, self.attempt)
+
+    def _adapted(self, schedule: Schedule) -> Schedule:
+        if self.trains_on:
+            return schedule.for_throughput(self.spec["config"])
+        if self.forced_stops is not None:
+            return schedule.as_configured(self.spec["config"])
+        return schedule.for_test() if self.test else schedule
+
+
+def is_test(env: Mapping[str, str]) -> bool:
+    """What `--test` adds to the environment of an experiment (hpc_det.config.request.for_test)."""
+    return bool(env.get("HPC_DET_TEST"))
+
+
+@contextmanager
+def gang(distributed: Distributed) -> Iterator[None]:
+    """The process group, unless the script has made it: then it stays the script's.
+
+    After a failure it is left alone: with a dead peer its end may hang, and the process leaves at once anyway. Raises
+    UsageError where the script's is not the one that `distributed` describes.
+    """
+    is_ours = not dist.is_initialized()
+    if not is_ours:
+        _check_group(distributed)
+    distributed.start()
+    yield
+    # Objects that hold the process group go first: gloo aborts in their destructors otherwise (pytorch 190489).
+    gc.collect()
+    distributed.leave()
+    if is_ours:
+        distributed.stop()
+
+
+def _check_group(distributed: Distributed) -> None:
+    theirs, ours = (dist.get_rank(), dist.get_world_size()), (distributed.rank, distributed.size)
+    if theirs != ours:
+        raise UsageError(
+            f"the process group that was made before says rank {theirs[0]} of {theirs[1]}, RANK and WORLD_SIZE say "
+            f"rank {ours[0]} of {ours[1]}; set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE as torchrun does"
+        )
+    if "cpu:" not in dist.get_backend_config():
+        raise UsageError(
+            f"the process group that was made before is for {dist.get_backend_config()} alone, and CPU tensors are "
+            f"exchanged, too; leave init_process_group out, or give it the backend cpu:gloo,cuda:nccl"
+        )
+
+
+def _pace(trial: TrialFolder, config: dict[str, Any], distributed: Distributed) -> SavePace:
+    plan = read_json(trial.experiment().plan) if distributed.is_chief else None
+    auto = config.get("checkpoint_interval") == "auto"
+    return SavePace(trial, distributed, auto=auto, grace_s=plan and plan.get("grace_time_s"))
+
+
+def _staging(config: dict[str, Any]) -> Path | None:
+    """Raises UsageError where the node has no such folder."""
+    said = config.get("checkpoint_staging")
+    if said is None:
+        return None
+    folder = Path(os.path.expandvars(said))
+    if not (folder.is_absolute() and os.access(folder, os.W_OK | os.X_OK)):
+        raise UsageError(
+            f"checkpoint_staging: {said!r} is {str(folder)!r} on {socket.gethostname()}, where this job cannot write; "
+            f"name a folder of the node's own disk that every node of the pool has, or leave it out"
+        )
+    return folder
+
+
+def _mirror(trial: TrialFolder, config: dict[str, Any]) -> Mirror | None:
+    remote = remote_of(trial, config["checkpoint_storage"])
+    return Mirror(remote, trial.checkpoints) if remote else None
+
+
+@contextmanager
+def _stops(
+    distributed: Distributed, signals: SignalPipe, line: Line | None, stop_class: type[StopAgreement] = StopAgreement
+) -> Iterator[StopAgreement]:
+    """How the ranks agree on a stop, from a signal or the agent's bell on."""
+    stop = stop_class(distributed.messages)
+
+    def notice(deadline: float | None) -> None:
+        stop.deadline = deadline
+        give_notice(distributed.messages)
+
+    listener = Listener(signals, line, notice)
+    try:
+        yield stop
+        distributed.barrier()
+    finally:
+        listener.close()
+        stop.close()

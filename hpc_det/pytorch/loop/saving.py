@@ -1,0 +1,219 @@
+"""The saves of one attempt: what goes into a checkpoint, and what follows when it is committed.
+
+Training waits for the copy of what is saved. The rest goes on behind it, and is settled at a later batch, the same on
+all ranks; at most one save is in flight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from hpc_det.checkpoint.checkpoints import CheckpointContext, Put
+from hpc_det.checkpoint.committed import FileEntry
+from hpc_det.checkpoint.prune import RESUME_DEPTH, Policy
+from hpc_det.checkpoint.save_pace import LastSave, SavePace
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.distributed.metrics import MetricsLog, MetricWindow
+from hpc_det.distributed.preempt import StopAgreement
+from hpc_det.distributed.rng import unchanged_generators
+from hpc_det.pytorch.loop.progress import Progress
+from hpc_det.pytorch.state.portable import Portable
+from hpc_det.pytorch.state.state import PROGRESS, progress_state
+from hpc_det.pytorch.strategies.strategy import Strategy
+from hpc_det.pytorch.trial.callback import Callbacks
+from hpc_det.pytorch.trial.search import Search
+
+WAIT_S = 2.0
+"""Most disks have committed a checkpoint by then, and it is of the batch at which it is due."""
+
+
+class Saving:
+    """Made by all ranks together, which call all methods at the same batch."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        distributed: Distributed,
+        checkpoints: CheckpointContext,
+        *,
+        progress: Progress,
+        search: Search,
+        callbacks: Callbacks,
+        window: MetricWindow,
+        pace: SavePace,
+        log: MetricsLog,
+        portable: Portable,
+        policy: Callable[[], Policy],
+        smaller_is_better: bool,
+        behind: bool,
+        never: bool = False,
+    ) -> None:
+        """`progress` and `window`: the loop's own, which go on. `policy`: how many checkpoints are kept, as of now.
+
+        `behind`: training goes on while a checkpoint is written, but where a callback, of any rank, wants to see its
+        files before the commit. `never`: what was trained is not wanted.
+        """
+        self._strategy = strategy
+        self._distributed = distributed
+        self._checkpoints = checkpoints
+        self._progress = progress
+        self._search = search
+        self._callbacks = callbacks
+        self._window = window
+        self._pace = pace
+        self._log = log
+        self._portable = portable
+        self._policy = policy
+        self._smaller_is_better = smaller_is_better
+        # Ranks may have callbacks of their own, and all must save in the same way.
+        self._behind = behind and not any(distributed.gather_json(callbacks.overrides("on_checkpoint_write_end")))
+        self._never = never
+        self._saved: tuple[int, int] | None = None
+        """Batches, and batches at the last validation, in the last checkpoint; it may be on its way to the disk."""
+        self.is_postponed = False
+        """Whether a save is due since an earlier batch."""
+        self._is_provisional = False
+        """The last one."""
+        self._first = progress.steps
+        self.next_expectation: float = progress.steps + 1 if self._behind and not never else math.inf
+        """So many batches: there `expect` looks what a save will have."""
+        self._uuid = ""
+        """Of the last one that this attempt has begun."""
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the last checkpoint has all that was trained."""
+        return self._never or self._saved == self._reached() or self._progress.steps == 0
+
+    def resumed(self) -> None:
+        """All is as in a checkpoint."""
+        self._saved = self._reached()
+
+    def expect(self) -> None:
+        """Have memory for the first save, which will be no slower than the others.
+
+        Optimizers get their state with their first step, which may come after some batches: the looks become seldom.
+        """
+        steps = self._progress.steps
+        if steps >= self.next_expectation:
+            self.next_expectation = 2 * steps - self._first
+            with unchanged_generators():
+                self._checkpoints.expect(*self._strategy.expected(self._callbacks, self._window))
+
+    def save(self, *, is_provisional: bool = False) -> None:
+        """Training may go on when it returns; the checkpoint is committed when it is settled.
+
+        `is_provisional`: another one of the same batch follows soon; this one deletes and uploads nothing.
+        """
+        self.settle()
+        self.next_expectation = math.inf
+        self._pace.save_begins(postponed=self.is_postponed)
+        self.is_postponed = False
+        save = self._checkpoints.begin if self._behind else self._checkpoints.save
+        with unchanged_generators():
+            files = self._strategy.files(self._callbacks, self._window)
+            if self._distributed.is_chief:
+                files[PROGRESS] = progress_state(self._progress, self._distributed.size)
+            steps = self._progress.steps
+            finish = partial(self._finish, steps=steps)
+            then = self._pace.save_committed if is_provisional else self._after_commit()
+            self._is_provisional = is_provisional
+            write = self._write if self._strategy.saves_on_every_rank else None
+            self._uuid = save(steps, files, finish, write=write, then=then)
+        self._saved = self._reached()
+        self._pace.training_goes_on()
+        if not self._behind:
+            self._ends()
+
+    def save_when_free(self) -> None:
+        """For a save that may be of a later batch, too: a save in flight does not hold up the training for long.
+
+        Where it is still in flight after WAIT_S the new one is postponed, and this is called again at later batches.
+        """
+        if not self.is_postponed:
+            self.settle(timeout_s=WAIT_S)
+        if self._checkpoints.in_flight:
+            self.is_postponed = True
+        else:
+            self.save()
+
+    def settle(self, *, wait: bool = True, timeout_s: float | None = None) -> None:
+        """The save in flight, if any: what follows it is done where it is committed, for which this may `wait`."""
+        if self._checkpoints.in_flight and self._checkpoints.settled(wait=wait, timeout_s=timeout_s):
+            self._ends()
+
+    def save_the_rest(self, stop: StopAgreement) -> None:
+        """Before all ranks leave."""
+        last = LastSave.AFTER_THE_ONE_IN_FLIGHT
+        if stop.stopped and not self.is_saved:
+            last = self._pace.last_save(stop.deadline, in_flight=self._checkpoints.in_flight)
+        if last is LastSave.INSTEAD and not self._checkpoints.abandoned():
+            self._ends()
+        self.settle()
+        if not self.is_saved and last is not LastSave.NONE:
+            self.save()
+            self.settle()
+        if self._is_provisional and self._distributed.is_chief:
+            self._prune(self._search.validations, RESUME_DEPTH)
+
+    @contextmanager
+    def finishing(self, stop: StopAgreement) -> Iterator[None]:
+        """Where the block fails, a save in flight is not lost with it, if the job leaves it the time."""
+        try:
+            yield
+        except BaseException as error:
+            if self._checkpoints.in_flight:  # whoever ends this process meanwhile would hide the error
+                failed = f"rank {self._distributed.rank} failed and waits for the save in flight"
+                print(f"hpc-det: {failed}: {type(error).__name__}: {error}", flush=True)
+            self._checkpoints.part(lambda: stop.deadline)
+            raise
+
+    def prune_all(self) -> None:
+        """At the end: nobody resumes from here."""
+        if self._distributed.is_chief:
+            self._prune(self._search.validations)
+
+    # --- helpers
+
+    def _reached(self) -> tuple[int, int]:
+        """A validation changes what is saved: callbacks, and schedulers that they step."""
+        return self._progress.steps, self._progress.validated
+
+    def _write(self, folder: Path, put: Put) -> None:
+        self._strategy.write(folder, put)
+        self._callbacks.call("on_checkpoint_write_end", str(folder))
+
+    def _finish(self, folder: Path, steps: int) -> Mapping[str, FileEntry]:
+        self._log.flush()  # a resumed run does not report again what came before the checkpoint
+        entries = self._portable.write(folder, steps)
+        if not self._strategy.saves_on_every_rank:
+            self._callbacks.call("on_checkpoint_write_end", str(folder))
+        return entries
+
+    def _after_commit(self) -> Callable[[], None]:
+        """For rank 0, which may train on meanwhile."""
+        validations = dict(self._search.validations)
+
+        def work() -> None:
+            self._pace.save_committed()
+            self._prune(validations, RESUME_DEPTH)
+
+        return work
+
+    def _ends(self) -> None:
+        with unchanged_generators():
+            self._callbacks.call("on_checkpoint_upload_end", self._uuid)
+        self._pace.save_ends(self._progress.steps, self._checkpoints.saved)
+
+    def _prune(self, validations: Mapping[int, float], to_resume_from: int = 0) -> None:
+        kept = self._policy()
+        self._checkpoints.prune(
+            validations,
+            smaller_is_better=self._smaller_is_better,
+            best=kept.best_while_it_runs,
+            latest=max(to_resume_from, kept.trial_latest),
+        )

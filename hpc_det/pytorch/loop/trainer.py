@@ -1,0 +1,295 @@
+"""The Trainer form: a script of the user's own, under any launcher or none, on the same loop."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import torch
+
+from hpc_det.checkpoint.prune import Policy
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.distributed.rank_process import join_gang, note_error
+from hpc_det.distributed.rng import seed_everything
+from hpc_det.errors import UsageError, nearest, shown
+from hpc_det.node.signals import SignalPipe
+from hpc_det.pytorch.loop.local import STOP_SIGNALS_BUT_INTERRUPT, announce, new_folder
+from hpc_det.pytorch.loop.run import Run, gang, is_test
+from hpc_det.pytorch.loop.schedule import CheckpointPolicy, Schedule
+from hpc_det.pytorch.trial.context import PyTorchTrialContext
+from hpc_det.pytorch.trial.trial import Trial, interface_problems
+from hpc_det.pytorch.trial.trial_context import TrialContext
+from hpc_det.pytorch.trial.units import Batch, TrainUnit, unit_from_config, unit_of
+from hpc_det.search.sample import first_sample
+from hpc_det.store.attempt import Attempt
+from hpc_det.store.folders import TrialFolder
+
+Context = TypeVar("Context", bound=TrialContext)
+
+
+class TrainerContext(PyTorchTrialContext):
+    """A context that knows where it runs, for the Trainer."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run.spec, run.distributed, run.folder)
+        self.run = run
+
+
+@contextmanager
+def init(
+    *,
+    hparams: dict[str, Any] | None = None,
+    exp_conf: dict[str, Any] | None = None,
+    distributed: Distributed | None = None,
+    aggregation_frequency: int | None = None,
+    enable_tensorboard_logging: bool = True,
+) -> Iterator[TrainerContext]:
+    """The context of a trial, for the length of a `with` block.
+
+    In a job of hpc_det's, hyperparameters and configuration are the experiment's. Elsewhere they are the arguments;
+    ranks are those of torchrun's variables (RANK, WORLD_SIZE, ...), and a signal (TERM, USR1, USR2, HUP) makes all
+    ranks save and leave `fit` at the same batch.
+
+    The generators of Python, numpy and torch are seeded with the trial's seed on all ranks. Outside a job that follows
+    from `reproducibility.experiment_seed` of the configuration; without one it is that of torch's generator on rank 0.
+
+    `aggregation_frequency`: by default what the configuration says in `optimizations`. A process group that the script
+    has made is used, and stays. After the block models of several ranks can no longer be trained.
+
+    Raises UsageError for a process group that does not go with the variables.
+    """
+
+    def new_context(run: Run) -> TrainerContext:
+        return TrainerContext(_aggregating(run, aggregation_frequency))
+
+    with context_of_script(new_context, hparams, exp_conf, distributed, enable_tensorboard_logging) as context:
+        yield context
+
+
+@contextmanager
+def context_of_script(
+    new_context: Callable[[Run], Context],
+    hparams: dict[str, Any] | None,
+    exp_conf: dict[str, Any] | None,
+    distributed: Distributed | None,
+    enable_tensorboard_logging: bool,
+) -> Iterator[Context]:
+    """For `init`, of any kind of trial. A script that leaves with code 0 from within has done its work."""
+    leaving = None
+    with _in_job() if _is_in_job() else _unmanaged(hparams or {}, exp_conf or {}, distributed) as run:
+        context = new_context(run)
+        context.set_enable_tensorboard_logging(enable_tensorboard_logging)
+        try:
+            yield context
+        except SystemExit as error:
+            if error.code:
+                raise
+            leaving = error
+        context.let_go()
+    if leaving:
+        raise leaving
+
+
+class Trainer:
+    def __init__(self, trial: Trial, context: TrialContext) -> None:
+        """`context`: of `init`. Raises UsageError for another, and for a trial with missing methods."""
+        if problems := interface_problems(type(trial)):
+            raise UsageError([f"{type(trial).__name__} {problem}" for problem in problems])
+        run = getattr(context, "run", None)
+        if not isinstance(run, Run):
+            raise UsageError("Trainer: the context is not of hpc_det.pytorch.init(); make it with that")
+        self._trial = trial
+        self._context = context
+        self._run = run
+
+    def fit(
+        self,
+        checkpoint_period: TrainUnit | None = None,
+        validation_period: TrainUnit | None = None,
+        max_length: TrainUnit | None = None,
+        reporting_period: TrainUnit | None = None,
+        checkpoint_policy: CheckpointPolicy = "best",
+        latest_checkpoint: str | os.PathLike[str] | None = None,
+        step_zero_validation: bool = False,
+        test_mode: bool = False,
+        profiling_enabled: bool = False,
+    ) -> None:
+        """Train for `max_length` (in a job by default the experiment's), or until an agreed stop, and save.
+
+        A period of None means at the end only, but for `reporting_period`: the configuration's `scheduling_unit`, 100
+        batches by default; and in a job checkpoints then come as `checkpoint_interval` says, too. A
+        trial that has checkpoints of its own goes on from the newest. Without one, it goes on from the folder
+        `latest_checkpoint` if that is of this trial (outside any job: of such a run with the same seed); otherwise its
+        models, optimizers and schedulers begin with those there, and batches count from 0.
+        `test_mode`: one batch of everything. `profiling_enabled`: as the configuration's `profiling.enabled`.
+
+        Raises UsageError without a length or with one of nothing, for a period that is no unit, for an unknown policy,
+        and for a test inside a job; TypeError for a length that is a schedule.
+        """
+        _check_units(
+            checkpoint_period=checkpoint_period,
+            validation_period=validation_period,
+            max_length=max_length,
+            reporting_period=reporting_period,
+        )
+        if test_mode and _is_in_job():
+            raise UsageError("fit: test_mode is for runs without a job; create the experiment with --test instead")
+        run, config = self._run, self._context.get_experiment_config()
+        searcher = config.get("searcher", {})
+        if max_length and searcher.get("name") in ("async_halving", "adaptive_asha"):
+            raise UsageError(
+                f"fit: max_length is {max_length}, but the searcher {searcher['name']} decides how long a trial "
+                f"trains; leave it out, and say it in searcher.max_length"
+            )
+        schedule = Schedule(
+            max_length=max_length or self._length_of(searcher, test_mode or run.test),
+            search_unit=None if max_length or not searcher.get("max_length") else unit_of(searcher["max_length"]),
+            global_batch_size=self._context.get_hparams().get("global_batch_size"),
+            reporting_period=reporting_period or Batch(config.get("scheduling_unit", 100)),
+            validation_period=validation_period,
+            checkpoint_period=checkpoint_period,
+            checkpoint_policy=_policy(checkpoint_policy, searcher.get("metric")),
+            initial_validation=step_zero_validation,
+            metric=searcher.get("metric"),
+            smaller_is_better=searcher.get("smaller_is_better", True),
+            kept=_kept(config),
+        )
+        _ = schedule.max_length.length
+        run.train(
+            self._trial,
+            self._context,
+            schedule.for_test() if test_mode else schedule,
+            is_trainer=True,
+            warm_start=Path(latest_checkpoint) if latest_checkpoint else None,
+            profiling_enabled=profiling_enabled,
+        )
+
+    def _length_of(self, searcher: Mapping[str, Any], test: bool) -> TrainUnit:
+        if searcher.get("max_length"):
+            return unit_from_config(searcher["max_length"], self._context.get_hparams().get("global_batch_size"))
+        if test:
+            return Batch(1)
+        raise UsageError(
+            "fit: max_length is not given, and there is no experiment that says it; pass Batch(n) or Epoch(n)"
+        )
+
+
+def _check_units(**given: object) -> None:
+    """A number alone says neither batches nor epochs."""
+    wrong = {name: unit for name, unit in given.items() if unit is not None and not _is_unit(unit)}
+    if wrong:
+        raise UsageError(
+            [
+                f"fit: {name} is {shown(unit)}; give it a unit, such as "
+                + (f"Batch({unit}) or Epoch({unit})" if type(unit) is int else "Batch(100) or Epoch(1)")
+                for name, unit in wrong.items()
+            ]
+        )
+
+
+def _is_unit(given: object) -> bool:
+    return isinstance(given, TrainUnit) and type(given) is not TrainUnit
+
+
+def _policy(policy: CheckpointPolicy, metric: str | None) -> CheckpointPolicy:
+    """Without a metric nobody can say what is best (upstream's rule). Raises UsageError for an unknown one."""
+    if policy not in (known := get_args(CheckpointPolicy)):
+        hint = nearest(policy, known) if isinstance(policy, str) else ""
+        raise UsageError(f"fit: checkpoint_policy is {shown(policy)}; {hint or 'use one of ' + ', '.join(known)}")
+    if policy == "best" and metric is None:
+        warnings.warn("fit: no searcher metric says what is best, so each validation is saved", stacklevel=3)
+        return "all"
+    return policy
+
+
+def _kept(config: Mapping[str, Any]) -> Policy:
+    """How many checkpoints stay at the end: all of them, where no configuration says it."""
+    without = {"save_experiment_best": 0, "save_trial_best": 0, "save_trial_latest": sys.maxsize}
+    return Policy.of({**without, **config.get("checkpoint_storage", {})})
+
+
+# --- where it runs
+
+
+def _is_in_job() -> bool:
+    return "HPC_DET_FOLDER" in os.environ
+
+
+@contextmanager
+def _in_job() -> Iterator[Run]:
+    """What ends it early is the rank's failure, for the job to see, and goes on as usual."""
+    if "RANK" not in os.environ:
+        os.environ.update(_rank_without_launcher(Attempt.from_env(os.environ)))
+    process = join_gang(os.environ)
+    try:
+        with Run.of_attempt(process, os.environ) as run:
+            seed_everything(run.spec["trial_seed"])
+            yield run
+    except BaseException as error:
+        note_error(process.attempt, int(os.environ["RANK"]), error)
+        raise
+    process.say_goodbye(0)
+
+
+def _rank_without_launcher(attempt: Attempt) -> dict[str, str]:
+    """torchrun's variables for a script that is the entrypoint itself: it runs once on each node."""
+    if attempt.ranks_per_node > 1:
+        error = UsageError(
+            f"entrypoint: nothing starts the script once for each of the {attempt.ranks_per_node} slots of a node; "
+            f"write `python3 -m hpc_det.launch.torch_distributed` before it"
+        )
+        note_error(attempt, None, error)
+        raise error
+    return {
+        "RANK": str(attempt.node_rank),
+        "WORLD_SIZE": str(attempt.nodes),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": attempt.master_addr,
+        "MASTER_PORT": str(attempt.master_port),
+    }
+
+
+@contextmanager
+def _unmanaged(hparams: dict[str, Any], exp_conf: dict[str, Any], distributed: Distributed | None) -> Iterator[Run]:
+    distributed = distributed or Distributed.from_env(os.environ)
+    with closing(SignalPipe(STOP_SIGNALS_BUT_INTERRUPT)) as signals, gang(distributed):
+        spec = {
+            "experiment_id": 0,
+            "trial_id": 0,
+            "trial_seed": distributed.broadcast_json(_seed(exp_conf)),
+            "hparams": hparams,
+            "config": exp_conf,
+        }
+        seed_everything(spec["trial_seed"])
+        with Run.unmanaged(spec, _folder(distributed), distributed, signals, test=is_test(os.environ)) as run:
+            yield run
+
+
+def _seed(exp_conf: Mapping[str, Any]) -> int:
+    """Of the experiment, where it has one; else of torch's generator, which the script may have seeded."""
+    seed = exp_conf.get("reproducibility", {}).get("experiment_seed")
+    return first_sample({}, seed).seed if seed is not None else torch.initial_seed() % 2**31
+
+
+def _folder(distributed: Distributed) -> TrialFolder:
+    path = None
+    if distributed.is_chief:
+        folder = new_folder()
+        announce(folder)
+        path = str(folder.path)
+    return TrialFolder(Path(distributed.broadcast_json(path)))
+
+
+def _aggregating(run: Run, frequency: int | None) -> Run:
+    if frequency is None:
+        return run
+    config = run.spec["config"]
+    optimizations = {**config.get("optimizations", {}), "aggregation_frequency": frequency}
+    return replace(run, spec={**run.spec, "config": {**config, "optimizations": optimizations}})

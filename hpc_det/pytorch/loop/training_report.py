@@ -1,0 +1,83 @@
+"""What training has to say of the batches between two reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hpc_det.distributed.metrics import MetricWindow
+from hpc_det.errors import UsageError
+from hpc_det.pytorch.strategies.model_parallel import ModelParallelUnit
+from hpc_det.pytorch.trial.callback import Callbacks
+from hpc_det.pytorch.trial.reducer import joined
+from hpc_det.pytorch.trial.trial_context import TrialContext
+
+
+class TrainingReport:
+    def __init__(
+        self, context: TrialContext, mpu: ModelParallelUnit, reporting: Sequence[int], callbacks: Callbacks
+    ) -> None:
+        """`reporting`: the ranks whose metrics count."""
+        self._context = context
+        self._mpu = mpu
+        self._callbacks = callbacks
+        self._keeps_batches = callbacks.overrides("on_training_workload_end")
+        self._reports = mpu.should_report_metrics
+        self._reporting = reporting if _averages(context) else reporting[:1]
+        context.reducers.reset(training=True)
+        self.window = MetricWindow(keep_batches=self._keeps_batches)
+        self.records = 0
+        """Of this rank, since the start of the process."""
+        self._reported, self._began = 0, time.monotonic()
+
+    def add(self, metrics: Any, records: int) -> None:
+        """What `train_batch` returned of so many records: metrics by name, or the loss; anything, where none count."""
+        if self._reports:
+            self.window.add(named(metrics))
+        self.records += records
+
+    def close(self) -> tuple[dict[str, Any], dict[str, float], bool]:
+        """Collective: metrics, facts beside them, and whether any rank asks for a stop. The next report begins.
+
+        All is the same on every rank, but for the facts.
+        """
+        gang = self._context.distributed
+        # the others' sums stay on their device, and nobody waits for it
+        own = self.window.sums() if gang.rank in self._reporting else None
+        by_rank = gang.gather_json({"window": own, "stop": self._context.get_stop_requested()})
+        stops = [rank["stop"] for rank in by_rank]
+        metrics: dict[str, Any] = dict(self.window.reduced([by_rank[rank]["window"] for rank in self._reporting]))
+        metrics = joined(metrics, self._context.reducers.reduce(gang, training=True), "train_batch")
+        if self._keeps_batches:
+            kept = gang.gather_json(self.window.kept_sums())
+            batches = self.window.reduced_batches([kept[rank] for rank in self._reporting])
+            self._callbacks.call("on_training_workload_end", metrics, batches)
+            stops = gang.gather_json(self._context.get_stop_requested())
+        self.window.reset()
+        self._context.reducers.reset(training=True)
+        return metrics, {"samples_per_second": self._samples_per_second()}, any(stops)
+
+    def _samples_per_second(self) -> float:
+        """Of all ranks, by this one's count."""
+        now = time.monotonic()
+        records = (self.records - self._reported) * self._mpu.data_parallel_world_size
+        rate = records / max(now - self._began, 1e-9)
+        self._reported, self._began = self.records, now
+        return rate
+
+
+def _averages(context: TrialContext) -> bool:
+    """Or the first rank of them speaks alone (optimizations.average_training_metrics)."""
+    return bool(context.get_experiment_config().get("optimizations", {}).get("average_training_metrics", True))
+
+
+def named(metrics: Any) -> dict[str, Any]:
+    """What `train_batch` returned. Raises UsageError for neither a dict nor a tensor."""
+    if isinstance(metrics, dict):
+        return metrics
+    if not isinstance(metrics, torch.Tensor):
+        raise UsageError(f"train_batch returned {type(metrics).__name__}; return the loss or a dict of metrics")
+    return {"loss": metrics}

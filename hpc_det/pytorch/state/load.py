@@ -1,0 +1,172 @@
+"""A trained trial from a checkpoint's folder, away from any cluster: ours or Determined's.
+
+The folder says which class it was and with what it was built (load_data.json), brings the code (code/), and holds the
+state (state_dict.pth). Files are read without unpickling anything but tensors, numbers, texts and plain containers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from contextlib import nullcontext
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from hpc_det.checkpoint.committed import CODE, LOAD_DATA, MANIFEST, OddManifest, read_manifest
+from hpc_det.checkpoint.inspection import in_words, irregularities
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.node.files import read_json
+from hpc_det.pytorch.state.fresh_import import importing_from
+from hpc_det.pytorch.state.portable import METADATA
+from hpc_det.pytorch.state.state import restore_models
+from hpc_det.pytorch.state.stored import state_file, stored_state
+from hpc_det.pytorch.trial.context import PyTorchTrialContext
+from hpc_det.pytorch.trial.trial import PyTorchTrial
+
+
+class CheckpointLoadContext(PyTorchTrialContext):
+    """For a trial that is loaded by hand: one rank, on this machine's first GPU or its CPU."""
+
+    def __init__(
+        self,
+        hparams: dict[str, Any] | None = None,
+        exp_conf: dict[str, Any] | None = None,
+        *,
+        trial_seed: int = 0,
+        experiment_id: int = 0,
+        trial_id: int = 0,
+    ) -> None:
+        ids = {"trial_seed": trial_seed, "experiment_id": experiment_id, "trial_id": trial_id}
+        super().__init__({**ids, "hparams": hparams or {}, "config": exp_conf or {}}, Distributed())
+
+
+def load_trial_from_checkpoint_path(
+    path: str | os.PathLike[str],
+    trial_class: type[PyTorchTrial] | None = None,
+    trial_kwargs: dict[str, Any] | None = None,
+    torch_load_kwargs: dict[str, Any] | None = None,
+    **legacy: Any,
+) -> PyTorchTrial:
+    """The trial as it was saved: an instance with its models, optimizers and schedulers restored.
+
+    Its class comes from the checkpoint's own code, unless `trial_class` is given, which a trial of the Trainer form
+    needs. It is built as trial_class(context, **trial_kwargs). While that goes on, modules are imported from `code/`
+    alone, and afterwards no trace of them is left: what a method imports when it is called must be importable then.
+
+    `torch_load_kwargs` may hold `map_location` and `mmap`; `legacy` is their former place.
+
+    Raises UsageError for what is no checkpoint or lacks what is needed, HpcDetError for a damaged one and where the
+    class wraps other objects than were saved; what the trial itself raises goes through.
+    """
+    options = _torch_options({**(torch_load_kwargs or {}), **legacy})
+    folder = Path(path).resolve()
+    _check_folder(folder, imports_code=trial_class is None)
+    about = _about(folder)
+    with nullcontext() if trial_class else importing_from(folder / CODE):
+        trial_class = trial_class or _class_of(about, folder)
+        context = _context(about)
+        trial = trial_class(context, **(trial_kwargs or {}))
+        restore_models(stored_state(folder, context.models, **options), context, folder)
+    return trial
+
+
+def _torch_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    problems = [
+        f"torch_load_kwargs: {name} is not supported; use map_location and mmap"
+        for name in given
+        if name not in ("map_location", "mmap", "weights_only")
+    ]
+    if not given.get("weights_only", True):
+        problems.append(
+            "torch_load_kwargs: weights_only=False would run whatever code the file brings; leave it out. What a "
+            "PyTorchTrial saves is loaded without, numpy's arrays and numbers included"
+        )
+    if problems:
+        raise UsageError(problems)
+    return {name: value for name, value in given.items() if name != "weights_only"}
+
+
+def _check_folder(folder: Path, *, imports_code: bool) -> None:
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder; name the folder of a checkpoint, checkpoints/UUID of its trial")
+    if wrong := in_words(irregularities(folder)):  # before anything is opened
+        raise HpcDetError([f"{folder}: not loaded: {problem}" for problem in wrong])
+    if _trial_type(folder) == "DeepSpeedTrial":
+        raise UsageError(
+            f"{folder}: a DeepSpeedTrial's, whose weights are in the shards of its engines, model0 and so on; get them "
+            f"by deepspeed.utils.zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder, tag='model0'), or by "
+            f"load_checkpoint(folder, tag='model0') of an engine"
+        )
+    state_file(folder)
+    problems = _damage(folder, imports_code)
+    if problems:
+        raise HpcDetError([f"{folder}: damaged: {problem}; use another checkpoint" for problem in problems])
+
+
+def _damage(folder: Path, imports_code: bool) -> list[str]:
+    try:
+        checkpoint = read_manifest(folder)
+    except FileNotFoundError:
+        return []  # Determined wrote none
+    except (OddManifest, OSError) as error:
+        return [f"{MANIFEST}: {error}"]
+    problems, of_code = checkpoint.damage(), checkpoint.code_damage() if imports_code else []
+    return [*problems, *(f"{problem} (with `trial_class` its code is not needed)" for problem in of_code)]
+
+
+def _trial_type(folder: Path) -> str | None:
+    try:
+        return (read_json(folder / LOAD_DATA) or {}).get("trial_type")
+    except ValueError:  # damaged, which is found out when all of the folder is known to be a checkpoint
+        return None
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """load_data.json; what Determined up to 0.17.7 put into metadata.json at the download; or nothing."""
+    try:
+        about: Any = read_json(folder / LOAD_DATA)
+        if about is not None:
+            return dict(about)
+        about = read_json(folder / METADATA) or {}
+    except ValueError as error:
+        raise HpcDetError(f"{folder}: damaged: {LOAD_DATA} or {METADATA} is no JSON: {error}") from None
+    return {**about, "trial_cls_spec": (about.get("experiment_config") or {}).get("entrypoint")}
+
+
+def _context(about: Mapping[str, Any]) -> CheckpointLoadContext:
+    ids = {name: about[name] for name in ("trial_seed", "experiment_id", "trial_id") if name in about}
+    return CheckpointLoadContext(about.get("hparams"), about.get("experiment_config"), **ids)
+
+
+def _class_of(about: Mapping[str, Any], folder: Path) -> type[PyTorchTrial]:
+    name = about.get("trial_cls_spec")
+    if about.get("is_trainer") or about.get("trial_in_main"):
+        raise UsageError(
+            f"{folder}: saved by a Trainer in a script of its own, which is not run again to find {name}; pass the "
+            f"class as trial_class"
+        )
+    if not isinstance(name, str) or ":" not in name:
+        raise UsageError(f"{folder / LOAD_DATA}: does not say which class was trained; pass it as trial_class")
+    module_name, _, qualified_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UsageError(f"{folder}: cannot import {name}: {error}; {_remedy(error)}") from error
+    try:
+        found = attrgetter(qualified_name)(module)
+    except AttributeError:
+        raise UsageError(
+            f"{folder}: {module.__file__} has no {qualified_name}; pass the class as trial_class"
+        ) from None
+    if not (isinstance(found, type) and issubclass(found, PyTorchTrial)):
+        raise UsageError(f"{folder}: {name} is no subclass of hpc_det.pytorch.PyTorchTrial; pass one as trial_class")
+    return found
+
+
+def _remedy(error: ImportError) -> str:
+    if (error.name or "").split(".")[0] == "determined":
+        return "call hpc_det.compat.install() first: then it imports hpc_det instead"
+    return "install what it imports, or pass the class as trial_class"

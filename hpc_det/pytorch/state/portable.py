@@ -1,0 +1,179 @@
+"""What lets a checkpoint be used away from its experiment: the code, and what the trial was built with.
+
+code/             the experiment's code as the trial's first attempt found it
+load_data.json    trial class, hyperparameters, effective configuration (secrets masked), seed and ids
+metadata.json     versions, batches trained; callbacks may add to it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpc_det.checkpoint.code import mend_code
+from hpc_det.checkpoint.committed import CODE, LOAD_DATA, FileEntry, checksum, committed_at
+from hpc_det.config.secrets import masked
+from hpc_det.errors import UsageError
+from hpc_det.node.files import flush_file, flush_folder, flush_tree, read_json
+from hpc_det.node.modes import make_folders
+from hpc_det.node.temporary import temporary_beside
+from hpc_det.pytorch.state.state import PROGRESS
+from hpc_det.pytorch.trial.trial import Trial, kind_of
+
+METADATA = "metadata.json"
+_IDENTITY = ("trial_seed", "experiment_id", "trial_id")
+"""Runs outside any job have the same ids, and are told apart by their seed."""
+
+
+class Portable:
+    """Made once per process; `write` is for rank 0.
+
+    `spec` is the content of trial.json; `code` is None where nobody says what belongs to the trial. Raises UsageError
+    for hyperparameters or a configuration that are no JSON.
+    """
+
+    def __init__(
+        self, spec: Mapping[str, Any], trial_class: type[Trial], code: Path | None, *, is_trainer: bool
+    ) -> None:
+        self._code = code
+        self._load_data = _json(
+            {
+                "trial_type": kind_of(trial_class).__name__,
+                "trial_cls_spec": f"{trial_class.__module__}:{trial_class.__qualname__}",
+                "is_trainer": is_trainer,
+                "experiment_config": _masked(spec["config"]),
+                **{name: spec[name] for name in ("hparams", *_IDENTITY)},
+            }
+        )
+        self._identity = {name: spec[name] for name in _IDENTITY}
+        self._recorded: dict[str, FileEntry] = {}
+        """Of the code in a checkpoint of this trial: no damage since passes for the code."""
+
+    def is_of_this_trial(self, folder: Path) -> bool:
+        """Whether the checkpoint in `folder` was written by this trial, with all that a resume needs."""
+        stored = read_json(folder / LOAD_DATA) or {}
+        return (folder / PROGRESS).exists() and {name: stored.get(name) for name in _IDENTITY} == self._identity
+
+    def mend(self, folder: Path) -> list[str]:
+        """Compare the code in the checkpoint in `folder`, one of this experiment, and restore what is damaged.
+
+        Returns a sentence for all that was: see `mend_code`.
+        """
+        checkpoint = committed_at(folder)
+        if checkpoint is None:
+            return []
+        if self._code is None:
+            return mend_code(checkpoint, [], [])
+        found = mend_code(checkpoint, [self._kept], [self._code])
+        self._recorded = {name.removeprefix(f"{CODE}/"): entry for name, entry in checkpoint.code.items()}
+        return found
+
+    def write(self, folder: Path, steps: int) -> dict[str, FileEntry]:
+        """Add to the partial folder of a checkpoint at `steps` batches; the entries of the files in `code/`.
+
+        Those are durable already and need no reading: for `CheckpointContext.save`'s `finish`.
+        """
+        (folder / LOAD_DATA).write_text(self._load_data, encoding="utf-8")
+        (folder / METADATA).write_text(_json(_metadata(steps)), encoding="utf-8")
+        for name in self._entries:
+            _place(self._kept / name, folder / CODE / name)
+        return {f"{CODE}/{name}": entry for name, entry in self._entries.items()}
+
+    @cached_property
+    def _kept(self) -> Path:
+        assert self._code is not None
+        return keep_code(self._code)
+
+    @cached_property
+    def _entries(self) -> dict[str, FileEntry]:
+        if self._code is None:
+            return {}
+        files = (path for path in sorted(self._kept.rglob("*")) if path.is_file())
+        found = {str(path.relative_to(self._kept)): checksum(path) for path in files}
+        return found | {name: entry for name, entry in self._recorded.items() if name in found}
+
+
+def keep_code(code: Path) -> Path:
+    """A read-only copy of `code` beside it, made at the first call for an experiment. Trials may call it together.
+
+    Trials work in `code`: they download data there and append to files. Call this before the trial is imported. All
+    checkpoints share the files of the copy.
+    """
+    kept = code.with_name(f".{code.name}-kept")
+    if not kept.exists():
+        partial = temporary_beside(kept)
+        partial.mkdir(mode=0o700)
+        try:
+            shutil.copytree(code, partial, dirs_exist_ok=True, copy_function=_keep, ignore=_not_submitted)
+            flush_tree(partial)
+            _rename_unless_there(partial, kept)
+        except OSError:
+            if not kept.exists():  # else another trial was faster, and trains in `code`, which changes there
+                raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return kept
+
+
+def _not_submitted(folder: str, names: list[str]) -> set[str]:
+    """What a snapshot never holds: bytecode, links, and what is neither file nor folder."""
+    paths = ((name, Path(folder, name)) for name in names)
+    return {
+        name
+        for name, path in paths
+        if name == "__pycache__" or path.is_symlink() or not (path.is_file() or path.is_dir())
+    }
+
+
+def _keep(source: str, target: str) -> None:
+    shutil.copy2(source, target)
+    os.chmod(target, os.stat(target).st_mode & 0o555)
+
+
+def _place(kept: Path, target: Path) -> None:
+    """A hard link, or a copy where the file system has none."""
+    make_folders(target.parent)
+    try:
+        os.link(kept, target)
+    except OSError:
+        shutil.copy2(kept, target)
+        flush_file(target)
+
+
+def _rename_unless_there(partial: Path, final: Path) -> None:
+    if not final.exists():  # a rename would replace an empty one
+        os.rename(partial, final)
+    flush_folder(final.parent)
+
+
+def _metadata(steps: int) -> dict[str, Any]:
+    return {
+        "hpc_det_version": version("hpc_det"),
+        "framework": f"torch-{torch.__version__}",
+        "format": "pickle",
+        "steps_completed": steps,
+    }
+
+
+def _masked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A script may give any part of a configuration, or none."""
+    environment = {"environment_variables": [], **(config.get("environment") or {})}
+    return masked({**config, "data": config.get("data") or {}, "environment": environment})
+
+
+def _json(content: dict[str, Any]) -> str:
+    try:
+        return json.dumps(content, indent=1) + "\n"
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"hyperparameters and configuration become part of checkpoints as JSON: {error}; give numbers, texts, "
+            f"lists and maps"
+        ) from None

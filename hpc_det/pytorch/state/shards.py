@@ -1,0 +1,204 @@
+"""Sharded tensors (torch's DTensor) in the files of a checkpoint, and out of them.
+
+state_dict.pth    a meta tensor in the place of each: its shape and type, no numbers                rank 0
+shard-R.pth       {path: {"offset": [...], "part": tensor}}: which part of which tensor it is;      each rank
+                  a path is that in state_dict.pth, such as "models_state_dict/0/layer.weight"
+
+Each rank writes what it has, and reads what it needs, whoever has written that: no rank ever holds a whole model, and
+nothing is sent. (torch.distributed.checkpoint gathers its plans as pickles, and keeps its metadata as one.)
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from hpc_det.checkpoint.content import read
+from hpc_det.errors import HpcDetError
+from hpc_det.pytorch.trial.trial_context import parameters_of
+
+Shards = dict[str, dict[str, Any]]
+"""The content of one shard-R.pth."""
+
+
+_EVERY = "shard-*.pth"
+
+
+def shard_file(rank: int) -> str:
+    return f"shard-{rank}.pth"
+
+
+def is_sharded_tensor(tensor: torch.Tensor) -> bool:
+    """Whether each rank has a part of it."""
+    return isinstance(tensor, DTensor)
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's; all of a tensor that is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+# --- saving
+
+
+def without_shards(state: dict[str, Any]) -> dict[str, Any]:
+    """`state` with a meta tensor for each sharded one."""
+
+    def emptied(path: str, value: torch.Tensor) -> torch.Tensor:
+        return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, DTensor) else value
+
+    changed: dict[str, Any] = _mapped(emptied, state)
+    return changed
+
+
+def shards_in(state: dict[str, Any]) -> Shards:
+    """This rank's part of each sharded tensor. Of copies on several ranks one is enough."""
+    shards: Shards = {}
+
+    def take(path: str, value: torch.Tensor) -> torch.Tensor:
+        if isinstance(value, DTensor) and _is_first_copy(value):
+            _, offset = _place(value)
+            shards[path] = {"offset": [*offset], "part": value.to_local()}
+        return value
+
+    _mapped(take, state)
+    return shards
+
+
+def _is_first_copy(tensor: DTensor) -> bool:
+    coordinate = tensor.device_mesh.get_coordinate() or ()
+    placements = zip(coordinate, tensor.placements, strict=True)
+    return all(place == 0 for place, placement in placements if placement.is_replicate())
+
+
+# --- loading
+
+
+class StoredShards:
+    """Those in the folder of a checkpoint, as a gang of any size needs them. Files are opened when they are needed."""
+
+    def __init__(self, folder: Path, rank: int = 0) -> None:
+        """`rank` of the gang that reads: what it has written itself it finds first."""
+        self._folder = folder
+        own = folder / shard_file(rank)
+        self._paths = sorted(folder.glob(_EVERY), key=lambda path: (path != own, path.name))
+        self._opened: list[Shards] = []
+
+    def fitted(self, content: Any, path: str, likes: Mapping[str, torch.Tensor]) -> Any:
+        """A state_dict, which is at `path` of state_dict.pth, with its tensors as this rank needs them.
+
+        `likes`: by the path of a tensor, or of the map that it is in, what it is going to be copied to: this rank's
+        part where that is sharded; else all of it.
+
+        Raises HpcDetError where something is in no shard.
+        """
+
+        def fit(there: str, value: torch.Tensor) -> torch.Tensor:
+            return self._fitted(there, value, likes.get(there, likes.get(there.rpartition("/")[0])))
+
+        return _mapped(fit, content, path)
+
+    def _fitted(self, path: str, value: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
+        if isinstance(like, DTensor) and like.shape == value.shape:
+            shape, offset = _place(like)
+            return _distributed(self._part(path, value, offset, shape), like)
+        return self._part(path, value, [0] * value.ndim, value.shape) if value.is_meta else value
+
+    def _part(self, path: str, value: torch.Tensor, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
+        """A copy, since the files may be gone before it is."""
+        if not value.is_meta:
+            return _cut(value, offset, shape).clone()
+        part = torch.empty(shape, dtype=value.dtype)
+        missing = part.numel()
+        for shards in self._every():
+            if stored := shards.get(path):
+                missing -= _copy_overlap(stored["part"], stored["offset"], part, offset)
+            if not missing:
+                return part
+        raise HpcDetError(
+            f"{self._folder}: {path}: {missing} of {part.numel()} numbers are in no {_EVERY}; use another checkpoint"
+        )
+
+    def _every(self) -> Iterator[Shards]:
+        for number, path in enumerate(self._paths):
+            if number == len(self._opened):
+                self._opened.append(read(path, mmap=True))
+            yield self._opened[number]
+
+
+def likes_of(owner: Any, path: str) -> dict[str, torch.Tensor]:
+    """What the tensors of its state_dict at `path` are like: a model's themselves, an optimizer's their parameter."""
+    if isinstance(owner, torch.nn.Module):
+        return {f"{path}/{name}": value for name, value in owner.state_dict().items()}
+    if isinstance(owner, torch.optim.Optimizer):
+        return {f"{path}/state/{number}": parameter for number, parameter in enumerate(parameters_of(owner))}
+    return {}
+
+
+def part_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """This rank's part of the whole `value`, as `like` has it; all of it where that is not sharded."""
+    if not isinstance(like, DTensor):
+        return value.to(like.device)
+    shape, offset = _place(like)
+    return _distributed(_cut(value, offset, shape).clone(), like)
+
+
+# --- parts
+
+
+def _place(tensor: DTensor) -> tuple[Sequence[int], Sequence[int]]:
+    """Shape and offset of this rank's part."""
+    return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+
+
+def _distributed(part: torch.Tensor, like: DTensor) -> DTensor:
+    return DTensor.from_local(
+        part.to(like.to_local().device),
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
+def _cut(tensor: torch.Tensor, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
+    return tensor[tuple(slice(first, first + count) for first, count in zip(offset, shape, strict=True))]
+
+
+def _copy_overlap(
+    source: torch.Tensor, source_offset: Sequence[int], target: torch.Tensor, target_offset: Sequence[int]
+) -> int:
+    """Between two parts of one tensor; the count of numbers."""
+    first = [max(pair) for pair in zip(source_offset, target_offset, strict=True)]
+    ends = [
+        min(s + s_count, t + t_count)
+        for s, s_count, t, t_count in zip(source_offset, source.shape, target_offset, target.shape, strict=True)
+    ]
+    shape = [max(end - begin, 0) for begin, end in zip(first, ends, strict=True)]
+    if math.prod(shape):
+        of_source = _cut(source, [a - b for a, b in zip(first, source_offset, strict=True)], shape)
+        _cut(target, [a - b for a, b in zip(first, target_offset, strict=True)], shape).copy_(of_source)
+    return math.prod(shape)
+
+
+def _mapped(function: Callable[[str, torch.Tensor], torch.Tensor], content: Any, path: str = "") -> Any:
+    """The same nesting with function(path, tensor) of each tensor."""
+    if isinstance(content, torch.Tensor):
+        return function(path, content)
+    if type(content) in (dict, OrderedDict):
+        changed = copy.copy(content)  # a model's state_dict is one with versions (_metadata) beside its items
+        for name, value in content.items():
+            changed[name] = _mapped(function, value, f"{path}/{name}" if path else str(name))
+        return changed
+    if type(content) is list:
+        return [_mapped(function, value, f"{path}/{number}") for number, value in enumerate(content)]
+    return content

@@ -1,0 +1,1 @@
+"""How a model trains: on one device, on many (DDP), sharded."""

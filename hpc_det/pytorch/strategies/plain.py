@@ -1,0 +1,267 @@
+"""PyTorchTrial: the trial steps its optimizers, DDP shares gradients, and rank 0 saves the models of all."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from hpc_det.checkpoint.checkpoints import Put
+from hpc_det.checkpoint.content import check_loadable
+from hpc_det.distributed.metrics import MetricWindow
+from hpc_det.errors import UsageError
+from hpc_det.pytorch.data import Evaluation, TrainingData
+from hpc_det.pytorch.loop.progress import Progress
+from hpc_det.pytorch.state.shards import own_part, shard_file, shards_in, without_shards
+from hpc_det.pytorch.state.state import (
+    PROGRESS,
+    STATE_DICT,
+    model_state,
+    rank_file,
+    rank_state,
+    restore_models,
+    restore_rank,
+    restore_weights,
+    takes_buffers,
+    trained_state,
+)
+from hpc_det.pytorch.state.stored import stored_state
+from hpc_det.pytorch.strategies.ddp import DataParallel, share_buffers
+from hpc_det.pytorch.strategies.model_parallel import make_data_parallel_mpu
+from hpc_det.pytorch.strategies.sharded import is_sharded, reshard
+from hpc_det.pytorch.strategies.strategy import Trained
+from hpc_det.pytorch.trial.callback import Callbacks
+from hpc_det.pytorch.trial.context import PyTorchTrialContext
+from hpc_det.pytorch.trial.evaluation import numbered
+from hpc_det.pytorch.trial.trial_context import TrialContext, parameters_of
+
+if TYPE_CHECKING:
+    from hpc_det.pytorch.trial.trial import PyTorchTrial
+
+
+class PlainStrategy:
+    context_class: ClassVar[type[TrialContext]] = PyTorchTrialContext
+    saves_on_every_rank: ClassVar = False
+    micro_batches = 1
+    micro_batch_size = None
+
+    @staticmethod
+    def explained() -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+        self.mpu = make_data_parallel_mpu(context.distributed)
+        self._trial = trial
+        self._context = context
+        self._evaluate = numbered(trial.evaluate_batch)
+
+    @property
+    def evaluation(self) -> Evaluation:
+        return Evaluation.TOGETHER if self._context.has_sharded_models else Evaluation.APART
+
+    def check(self) -> None:
+        name, context = type(self._trial).__name__, self._context
+        problems = [
+            f"{name}: __init__ wraps no {what}; call context.wrap_{what}, or a checkpoint would miss it"
+            for what, wrapped in (("model", context.models), ("optimizer", context.optimizers))
+            if not wrapped
+        ]
+        problems += [
+            f"{name}: {type(model.module).__name__} got other parameters after wrap_model, whose gradients ranks would "
+            f"not exchange; add and replace layers before it"
+            for model in context.wrapped_models
+            if isinstance(model, DataParallel) and model.has_other_parameters and not is_sharded(model.module)
+        ]
+        models = {id(parameter) for model in context.models for parameter in model.parameters()}
+        trained = [parameter for optimizer in context.optimizers for parameter in parameters_of(optimizer)]
+        loose = sum(id(parameter) not in models for parameter in trained)
+        if context.has_sharded_models:
+            problems += [f"{name}: {problem}" for problem in self._sharded_problems(loose)]
+        if problems:
+            raise UsageError(problems)
+        if loose:
+            warnings.warn(
+                f"{name}: optimizers train {loose} parameters of no wrapped model, which no checkpoint holds and ranks "
+                f"do not share; make them parameters of a model, and wrap that",
+                stacklevel=2,
+            )
+
+    def _sharded_problems(self, loose: int) -> Iterator[str]:
+        """`loose`: parameters that optimizers train, and no wrapped model has."""
+        from hpc_det.pytorch.trial.trial import implements  # which imports this module
+
+        for model, wrapped in zip(self._context.models, self._context.wrapped_models, strict=True):
+            if isinstance(wrapped, DataParallel) and is_sharded(model):
+                yield f"{type(model).__name__} is sharded after wrap_model; call fully_shard before it"
+        if loose:
+            yield (
+                f"optimizers train {loose} parameters of no wrapped model, as if one were made before fully_shard, "
+                f"which replaces parameters; make optimizers after it"
+            )
+        if implements(type(self._trial), "evaluate_full_dataset"):
+            yield (
+                "evaluate_full_dataset runs on rank 0 alone, and a sharded model needs all ranks for each batch; "
+                "implement evaluate_batch"
+            )
+
+    # --- training
+
+    def begin(self, data: TrainingData, batches: Iterator[Any] | None, progress: Progress) -> Iterator[Any]:
+        self._data, self._progress = data, progress
+        context = self._context
+        context.begin_fusion()
+        self._ends_steps = bool(context.precision.scales_losses or context.scheduled_steps or context.fusion)
+        self._set_training_mode(True)
+        if batches is None:
+            raise UsageError("build_training_data_loader returned None; every rank of a PyTorchTrial loads its share")
+        return batches
+
+    def train_batch(self, batches: Iterator[Any], epoch: int, number: int) -> tuple[Any, int]:
+        trial, context = self._trial, self._context
+        batch = next(batches)
+        if (number + 1) % context.aggregation_frequency:
+            with context.keeping_gradients():
+                return trial.train_batch(batch, epoch, number), trial.get_batch_length(batch)
+        return trial.train_batch(batch, epoch, number), trial.get_batch_length(batch)
+
+    def end_batch(self, number: int) -> None:
+        if not self._ends_steps or (number + 1) % self._context.aggregation_frequency:
+            return
+        if self._context.precision.scales_losses:
+            self._context.precision.end_batch()
+        for scheduled in self._context.scheduled_steps:
+            scheduled.after_optimizer_step(
+                number, self._context.aggregation_frequency, lambda: self._epochs_until_next_step(number)
+            )
+        if self._context.fusion and self._context.fusion.is_tuning:
+            self._context.fusion.end_exchange()
+
+    def _epochs_until_next_step(self, number: int) -> range:
+        """Those that batch `number` or one after it ends, up to the batch of the next optimizer step."""
+        start, trained = self._progress.position, number - self._progress.steps
+        before = position = self._data.after(start, trained) if trained else start
+        for _ in range(self._context.aggregation_frequency):
+            position = self._data.after(position)
+        return range(before.epoch, position.epoch)
+
+    # --- validation
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        share_buffers(self._context.wrapped_models)
+        self._set_training_mode(False)
+        yield
+        reshard(self._context.models)
+        self._set_training_mode(True)
+
+    def evaluate(self, batches: Iterator[Any], number: int) -> Any:
+        return self._evaluate(next(batches), number)
+
+    def _set_training_mode(self, training: bool) -> None:
+        for model in self._context.wrapped_models:
+            model.train(training)
+            if isinstance(model, DataParallel):
+                model.alone = not training
+
+    def trained(self) -> Trained:
+        context = self._context
+        models = zip(context.models, context.wrapped_models, strict=True)
+        replaced = (
+            id(buffer)
+            for model, wrapped in models
+            if not context.distributed.is_chief and takes_buffers(context, wrapped)
+            for buffer in model.buffers()
+        )
+        scaler = context.precision.scaler
+        return Trained(context.models, context.optimizers, context.lr_schedulers, scaler, frozenset(replaced))
+
+    def owned(self) -> Iterator[object]:
+        context = self._context
+        yield from (self._trial, context, *context.optimizers, *context.lr_schedulers)
+        if context.precision.scaler:
+            yield context.precision.scaler
+        for model in (*context.models, *context.wrapped_models):
+            yield from (*model.modules(), *model.parameters(), *model.buffers())
+
+    def snapshot(self, callbacks: Callbacks) -> Callable[[], None]:
+        """Callbacks swap weights, say."""
+        models = [
+            {name: value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else value for name, value in state}
+            for state in (model.state_dict().items() for model in self._context.models)
+        ]
+        groups = [
+            {name: value for name, value in group.items() if name != "params"}
+            for optimizer in self._context.optimizers
+            for group in optimizer.param_groups
+        ]
+        schedulers = [scheduler.state_dict() for scheduler in self._context.lr_schedulers]
+        others = {"groups": groups, "schedulers": schedulers, "callbacks": callbacks.state()}
+        return partial(self._put_back, {"models": models, **copy.deepcopy(others)}, callbacks)
+
+    def _put_back(self, snapshot: dict[str, Any], callbacks: Callbacks) -> None:
+        for model, state in zip(self._context.models, snapshot["models"], strict=True):
+            model.load_state_dict(state)
+        groups = (group for optimizer in self._context.optimizers for group in optimizer.param_groups)
+        for group, former in zip(groups, snapshot["groups"], strict=True):
+            group.update(former)
+        for scheduler, state in zip(self._context.lr_schedulers, snapshot["schedulers"], strict=True):
+            scheduler.load_state_dict(state)
+        callbacks.restore(snapshot["callbacks"])
+
+    # --- checkpoints
+
+    def check_savable(self, callbacks: Callbacks) -> None:
+        if self._context.distributed.is_chief:
+            check_loadable({STATE_DICT: without_shards(model_state(self._context, callbacks))})
+
+    def expected(self, callbacks: Callbacks, window: MetricWindow) -> list[Any]:
+        context = self._context
+        parameters = [parameter for model in context.models for parameter in model.parameters()]
+        gradients = [
+            torch.empty_like(own_part(each), device="cpu")  # which takes no memory
+            for each in parameters
+            if each.requires_grad and each.grad is None and context.aggregation_frequency > 1
+        ]
+        return [[self._files(callbacks, window), gradients]]
+
+    def files(self, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
+        files = self._files(callbacks, window)
+        if STATE_DICT in files:
+            callbacks.call("on_checkpoint_save_start", files[STATE_DICT])
+        return files
+
+    def _files(self, callbacks: Callbacks, window: MetricWindow) -> dict[str, Any]:
+        context, rank = self._context, self._context.distributed.rank
+        reshard(context.models)
+        files = {rank_file(rank): rank_state(context, window)}
+        if context.distributed.is_chief:
+            files[STATE_DICT] = without_shards(model_state(context, callbacks))
+        if context.has_sharded_models:
+            files[shard_file(rank)] = shards_in(trained_state(context))
+        return files
+
+    def write(self, folder: Path, put: Put) -> None:
+        """All is in `files`."""
+
+    def reads(self, name: str) -> bool:
+        return name in (STATE_DICT, PROGRESS, rank_file(self._context.distributed.rank))
+
+    def restore(self, folder: Path, callbacks: Callbacks) -> None:
+        state = stored_state(folder, self._context.models)
+        if callbacks.overrides("on_checkpoint_load_start"):
+            state = copy.deepcopy(state)  # they may keep some of it
+            callbacks.call("on_checkpoint_load_start", state)
+        restore_models(state, self._context, folder)
+        callbacks.restore(copy.deepcopy(state["callbacks"]))
+
+    def restore_weights(self, folder: Path) -> None:
+        restore_weights(stored_state(folder, self._context.models), self._context, folder)
+
+    def restore_rank(self, folder: Path, ranks: int, window: MetricWindow) -> dict[str, Any] | None:
+        return restore_rank(folder, ranks, self._context, window)

@@ -1,0 +1,1 @@
+"""What users write and call: the trial, its context, callbacks and reducers."""

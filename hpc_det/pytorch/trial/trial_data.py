@@ -1,0 +1,80 @@
+"""What a trial trains on and is validated with, on this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hpc_det.config.throughput_runs import NO_WHOLE_BATCH
+from hpc_det.errors import UsageError
+from hpc_det.pytorch.data import DataLoader, Evaluation, Position, training_data, validation_data
+from hpc_det.pytorch.state.nested import mapped
+from hpc_det.pytorch.strategies.strategy import Strategy
+from hpc_det.pytorch.trial.trial import Trial
+from hpc_det.pytorch.trial.trial_context import TrialContext
+
+
+class TrialData:
+    def __init__(self, trial: Trial, context: TrialContext, strategy: Strategy) -> None:
+        """Collective. Raises UsageError for loaders that are not ours, too short, or not the same on all ranks."""
+        self._context = context
+        mpu, evaluation = strategy.mpu, strategy.evaluation
+        loads = mpu.should_build_data_loader
+        training = _checked(trial.build_training_data_loader(), "training", context) if loads else None
+        validation = _checked(trial.build_validation_data_loader(), "validation", context) if loads else None
+        _check_size(training, strategy.micro_batch_size)
+        self._loads_training, self._loads_validation = training is not None, validation is not None
+        place: dict[str, Any] = {
+            "rank": mpu.data_parallel_rank,
+            "size": mpu.data_parallel_world_size,
+            "seed": context.get_trial_seed(),
+            "gang": context.distributed,
+            "per_batch": strategy.micro_batches,
+        }
+        self.training = training_data(training, **place, same_size=evaluation is Evaluation.PIPELINED)
+        self.validation = validation_data(validation, **place, evaluation=evaluation)
+        if context.trains_on and not self.training.whole_batches(Position()):
+            raise UsageError(f"build_training_data_loader: {NO_WHOLE_BATCH}; use a smaller one, or more data")
+
+    def training_batches(self, position: Position) -> Iterator[Any] | None:
+        """From `position` on, as the trial gets them; None where others load them."""
+        if not self._loads_training:
+            return None
+        loaded = self.training.batches(position)
+        batches = self._context.on_device(loaded, loaded_in_workers=self.training.loads_in_workers)
+        return _over_and_over(next(batches)) if self._context.trains_on == "first batch" else batches
+
+    def validation_batches(self) -> Iterator[Any] | None:
+        """This rank's share, as the trial gets it; None where others load it."""
+        if not self._loads_validation:
+            return None
+        batches = self.validation.batches()
+        return self._context.on_device(batches, loaded_in_workers=self.validation.loads_in_workers)
+
+
+def _over_and_over(batch: Any) -> Iterator[Any]:
+    """The same tensors each time; dicts and lists around them are new ones, which a trial may change."""
+    while True:
+        yield mapped(lambda value: value, batch)
+
+
+def _check_size(training: Any, size: int | None) -> None:
+    """A `batch_sampler` may make batches of any size."""
+    if size is None or not isinstance(training, DataLoader) or training.batch_sampler is not None:
+        return
+    if training.batch_size != size:
+        raise UsageError(
+            f"build_training_data_loader: batch_size is {training.batch_size}, and train_micro_batch_size_per_gpu of "
+            f"the deepspeed config {size}; give batch_size=context.get_train_micro_batch_size_per_gpu()"
+        )
+
+
+def _checked(loader: Any, kind: str, context: TrialContext) -> Any:
+    """None may be right where another rank loads: see hpc_det.pytorch.data.shapes."""
+    if loader is not None and not isinstance(loader, DataLoader) and context.checks_dataset_reproducibility:
+        raise UsageError(
+            f"build_{kind}_data_loader returned {type(loader).__name__}: hpc_det.pytorch.DataLoader makes the order of "
+            f"records reproducible and shares them over ranks; use that, or call "
+            f"{context.own_loaders_allowed_by}() and see to both in your loader"
+        )
+    return loader

@@ -1,0 +1,147 @@
+"""This machine, without a scheduler: the job is a process in a session of its own.
+
+A job id is PID-START@HOST: the process, its start time in clock ticks (proc(5), /proc/PID/stat field 22), so that
+another process with the same number is never taken for the job, and its host, since the state folder may be shared.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_det.node.process import is_running, start_ticks
+from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.requeue import Cause
+from hpc_det.schedulers.command import CommandError, Run, run_command
+from hpc_det.schedulers.scheduler import JobState, JobStatus, Submission, agent_command, common_variables
+from hpc_det.store.folders import job_log
+
+MODULE = "hpc_det.schedulers.local.scheduler"
+
+
+class Local:
+    template = "local.sh.j2"
+    has_queue = False
+
+    def script_variables(self, plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
+        return {
+            **common_variables(plan, script),
+            "agent": agent_command(plan),
+            "folder": shlex.quote(plan.folder),
+            "job_log": shlex.quote(str(job_log(script))),
+        }
+
+    def submit_command(self, submission: Submission, run: Run = run_command) -> list[str]:
+        # Not in the user's folder: `python -m` would import a module of theirs in the place of one it needs.
+        return ["env", f"--chdir={Path(submission.script).parent}", sys.executable, "-m", MODULE, submission.script]
+
+    def parse_submit(self, output: str, element: int | None = None) -> str:
+        return str(JobId.parse(output.strip()))
+
+    def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
+        return {job_id: JobId.parse(job_id).status() for job_id in job_ids}
+
+    def cancel(self, job_id: str, run: Run) -> None:
+        job = JobId.parse(job_id)
+        status = job.status()
+        if status.state is JobState.UNKNOWN:
+            raise CommandError(f"job {job_id}: {status.reason}; end it there")
+        if status.state is JobState.RUNNING:
+            with suppress(ProcessLookupError):  # it may end just now
+                os.kill(job.pid, signal.SIGTERM)
+
+    def withdraw(self, job_id: str, run: Run) -> None:
+        """There is no queue."""
+
+    def release(self, job_id: str, run: Run) -> None:
+        """Nothing is ever held back here."""
+
+    def job_id(self, env: Mapping[str, str]) -> str:
+        return str(JobId.of(os.getpid()))
+
+    def array_index(self, env: Mapping[str, str]) -> int:
+        return 0
+
+    def share(self, plan: JobPlan, place: int) -> dict[str, str]:
+        """GPUs of its own: nothing else here divides them."""
+        if plan.slot_type != "gpu":
+            return {}
+        first = place * plan.ranks_per_node
+        return {"CUDA_VISIBLE_DEVICES": ",".join(str(first + slot) for slot in range(plan.ranks_per_node))}
+
+    def node_rank(self, env: Mapping[str, str]) -> int:
+        return 0
+
+    def hosts(self, env: Mapping[str, str]) -> list[str]:
+        return [socket.gethostname()]
+
+    def down_hosts(self, hosts: Sequence[str], run: Run) -> list[str]:
+        return []
+
+    def unreached_hosts(self, printed: str) -> list[str]:
+        return []
+
+    def was_away(self, printed: str) -> bool:
+        return False
+
+    def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
+        """There is no other host."""
+
+    def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
+        return None
+
+    def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
+        return Cause.PREEMPTED
+
+    def replaced(self, job_id: str, run: Run) -> None:
+        """Nothing ever comes back here."""
+
+    def requeue(self, job_id: str, env: Mapping[str, str], run: Run) -> None:
+        raise NotImplementedError("there is no queue")
+
+
+def start_detached(script: str) -> str:
+    """Start `script` in its own session, so that it outlives the shell; its job id."""
+    nothing = subprocess.DEVNULL
+    process = subprocess.Popen(
+        ["/bin/bash", script], stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+    )
+    return str(JobId.of(process.pid))
+
+
+@dataclass(frozen=True)
+class JobId:
+    pid: int
+    ticks: int
+    host: str
+
+    @classmethod
+    def of(cls, pid: int) -> JobId:
+        return cls(pid, start_ticks(pid), socket.gethostname())
+
+    @classmethod
+    def parse(cls, text: str) -> JobId:
+        """Raises ValueError for anything else."""
+        process, _, host = text.partition("@")
+        pid, _, ticks = process.partition("-")
+        return cls(int(pid), int(ticks), host)
+
+    def __str__(self) -> str:
+        return f"{self.pid}-{self.ticks}@{self.host}"
+
+    def status(self) -> JobStatus:
+        if self.host != socket.gethostname():
+            return JobStatus(JobState.UNKNOWN, f"it runs on {self.host}, and only that host can tell")
+        return JobStatus(JobState.RUNNING if is_running(self.pid, self.ticks) else JobState.ENDED)
+
+
+if __name__ == "__main__":
+    print(start_detached(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""PBS: its commands, their answers, its flags and its queue."""

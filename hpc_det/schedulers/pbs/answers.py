@@ -1,0 +1,146 @@
+"""What the commands of PBS answer, recorded on OpenPBS 23.06. A failed query is no news, never a state."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from hpc_det.plan.job_plan import JobPlan
+from hpc_det.schedulers.command import CommandError, Run, reading
+from hpc_det.schedulers.pbs.qstat import Answer, ask
+from hpc_det.schedulers.scheduler import JobState, JobStatus
+
+SUSPENDED = ("S", "U")
+"""By the scheduler or by `qsig`, and by the user who works at a workstation that is a node."""
+# qstat(1B), job states. A letter that is not here is news from a newer PBS: UNKNOWN, never a crash.
+STATES = {
+    "Q": JobState.QUEUED,
+    "H": JobState.QUEUED,  # for another job, or by somebody's qhold, which is not ours to lift
+    "W": JobState.QUEUED,
+    "T": JobState.QUEUED,
+    "R": JobState.RUNNING,
+    "S": JobState.RUNNING,
+    "U": JobState.RUNNING,
+    "E": JobState.RUNNING,  # its processes may still write; a requeued job passes through here too
+    "X": JobState.ENDED,
+    "F": JobState.ENDED,
+}
+# pbs_job_attributes(7B), Hold_Types.
+_HOLDS = {
+    "u": "its user; let it go with `hpc-det job release {job_id}`, or with `qrls {job_id}`",
+    "o": "an operator of the site, who can let it go with `qrls -h o {job_id}`",
+    "s": "PBS or a manager of the site, who can let it go with `qrls -h s {job_id}`",
+    "p": "PBS for a wrong password; a manager of the site can let it go with `qrls -h p {job_id}`",
+}
+SCHEDULER = "Scheduler"
+"""Who has ended a job that was preempted."""
+
+
+def check_is_pbs(run: Run) -> None:
+    """Torque, and the commands of the same names that Slurm may bring, drop what they do not know."""
+    try:
+        said = run(["qstat", "--version"])
+    except CommandError as error:
+        if "refused" not in str(error):  # absent, or without an answer
+            raise
+        said = str(error)
+    if "pbs_version" not in said:
+        raise CommandError(
+            f"qstat --version says {said.strip()!r}: this is neither PBS Pro nor OpenPBS; Torque cannot be used, and "
+            "where Slurm brings these commands, choose a profile with scheduler: slurm"
+        )
+
+
+def statuses(job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
+    """A job is over when qstat says so of its id. That it says nothing of it is no news."""
+    answer = ask(job_ids, run)
+    return {job_id: status_in(answer, job_id, job_id) for job_id in job_ids}
+
+
+def status_in(answer: Answer, job_id: str, *names: str) -> JobStatus:
+    """`names`: the ids by which PBS may call its end, which for an element of an array can be the array's."""
+    if job_id in answer.jobs:
+        try:
+            return status_of(answer.jobs[job_id], job_id)
+        except CommandError as error:
+            return JobStatus(JobState.UNKNOWN, str(error))
+    if answer.over.intersection(names):
+        return JobStatus(JobState.ENDED, "finished, or forgotten by PBS")
+    return JobStatus(JobState.UNKNOWN, answer.why_silent(job_id))
+
+
+@reading("qstat")
+def status_of(job: Mapping[str, Any], job_id: str) -> JobStatus:
+    """Of a job's attributes, as qstat -f tells them."""
+    letter = str(job.get("job_state"))
+    state = _of_elements(job) if letter == "B" else STATES.get(letter, JobState.UNKNOWN)
+    if letter == "H":  # PBS keeps the comment of before
+        return JobStatus(state, why_held(job, job_id))
+    reason = str(job.get("comment") or {"W": "waits for its time"}.get(letter, ""))
+    return JobStatus(state, reason, is_suspended=letter in SUSPENDED)
+
+
+def holds_of(job: Mapping[str, Any]) -> str:
+    """Those of `Hold_Types` that somebody has to lift: PBS itself holds a job that waits for the end of another."""
+    waits = re.search(r"\bafter", str(job.get("depend", "")))
+    return "".join(hold for hold in str(job.get("Hold_Types", "")) if hold in _HOLDS and not (hold == "s" and waits))
+
+
+def why_held(job: Mapping[str, Any], job_id: str) -> str:
+    """By whom, and the command that releases it."""
+    if holds := holds_of(job):
+        return "; ".join(f"held by {_HOLDS[hold].format(job_id=job_id)}" for hold in holds)
+    waits_for = re.findall(r"\bafter\w*((?::[^:,]+)+)", str(job.get("depend", "")))
+    ids = [job.partition("@")[0] for jobs in waits_for for job in jobs.strip(":").split(":")]
+    return f"held until the end of {', '.join(ids)}" if ids else str(job.get("comment") or "held")
+
+
+def _of_elements(array: Mapping[str, Any]) -> JobState:
+    """`Queued:1 Running:2 Exiting:0 Expired:3`: an array runs while any of its elements does."""
+    counts = {name: int(count) for name, count in re.findall(r"(\w+):(\d+)", str(array.get("array_state_count")))}
+    return JobState.RUNNING if counts.get("Running") or counts.get("Exiting") else JobState.QUEUED
+
+
+@reading("qstat")
+def waiting(job_id: str, run: Run) -> list[str]:
+    """The job, or the elements of the array, as far as they have not begun."""
+    jobs: dict[str, Any] = json.loads(run(["qstat", "-t", "-f", "-F", "json", job_id])).get("Jobs", {})
+    states = {job: status_of(attributes, job).state for job, attributes in jobs.items()}
+    return [job for job, state in states.items() if state is JobState.QUEUED and "[]" not in job]
+
+
+@reading("qstat")
+def shown(job_id: str, run: Run) -> dict[str, Any]:
+    """A job's attributes."""
+    return dict(json.loads(run(["qstat", "-f", "-F", "json", job_id]))["Jobs"][job_id])
+
+
+def ended_by(job: Mapping[str, Any]) -> str | None:
+    """Who asked for the job's end, by name; PBS writes it down as soon as it tells the job. None: nobody did."""
+    found = re.search(r"terminated by ([^@\s]+)@", str(job.get("comment", "")))
+    return found and found[1]
+
+
+@reading("qstat")
+def end_of(job: Mapping[str, Any]) -> float | None:
+    """When PBS ends it, in seconds since 1970. None: it has no limit, or has not started."""
+    started, limit = job.get("stime"), job.get("Resource_List", {}).get("walltime")
+    if not started or limit is None:
+        return None
+    hours, minutes, seconds = (["0", "0", *str(limit).split(":")])[-3:]
+    allowed = int(hours) * 3600 + int(minutes) * 60 + int(seconds)
+    return datetime.strptime(started, "%a %b %d %H:%M:%S %Y").timestamp() + allowed
+
+
+def end_by_our_clock(plan: JobPlan, env: Mapping[str, str]) -> float | None:
+    """PBS writes the list of nodes right before the job starts."""
+    if plan.time_limit_min is None:
+        return None
+    try:
+        return os.stat(env["PBS_NODEFILE"]).st_mtime + 60 * plan.time_limit_min
+    except (KeyError, OSError):
+        return None

@@ -1,0 +1,125 @@
+"""What PBS tells, after pbsnodes(8B), qstat(1B) and the attributes of OpenPBS 23.06."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from hpc_det.schedulers.command import CommandError, Run, reading
+from hpc_det.schedulers.site import FoundPool, Site
+
+NODES = ("pbsnodes", "-av", "-F", "json")
+QUEUES = ("qstat", "-Q", "-f", "-F", "json")
+SERVER = ("qstat", "-B", "-f", "-F", "json")
+SCHEDULER = ("qmgr", "-c", "list sched")
+
+KILL_DELAY_S = 10
+"""Where a queue sets no kill_delay (pbs_queue_attributes(7B))."""
+# pbs.conf's scheduler, preempt_order: the first way that is tried. Checkpointing needs a site's own scripts.
+_PREEMPT_ORDERS = {"S": "suspend", "C": "requeue", "R": "requeue", "D": "cancel"}
+
+
+@reading("pbsnodes, qstat or qmgr")
+def detect(run: Run) -> Site:
+    """Asks PBS. Raises CommandError where it does not answer."""
+    site = site_of(answer(run, NODES), answer(run, QUEUES), answer(run, SERVER), parse_scheduler(_or_empty(run)))
+    if not site.pools:
+        raise CommandError("qstat: no queue that is started and enabled")
+    return site
+
+
+def parse_scheduler(output: str) -> dict[str, str]:
+    """`qmgr -c "list sched"`: the attributes of the first scheduler."""
+    return dict(re.findall(r"^ +(\w+) = (.*)$", output, re.MULTILINE))
+
+
+def site_of(
+    nodes: Mapping[str, Any], queues: Mapping[str, Any], server: Mapping[str, Any], scheduler: Mapping[str, str]
+) -> Site:
+    ((name, attributes),) = server.get("Server", {"pbs": {}}).items()
+    shapes = Counter(_shape(node["resources_available"]) for node in nodes.get("nodes", {}).values())
+    default = attributes.get("default_queue")
+    usable = {
+        queue: said
+        for queue, said in queues.get("Queue", {}).items()
+        if (said.get("queue_type"), said.get("enabled"), said.get("started")) == ("Execution", "True", "True")
+    }
+    size = attributes.get("max_array_size")
+    return Site(
+        scheduler="pbs",
+        version=f"PBS {server.get('pbs_version', '')}".strip(),
+        name=str(name),
+        pools=tuple(_pool(queue, said, shapes, queue == default, scheduler) for queue, said in usable.items()),
+        max_array_size=int(size) if size is not None else None,
+    )
+
+
+def _shape(resources: Mapping[str, Any]) -> tuple[int, int]:
+    """GPUs and CPUs of a node. `ngpus` is a resource that sites define."""
+    return int(resources.get("ngpus", 0)), int(resources.get("ncpus", 1))
+
+
+def _pool(
+    name: str, queue: Mapping[str, Any], shapes: Counter[tuple[int, int]], default: bool, scheduler: Mapping[str, str]
+) -> FoundPool:
+    gpus, cpus = max(shapes, key=lambda shape: (bool(shape[0]), shapes[shape]), default=(0, 1))
+    most = queue.get("resources_max", {})
+    alike = sum(count for shape, count in shapes.items() if shape[0] >= gpus and shape[1] >= cpus)
+    return FoundPool(
+        name=name,
+        default=default,
+        slots_per_node=gpus or cpus,
+        slot_type="gpu" if gpus else "cpu",
+        cpus_per_slot=max(cpus // gpus, 1) if gpus else 1,
+        max_nodes=min(alike, int(most.get("nodect", alike))) or None,
+        max_time_limit=most.get("walltime"),
+        preempt_mode=_preempt_mode(int(queue.get("Priority", 0)), scheduler),
+        grace_time_s=int(queue.get("kill_delay", KILL_DELAY_S)),
+        remark="" if len(shapes) < 2 else f"the site's nodes differ; most of those with GPUs have {gpus}",
+    )
+
+
+def _preempt_mode(priority: int, scheduler: Mapping[str, str]) -> str | None:
+    """A queue at or above preempt_queue_prio preempts and is not preempted. None: the scheduler was not to be asked."""
+    order = scheduler.get("preempt_order", "")
+    if not order:
+        return None
+    if priority >= int(scheduler.get("preempt_queue_prio", 150)):
+        return "off"
+    return _PREEMPT_ORDERS.get(order[0])
+
+
+def priority_note(server: Mapping[str, Any]) -> str:
+    """Why the order of jobs may not depend on their priorities; "" where it does. `server`: the answer to SERVER.
+
+    A site orders jobs by the server's job_sort_formula, or by a job_sort_key in a file that users cannot read.
+    """
+    formulas = [said["job_sort_formula"] for said in server.get("Server", {}).values() if "job_sort_formula" in said]
+    if any("job_priority" in formula for formula in formulas):
+        return ""
+    if formulas:
+        return f"PBS orders jobs by its job_sort_formula {formulas[0]!r}, which does not contain job_priority"
+    return (
+        "this PBS server has no job_sort_formula: priorities do not change the order of jobs, unless the site sorts "
+        "them by a job_sort_key, which users cannot see"
+    )
+
+
+def answer(run: Run, command: tuple[str, ...]) -> dict[str, Any]:
+    """Raises CommandError for what is no JSON."""
+    try:
+        said: dict[str, Any] = json.loads(run(command))
+    except ValueError as error:
+        raise CommandError(f"{command[0]}: its answer is no JSON ({error}); is this PBS Pro or OpenPBS?") from None
+    return said
+
+
+def _or_empty(run: Run) -> str:
+    """Some sites let only managers ask."""
+    try:
+        return run(SCHEDULER)
+    except CommandError:
+        return ""

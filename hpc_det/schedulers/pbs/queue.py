@@ -1,0 +1,116 @@
+"""PBS' queue, after qstat(1B), qalter(1B), qmove(1B) and qorder(1B), and recordings of OpenPBS 23.06.
+
+PBS states its order by the order in which qstat lists jobs. A site's own formula or sort keys may choose others first,
+and no user can see them: priorities count as far as these use them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from hpc_det.errors import printable
+from hpc_det.plan.priority import from_pbs_priority, pbs_priority_of
+from hpc_det.schedulers.command import Run, reading
+from hpc_det.schedulers.pbs.answers import holds_of, shown, status_of
+from hpc_det.schedulers.pbs.detect import QUEUES, SERVER, answer, priority_note
+from hpc_det.schedulers.queue import Change, QueuedJob
+from hpc_det.schedulers.scheduler import JobState, JobStatus
+
+JOBS = ("qstat", "-f", "-F", "json")
+_WHO_MAY = "only a job's user, and the site's operators and managers, may change it"
+
+
+class PbsQueue:
+    @reading("qstat")
+    def jobs(self, run: Run, pool: str | None = None) -> list[QueuedJob]:
+        found = [_job(job_id, job) for job_id, job in answer(run, JOBS).get("Jobs", {}).items()]
+        return sorted((job for job in found if not pool or job.pool == pool), key=lambda job: not job.running)
+
+    @reading("qstat")
+    def pools(self, run: Run) -> dict[str, bool]:
+        servers = answer(run, SERVER).get("Server", {}).values()
+        defaults = {server.get("default_queue") for server in servers}
+        return {queue: queue in defaults for queue in answer(run, QUEUES).get("Queue", {})}
+
+    def prioritize(self, job: QueuedJob, priority: int) -> list[Change]:
+        wanted, before = pbs_priority_of(priority), pbs_priority_of(job.priority)
+        return [_change(("qalter", "-p", str(wanted), job.named), ("qalter", "-p", str(before), job.named))]
+
+    @reading("qstat")
+    def priority_note(self, run: Run) -> str:
+        return priority_note(answer(run, SERVER))
+
+    def move(self, job: QueuedJob, pool: str) -> list[Change]:
+        who_may = f"queue {pool!r} may be for other users or groups, or its limits may be too low for this job"
+        return [_change(("qmove", pool, job.named), ("qmove", job.pool, job.named), who_may)]
+
+    def put_ahead(self, job: QueuedJob, other: QueuedJob, between: Sequence[QueuedJob]) -> list[Change]:
+        return _exchanges(job, [*reversed(between), other])
+
+    def put_behind(self, job: QueuedJob, other: QueuedJob, between: Sequence[QueuedJob]) -> list[Change]:
+        return _exchanges(job, [*between, other])
+
+    def hold(self, job: QueuedJob, run: Run) -> None:
+        run(["qhold", job.named])
+
+    def release(self, job: QueuedJob, run: Run) -> None:
+        """Of all who hold it: PBS refuses to lift those that are not the user's."""
+        run(["qrls", "-h", holds_of(shown(job.job_id, run)) or "u", job.named])
+
+
+def _job(job_id: str, said: Mapping[str, Any]) -> QueuedJob:
+    status = status_of(said, job_id)
+    is_held = status.state is JobState.QUEUED and holds_of(said)
+    state = JobState.HELD if is_held else status.state
+    slots, waiting, running = _slots(said, status)
+    return QueuedJob(
+        job_id=job_id,
+        named=job_id,
+        name=printable(str(said.get("Job_Name", ""))),
+        user=str(said.get("Job_Owner", "")).partition("@")[0],
+        pool=str(said.get("queue", "")),
+        pools=(str(said.get("queue", "")),),
+        state=state,
+        reason=printable(status.reason) if state is not JobState.RUNNING else "",
+        submitted=_moment(said.get("ctime")),
+        starts=_moment(said.get("stime") or said.get("estimated", {}).get("start_time") or said.get("Execution_Time")),
+        priority=from_pbs_priority(int(said.get("Priority", 0))),
+        scheduler_priority=int(said.get("Priority", 0)),
+        slots=slots,
+        waiting=waiting,
+        running=running,
+        path=str(said.get("Output_Path", "")).partition(":")[2],
+        is_suspended=status.is_suspended,
+    )
+
+
+def _slots(job: Mapping[str, Any], status: JobStatus) -> tuple[int, int, int]:
+    """Of one job, and how many wait and run."""
+    asks = job.get("Resource_List", {})
+    slots = int(asks.get("ngpus") or asks.get("ncpus") or 0)
+    if "array_state_count" not in job:
+        runs = status.state is JobState.RUNNING
+        return slots, int(not runs), int(runs)
+    counts = {name: int(count) for name, count in re.findall(r"(\w+):(\d+)", str(job["array_state_count"]))}
+    return slots, counts.get("Queued", 0), counts.get("Running", 0) + counts.get("Exiting", 0)
+
+
+def _moment(text: Any) -> float | None:
+    """PBS' local time, "Fri Nov 20 08:44:42 2026"; None where it says nothing."""
+    try:
+        return datetime.strptime(str(text), "%a %b %d %H:%M:%S %Y").timestamp()
+    except ValueError:
+        return None
+
+
+def _exchanges(job: QueuedJob, others: Sequence[QueuedJob]) -> list[Change]:
+    """The job changes places with one after the other: places of other users' jobs stay theirs."""
+    swaps = [("qorder", job.named, other.named) for other in others]
+    return [_change(swap, swap) for swap in swaps]
+
+
+def _change(command: tuple[str, ...], undo: tuple[str, ...], who_may: str = _WHO_MAY) -> Change:
+    return Change(command=command, undo=undo, who_may=who_may)

@@ -1,0 +1,211 @@
+"""PBS Pro and OpenPBS, after qsub(1B), qstat(1B) and recordings of OpenPBS 23.06."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.requeue import Cause
+from hpc_det.schedulers.command import CommandError, Run, reading, run_command
+from hpc_det.schedulers.pbs.answers import (
+    SCHEDULER,
+    STATES,
+    check_is_pbs,
+    end_by_our_clock,
+    end_of,
+    ended_by,
+    shown,
+    statuses,
+    waiting,
+)
+from hpc_det.schedulers.pbs.flags import INDEX, array_flags, directives, element_log, own_line, wanted
+from hpc_det.schedulers.pbs.hosts import TooFewHosts, down_hosts, hosts_in, named_hosts
+from hpc_det.schedulers.pbs.qstat import IDS_AT_ONCE, over_in
+from hpc_det.schedulers.scheduler import JobState, JobStatus, Submission, agent_command, common_variables
+
+BEING_REQUEUED = 60
+"""The substate of a job that is ended, to be queued again."""
+ELEMENT_LEAVES_S = 30.0
+"""An element that asks for the next one has nothing left to do; PBS takes a few seconds to see its end."""
+CLOCKS_DIFFER_S = 2.0
+"""PBS kills at the limit or later, never before; the clocks of its hosts may differ a little."""
+
+
+class Pbs:
+    template = "pbs.sh.j2"
+    has_queue = True
+
+    def script_variables(self, plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
+        on_nodes = [plan.python, "-m", "hpc_det.launch.on_nodes", plan.start_agents_with, str(script.parent)]
+        return {
+            **common_variables(plan, script),
+            "qsub": shlex.join(["qsub", *array_flags(array)]),
+            "directives": [*directives(plan, script), *own_line(plan.submit_args)],
+            "folder": shlex.quote(plan.folder),
+            "element_log": element_log(script) if array.count > 1 else [],
+            "start_agents": shlex.join(on_nodes),
+            "agent": agent_command(plan),
+        }
+
+    def submit_command(self, submission: Submission, run: Run = run_command) -> list[str]:
+        """Flags of the command line come before those of the script (qsub(1B)).
+
+        All elements of an array have the same `select`, so none of its nodes can be named, or excluded.
+        """
+        check_is_pbs(run)
+        is_array = submission.array.count > 1 and submission.index is None
+        flags = array_flags(submission.array) if is_array else []
+        if submission.array.count > 1 and submission.index is not None:
+            flags += ["-v", f"{INDEX}={submission.index}"]
+        flags += _after(submission.after) if submission.after else []
+        if submission.exclude and not is_array:
+            flags += ["-l", f"select={named_hosts(wanted(submission.script), submission.exclude, run)}"]
+        return ["qsub", *flags, submission.script]
+
+    def parse_submit(self, output: str, element: int | None = None) -> str:
+        found = re.findall(r"^(\d+(?:\[\d*\])?\.\S+)$", output, re.MULTILINE)
+        if len(found) != 1:
+            raise ValueError(f"qsub: no job id in its answer {output.strip()!r}")
+        return str(found[0])
+
+    def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
+        """Without -x: that needs a history, which a site may not keep, and says no more of the living."""
+        return statuses(job_ids, run)
+
+    def cancel(self, job_id: str, run: Run) -> None:
+        try:
+            run(["qdel", job_id])
+        except CommandError as error:
+            if job_id not in over_in(str(error)):
+                raise
+
+    def withdraw(self, job_id: str, run: Run) -> None:
+        """qdel would end what runs, so the elements of an array that wait are named one by one."""
+        try:
+            jobs = waiting(job_id, run)
+            for start in range(0, len(jobs), IDS_AT_ONCE):
+                run(["qdel", *jobs[start : start + IDS_AT_ONCE]])
+        except CommandError as error:
+            if "Unknown Job Id" not in str(error) and "Job has finished" not in str(error):
+                raise
+
+    def release(self, job_id: str, run: Run) -> None:
+        """A requeued job is held back by nobody but its user."""
+
+    def job_id(self, env: Mapping[str, str]) -> str:
+        """`12.server`, `12[3].server` for an array's element; `12[].server` is the array."""
+        return env["PBS_JOBID"]
+
+    def array_index(self, env: Mapping[str, str]) -> int:
+        return int(env.get("PBS_ARRAY_INDEX") or env.get(INDEX) or 0)
+
+    def share(self, plan: JobPlan, place: int) -> dict[str, str]:
+        """Hosts and GPUs, by their places in the allocation: nothing in PBS divides them among the gangs of a job."""
+        per_host = max(plan.job_slots_per_node // plan.ranks_per_node, 1)
+        first = place * plan.nodes if plan.nodes > 1 else place // per_host
+        slot = 0 if plan.nodes > 1 else place % per_host * plan.ranks_per_node
+        slots = {"HPC_DET_SLOTS": _listed(slot, plan.ranks_per_node)} if plan.slot_type == "gpu" else {}
+        return {"HPC_DET_HOSTS": _listed(first, plan.nodes), **slots}
+
+    def node_rank(self, env: Mapping[str, str]) -> int:
+        return int(env["HPC_DET_NODE_RANK"])
+
+    def hosts(self, env: Mapping[str, str]) -> list[str]:
+        """Of a shared job those of this gang."""
+        hosts = hosts_in(env["PBS_NODEFILE"])
+        places = env.get("HPC_DET_HOSTS")
+        return [hosts[int(place)] for place in places.split(",")] if places else hosts
+
+    def down_hosts(self, hosts: Sequence[str], run: Run) -> list[str]:
+        return down_hosts(hosts, run)
+
+    def unreached_hosts(self, printed: str) -> list[str]:
+        return []
+
+    def was_away(self, printed: str) -> bool:
+        return False
+
+    def avoid(self, job_id: str, hosts: Sequence[str], run: Run) -> None:
+        """Raises CommandError for a job that has not left its nodes yet: PBS changes the nodes of waiting ones only.
+        Also where too few nodes are left: the job then waits for those no longer that were named for it before.
+        """
+        if not hosts:
+            return
+        job = shown(job_id, run)
+        with reading("qstat"):
+            before = str(job["Resource_List"]["select"])
+            select = _without_hosts(before)
+        too_few = None
+        try:
+            select = named_hosts((select, job.get("queue")), hosts, run)
+        except TooFewHosts as error:
+            too_few = error
+        if select != before:
+            run(["qalter", "-l", f"select={select}", job_id])
+        if too_few:
+            raise too_few
+
+    def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
+        """PBS warns of no end, so its default limit counts too, where the plan has none."""
+        return _end(_shown(self.job_id(env), run), plan, env)
+
+    def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
+        """TERM comes for all alike. A deletion names who asked for it, the scheduler when it preempts."""
+        job = _shown(self.job_id(env), run)
+        if by := ended_by(job):
+            return Cause.PREEMPTED if by == SCHEDULER else Cause.CANCELLED
+        end = _end(job, plan, env)
+        is_late = end is not None and signalled_at >= end - CLOCKS_DIFFER_S
+        return Cause.TIME_LIMIT if is_late and job.get("substate") != BEING_REQUEUED else Cause.PREEMPTED
+
+    def replaced(self, job_id: str, run: Run) -> None:
+        """What waits for its end waits longer then, and does no harm."""
+
+    def requeue(self, job_id: str, env: Mapping[str, str], run: Run) -> None:
+        """Where PBS preempts by requeue it does so whatever the job does; nobody but operators can do it otherwise."""
+        job = shown(job_id, run)
+        if job.get("substate") == BEING_REQUEUED or STATES.get(str(job.get("job_state"))) is JobState.QUEUED:
+            return
+        raise CommandError(
+            "PBS lets no user requeue a job; set `resume` in the cluster profile to successor, resubmit or chain"
+        )
+
+
+def _shown(job_id: str, run: Run) -> dict[str, Any]:
+    """Empty where qstat has no answer: it may be missing on compute nodes."""
+    try:
+        return shown(job_id, run)
+    except CommandError:
+        return {}
+
+
+def _end(job: Mapping[str, Any], plan: JobPlan, env: Mapping[str, str]) -> float | None:
+    """By our clock where PBS does not say."""
+    with suppress(CommandError):
+        if job:
+            return end_of(job)
+    return end_by_our_clock(plan, env)
+
+
+def _after(job_id: str) -> list[str]:
+    """PBS knows no dependency on an element of an array, so what follows one waits until that has surely left."""
+    if re.search(r"\[\d+\]", job_id):
+        return ["-a", time.strftime("%Y%m%d%H%M.%S", time.localtime(time.time() + ELEMENT_LEAVES_S))]
+    return ["-W", f"depend=afterany:{job_id}"]
+
+
+def _without_hosts(select: str) -> str:
+    """As it was before hosts were named: one kind of chunk, so many times."""
+    chunks = re.sub(r":host=[^:+]+", "", select).split("+")
+    count = sum(int(chunk.partition(":")[0]) for chunk in chunks)
+    return f"{count}:{chunks[0].partition(':')[2]}"
+
+
+def _listed(first: int, count: int) -> str:
+    return ",".join(map(str, range(first, first + count)))

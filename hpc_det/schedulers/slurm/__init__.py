@@ -1,0 +1,1 @@
+"""Slurm: its commands, their answers, its flags and its queue."""

@@ -1,0 +1,132 @@
+"""Submissions whose process was killed, or heard nothing from the scheduler: what the scheduler has of them becomes the
+experiment's, the rest is given up.
+
+How a job is found whose id nobody has written down: `hpc_det.schedulers.own_jobs`. One that has begun writes it itself
+(`hpc_det.launch.job`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from hpc_det.node.files import read_json, write_json
+from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.schedulers import own_jobs
+from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.own_jobs import found_successor, jobs_of_script, script_numbers, unknown_jobs
+from hpc_det.schedulers.scheduler import JobState, scheduler
+from hpc_det.search.journal import SearchJournal
+from hpc_det.store.experiments import is_in_sight
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.store.submitting import Submitter, age_s, is_gone, record_job, settling, submitter_of
+
+PAUSED_BY = "an interrupted submission"
+OTHERS_S, POLL_S = 30.0, 0.1
+"""So long another process that settles the same may take, and how often this one looks."""
+BARE_FOR_S = 3600.0
+"""A folder without a submitter counts as left by a killed `create` after so long."""
+
+
+def settle(experiment: ExperimentFolder) -> bool:
+    """Bring a submission whose process is gone to its end; False where there is none, and where another process does
+    it. Raises CommandError where the scheduler does not answer: then it stays as it is.
+    """
+    submitter = submitter_of(experiment) if experiment.is_own() else None
+    if submitter is None or not is_gone(experiment, submitter):
+        return False
+    with settling(experiment) as is_alone:
+        if not is_alone or submitter_of(experiment) != submitter:  # it is settled, and the next one may be under way
+            return False
+        if is_in_sight(experiment):
+            time.sleep(max(0.0, own_jobs.SETTLES_S - age_s(experiment)))
+            _settle(experiment, submitter)
+            experiment.submitting.unlink(missing_ok=True)
+        else:
+            experiment.remove()
+    return True
+
+
+def remove_unsubmitted(experiment: ExperimentFolder) -> None:
+    """Remove what a killed `create` has left before the experiment was in sight. Nothing of it is in the queue."""
+    if experiment.is_own() and not settle(experiment):
+        is_old = time.time() - experiment.path.stat().st_mtime > BARE_FOR_S
+        if is_old and _is_bare(experiment):
+            experiment.remove()
+
+
+def _is_bare(experiment: ExperimentFolder) -> bool:
+    """Whether nothing is in its folder but, at most, a submitter that is not whole."""
+    begins = f".{experiment.submitting.name}."
+    return all(entry.name.startswith(begins) for entry in experiment.path.iterdir())
+
+
+def _settle(experiment: ExperimentFolder, submitter: Submitter) -> None:
+    plan, search = JobPlan.of(experiment), SearchJournal(experiment)
+    found = unknown_jobs(experiment, plan.scheduler)
+    scripts = [script for script in script_numbers(experiment) if script >= submitter.first_script]
+    _adopt(experiment, plan, scripts, found)
+    ended = _ended(experiment, plan, scripts)
+    now = search.state()  # after the scheduler was asked: who has begun in between is seen
+    if now.submissions == submitter.before > 0:
+        if not (now.paused or now.finished):  # it was killed when it had activated or continued it, without a job
+            search.pause(PAUSED_BY)
+        return
+    never_begun = {script for script in ended if all(map(now.waiting.__contains__, _workers(experiment, script)))}
+    missing = [script for script in scripts if script in never_begun or not experiment.job(script).exists()]
+    for script in missing:
+        for worker in sorted(filter(_workers(experiment, script).__contains__, now.waiting)):
+            search.lose(worker, "")  # no other worker relies on it any more
+    if missing == scripts:
+        search.pause(PAUSED_BY)
+
+
+def _ended(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int]) -> list[int]:
+    """Scripts whose jobs have all ended: the submitter cancels them after an error."""
+    jobs = {script: jobs_of_script(experiment, script) for script in scripts if experiment.job(script).exists()}
+    ids = sorted({job_id for found in jobs.values() for job_id in found})
+    states = scheduler(plan.scheduler).status(ids, run_command) if ids else {}
+    return [script for script, found in jobs.items() if all(states[id_].state is JobState.ENDED for id_ in found)]
+
+
+def _workers(experiment: ExperimentFolder, script: int) -> range:
+    array = JobArray.of(experiment, script)
+    return range(array.first, array.first + array.workers)
+
+
+def _adopt(experiment: ExperimentFolder, plan: JobPlan, scripts: list[int], job_ids: list[str]) -> None:
+    """The first job is of the first script without one: each id is written before the next script is submitted. In a
+    chain the others wait for its end.
+    """
+    if not scripts or not job_ids:
+        return
+    if missing := [script for script in scripts if not experiment.job(script).exists()]:
+        array = JobArray.of(experiment, missing[0])
+        record_job(experiment, missing[0], job_ids[0], plan.scheduler, first=array.first, workers=array.workers)
+    if plan.resume == "chain":
+        first = json.loads(experiment.job(scripts[0]).read_text(encoding="utf-8"))["job_id"]
+        write_json(experiment.next_jobs(scripts[0], 0), {"jobs": list(dict.fromkeys([first, *job_ids]))})
+
+
+def find_successors(experiment: ExperimentFolder) -> bool:
+    """Record jobs that another job has queued to go on for it, and was killed before it could; False where none was
+    being submitted. Raises CommandError.
+    """
+    if not _half_made(experiment):
+        return False
+    with settling(experiment) as is_alone:
+        if half_made := _half_made(experiment) if is_alone else {}:
+            scheduler = JobPlan.of(experiment).scheduler
+            for path, jobs in half_made.items():
+                write_json(path, {"jobs": [*jobs, *found_successor(experiment, scheduler, path)]})
+    end = time.monotonic() + OTHERS_S
+    while not is_alone and _half_made(experiment) and time.monotonic() < end:
+        time.sleep(POLL_S)
+    return True
+
+
+def _half_made(experiment: ExperimentFolder) -> dict[Path, list[str]]:
+    """Files of jobs behind a job to which the next one was about to be added, and those that are in them."""
+    paths = [path for script in script_numbers(experiment) for path in experiment.all_next_jobs(script)]
+    return {path: known["jobs"] for path in paths if (known := read_json(path) or {}).get("submitting")}

@@ -1,0 +1,315 @@
+"""Checkpoints that are written behind the training."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpc_det.checkpoint import async_save as pending
+from hpc_det.checkpoint import checkpoints as checkpoint
+from hpc_det.checkpoint import checksummed
+from hpc_det.checkpoint.async_save import Behind
+from hpc_det.checkpoint.checkpoints import CheckpointContext
+from hpc_det.checkpoint.committed import committed
+from hpc_det.checkpoint.content import load
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.distributed.gang_messages import RankGone
+from tests.distributed.ranks import OnRanks
+from tests.wait import DEADLINE_S, wait_for
+
+
+class SlowDisk:
+    """No write ends before `go` is set."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        self.error: OSError | None = None
+        self._write = os.pwrite
+        patch.setattr(os, "pwrite", self._pwrite)
+
+    def _pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
+        assert self.go.wait(DEADLINE_S)
+        if self.error:
+            raise self.error
+        return self._write(descriptor, data, offset)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
+    disk = SlowDisk(monkeypatch)
+    yield disk
+    disk.go.set()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    return folder
+
+
+def test_training_goes_on_before_the_disk_has_it(folder: Path, disk: SlowDisk) -> None:
+    context, weights, heard = CheckpointContext(folder, Distributed()), torch.zeros(1000), []
+    uuid = context.begin(40, {"state.pth": weights}, then=lambda: heard.append(len(committed(folder))))
+    weights.fill_(7)
+    assert context.in_flight
+    assert not context.settled(wait=False)
+    assert committed(folder) == []
+    disk.go.set()
+    assert context.settled(wait=True)
+    assert not context.in_flight
+    (found,) = committed(folder)
+    assert (found.uuid, found.steps, heard) == (uuid, 40, [1])
+    assert torch.equal(load(found.path / "state.pth"), torch.zeros(1000)), "as it was at the save"
+    assert found.damage() == []
+    assert [path.name for path in folder.iterdir()] == [uuid]
+
+
+def test_one_that_is_given_up_leaves_nothing_that_could_be_taken_for_a_checkpoint(folder: Path, disk: SlowDisk) -> None:
+    context = CheckpointContext(folder, Distributed())
+    context.begin(40, {"state.pth": torch.zeros(9 * checksummed.BLOCK, dtype=torch.uint8)})
+    giving_up = threading.Thread(target=context.abandoned)
+    giving_up.start()
+    assert context._pending is not None
+    wait_for(context._pending._abandoned.is_set)
+    disk.go.set()
+    giving_up.join()
+    assert not context.in_flight
+    assert committed(folder) == []
+    uuid = context.save(50, {"state.pth": 1})
+    assert [path.name for path in folder.iterdir()] == [uuid], "what it had written is gone"
+
+
+def test_one_that_is_given_up_too_late_is_a_checkpoint(folder: Path) -> None:
+    context = CheckpointContext(folder, Distributed())
+    uuid = context.begin(40, {"state.pth": 1})
+    wait_for(lambda: committed(folder))
+    assert not context.abandoned()
+    assert not context.in_flight
+    assert [path.name for path in folder.iterdir()] == [uuid]
+    assert context.abandoned(), "none was begun"
+
+
+def test_a_disk_that_is_full_is_an_error_of_the_training(folder: Path, disk: SlowDisk) -> None:
+    context = CheckpointContext(folder, Distributed())
+    disk.error = OSError(28, "No space left on device")
+    context.begin(40, {"state.pth": torch.zeros(10)})
+    disk.go.set()
+    with pytest.raises(OSError, match="No space left"):
+        context.settled(wait=True)
+    assert committed(folder) == []
+
+
+def test_an_error_at_the_moment_of_the_look_is_seen_at_the_next(
+    folder: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, check = CheckpointContext(folder, Distributed()), Behind.check
+    disk.error = OSError(28, "No space left on device")
+    context.begin(40, {"state.pth": torch.zeros(10)})
+
+    def fails_after_the_check(behind: Behind) -> None:
+        check(behind)
+        disk.go.set()
+        behind.join()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Behind, "check", fails_after_the_check)
+        assert not context.settled(wait=False)
+    with pytest.raises(OSError, match="No space left"):
+        context.settled(wait=False)
+
+
+def test_a_rank_that_fails_leaves_when_its_checkpoint_is_whole(folder: Path, disk: SlowDisk) -> None:
+    context = CheckpointContext(folder, Distributed())
+    context.begin(40, {"state.pth": torch.zeros(10)})
+    threading.Timer(0.01, disk.go.set).start()
+    context.part()
+    assert [each.steps for each in committed(folder)] == [40]
+
+
+class DiskTime:
+    """A clock that runs by what is written: each write takes a quarter of what a rank that fails waits without any."""
+
+    now = 0.0
+
+    def __init__(self, every_s: float = 1.0) -> None:
+        self._began = DiskTime.now
+
+    def seconds(self) -> float:
+        return DiskTime.now - self._began
+
+
+def test_a_rank_that_fails_waits_for_a_long_save_that_makes_progress(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "PART_S", 0.05)
+    monkeypatch.setattr(pending, "AwakeClock", DiskTime, raising=False)
+    write = os.pwrite
+
+    def slow(descriptor: int, data: memoryview, offset: int) -> int:
+        time.sleep(0.02)
+        DiskTime.now += checkpoint.PART_S / 4
+        return write(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    context, began = CheckpointContext(folder, Distributed()), DiskTime.now
+    context.begin(40, {"state.pth": torch.zeros(12 * checksummed.BLOCK, dtype=torch.uint8)})
+    context.part()
+    assert [each.steps for each in committed(folder)] == [40]
+    assert DiskTime.now - began > 3 * checkpoint.PART_S
+
+
+def test_it_waits_for_none_that_stands_still(folder: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "PART_S", 0.01)
+    context = CheckpointContext(folder, Distributed())
+    context.begin(40, {"state.pth": torch.zeros(10)})
+    context.part()
+    assert committed(folder) == []
+
+
+def test_it_waits_for_none_until_the_gang_is_taken_for_hung(
+    folder: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "PART_S", math.inf)
+    monkeypatch.setattr(checkpoint, "LONGEST_PART_S", 0.01)
+    context = CheckpointContext(folder, Distributed())
+    context.begin(40, {"state.pth": torch.zeros(10)})
+    context.part()
+    assert committed(folder) == []
+
+
+def test_it_leaves_in_time_before_the_job_ends_as_soon_as_it_learns_when(
+    folder: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending, "LOOK_S", 0.01, raising=False)
+    context = CheckpointContext(folder, Distributed())
+    context.begin(40, {"state.pth": torch.zeros(10)})
+    deadlines = iter([None, None, time.time() + checkpoint.LEAVE_S])
+    context.part(lambda: next(deadlines))
+    assert committed(folder) == []
+    assert not list(deadlines)
+
+
+def part(distributed: Distributed, folder: Path) -> list[int]:
+    context = CheckpointContext(folder, distributed)
+    with pytest.MonkeyPatch.context() as patch:
+        disk = SlowDisk(patch)
+        if distributed.is_chief:
+            threading.Timer(0.5, disk.go.set).start()
+        else:
+            disk.go.set()
+        context.begin(40, {f"rank-{distributed.rank}.pth": torch.zeros(10)})
+        context.part()
+    return [each.steps for each in committed(folder)]
+
+
+def test_no_rank_leaves_before_rank_0_has_committed_since_the_others_would_be_ended(
+    on_ranks: OnRanks, folder: Path
+) -> None:
+    assert on_ranks(2, part, folder) == [[40], [40]]
+
+
+def fail_and_part(distributed: Distributed, folder: Path) -> float:
+    context, began = CheckpointContext(folder, distributed), time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        disk = SlowDisk(patch)
+        disk.error = None if distributed.is_chief else OSError(28, "No space left on device")
+        disk.go.set()
+        context.begin(40, {f"rank-{distributed.rank}.pth": torch.zeros(10)})
+        if not distributed.is_chief:
+            context.part()
+        distributed.barrier()
+        context.abandoned()
+    return time.monotonic() - began
+
+
+def test_a_rank_whose_own_disk_has_failed_waits_for_nobody(on_ranks: OnRanks, folder: Path) -> None:
+    assert max(on_ranks(2, fail_and_part, folder)) < checkpoint.PART_S
+
+
+def save_behind(distributed: Distributed, folder: Path) -> tuple[bool, list[int], dict[str, Any]]:
+    context = CheckpointContext(folder, distributed)
+    with pytest.MonkeyPatch.context() as patch:
+        disk = SlowDisk(patch)
+        if not distributed.is_chief:
+            disk.go.set()
+        for steps in (10, 20):
+            context.settled(wait=True)
+            context.begin(steps, {f"rank-{distributed.rank}.pth": torch.full((1000,), distributed.rank + steps)})
+            early = context.settled(wait=False)
+            distributed.barrier()  # training goes on, and has collectives of its own
+            disk.go.set()
+        context.settled(wait=True)
+    newest = context.newest()
+    assert newest is not None
+    return early, [each.steps for each in committed(folder)], {p.name: load(p) for p in newest[0].glob("*.pth")}
+
+
+def test_ranks_write_apart_and_rank_0_commits_when_all_have(on_ranks: OnRanks, folder: Path) -> None:
+    for _, steps, files in on_ranks(2, save_behind, folder):
+        assert steps == [20, 10]
+        assert sorted(files) == ["rank-0.pth", "rank-1.pth"]
+        assert [int(files[name][0]) for name in sorted(files)] == [20, 21]
+
+
+def save_without_rank_1(distributed: Distributed, folder: Path, *, is_gone: bool) -> str:
+    """What rank 0 says of the save then."""
+    context = CheckpointContext(folder, distributed)
+    if distributed.is_chief:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pending, "SILENT_S", DEADLINE_S if is_gone else 0.2)
+            uuid = context.begin(40, {"rank-0.pth": torch.zeros(10)})
+            with pytest.raises(RankGone) as error:
+                context.settled(wait=True)
+        distributed.barrier()
+        return str(error.value).replace(uuid, "UUID")
+    context._new({}, makes_folder=False)  # it begins, and never writes
+    if is_gone:
+        distributed.leave()
+    distributed.barrier()
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("is_gone", "said"),
+    [
+        (False, "rank 1 has not reported its files of checkpoint UUID for 0.2 s"),
+        (True, "rank 1 ended and has not reported its files of checkpoint UUID"),
+    ],
+)
+def test_a_save_waits_for_no_rank_without_a_limit_and_names_it(
+    on_ranks: OnRanks, folder: Path, is_gone: bool, said: str
+) -> None:
+    zero, _ = on_ranks(2, partial(save_without_rank_1, is_gone=is_gone), folder)
+    assert zero == said
+    assert committed(folder) == []
+
+
+def writes_for_long(distributed: Distributed, folder: Path) -> int:
+    """How many reports rank 0 has got, or another rank of the save as a whole."""
+    context = CheckpointContext(folder, distributed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pending, "REPORT_S", 0.0)
+        blocks = torch.zeros(3 * checksummed.BLOCK, dtype=torch.uint8)
+        context.begin(40, {f"rank-{distributed.rank}.pth": blocks})
+        context.settled(wait=True)
+    if distributed.is_chief:
+        return distributed.messages.arrivals("files of a checkpoint")
+    wait_for(lambda: distributed.messages.arrivals("end of a save") > 3)
+    return distributed.messages.arrivals("end of a save")
+
+
+def test_ranks_that_write_for_long_report_to_rank_0_and_rank_0_to_all(on_ranks: OnRanks, folder: Path) -> None:
+    files_of_ranks, of_the_save = on_ranks(2, writes_for_long, folder)
+    assert files_of_ranks >= 2 * 4, "one for each block, and then the files"
+    assert of_the_save >= 3 + 1, "one for each block of rank 0, and the commit"
+    assert [each.steps for each in committed(folder)] == [40]

@@ -1,0 +1,102 @@
+"""What a checkpoint costs beside a bare copy and a bare read of as many bytes: `python -m tests.bench checkpoint` has
+the numbers, these are their gates.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import resource
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpc_det.checkpoint.checkpoints import CheckpointContext
+from hpc_det.checkpoint.committed import committed
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.pytorch.state.stored import stored_state
+from tests.machine import smallest
+
+MB = 64
+OF_A_COPY = 2.0
+"""Training may stand still so many times as long. torch.save into memory takes four times as long and more."""
+
+
+def state() -> dict[str, Any]:
+    layers = {f"layer{k}.weight": torch.randn(MB * 1_000_000 // 4 // 50) for k in range(50)}
+    return {"models_state_dict": [layers]}
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """The copy is made by the thread that trains."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def copy_s(weights: dict[str, torch.Tensor], copies: list[torch.Tensor]) -> float:
+    began = time.thread_time()
+    for tensor, copy in zip(weights.values(), copies, strict=True):
+        ctypes.memmove(copy.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+    return time.thread_time() - began
+
+
+def test_training_stands_still_for_little_more_than_a_copy(tmp_path: Path, one_thread: None) -> None:
+    """In processor time, beside a copy at the same moment, since others may use this machine. That it waits for no disk
+    is shown in test_pending.
+    """
+    content, context = state(), CheckpointContext(tmp_path, Distributed())
+    weights = content["models_state_dict"][0]
+    copies = [torch.zeros_like(tensor) for tensor in weights.values()]
+
+    def copies_of_time() -> float:
+        began = time.thread_time()
+        context.begin(1, {"state_dict.pth": content})
+        stall_s = time.thread_time() - began
+        context.settled(wait=True)
+        return stall_s / copy_s(weights, copies)
+
+    copies_of_time()  # has memory from now on
+    assert smallest(copies_of_time, OF_A_COPY) < OF_A_COPY
+
+
+def test_the_first_save_takes_no_new_memory_while_training_stands_still(tmp_path: Path) -> None:
+    content, context = state(), CheckpointContext(tmp_path, Distributed())
+    context.expect({"state_dict.pth": content})
+    for thread in threading.enumerate():
+        if thread.name == "warm":
+            thread.join()
+    before = page_faults()
+    context.begin(1, {"state_dict.pth": content})
+    assert page_faults() - before < 0.05 * MB * 1_000_000 / mmap.PAGESIZE
+    context.settled(wait=True)
+
+
+def page_faults() -> int:
+    """Of this thread, that took no disk."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+
+def bytes_read() -> int:
+    """By system calls of this process, wherever they came from (proc(5))."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_what_is_verified_is_not_read_again_to_be_loaded(tmp_path: Path) -> None:
+    content, context = state(), CheckpointContext(tmp_path, Distributed())
+    context.save(1, {"state_dict.pth": content})
+    (checkpoint,) = committed(tmp_path)
+    before = bytes_read()
+    found = context.newest(lambda name: True)
+    assert found is not None
+    loaded = stored_state(found[0])
+    assert (bytes_read() - before) / checkpoint.size_bytes < 1.05
+    weights = content["models_state_dict"][0]
+    assert all(torch.equal(value, weights[name]) for name, value in loaded["models_state_dict"][0].items())

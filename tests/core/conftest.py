@@ -1,5 +1,0 @@
-from __future__ import annotations
-
-from tests.core.ranks import _fork_server, on_ranks
-
-__all__ = ["_fork_server", "on_ranks"]

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.errors import UsageError
+from tests.distributed.ranks import OnRanks
+from tests.wait import wait_for
+
+
+def collectives(distributed: Distributed) -> dict[str, Any]:
+    rank = distributed.rank
+    collected = {
+        "gathered": distributed.gather_json({"rank": rank, "long": "x" * 1000 * rank, "umlaut": "ä"}),
+        "broadcast": distributed.broadcast_json(["from", rank]),
+        "sum": distributed.sum(torch.tensor([1.0, rank], dtype=torch.float64)).tolist(),
+        "nothing": distributed.gather_json(None),
+    }
+    distributed.barrier()
+    return collected
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_every_rank_gets_what_all_gave(on_ranks: OnRanks, size: int) -> None:
+    expected = {
+        "gathered": [{"rank": rank, "long": "x" * 1000 * rank, "umlaut": "ä"} for rank in range(size)],
+        "broadcast": ["from", 0],
+        "sum": [size, sum(range(size))],
+        "nothing": [None] * size,
+    }
+    assert on_ranks(size, collectives) == [expected] * size
+
+
+# --- objects
+
+
+class Item:
+    """Nothing that JSON or torch knows."""
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Item) and self.content == other.content
+
+    def __hash__(self) -> int:
+        return hash(self.content)
+
+
+def with_secret(distributed: Distributed, **changes: Any) -> Distributed:
+    return replace(distributed, env={"HPC_DET_SECRET": "of these tests"}, **changes)
+
+
+def object_collectives(distributed: Distributed) -> list[Any]:
+    distributed = with_secret(distributed)
+    own = {"rank": distributed.rank, Item(distributed.rank): "x" * 10_000 * distributed.rank}
+    return [
+        distributed.gather(own),
+        distributed.allgather(own),
+        distributed.broadcast(own),
+        distributed.gather(None),
+        distributed.gather_local(own),
+        distributed.allgather_local(own),
+        distributed.broadcast_local(own),
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_collective_carries_any_object(on_ranks: OnRanks, size: int) -> None:
+    everyone = [{"rank": rank, Item(rank): "x" * 10_000 * rank} for rank in range(size)]
+    for rank, given in enumerate(on_ranks(size, object_collectives)):
+        gathered = everyone if rank == 0 else None
+        nothing = [None] * size if rank == 0 else None
+        assert given == [gathered, everyone, everyone[0], nothing, gathered, everyone, everyone[0]]
+
+
+def test_alone_an_object_is_given_back_as_it_is() -> None:
+    item = Item(1)
+    alone = Distributed()
+    for given in (alone.gather(item), alone.allgather(item), alone.gather_local(item), alone.allgather_local(item)):
+        assert given is not None
+        assert len(given) == 1
+        assert given[0] is item
+    assert alone.broadcast(item) is item
+    assert alone.broadcast_local(item) is item
+
+
+def local_collectives(distributed: Distributed, local_size: int) -> list[Any]:
+    """As many nodes as it takes, with `local_size` ranks each."""
+    rank = distributed.rank
+    nodes = distributed.size // local_size
+    distributed = with_secret(distributed, local_rank=rank % local_size, local_size=local_size, nodes=nodes)
+    local = [distributed.gather_local(Item(rank)), distributed.allgather_local(rank), distributed.broadcast_local(rank)]
+    return [*local, distributed.allgather(rank)]
+
+
+def test_local_collectives_stay_within_a_node(on_ranks: OnRanks) -> None:
+    everyone = [0, 1, 2, 3]
+    assert on_ranks(4, local_collectives, 2) == [
+        [[Item(0), Item(1)], [0, 1], 0, everyone],
+        [None, [0, 1], 0, everyone],
+        [[Item(2), Item(3)], [2, 3], 2, everyone],
+        [None, [2, 3], 2, everyone],
+    ]
+
+
+def test_a_rank_alone_on_its_node_has_only_itself(on_ranks: OnRanks) -> None:
+    assert on_ranks(2, local_collectives, 1) == [[[Item(0)], [0], 0, [0, 1]], [[Item(1)], [1], 1, [0, 1]]]
+
+
+def one_node_only(distributed: Distributed) -> list[int] | None:
+    """Ranks 0 and 1 have something to tell each other, and 2 and 3 have not."""
+    distributed = with_secret(distributed, local_rank=distributed.rank % 2, local_size=2, nodes=2)
+    return distributed.allgather_local(distributed.rank) if distributed.rank < 2 else None
+
+
+def test_a_node_needs_no_other_for_its_local_collectives(on_ranks: OnRanks) -> None:
+    assert on_ranks(4, one_node_only) == [[0, 1], [0, 1], None, None]
+
+
+def test_without_any_variable_there_is_one_rank() -> None:
+    assert Distributed.from_env({}) == Distributed(rank=0, size=1, local_rank=0, local_size=1, nodes=1)
+
+
+def test_the_variables_of_torchrun_give_the_numbers() -> None:
+    env = {"RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    distributed = Distributed.from_env(env)
+    assert (distributed.get_rank(), distributed.get_size(), distributed.get_local_rank()) == (5, 6, 1)
+    assert distributed.get_num_agents() == 3
+    assert not distributed.is_chief
+
+
+def fails_on_rank_1(distributed: Distributed) -> None:
+    if distributed.rank == 1:
+        raise RuntimeError("as told")
+    distributed.barrier()
+
+
+def test_the_ranks_of_these_tests_pass_on_a_failure(on_ranks: OnRanks) -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"rank 1:(?s:.*)RuntimeError: as told"):
+        on_ranks(2, fails_on_rank_1)
+
+
+def waits_forever(distributed: Distributed, there: Path) -> None:
+    (there / str(distributed.rank)).touch()
+    threading.Event().wait()
+
+
+def test_the_ranks_of_these_tests_have_a_deadline_and_show_where_they_are_then(
+    on_ranks: OnRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def when_both_are_there(lines: list[Any], within_s: float) -> list[Any]:
+        wait_for(lambda: len(os.listdir(tmp_path)) == 2)
+        return wait(lines, within_s)
+
+    monkeypatch.setattr("tests.distributed.ranks.wait", when_both_are_there)
+    with pytest.raises(pytest.fail.Exception, match=r"not done after 1 s(?s:.*) in waits_forever(?s:.*)rank 1:"):
+        on_ranks(2, waits_forever, tmp_path, deadline_s=1)
+
+
+# --- GPUs
+
+
+def test_a_rank_beyond_the_gpus_of_its_node_is_refused_before_nccl_could(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    fourth = Distributed(rank=7, size=8, local_rank=3, local_size=4, nodes=2, env={"CUDA_VISIBLE_DEVICES": "0,1"})
+    with pytest.raises(
+        UsageError, match=r"rank 7 is the one numbered 3 of 4 on .* 2 GPUs \(CUDA_VISIBLE_.* is '0,1'\)"
+    ):
+        fourth.start()
+
+
+def test_slots_that_are_gpus_are_not_trained_on_a_cpu_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    with pytest.raises(UsageError, match=r"slots are GPUs .* torch sees no GPUs \(CUDA_VISIBLE_DEVICES is 'not set'\)"):
+        Distributed(env={"HPC_DET_SLOT_TYPE": "gpu"}).start()
+    Distributed(env={"HPC_DET_SLOT_TYPE": "cpu"}).start()
+
+
+def test_a_torch_without_cuda_says_so_and_trains(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    Distributed(env={"HPC_DET_SLOT_TYPE": "gpu"}).start()
+    assert "slots are GPUs, which torch " in capsys.readouterr().out
+
+
+def res_options(distributed: Distributed) -> str:
+    return os.environ["RES_OPTIONS"]
+
+
+def test_a_store_is_opened_with_little_patience_for_look_ups(on_ranks: OnRanks) -> None:
+    """A lost answer costs the resolver's 5 s otherwise, for each rank that connects."""
+    assert on_ranks(2, res_options) == ["timeout:1 attempts:1"] * 2

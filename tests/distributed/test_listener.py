@@ -1,0 +1,70 @@
+"""Ranks that hear of a stop: real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+
+import pytest
+
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.distributed.listener import Listener
+from hpc_det.node.agent_socket import Line
+from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
+from tests.distributed.ranks import OnRanks
+from tests.wait import DEADLINE_S
+
+
+def signalled_by_hand(distributed: Distributed, number: signal.Signals) -> bool:
+    noticed = threading.Event()
+    Listener(SignalPipe(STOP_SIGNALS), None, lambda _: noticed.set())
+    os.kill(os.getpid(), number)
+    return noticed.wait(DEADLINE_S)
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_without_an_agent_a_signal_is_a_notice(on_ranks: OnRanks, number: signal.Signals) -> None:
+    assert on_ranks(1, signalled_by_hand, number) == [True]
+
+
+def signalled_under_an_agent(distributed: Distributed) -> tuple[list[dict[str, str]] | None, bool, float | None]:
+    """What the agent heard, whether notice was given before it rang, and the deadline that the ranks then know."""
+    notices: queue.Queue[float | None] = queue.Queue()
+    bell, line = map(Line, socket.socketpair())
+    Listener(SignalPipe(STOP_SIGNALS), line, notices.put)
+    os.kill(os.getpid(), signal.SIGUSR2)
+    heard, before = bell.receive(), not notices.empty()
+    bell.send({"something": "else"})
+    bell.send({"stop": "preempted", "deadline": 12.5})
+    deadline = notices.get(timeout=DEADLINE_S)
+    bell.connection.detach()  # stays open to the end of the process, which the end of the line would bring about
+    return heard, before, deadline
+
+
+def test_an_agent_hears_of_a_signal_and_rings_for_all(on_ranks: OnRanks) -> None:
+    assert on_ranks(1, signalled_under_an_agent) == [([{"heard": "SIGUSR2"}], False, 12.5)]
+
+
+def orphaned(distributed: Distributed) -> tuple[int, str]:
+    """Exit code and last words of a rank whose agent is gone."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(write, 2)
+        sys.stderr = os.fdopen(2, "w")
+        ours, theirs = socket.socketpair()
+        Listener(SignalPipe(STOP_SIGNALS), Line(theirs), lambda _: None)
+        ours.close()
+        threading.Event().wait(DEADLINE_S)
+        os._exit(0)
+    os.close(write)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), os.read(read, 1000).decode()
+
+
+def test_a_rank_does_not_outlive_its_agent(on_ranks: OnRanks) -> None:
+    assert on_ranks(1, orphaned) == [(1, "hpc-det: the node agent is gone; this rank leaves\n")]

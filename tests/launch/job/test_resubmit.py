@@ -1,0 +1,344 @@
+"""Jobs on a Slurm of stubs: how they come back. The real one has its turn in tests/e2e/test_slurm.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from hpc_det.launch.job.resubmit import WayBack
+from hpc_det.node.files import read_json, write_json
+from hpc_det.plan.job_plan import JobArray
+from hpc_det.schedulers.slurm.scheduler import Slurm as SlurmScheduler
+from hpc_det.search.journal import SearchJournal
+from tests.launch.gang import Gang
+from tests.stub import Stub
+from tests.wait import DEADLINE_S, wait_for
+
+PREEMPTED = "JobId=7 JobState=RUNNING Reason=None PreemptTime=2026-11-20T10:42:00 EndTime=2026-11-20T11:42:00"
+
+
+class Slurm:
+    """Jobs get the numbers 8, 9 and so on. Each call is noted."""
+
+    def __init__(self, stub: Stub, folder: Path) -> None:
+        self._calls = folder / "calls"
+        self._calls.touch()
+        note = f'echo "$(basename "$0") $*" >> {self._calls}'
+        stub("sbatch", f'{note}; echo $((7 + $(grep -c ^sbatch {self._calls}))); echo "$PATH" >> {folder}/paths')
+        stub("scontrol", f"{note}; echo '{PREEMPTED}'")
+        stub("scancel", note)
+        stub("squeue", f"{note}; echo '8|PENDING|Dependency'")
+        self.paths = folder / "paths"
+
+    def calls(self, command: str) -> list[str]:
+        """The arguments of its calls."""
+        calls = (line.partition(" ") for line in self._calls.read_text().splitlines())
+        return [arguments for name, _, arguments in calls if name == command]
+
+
+@pytest.fixture
+def slurm(stub: Stub, tmp_path: Path) -> Slurm:
+    return Slurm(stub, tmp_path)
+
+
+def job(number: int) -> dict[str, str]:
+    return {"SLURM_JOB_ID": str(number), "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "node1"}
+
+
+def preempt(gang: Gang, number: int) -> int:
+    """Run job `number` until its ranks are up, tell it to stop, and wait for its end; its exit code."""
+    process = gang.start_job(**job(number))
+    gang.wait_for_ranks(0)
+    gang.forget_ranks()
+    os.kill(process.pid, signal.SIGTERM)
+    return process.wait(timeout=DEADLINE_S)
+
+
+def test_a_successor_waits_for_the_end_of_the_job_from_its_begin_on(gang: Gang, slurm: Slurm) -> None:
+    gang.plan_ranks(0, scheduler="slurm", resume="successor")
+    assert preempt(gang, 7) == 0
+    script = gang.experiment.script()
+    assert slurm.calls("sbatch") == [f"--parsable --dependency=afterany:7 {script}"]
+    assert "update JobId=7 Requeue=0" in slurm.calls("scontrol"), "only the successor goes on from now on"
+    assert (slurm.calls("scancel"), gang.ends()) == ([], [("preempted", "requeue")])
+    assert gang.search().present == {0: "8"}, "others leave the work to the successor"
+
+    gang.plan("true --trial", scheduler="slurm", resume="successor")
+    write_json(gang.trial.outcome, {"attempt": 2, "kind": "finished", "steps": 100})
+    assert gang.run_job(**job(8))[0] == 0
+    assert slurm.calls("sbatch")[1:] == [f"--parsable --dependency=afterany:8 {script}"]
+    assert slurm.calls("scancel") == ["9"], "nothing is left to do for it"
+
+
+def test_a_successor_is_submitted_where_the_temporary_folder_of_the_job_cannot_be_written(
+    gang: Gang, slurm: Slurm, stub: Stub
+) -> None:
+    stub("sbatch", 'mktemp -p "$TMPDIR" >&2 && echo 8')
+    gang.plan("true --trial", scheduler="slurm", resume="successor")
+    gang.run_job(**job(7), TMPDIR="/nonexistent")
+    assert (read_json(gang.experiment.next_jobs(1, 0)) or {})["jobs"] == ["7", "8"]
+
+
+def test_a_job_notes_that_it_submits_its_successor(gang: Gang, slurm: Slurm, stub: Stub, tmp_path: Path) -> None:
+    """For whoever looks after a KILL that came before the answer."""
+    noted = gang.experiment.next_jobs(1, 0)
+    stub("sbatch", f"cp {noted} {tmp_path}/noted; echo 8")
+    gang.plan_ranks(0, scheduler="slurm", resume="successor")
+    assert preempt(gang, 7) == 0
+    assert read_json(tmp_path / "noted") == {"jobs": ["7"], "submitting": True}
+    assert read_json(noted) == {"jobs": ["7", "8"]}
+
+
+def test_a_successor_that_is_slow_to_submit_is_no_part_of_a_gang_that_ends(
+    gang: Gang, slurm: Slurm, stub: Stub
+) -> None:
+    stub("sbatch", f"echo x >> {gang.code}/asked; while ! [ -e {gang.code}/go ]; do sleep 0.01; done; echo 8")
+    gang.plan("[ $HPC_DET_NUMBER = 1 ] && exit 3; touch go", scheduler="slurm", resume="successor", max_restarts=1)
+    assert gang.run_job(**job(7))[0] == 0
+    assert (gang.code / "asked").read_text() == "x\n"
+    assert slurm.calls("scancel") == ["8"]
+
+
+def test_of_two_jobs_that_begin_as_one_worker_at_the_same_moment_the_first_goes_on(
+    gang: Gang, slurm: Slurm, stub: Stub
+) -> None:
+    gang.plan("touch started", scheduler="slurm", resume="resubmit")
+    SearchJournal(gang.experiment).ask(0, "7")
+    stub("squeue", f"cd {gang.code}; touch asked; while ! [ -e go ]; do sleep 0.01; done; echo '7|NODE_FAIL|None'")
+    process = gang.start_job(**job(8))
+    wait_for((gang.code / "asked").exists)
+    SearchJournal(gang.experiment).claim(0, "9", after="7")
+    (gang.code / "go").touch()
+    assert process.wait(timeout=DEADLINE_S) == 1
+    assert "job 9 is this worker already; nothing is started" in gang.printed.read_text()
+    assert (gang.search().present, gang.journal.events()) == ({0: "9"}, [])
+
+
+def test_a_job_that_was_believed_gone_leaves_the_trial_to_the_one_that_goes_on(
+    gang: Gang, slurm: Slurm, tmp_path: Path
+) -> None:
+    """Its node was lost for the scheduler, and still runs."""
+    gang.plan(
+        "touch up; while ! [ -e go ]; do sleep 0.01; done; exit 3", scheduler="slurm", resume="chain", max_restarts=9
+    )
+    write_json(gang.experiment.next_jobs(1, 0), {"jobs": ["7", "8"]})
+    process = gang.start_job(**job(7))
+    wait_for((gang.code / "up").exists)
+    SearchJournal(gang.experiment).claim(0, "8", after="7")
+    gang.journal.started(2, "8")
+    (gang.code / "go").touch()
+    assert process.wait(timeout=DEADLINE_S) == 1
+    assert (gang.journal.last_attempt(), gang.journal.open_attempt(), gang.ends()) == (2, 2, [])
+    assert slurm.calls("scancel") == []
+
+
+def test_a_job_that_finds_nothing_to_do_queues_no_other(gang: Gang, slurm: Slurm) -> None:
+    gang.plan("true", scheduler="slurm", resume="resubmit")
+    assert gang.run_job(**job(7))[0] == 0
+    gang.plan("touch started", scheduler="slurm", resume="successor")
+    assert gang.run_job(**job(8))[0] == 0
+    assert slurm.calls("sbatch") == []
+    assert not (gang.code / "started").exists()
+
+
+def test_a_stop_signal_before_the_job_listens_does_not_end_it(gang: Gang, slurm: Slurm, stub: Stub) -> None:
+    stub("srun", 'while [[ $1 == -* ]]; do shift; done; exec "$@"')
+    wait = f"cd {gang.code}; touch up; while ! [ -e go ]; do sleep 0.01; done"
+    gang.plan("true", scheduler="slurm", resume="successor", setup=(wait,))
+    gang.env |= job(7)
+    process = gang.start_script()
+    wait_for((gang.code / "up").exists)
+    os.killpg(process.pid, signal.SIGTERM)
+    (gang.code / "go").touch()
+    assert process.wait(timeout=DEADLINE_S) == 0
+    assert gang.ends() == [("finished", "done")]
+
+
+def test_a_requeued_job_keeps_the_successor_that_it_has(gang: Gang, slurm: Slurm) -> None:
+    gang.plan_ranks(0, scheduler="slurm", resume="successor")
+    assert [preempt(gang, 7), preempt(gang, 7)] == [0, 0]
+    assert len(slurm.calls("sbatch")) == 1
+
+
+def test_a_successor_that_somebody_has_cancelled_is_replaced(gang: Gang, slurm: Slurm, stub: Stub) -> None:
+    stub("squeue", "echo '8|CANCELLED|None'")
+    gang.plan_ranks(0, scheduler="slurm", resume="successor")
+    assert preempt(gang, 7) == 0
+    assert len(slurm.calls("sbatch")) == 2
+    assert gang.search().present == {0: "9"}
+
+
+def test_resubmit_queues_the_next_job_when_one_ends(gang: Gang, slurm: Slurm) -> None:
+    gang.plan_ranks(0, scheduler="slurm", resume="resubmit")
+    process = gang.start_job(**job(7))
+    gang.wait_for_ranks(0)
+    assert slurm.calls("sbatch") == []
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(timeout=DEADLINE_S) == 0
+    assert len(slurm.calls("sbatch")) == 1
+    assert read_json(gang.experiment.next_jobs(1, 0)) == {"jobs": ["7", "8"]}
+
+
+def test_what_follows_an_element_of_an_array_knows_itself(
+    gang: Gang, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gang.plan_ranks(0, scheduler="slurm", resume="resubmit")
+    write_json(gang.experiment.array(), asdict(JobArray(first=0, count=3)))
+    for name, value in {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_ID": "6"}.items():
+        monkeypatch.setenv(name, value)
+    follower = WayBack(gang.experiment, 1).take()
+    assert slurm.calls("sbatch") == [f"--parsable --dependency=afterany:7_2 --array=2 {gang.experiment.script()}"]
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "8")
+    assert follower == SlurmScheduler().job_id(os.environ) == "8_2"
+    assert read_json(gang.experiment.next_jobs(1, 2)) == {"jobs": ["7_2", "8_2"]}
+
+
+def test_requeue_keeps_the_job(gang: Gang, slurm: Slurm) -> None:
+    gang.plan_ranks(0, scheduler="slurm", resume="requeue")
+    assert preempt(gang, 7) == 0
+    assert (slurm.calls("sbatch"), slurm.calls("scontrol")[-1]) == ([], "requeue 7")
+
+
+def test_where_nodes_lack_scontrol_another_job_is_submitted(gang: Gang, slurm: Slurm, stub: Stub) -> None:
+    stub("scontrol", "echo 'scontrol: no such thing' >&2; exit 127")
+    gang.plan_ranks(0, scheduler="slurm", resume="requeue")
+    assert preempt(gang, 7) == 0
+    assert len(slurm.calls("sbatch")) == 1
+    assert gang.search().present == {0: "8"}
+
+
+def test_a_chain_goes_on_until_it_is_used_up(gang: Gang, slurm: Slurm) -> None:
+    gang.plan_ranks(0, scheduler="slurm", resume="chain", chain_length=1)
+    write_json(gang.experiment.next_jobs(1, 0), {"jobs": ["7", "8"]})
+    assert preempt(gang, 7) == 0
+    assert preempt(gang, 8) == 1
+    assert slurm.calls("sbatch") == []
+    (problem,) = (event["problem"] for event in gang.journal.events() if event["event"] == "problem")
+    assert problem == "none is left of the 1 jobs that waited behind the first"
+
+
+def test_a_site_that_refuses_jobs_from_nodes_is_asked_again_at_the_end(gang: Gang, slurm: Slurm, stub: Stub) -> None:
+    stub("sbatch", "echo 'sbatch: error: Access denied' >&2; exit 1")
+    gang.plan_ranks(0, scheduler="slurm", resume="successor")
+    assert preempt(gang, 7) == 1
+    (problem,) = (event["problem"] for event in gang.journal.events() if event["event"] == "problem")
+    assert "Access denied" in problem
+
+
+def test_the_path_of_the_jobs_does_not_grow(gang: Gang, slurm: Slurm) -> None:
+    plan = gang.plan("true", scheduler="slurm", resume="successor")
+    python_folder = str(Path(plan.python).parent)
+    gang.run_job(**job(7), PATH=f"{python_folder}:{os.environ['PATH']}")
+    assert slurm.paths.read_text().strip() == os.environ["PATH"]
+
+
+@pytest.mark.parametrize("resume", ["requeue", "successor", "resubmit"])
+def test_a_job_that_slurmctld_has_lost_in_a_crash_is_followed_by_one_that_does_not_wait_for_it(
+    way_back: Callable[..., WayBack], slurm: Slurm, stub: Stub, tmp_path: Path, resume: str
+) -> None:
+    stub(
+        "sbatch",
+        f"""echo "sbatch $*" >>{tmp_path}/calls
+        case $* in *afterany:7*) ;; *) echo 8; exit;; esac
+        echo 'sbatch: error: Batch job submission failed: Job dependency problem' >&2; exit 1""",
+    )
+    for command in ("scontrol", "squeue"):
+        stub(command, "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert way_back(resume).take() == "8"
+    refused, accepted = slurm.calls("sbatch")
+    assert "afterany:7" in refused
+    assert "afterany" not in accepted
+
+
+# --- a scheduler that gives no answer
+
+AWAY = "Unable to contact slurm controller (connect failure)"
+TIMED_OUT = "Batch job submission failed: Socket timed out on send/recv operation"
+
+
+@pytest.fixture
+def way_back(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> Callable[..., WayBack]:
+    """That of job 7, which is the last of an array where one is asked for."""
+
+    def made(resume: str, count: int = 1) -> WayBack:
+        gang.plan("true", scheduler="slurm", resume=resume)
+        write_json(gang.experiment.array(), asdict(JobArray(first=0, count=count)))
+        write_json(gang.experiment.job(1), {"job_id": "7"})
+        array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(count - 1)} if count > 1 else {}
+        for name, value in {"SLURM_JOB_ID": "7", **array}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("hpc_det.schedulers.command.AGAIN_S", 0.01)
+        monkeypatch.setattr("hpc_det.schedulers.own_jobs.SETTLES_S", 0.01)
+        return WayBack(gang.experiment, 1)
+
+    return made
+
+
+def test_a_job_waits_with_its_requeue_for_a_scheduler_that_is_away(
+    way_back: Callable[..., WayBack], slurm: Slurm, stub: Stub, tmp_path: Path
+) -> None:
+    stub(
+        "scontrol",
+        f"""echo "scontrol $*" >>{tmp_path}/calls
+        [ $(grep -c ^scontrol {tmp_path}/calls) -le 2 ] && echo '{AWAY}' >&2 && exit 1
+        echo '{PREEMPTED}'""",
+    )
+    assert way_back("requeue").take() == "7"
+    assert slurm.calls("scontrol")[-1] == "requeue 7"
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_job_that_slurm_has_put_back_meanwhile_is_not_requeued_once_more(
+    way_back: Callable[..., WayBack], slurm: Slurm, stub: Stub, tmp_path: Path
+) -> None:
+    """It may run on other nodes by now."""
+    stub("scontrol", f"echo \"scontrol $*\" >>{tmp_path}/calls; echo 'JobId=7 JobState=RUNNING Restarts=1'")
+    assert way_back("requeue").take() == "7"
+    assert not any("requeue" in call for call in slurm.calls("scontrol"))
+
+
+@pytest.mark.parametrize(("count", "job"), [(1, "8"), (3, "8_2")])
+@pytest.mark.parametrize("is_queued", [True, False])
+@pytest.mark.parametrize("resume", ["resubmit", "requeue"])
+def test_a_job_that_may_be_queued_although_nobody_said_so_is_not_submitted_twice(
+    gang: Gang,
+    way_back: Callable[..., WayBack],
+    slurm: Slurm,
+    stub: Stub,
+    tmp_path: Path,
+    count: int,
+    job: str,
+    is_queued: bool,
+    resume: str,
+) -> None:
+    """Also where the site refuses to requeue it."""
+    stub("scontrol", "echo 'slurm_requeue error: Access denied' >&2; exit 1")
+    stub(
+        "sbatch",
+        f"""echo "sbatch $*" >>{tmp_path}/calls
+        [ -e {tmp_path}/asked ] && echo 8 && exit
+        touch {tmp_path}/asked; echo '{TIMED_OUT}' >&2; exit 1""",
+    )
+    others = "9_1" if count > 1 else ""
+    rows = " ".join([others, job if is_queued else ""])
+    stub(
+        "squeue",
+        f"""case $* in *--Format=*) ;; *) echo '{job}|PENDING|Dependency'; exit;; esac
+        cd {tmp_path}
+        [ -e asked ] && ! [ -e answers ] && touch answers && echo '{AWAY}' >&2 && exit 1
+        [ -e asked ] && ! [ -e late ] && touch late && exit
+        for word; do m=${{word#*JobArrayID:}}; m=${{m%%,*}}; done
+        for id in {rows}; do
+            echo -n "$id${{m}}n$m$(id -un)${{m}}low${{m}}PENDING${{m}}Priority${{m}}N/A${{m}}N/A"
+            echo "${{m}}0${{m}}9${{m}}cpu=1$m{gang.experiment.path}$m"
+        done""",
+    )
+    assert way_back(resume, count).take() == job
+    assert len(slurm.calls("sbatch")) == (1 if is_queued else 2)
+    own = "7" if count == 1 else "7_2"
+    assert read_json(gang.experiment.next_jobs(1, count - 1)) == {"jobs": [own, job]}

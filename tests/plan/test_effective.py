@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpc_det.config.merge import leaves
+from hpc_det.config.schema import Experiment
+from hpc_det.errors import UsageError
+from hpc_det.plan.effective import Effective
+
+Build = Callable[..., Effective]
+Problems = Callable[..., list[str]]
+
+
+def test_a_default_never_beats_a_template(build: Build) -> None:
+    result = build(template={"max_restarts": 1})
+    assert (result.experiment.max_restarts, result.origins["max_restarts"]) == (1, "template")
+
+
+def test_the_layers_lowest_first(build: Build) -> None:
+    result = build(
+        cluster={"experiment": {"max_restarts": 1, "scheduling_unit": 1, "description": "site"}},
+        template={"max_restarts": 2, "scheduling_unit": 2},
+        max_restarts=3,
+    )
+    assert (result.experiment.max_restarts, result.experiment.scheduling_unit) == (3, 2)
+    keys = ("max_restarts", "scheduling_unit", "description", "checkpoint_policy")
+    assert [result.origins[key] for key in keys] == ["config", "template", "cluster", "default"]
+
+
+def test_every_leaf_has_an_origin_and_the_tree_is_json(build: Build) -> None:
+    result = build(
+        template={"labels": ["x"]}, labels=["y"], hyperparameters={"a": {"b": [1, 2], "c": None}}, data={"d": 1}
+    )
+    assert result.origins.keys() == dict(leaves(result.tree)).keys()
+    assert json.loads(json.dumps(result.tree)) == result.tree
+    assert (result.origins["labels[0]"], result.origins["labels[1]"]) == ("template", "config")
+    assert result.origins["hyperparameters.a.c"] == "config"
+
+
+def test_who_wrote_a_length_wrote_its_unit(build: Build) -> None:
+    result = build(template={"min_validation_period": 5}, min_checkpoint_period={"epochs": 1})
+    assert result.origins["min_validation_period.batches"] == "template"
+    assert result.origins["min_checkpoint_period.epochs"] == "config"
+
+
+@pytest.mark.parametrize(
+    ("given", "interval"),
+    [
+        ({}, "auto"),
+        ({"checkpoint_interval": None, "min_checkpoint_period": None}, "auto"),
+        ({"min_checkpoint_period": {"batches": 7}}, "none"),
+        ({"min_checkpoint_period": 0}, "none"),
+        ({"min_checkpoint_period": 7, "checkpoint_interval": "auto"}, "auto"),
+        ({"checkpoint_interval": "none"}, "none"),
+    ],
+)
+def test_checkpoints_come_as_often_as_loses_least_unless_somebody_says_how_often(
+    build: Build, given: dict[str, Any], interval: str
+) -> None:
+    result = build(**given)
+    assert result.tree["checkpoint_interval"] == interval
+    assert result.origins["checkpoint_interval"] == ("config" if given.get("checkpoint_interval") else "default")
+    assert build(**result.tree).tree == result.tree, "what was stored means the same"
+
+
+COMPAT = "HPC_DET_COMPAT=determined"
+VARIABLES = "environment.environment_variables"
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "model_def:MyTrial",
+        "python3 -m determined.launch.torch_distributed --trial model_def:MyTrial",
+        ["python3", "-m", "determined.launch.torch_distributed", "python3", "-m", "train"],
+        "bash -c 'python3 -m determined.launch.torch_distributed python3 -m train'",
+        "pip install x && python3 -m determined.launch.torch_distributed -- bash run.sh",
+    ],
+)
+def test_an_entrypoint_in_determineds_spelling_switches_its_names_on(build: Build, entrypoint: Any) -> None:
+    result = build(entrypoint=entrypoint)
+    assert result.experiment.environment.variables("cpu") == [COMPAT]
+    assert result.origins[f"{VARIABLES}[0]"] == "entrypoint"
+
+
+@pytest.mark.parametrize("line", ["import determined as det", "from determined.pytorch import PyTorchTrial"])
+def test_a_trial_that_imports_determined_switches_its_names_on(build: Build, code: Path, line: str) -> None:
+    (code / "model_def.py").write_text(f"try:\n    {line}\nfinally:\n    pass\nMyTrial = 1\n")
+    assert build().experiment.environment.variables("cpu") == [COMPAT]
+
+
+def test_so_does_a_script_that_imports_determined(build: Build, code: Path) -> None:
+    (code / "train.py").write_text("import determined as det\n")
+    for entrypoint in ("python3 train.py --lr 0.1", ["torchrun", "train.py"]):
+        assert build(entrypoint=entrypoint).experiment.environment.variables("cpu") == [COMPAT]
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "python3 -m hpc_det.launch.torch_distributed --trial model_def:MyTrial",
+        ["model_def:MyTrial", "x"],
+        "python3 -m train --note determined",
+    ],
+)
+def test_no_other_experiment_hears_of_determined(build: Build, entrypoint: Any) -> None:
+    assert build(entrypoint=entrypoint).experiment.environment.variables("cpu") == []
+
+
+def test_who_wants_the_real_determined_has_the_last_word(build: Build) -> None:
+    variables = ["HPC_DET_COMPAT="]
+    result = build(entrypoint="model_def:MyTrial", environment={"environment_variables": variables})
+    assert result.experiment.environment.variables("cpu") == [COMPAT, *variables]
+
+
+def test_determineds_names_are_there_on_every_kind_of_slot(build: Build) -> None:
+    result = build(entrypoint="model_def:MyTrial", environment={"environment_variables": {"cuda": ["A=1"]}})
+    assert [result.experiment.environment.variables(kind) for kind in ("cpu", "gpu")] == [[COMPAT], [COMPAT, "A=1"]]
+
+
+def test_a_problem_names_the_template_or_the_cluster_that_holds_it(problems: Problems) -> None:
+    assert problems(
+        template={"max_restart": 1, "scheduling_unit": "many"}, cluster={"experiment": {"checkpoint_policy": 3}}
+    ) == [
+        "scheduling_unit: got 'many' (from template 'site'); expected a whole number >= 1",
+        "checkpoint_policy: got 3 (from cluster 'lab'); expected best, all or none",
+        "max_restart: unknown key 'max_restart' (from template 'site'); did you mean 'max_restarts'?",
+    ]
+
+
+def test_a_cluster_without_its_keys_is_told(problems: Problems) -> None:
+    assert problems(cluster={"slot_type": None, "scheduler": None}) == [
+        "cluster.scheduler: required, but nobody set it; give slurm, pbs or local",
+        "cluster.slot_type: required, but nobody set it; give gpu or cpu",
+    ]
+
+
+def test_a_key_of_the_experiment_is_a_text_too(problems: Problems) -> None:
+    assert problems(template={1: 2}) == ["1: the key 1 is not a text (from template 'site'); put it in quotes"]
+
+
+def test_a_sites_defaults_are_a_map(problems: Problems) -> None:
+    assert problems(cluster={"experiment": 3}) == [
+        "cluster.experiment: got 3 (from cluster 'lab'); expected a map of experiment settings"
+    ]
+
+
+def test_every_problem_is_told_at_once(problems: Problems) -> None:
+    found = problems(
+        name="a\nb",
+        max_restarts=-1,
+        labels="x",
+        slots=3,
+        resources={"slots_per_trial": 4, "time_limit": "00:01:00"},
+        hyperparameters={"global_batch_size": 2, "lr": {"type": "lgo"}},
+        searcher={"max_length": {"batches": 1}},
+        entrypoint="python3 x.py --trial model_def:NoTrial",
+        cluster={"scheduler": "lsf"},
+    )
+    assert [line.split(":")[0] for line in found] == [
+        "cluster.scheduler",
+        "labels",
+        "searcher.metric",
+        "max_restarts",
+        "slots",
+        "name",
+        "hyperparameters.lr.type",
+        "hyperparameters.global_batch_size",
+        "resources.time_limit",
+        "entrypoint",
+    ]
+
+
+def test_what_nobody_wrote_is_required(problems: Problems) -> None:
+    assert problems(searcher=None) == [
+        "searcher.metric: required, but nobody set it; give the name of a validation metric, such as accuracy",
+        "searcher.max_length: required, but nobody set it; give one of batches, records, epochs with a whole number "
+        ">= 1, such as {batches: 100} or 100",
+    ]
+
+
+@pytest.mark.parametrize("char", ["\n", "\t", "\x00", "\x1b", "\x85", "\u2028", "\u2029"])
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("name", lambda text: {"name": text}),
+        ("entrypoint", lambda text: {"entrypoint": text}),
+        ("entrypoint[1]", lambda text: {"entrypoint": ["python3", text]}),
+        ("labels[0]", lambda text: {"labels": [text]}),
+        ("slurm.sbatch_args[0]", lambda text: {"slurm": {"sbatch_args": [text]}}),
+        ("cluster.setup[0]", lambda text: {"cluster": {"setup": [text]}}),
+        ("cluster.account", lambda text: {"cluster": {"account": text}}),
+        ("cluster.environment_variables[0]", lambda text: {"cluster": {"environment_variables": [f"A={text}"]}}),
+    ],
+)
+def test_control_characters_are_refused(char: str, path: str, change: Callable[[str], Any], problems: Problems) -> None:
+    (problem,) = problems(**change(f"a{char}b"))
+    assert problem.startswith(f"{path}: control character U+{ord(char):04X} in ")
+    assert problem.isprintable()
+
+
+def test_free_form_values_may_have_several_lines(build: Build, problems: Problems) -> None:
+    build(data={"prompt": "a\nb", "separator": "\t"}, hyperparameters={"text": "a\nb"})
+    assert problems(data={"prompt": "a\x1b"}) == [
+        "data.prompt: control character U+001B in 'a\\x1b' (from config); remove it"
+    ]
+    assert problems(data={"a\nb": 1})[0].startswith("data.a\\nb: control character U+000A in 'a\\nb'")
+
+
+def test_a_key_is_a_text(problems: Problems) -> None:
+    assert problems(data={"x": {1: "a"}}) == ["data.x.1: the key 1 is not a text (from config); put it in quotes"]
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "problem"),
+    [
+        (
+            {"a": {"lr": {"type": "log", "minval": -2, "maxval": -4}}},
+            "hyperparameters.a.lr.minval: -2 is not below maxval -4 (from config); swap them, or give `type: const` "
+            "for one value",
+        ),
+        ({"k": {"type": "const"}}, "hyperparameters.k.val: required, but nobody set it; give the constant's value"),
+        (
+            {"k": {"type": "const", "val": 1, "vall": 2}},
+            "hyperparameters.k.vall: unknown key 'vall' (from config); did you mean 'val'?",
+        ),
+        (
+            {"global_batch_size": 0},
+            "hyperparameters.global_batch_size: got 0 (from config); expected a whole number >= 1",
+        ),
+        (
+            {"global_batch_size": {"type": "const", "val": "64"}},
+            "hyperparameters.global_batch_size: got '64' (from config); expected a whole number >= 1",
+        ),
+        (
+            {"global_batch_size": 3},
+            "hyperparameters.global_batch_size: 3 is below resources.slots_per_trial 4 (from config); "
+            "every slot needs a record of each batch: use a batch of at least 4, or at most 3 slots",
+        ),
+    ],
+)
+def test_a_hyperparameter_that_one_trial_cannot_have(
+    hyperparameters: dict[str, Any], problem: str, problems: Problems
+) -> None:
+    assert problems(hyperparameters=hyperparameters, resources={"slots_per_trial": 4}) == [problem]
+
+
+def test_constants_pass(build: Build) -> None:
+    build(
+        hyperparameters={"a": 1, "b": {"c": [1], "d": {"type": "const", "val": 2}}, "global_batch_size": 8, "e": None}
+    )
+
+
+def test_a_length_in_records_needs_a_batch_size(build: Build, problems: Problems) -> None:
+    assert problems(min_validation_period={"records": 500}) == [
+        "min_validation_period: {records: 500} cannot be counted in batches (from config); "
+        "set hyperparameters.global_batch_size, or use batches or epochs"
+    ]
+    build(min_validation_period={"records": 500}, hyperparameters={"global_batch_size": 10})
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"resources": {"time_limit": "00:01:30"}, "cluster": {"signal_lead_s": 120}}, "resources.time_limit"),
+        ({"cluster": {"time_limit": 1}}, "resources.time_limit"),
+    ],
+)
+def test_a_time_limit_leaves_time_before_the_signal(changes: dict[str, Any], path: str, problems: Problems) -> None:
+    (problem,) = problems(**changes)
+    assert problem.startswith(f"{path}: ")
+    assert "does not exceed cluster.signal_lead_s" in problem
+
+
+def test_the_experiments_time_limit_stands_for_the_clusters(build: Build) -> None:
+    build(resources={"time_limit": "00:10:00"}, cluster={"time_limit": 1})
+
+
+INNER_KEYS = (
+    "metric max_length batches slots_per_trial time_limit environment_variables sbatch_args type cpu unheard é\n"
+)
+KEYS = st.sampled_from([*Experiment.model_fields, *INNER_KEYS.split(" "), "experiment_seed", "global_batch_size"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.sampled_from(["1:00:00", "-N2"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+TREES = st.dictionaries(KEYS, VALUES, max_size=6)
+
+
+@given(template=TREES, config=TREES)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_any_tree_is_valid_or_told(template: dict[str, Any], config: dict[str, Any], build: Build) -> None:
+    told = ["nothing to tell"]
+    try:
+        build(template=template, cluster={"experiment": template}, **{**config, "data": {}})
+    except UsageError as error:
+        told = error.problems
+    assert told
+    assert all(line.isprintable() for line in told)
+
+
+@pytest.mark.parametrize(
+    "searcher",
+    [
+        {"name": "adaptive_asha", "max_trials": 4, "max_length": 100},
+        {"name": "async_halving", "max_trials": 4, "max_length": 100, "num_rungs": 2},
+        {"name": "optuna", "max_trials": 4},
+        {"name": "custom", "max_trials": 4, "class": "mine:Search"},
+    ],
+)
+def test_a_search_that_compares_needs_a_script_that_reports(
+    problems: Problems, build: Build, code: Path, searcher: dict[str, Any]
+) -> None:
+    (code / "train.py").write_text("import torch")
+    config = {"entrypoint": "python3 train.py"}
+    (told,) = problems(searcher={"metric": "loss", **searcher}, **config)
+    assert told.startswith(f"searcher.name: {searcher['name']} compares trials by searcher.metric, and train.py")
+    for fixed in ("single", "random", "grid"):
+        more = {"max_trials": 2} if fixed == "random" else {}
+        build(searcher={"name": fixed, "metric": "loss", **more}, **config)
+    (code / "train.py").write_text("import hpc_det.pytorch")
+    build(searcher={"metric": "loss", **searcher}, **config)

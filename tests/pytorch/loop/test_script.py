@@ -1,0 +1,130 @@
+"""A script of the Trainer form as a rank of an attempt, with the agent's end of the line in the test."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_det.node.files import read_json
+from hpc_det.store.failure import first_failure
+from hpc_det.store.metrics import read_reports
+from tests.pytorch.loop.test_rank import Agent, agent
+from tests.pytorch.trials import CONFIG
+
+__all__ = ["agent"]
+
+pytestmark = pytest.mark.usefixtures("_fork_server")
+
+SCRIPT = """
+import sys
+
+from hpc_det import pytorch
+from hpc_det.errors import InvalidHP
+from hpc_det.pytorch import Batch, Trainer
+from tests.pytorch.trials import Tiny
+
+with pytorch.init(hparams={"global_batch_size": 1}, aggregation_frequency=AGGREGATION) as context:
+    BEFORE
+    trainer = Trainer(Tiny(context), context)
+    trainer.fit(FIT)
+    print("batch size", context.get_per_slot_batch_size(), "aggregation", context.aggregation_frequency)
+    AFTER
+print("the script went on")
+"""
+KEPT = CONFIG["checkpoint_storage"]
+UNDER_A_LAUNCHER = {"RANK": "0", "WORLD_SIZE": "1"}
+
+
+def run(
+    agent: Agent,
+    fit: str = "",
+    *,
+    before: str = "",
+    after: str = "",
+    aggregation: int | None = None,
+    variables: dict[str, str] = UNDER_A_LAUNCHER,
+    ranks: int = 1,
+) -> int:
+    """The exit code of a script with these arguments of `fit`, and statements before and after it. One that has no
+    launcher is a fresh process.
+    """
+    parts = {"BEFORE": before, "FIT": fit, "AFTER": after, "AGGREGATION": str(aggregation)}
+    script = SCRIPT
+    for name, text in parts.items():
+        script = script.replace(name, text)
+    (agent.code / "script.py").write_text(script)
+    return agent.serve(["script.py"], variables, ranks=ranks, fresh="RANK" not in variables)
+
+
+def steps(agent: Agent, kind: str) -> list[int]:
+    return [record["steps"] for record in read_reports(agent.trial.metrics) if record["kind"] == kind]
+
+
+def test_length_hyperparameters_and_reports_are_the_experiments(agent: Agent) -> None:
+    assert run(agent) == 0, agent.log
+    assert agent.events == []
+    assert read_json(agent.trial.outcome) == {"attempt": 1, "kind": "finished", "steps": 18, "saved": True}
+    assert steps(agent, "training") == [4, 8, 12, 16, 18], "the scheduling unit is 4"
+    assert agent.log.splitlines() == ["batch size 4 aggregation 1", "the script went on"]
+    assert first_failure(agent.trial, 1) is None
+
+
+def test_arguments_of_the_script_come_before_the_experiment_which_says_what_checkpoints_stay(agent: Agent) -> None:
+    assert (KEPT["save_trial_best"], KEPT["save_trial_latest"]) == (1, 1)
+    fit = "max_length=Batch(5), reporting_period=Batch(2), checkpoint_period=Batch(1)"
+    done_already = "trainer.fit(max_length=Batch(3))"
+    assert run(agent, fit, after=done_already, aggregation=2) == 0, agent.log
+    assert steps(agent, "training") == [2, 4, 5]
+    assert agent.log.splitlines()[0] == "batch size 4 aggregation 2"
+    assert read_json(agent.trial.outcome) == {"attempt": 1, "kind": "finished", "steps": 5, "saved": True}
+    assert len([*agent.trial.checkpoints.glob("*/manifest.json")]) == 1, "of the five, the newest is the best, too"
+
+
+def test_the_variable_of_a_test_shortens_what_a_script_says(agent: Agent) -> None:
+    assert run(agent, "max_length=Batch(500)", variables={**UNDER_A_LAUNCHER, "HPC_DET_TEST": "1"}) == 0, agent.log
+    assert (steps(agent, "training"), steps(agent, "validation")) == ([1], [1])
+
+
+def test_a_script_that_is_the_entrypoint_itself_is_the_rank_of_its_node(agent: Agent) -> None:
+    assert run(agent, variables={}) == 0, agent.log
+    assert read_json(agent.trial.outcome) == {"attempt": 1, "kind": "finished", "steps": 18, "saved": True}
+
+
+def test_more_slots_need_a_launcher(agent: Agent, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(agent, variables={}, ranks=2) == 1
+    assert agent.failure.message == (
+        "entrypoint: nothing starts the script once for each of the 2 slots of a node; write "
+        "`python3 -m hpc_det.launch.torch_distributed` before it"
+    )
+    assert agent.failure.user_error
+    assert agent.failure.rank is None
+    assert agent.failure.message in capfd.readouterr().err
+
+
+def test_an_error_is_noted_with_its_traceback_and_goes_through(agent: Agent) -> None:
+    assert run(agent, after="raise ArithmeticError('of the script')") == 1
+    assert agent.failure.message == "ArithmeticError: of the script"
+    assert not agent.failure.user_error
+    assert 'script.py", line ' in agent.failure.traceback
+    assert agent.log.splitlines()[-1].endswith("ArithmeticError: of the script")
+    assert agent.events == [("lost", 0)], "no goodbye: the line ends with the process"
+
+
+def test_impossible_hyperparameters_are_nothing_to_start_again_for(agent: Agent) -> None:
+    assert run(agent, before="raise InvalidHP('too wide')") == 1
+    assert agent.failure.message == "too wide"
+    assert agent.failure.user_error
+
+
+def test_a_test_inside_a_job_is_refused(agent: Agent) -> None:
+    assert run(agent, "test_mode=True") == 1
+    assert agent.failure.message == (
+        "fit: test_mode is for runs without a job; create the experiment with --test instead"
+    )
+
+
+@pytest.mark.parametrize(("code", "events"), [(0, []), (3, [("lost", 0)])])
+def test_a_script_may_leave_inside_the_block(agent: Agent, code: int, events: list[object]) -> None:
+    assert run(agent, after=f"sys.exit({code})") == code
+    assert agent.events == events
+    assert (first_failure(agent.trial, 1) is None) == (code == 0)
+    assert agent.log.splitlines()[-1].startswith("batch size")

@@ -1,0 +1,266 @@
+"""Models that fully_shard has spread over the ranks: trained, validated, saved, and resumed by gangs of any size."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from hpc_det.checkpoint.committed import committed
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.pytorch import PyTorchTrialContext, load_trial_from_checkpoint_path
+from hpc_det.pytorch.strategies.plain import PlainStrategy
+from tests.distributed.ranks import OnRanks
+from tests.pytorch.trials import Life, StopAt, Tiny, assert_same, differences
+
+AGGREGATED: dict[str, Any] = {"optimizations": {"aggregation_frequency": 2}}
+
+
+class Seen(nn.Module):
+    """Changes nothing, and keeps a buffer which is another on each rank."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean.lerp_(inputs.detach().float().mean(), 0.1)
+        return inputs
+
+
+class Sharded(Tiny):
+    """Three ranks share the rows of its layers unevenly, and only the first has one of the last layer."""
+
+    last: ClassVar[Sharded]
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        self.context = context
+        self.prepare()
+        model = nn.Sequential(nn.Linear(5, 8), Seen(), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 1))
+        model[2].eval()
+        if context.distributed.size > 1:
+            self.shard(model)
+        self.model: nn.Module = context.wrap_model(model)
+        self.optimizer: torch.optim.Optimizer = context.wrap_optimizer(
+            torch.optim.AdamW(model.parameters(), lr=self.rate)
+        )
+        self.wrap_schedulers(context)
+        Sharded.last = self
+
+    def prepare(self) -> None:
+        """Before anything is wrapped."""
+
+    def shard(self, model: nn.Sequential) -> None:
+        fully_shard(model[0])
+        fully_shard(model)
+
+
+class InDdp(Sharded):
+    def shard(self, model: nn.Sequential) -> None:
+        """Not."""
+
+
+def begin(path: Path, trial_class: type[Tiny] = Sharded, **config: Any) -> Life:
+    return Life.begin(path, trial_class, {"global_batch_size": 6}, **config)
+
+
+def attempts(distributed: Distributed, *lives: tuple[Life, float]) -> list[tuple[int, str]]:
+    """Each until the tick that is said: the batch that it goes on from, and how it ends."""
+    ends = [(life.attempt(StopAt(tick), distributed).end, Sharded.last) for life, tick in lives]
+    return [(trial.context.get_initial_batch(), end) for end, trial in ends]
+
+
+def test_a_resume_is_exact_to_the_bit_and_a_damaged_shard_is_found(on_ranks: OnRanks, tmp_path: Path) -> None:
+    """It is stopped between two batches that make one optimizer step: gradients wait, too."""
+    undisturbed, life = (begin(tmp_path / name, **AGGREGATED) for name in ("undisturbed", "stopped"))
+    assert on_ranks(2, attempts, (undisturbed, math.inf), (life, 10)) == [[(0, "finished"), (0, "stopped")]] * 2
+    newest, older, *_ = committed(life.folder.checkpoints)
+    assert (newest.steps, older.steps) == (7, 5), "gradients wait"
+    shutil.copytree(tmp_path / "stopped", tmp_path / "damaged")
+    damaged = begin_again(life, tmp_path / "damaged")
+    shard = damaged.folder.checkpoints / newest.uuid / "shard-1.pth"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    assert on_ranks(2, attempts, (life, math.inf), (damaged, math.inf)) == [[(7, "finished"), (5, "finished")]] * 2
+    assert_same(life, undisturbed)
+    assert_same(damaged, undisturbed)
+    for rank in (0, 1):
+        offsets = [shard["offset"][0] for shard in undisturbed.newest[f"shard-{rank}.pth"].values()]
+        assert set(offsets) == {rank * 4, rank}, "each rank has rows of its own"
+
+
+def begin_again(life: Life, path: Path) -> Life:
+    folder = type(life.folder)(path)
+    return Life(folder, life.trial_class, life.config, life.hparams, life.attempts)
+
+
+def whole_state(distributed: Distributed, life: Life, tick: float) -> dict[str, Any]:
+    """Of everything that is trained, after an attempt."""
+    life.attempt(StopAt(tick), distributed)
+    return state_of(Sharded.last)
+
+
+def state_of(trial: Sharded) -> dict[str, Any]:
+    parameters = dict(trial.model.named_parameters())
+    return {
+        "weights": {name: whole(parameter) for name, parameter in parameters.items()},
+        "gradients": {name: whole(grad) for name, each in parameters.items() if (grad := each.grad) is not None},
+        "optimizer": [
+            {key: whole(value) for key, value in trial.optimizer.state[parameter].items()}
+            for parameter in parameters.values()
+        ],
+    }
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    assert isinstance(tensor, torch.Tensor)
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
+def test_another_number_of_ranks_goes_on_with_the_same_numbers(
+    on_ranks: OnRanks, tmp_path: Path, before: int, after: int
+) -> None:
+    life = begin(tmp_path, **AGGREGATED)
+    saved = on_ranks(before, whole_state, life, 6)[0]
+    restored = on_ranks(after, whole_state, life, 1)
+    assert [differences(of_rank, saved) for of_rank in restored] == [[]] * after
+    assert [gradient.any() for gradient in saved["gradients"].values()] == [True] * 4
+
+
+def test_one_process_loads_the_whole_model(on_ranks: OnRanks, tmp_path: Path) -> None:
+    life = begin(tmp_path)
+    saved = on_ranks(2, whole_state, life, 3)[0]
+    folder = committed(life.folder.checkpoints)[0].path
+    trial = load_trial_from_checkpoint_path(folder, trial_class=Sharded)
+    assert isinstance(trial, Sharded)
+    assert differences(dict(trial.model.named_parameters()), saved["weights"]) == []
+    (folder / "shard-1.pth").unlink()
+    (folder / "manifest.json").unlink()
+    with pytest.raises(HpcDetError, match=r"dict/0/0.weight: 20 of 40 numbers are in no shard-\*.pth; use"):
+        load_trial_from_checkpoint_path(folder, trial_class=Sharded)
+
+
+class Halved(Sharded):
+    """With all that the context does for a model, and weights that are exchanged as bfloat16."""
+
+    def prepare(self) -> None:
+        self.context.experimental.use_amp(torch.bfloat16)
+
+    def shard(self, model: nn.Sequential) -> None:
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        inputs, targets = batch
+        loss = (self.model(inputs) - targets).square().mean()
+        self.context.backward(loss)
+        self.context.step_optimizer(
+            self.optimizer, clip_grads=lambda weights: nn.utils.clip_grad_norm_(weights, max_norm=0.5)
+        )
+        return {"loss": loss}
+
+
+class HalvedInDdp(Halved):
+    def shard(self, model: nn.Sequential) -> None:
+        """Not."""
+
+
+@pytest.mark.parametrize(("trial_class", "in_ddp", "tolerance"), [(Sharded, InDdp, 1e-5), (Halved, HalvedInDdp, 2e-2)])
+def test_training_and_validation_are_as_in_ddp(
+    on_ranks: OnRanks, tmp_path: Path, trial_class: type[Sharded], in_ddp: type[Sharded], tolerance: float
+) -> None:
+    """Of nine records for a validation one rank has five, the other four."""
+    sharded, plain = (begin(tmp_path / kind.__name__, kind, **AGGREGATED) for kind in (trial_class, in_ddp))
+    on_ranks(2, attempts, (sharded, math.inf), (plain, math.inf))
+    assert len(sharded.series) == len(plain.series) > 4
+    for (kind, steps, metrics), (other_kind, other_steps, expected) in zip(sharded.series, plain.series, strict=True):
+        assert (kind, steps) == (other_kind, other_steps)
+        assert metrics == pytest.approx(expected, rel=tolerance)
+    assert "shard-0.pth" in sharded.newest
+    assert "shard-0.pth" not in plain.newest
+
+
+# --- what cannot be
+
+
+def refusals(distributed: Distributed) -> list[list[str]]:
+    """What is said of each model that cannot be trained so."""
+
+    def layers() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+
+    def context(gang: Distributed = distributed, **optimizations: Any) -> PyTorchTrialContext:
+        config = {"optimizations": optimizations}
+        return PyTorchTrialContext({"hparams": {}, "config": config}, gang)
+
+    half = layers()
+    fully_shard(half[0])
+    on_one, whole, model = layers(), layers(), layers()
+    fully_shard(on_one, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("copies", "parts"))["parts"])
+    fully_shard(whole)
+    later = context()
+    later.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    later.wrap_model(model)
+    fully_shard(model)
+
+    return [
+        said(lambda: context().wrap_model(half)),
+        said(lambda: context().wrap_model(on_one)),
+        said(lambda: context(Distributed()).wrap_model(whole)),
+        said(lambda: context(gradient_compression=True).wrap_model(whole, static_graph=True)),
+        said(PlainStrategy(InFull(later), later).check),
+    ]
+
+
+class InFull(Sharded):
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        """Built already."""
+
+    def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+        return {}
+
+
+def said(attempt: Callable[[], object]) -> list[str]:
+    with pytest.raises(UsageError) as error:
+        attempt()
+    return error.value.problems
+
+
+def test_what_cannot_be_trained_is_refused_in_words(on_ranks: OnRanks) -> None:
+    half, on_one, alone, options, later = on_ranks(2, refusals)[0]
+    assert half == [
+        "wrap_model: Sequential: 2 of its parameters are trained and not sharded (1.weight, 1.bias), so that ranks do "
+        "not share their gradients; call fully_shard on the model itself, too, after its layers"
+    ]
+    assert on_one == [
+        "wrap_model: FSDPSequential: it is sharded over 1 of the 2 ranks, which each train on data of their own; give "
+        "fully_shard a mesh of all of them"
+    ]
+    assert alone == [
+        "wrap_model: FSDPSequential: it is sharded, and there is one rank; call fully_shard where "
+        "context.distributed.get_size() > 1"
+    ]
+    assert options == [
+        f"wrap_model: FSDPSequential: {option} is for DDP, which a sharded model is not put into; leave it out, and "
+        f"see fully_shard's own"
+        for option in ("static_graph", "optimizations.gradient_compression")
+    ]
+    assert later == [
+        "InFull: FSDPSequential is sharded after wrap_model; call fully_shard before it",
+        "InFull: optimizers train 4 parameters of no wrapped model, as if one were made before fully_shard, which "
+        "replaces parameters; make optimizers after it",
+        "InFull: evaluate_full_dataset runs on rank 0 alone, and a sharded model needs all ranks for each batch; "
+        "implement evaluate_batch",
+    ]

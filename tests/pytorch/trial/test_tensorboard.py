@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader  # type: ignore[import-untyped]
+from tensorboard.summary.writer import event_file_writer  # type: ignore[import-untyped]
+from torch.utils.tensorboard import SummaryWriter
+
+from hpc_det.distributed.collectives import Distributed
+from hpc_det.errors import UsageError
+from hpc_det.pytorch.trial.tensorboard import TensorBoard
+from tests.distributed.ranks import OnRanks
+from tests.pytorch.trials import Life, StopAt, Tiny
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """As in a process that has written no events: names of files that were made in the same second end with how many
+    there were before, and TensorBoard reads them in alphabetical order, 10 before 9.
+    """
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
+    return tmp_path / "tensorboard"
+
+
+def written(folder: Path) -> list[tuple[str, int]]:
+    """Tag and step of every event in all files of the folder."""
+    return [
+        (value.tag, event.step)
+        for file in folder.glob("*tfevents*")
+        for event in EventFileLoader(str(file)).Load()
+        for value in event.summary.value
+    ]
+
+
+def shown(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows of the folder itself: (step, value) by tag."""
+    events = EventAccumulator(str(folder)).Reload()
+    tags: list[str] = events.Tags()["scalars"]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+
+
+Report = tuple[str, int, dict[str, Any]]
+
+
+def attempt(folder: Path, resumed_from: dict[str, int], *reports: Report) -> dict[str, int]:
+    """The position at its end."""
+    board = TensorBoard(folder)
+    board.cut(resumed_from)
+    for report in reports:
+        board.report(*report)
+    position = board.position()
+    board.close()
+    return position
+
+
+def test_reports_are_shown_under_the_names_that_upstream_gave_them(folder: Path) -> None:
+    attempt(
+        folder,
+        {},
+        ("validation", 0, {"loss": 3.0}),
+        ("training", 10, {"loss": 2.0, "val": 1.0}),
+        ("validation", 10, {"loss": 1.0, "validation_error": 0.5, "val_loss": 0.25, "accuracy": 0.75}),
+        ("training", 20, {"loss": 0.5, "val": 1.5}),
+    )
+    assert shown(folder) == {
+        "Determined/loss": [(10, 2.0), (20, 0.5)],
+        "Determined/val": [(10, 1.0), (20, 1.5)],
+        "Determined/val_loss": [(0, 3.0), (10, 1.0), (10, 0.25)],
+        "Determined/validation_error": [(10, 0.5)],
+        "Determined/val_accuracy": [(10, 0.75)],
+    }
+
+
+def test_only_numbers_are_shown(folder: Path) -> None:
+    metrics = {"int": 3, "numpy": np.float64(0.5), "tensor": torch.tensor([2.0]), "infinite": math.inf, "none": None}
+    attempt(folder, {}, ("training", 1, {**metrics, "text": "a", "list": [1.0], "several": torch.ones(2)}))
+    assert shown(folder) == {
+        "Determined/int": [(1, 3.0)],
+        "Determined/numpy": [(1, 0.5)],
+        "Determined/tensor": [(1, 2.0)],
+        "Determined/infinite": [(1, math.inf)],
+    }
+
+
+def losses(*steps: int) -> list[Report]:
+    return [("training", at, {"loss": at / 10}) for at in steps]
+
+
+def test_the_lost_stretch_beyond_a_checkpoint_is_in_no_file(folder: Path) -> None:
+    saved = attempt(folder, {}, *losses(10, 20))
+    lost = attempt(folder, saved, *losses(30, 40))
+    attempt(folder, saved, ("training", 30, {"loss": 7.0}))
+    assert shown(folder) == {"Determined/loss": [(10, 1.0), (20, 2.0), (30, 7.0)]}
+    assert sorted(written(folder)) == [("Determined/loss", 10), ("Determined/loss", 20), ("Determined/loss", 30)]
+    assert len(lost) == 2
+
+
+def test_without_any_checkpoint_all_of_it_is_lost(folder: Path) -> None:
+    attempt(folder, {}, *losses(10, 20))
+    attempt(folder, {}, *losses(10))
+    assert shown(folder) == {"Determined/loss": [(10, 1.0)]}
+
+
+def test_whatever_the_trials_own_writer_counts_is_there_once(folder: Path) -> None:
+    """Batches from 0, records and epochs: all but the first would be hidden or doubled if steps decided."""
+    first = TensorBoard(folder)
+    first.cut({})
+    for batch in range(4):
+        for tag, step in (("batch", batch), ("records", 1000 * batch), ("epochs", batch // 3)):
+            first.writer.add_scalar(tag, 1.0, step)
+        if batch == 2:
+            saved = first.position()
+    first.close()
+    second = TensorBoard(folder)
+    second.writer.add_text("note", "made before the trial is resumed")
+    second.cut(saved)
+    second.writer.add_scalar("batch", 2.0, 3)
+    second.close()
+    assert shown(folder) == {
+        "batch": [(0, 1.0), (1, 1.0), (2, 1.0), (3, 2.0)],
+        "records": [(0, 1.0), (1000, 1.0), (2000, 1.0)],
+        "epochs": [(0, 1.0), (0, 1.0), (0, 1.0)],
+    }
+    assert EventAccumulator(str(folder)).Reload().Tags()["tensors"] == ["note/text_summary"]
+
+
+def test_what_others_write_there_is_never_cut(folder: Path) -> None:
+    with SummaryWriter(str(folder)) as own:
+        own.add_scalar("mine", 1.0, 99)
+    attempt(folder, {}, *losses(1))
+    assert shown(folder) == {"mine": [(99, 1.0)], "Determined/loss": [(1, pytest.approx(0.1))]}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_the_folder_is_for_its_owner_alone(folder: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        attempt(folder, {}, *losses(1))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_there_is_one_writer_and_it_is_made_when_it_is_needed(folder: Path) -> None:
+    board = TensorBoard(folder)
+    board.cut({})
+    board.flush()
+    board.close()
+    assert not folder.exists()
+    writer = board.writer
+    board.report("training", 1, {"loss": 1.0})
+    assert board.writer is writer
+    assert len(list(folder.iterdir())) == 1
+    board.close()
+
+
+def test_what_is_flushed_can_be_seen_at_once(folder: Path) -> None:
+    board = TensorBoard(folder)
+    for steps in range(30):
+        board.report("training", steps, {"loss": 1.0})
+    board.flush()
+    assert len(shown(folder)["Determined/loss"]) == 30
+    board.close()
+
+
+def test_no_thread_is_left(folder: Path) -> None:
+    before = set(threading.enumerate())
+    board = TensorBoard(folder)
+    board.report("training", 1, {"loss": 1.0})
+    assert set(threading.enumerate()) - before
+    board.close()
+    assert not set(threading.enumerate()) - before
+    board.close()
+
+
+def test_reports_can_be_switched_off(folder: Path) -> None:
+    board = TensorBoard(folder)
+    assert board.enabled
+    board.enabled = False
+    board.report("training", 1, {"loss": 1.0})
+    assert not folder.exists()
+
+
+def test_off_cluster_there_is_no_folder() -> None:
+    board = TensorBoard(None)
+    board.report("training", 1, {"loss": 1.0})
+    board.cut({})
+    board.close()
+    with pytest.raises(UsageError, match="there is none off cluster"):
+        _ = board.folder
+    with pytest.raises(UsageError, match="there is none off cluster"):
+        _ = board.writer
+
+
+def test_without_tensorboard_reports_are_left_out_and_a_writer_says_how_to_install_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    for module in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
+        monkeypatch.delitem(sys.modules, module)
+    board = TensorBoard(folder)
+    board.cut({})
+    board.report("training", 1, {"loss": 1.0})
+    board.flush()
+    board.close()
+    assert not folder.exists()
+    with pytest.raises(UsageError, match="tensorboard is not installed; run python3 -m pip install tensorboard"):
+        _ = board.writer
+
+
+def test_the_module_itself_loads_no_tensorboard() -> None:
+    code = "import hpc_det.pytorch.trial.tensorboard, sys\n"
+    code += "print(any(name.startswith('tensorboard') for name in sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+# --- a trial that is stopped and killed
+
+
+class Writes(Tiny):
+    """An event of its own on each rank for each batch, counted from 0."""
+
+    dies_at = -1
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        if batch_idx == self.dies_at:
+            self.context.tensorboard.flush()  # what it has written may be on disk, or not
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.context.get_tensorboard_writer().add_scalar("mine", self.context.distributed.rank, batch_idx)
+        return super().train_batch(batch, epoch_idx, batch_idx)
+
+
+class WritesAndDies(Writes):
+    dies_at = 11
+
+
+def trained(distributed: Distributed, life: Life, stop_at: float) -> None:
+    life.attempt(StopAt(stop_at), distributed)
+
+
+def test_every_event_is_there_once_after_a_preemption_and_a_kill(on_ranks: OnRanks, tmp_path: Path) -> None:
+    """Checkpoints are at batches 5, where it is preempted, and 7; it is killed in batch 11, after a report of 8."""
+    undisturbed, life = (Life.begin(tmp_path / name, Writes) for name in ("whole", "cut"))
+    undisturbed.tensorboard = life.tensorboard = True
+    on_ranks(2, trained, undisturbed, math.inf)
+    on_ranks(2, trained, life, 5)
+    with pytest.raises(pytest.fail.Exception, match="died without a word"):
+        on_ranks(2, trained, dataclasses.replace(life, trial_class=WritesAndDies), math.inf)
+    assert max(life.checkpoints) < 11
+    on_ranks(2, trained, life, math.inf)
+    for folder in ("", "rank-1"):
+        whole, cut = (each.folder.tensorboard / folder for each in (undisturbed, life))
+        assert shown(cut) == shown(whole)
+        assert sorted(written(cut)) == sorted(written(whole))
+    assert shown(life.folder.tensorboard / "rank-1") == {"mine": [(batch, 1.0) for batch in range(18)]}
+    assert [step for step, _ in shown(life.folder.tensorboard)["Determined/loss"]] == life.steps("training")

@@ -1,0 +1,31 @@
+"""What schedulers said, and a `run` that says it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpc_det.schedulers.command import CommandError, Run
+from hpc_det.schedulers.pbs import detect as pbs
+from hpc_det.schedulers.slurm import detect as slurm
+
+HERE = Path(__file__).parent
+SLURM = {slurm.CONFIG: "config.txt", slurm.SINFO: "sinfo.txt", slurm.PARTITIONS: "partitions.txt"}
+PBS = {pbs.NODES: "nodes.json", pbs.QUEUES: "queues.json", pbs.SERVER: "server.json", pbs.SCHEDULER: "sched.txt"}
+
+
+def said(folder: str, file: str) -> str:
+    return (HERE / folder / file).read_text()
+
+
+def replay(folder: str, commands: Mapping[tuple[str, ...], str], **answers: str) -> Run:
+    """Answers as recorded; `answers` by the name of a command come first, and all else is refused."""
+
+    def run(command: Sequence[str]) -> str:
+        if command[0] in answers:
+            return answers[command[0]]
+        if tuple(command) not in commands:
+            raise CommandError(f"{command[0]}: not found on PATH")
+        return said(folder, commands[tuple(command)])
+
+    return run

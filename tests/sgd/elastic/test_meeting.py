@@ -1,0 +1,115 @@
+"""How agents find their driver. Loopback stands for the network: it has an address for each of us (127.0.0.0/8)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hpc_det.errors import HpcDetError
+from hpc_det.node.switchboard import Switchboard
+from hpc_det.sgd.elastic import meeting
+from hpc_det.sgd.elastic.meeting import Guests, announce, await_driver, call_driver, withdraw
+from hpc_det.store.run_folder import RunFolder
+from tests.wait import DEADLINE_S
+
+AGENT = {"role": "agent", "node": "node1"}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.make()
+    return folder
+
+
+@contextmanager
+def driver(run: RunFolder) -> Iterator[Switchboard]:
+    key = run.key()
+    switchboard = Switchboard("127.0.0.1", lambda identity: key, Guests(run, "127.0.0.1").are_allowed_from)
+    announce(run, switchboard.host, switchboard.port)
+    yield switchboard
+    switchboard.close()
+
+
+def test_an_agent_that_came_first_finds_the_driver_that_comes(run: RunFolder) -> None:
+    came: list[object] = []
+    agent = threading.Thread(target=lambda: came.append(call_driver(run, "node1", AGENT, DEADLINE_S)))
+    agent.start()
+    with driver(run) as switchboard:
+        event = switchboard.events.get(timeout=DEADLINE_S)
+        agent.join()
+        assert (event.kind, event.line.identity) == ("arrived", AGENT)
+        came[0].close()  # type: ignore[attr-defined]
+
+
+def test_an_agent_that_finds_a_driver_of_the_past_waits_for_the_next_one(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "TRY_S", 0.05)
+    with driver(run):
+        pass
+    agent = threading.Thread(target=lambda: call_driver(run, "node1", AGENT, DEADLINE_S).close())
+    agent.start()
+    with driver(run) as switchboard:
+        assert switchboard.events.get(timeout=DEADLINE_S).kind == "arrived"
+        agent.join()
+
+
+def test_the_announcement_is_the_owners_alone(run: RunFolder) -> None:
+    announce(run, "10.0.0.7", 4321)
+    assert run.driver.stat().st_mode & 0o777 == 0o600
+    assert await_driver(run, 1) == ("10.0.0.7", 4321)
+    assert not [path for path in run.path.iterdir() if path.name.startswith(".")]
+
+
+def test_nobody_finds_a_driver_that_has_withdrawn(run: RunFolder) -> None:
+    announce(run, "10.0.0.7", 4321)
+    withdraw(run)
+    with pytest.raises(HpcDetError, match=r"driver.json: no driver in 0 s; does this node see the driver's folder\?"):
+        call_driver(run, "node1", AGENT, 0.1)
+
+
+def test_an_agent_writes_down_from_where_it_will_come(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "LOOK_S", 0.0)
+    guests = Guests(run, "10.0.0.7")
+    assert not guests.are_allowed_from("127.0.0.1")
+    announce(run, "127.0.0.1", 1)  # nobody listens there
+    with pytest.raises(HpcDetError, match=r"127\.0\.0\.1:1: no connection to the driver within"):
+        call_driver(run, "node1", AGENT, 0.1)
+    assert guests.are_allowed_from("127.0.0.1")
+    assert not guests.are_allowed_from("127.0.0.2")
+
+
+def test_a_driver_on_loopback_hears_this_machine_alone(run: RunFolder) -> None:
+    guests = Guests(run, "127.0.0.1")
+    assert guests.are_allowed_from("127.0.0.1")
+    assert guests.are_allowed_from("127.8.8.8")
+    assert not guests.are_allowed_from("10.0.0.7")
+
+
+def test_a_new_driver_forgets_who_came_to_the_last_one(run: RunFolder) -> None:
+    (run.nodes / "node1").write_text('{"address": "10.0.0.1"}')
+    assert not Guests(run, "10.0.0.7").are_allowed_from("10.0.0.1")
+
+
+def test_what_is_no_address_lets_nobody_in(run: RunFolder) -> None:
+    guests = Guests(run, "10.0.0.7")
+    (run.nodes / "node1").write_text("torn")
+    (run.nodes / "node2").write_text('["address"]')
+    (run.nodes / "node3").write_text('{"address": "10.0.0.3"}')
+    (run.nodes / ".node4.partial").write_text('{"address": "10.0.0.4"}')
+    assert guests.are_allowed_from("10.0.0.3")
+    assert not guests.are_allowed_from("10.0.0.4")
+
+
+def test_many_unknown_callers_cost_few_looks(run: RunFolder) -> None:
+    guests = Guests(run, "10.0.0.7")
+    assert not guests.are_allowed_from("10.0.0.66")
+    (run.nodes / "node3").write_text('{"address": "10.0.0.3"}')
+    assert not guests.are_allowed_from("10.0.0.3"), "it looked a moment ago"
+    guests._next_look = 0.0
+    assert guests.are_allowed_from("10.0.0.3")

@@ -1,0 +1,96 @@
+"""What a job runs in each task: one agent, which hears what the scheduler sends, and comes back when it was killed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpc_det.sgd.elastic.agents import BackOff
+from hpc_det.sgd.elastic.task import AgentTask
+from tests.launch.gang import is_there
+from tests.wait import DEADLINE_S, wait_for
+
+AGENT = """
+import os, signal, sys, time
+run = sys.argv[1]
+def note(number, frame):
+    open(f"{run}/{signal.Signals(number).name}", "w").close()
+    sys.exit(3 if number == signal.SIGUSR1 else 0)
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2): signal.signal(number, note)
+open(f"{run}/pid-{os.getpid()}", "w").close()
+time.sleep(60)
+"""
+TASK = """
+import pickle, signal, sys
+for number in (signal.SIGTERM, signal.SIGUSR2): signal.signal(number, signal.SIG_IGN)  # submitit's own come before
+sys.exit(pickle.load(sys.stdin.buffer)())
+"""
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    (tmp_path / "logs").mkdir()
+    process = subprocess.Popen([sys.executable, "-c", TASK], stdin=subprocess.PIPE)
+    assert process.stdin
+    process.stdin.write(pickle.dumps(AgentTask(str(tmp_path), ("-c", AGENT, str(tmp_path)))))
+    process.stdin.close()
+    yield process
+    process.kill()
+    process.wait()
+
+
+def agents(run: Path) -> list[int]:
+    return [int(path.name.removeprefix("pid-")) for path in sorted(run.glob("pid-*"), key=os.path.getctime)]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGUSR2, 0), (signal.SIGUSR1, 3)])
+def test_the_agent_hears_what_the_scheduler_sends_to_the_task(
+    task: subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    wait_for(lambda: agents(tmp_path))
+    task.send_signal(number)
+    assert task.wait(DEADLINE_S) == code
+    assert (tmp_path / number.name).exists()
+
+
+def test_an_agent_that_was_killed_is_started_again(task: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    wait_for(lambda: agents(tmp_path))
+    os.kill(agents(tmp_path)[0], signal.SIGKILL)
+    wait_for(lambda: len(agents(tmp_path)) == 2)
+    task.terminate()
+    assert task.wait(DEADLINE_S) == 0
+
+
+def test_an_agent_ends_with_a_task_that_is_killed(task: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    wait_for(lambda: agents(tmp_path))
+    task.kill()
+    wait_for(lambda: not is_there(agents(tmp_path)[0]))
+
+
+def test_submitit_is_told_that_the_job_does_not_come_back() -> None:
+    AgentTask("/run", ()).checkpoint()  # None: core.job_environment puts nothing back then
+
+
+def test_what_ends_soon_is_started_later_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    again, waits = BackOff(most_s=5.0, lasted_s=60.0), []
+    assert again.is_due()
+    for _ in range(5):
+        again.begin()
+        began = now
+        while not again.is_due():
+            now += 0.5
+        waits.append(now - began)
+    assert waits == [1, 2, 4, 5, 5]
+    now += 61
+    again.begin()
+    now += 1
+    assert again.is_due()

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+
+from hpc_det.config.throughput_runs import NO_WHOLE_BATCH
+from hpc_det.view.throughput.measurement import Measured
+from hpc_det.view.throughput.verdict import Finding, efficiency, findings
+from tests.view.throughput.measurements import (
+    BASELINE,
+    FIRST_BATCH,
+    OUT_OF_MEMORY,
+    RARE,
+    batches_of,
+    failed,
+    measured,
+    on,
+)
+
+
+def told(*others: Measured, baseline: Measured | None = None) -> dict[str, Finding]:
+    """By what they are about."""
+    return {finding.about: finding for finding in findings([baseline or measured(BASELINE, 100), *others])}
+
+
+def test_the_share_of_time_that_data_take_is_what_is_saved_without_loading_it() -> None:
+    found = told(measured(FIRST_BATCH, 400), measured(RARE, 102))
+    assert found["verdict"].text == "data loader bound: 75% of the time"
+    assert found["input"].text == "training waits 75% of the time for data"
+    assert "num_workers" in found["input"].settings[0]
+    assert found["communication"].text.endswith("no bottleneck")
+    assert found["communication"].settings == ()
+
+
+def test_the_share_of_time_that_gradients_take_is_what_is_saved_without_exchanging_them() -> None:
+    found = told(measured(FIRST_BATCH, 101), measured(RARE, 200))
+    assert found["verdict"].text == "communication bound: 50% of the time"
+    for setting in ("gradient_compression=true", "auto_tune_tensor_fusion=true"):
+        assert any(f"optimizations.{setting}: " in its for its in found["communication"].settings)
+
+
+def test_slots_that_neither_data_nor_gradients_hold_up_are_well_used() -> None:
+    found = told(measured(FIRST_BATCH, 101), measured(RARE, 95))
+    assert found["verdict"].text == "well used: input and communication cost less than 10% of the time"
+    assert found["communication"].text.startswith("training waits 0% of the time")
+
+
+def test_a_measurement_that_failed_says_nothing() -> None:
+    found = told(failed(FIRST_BATCH, "no"), failed(RARE, "no"))
+    assert found.keys() == {"verdict"}
+    assert found["verdict"].text.startswith("not known")
+
+
+def test_the_largest_batch_that_fits_and_the_fastest_are_named() -> None:
+    grown = [measured(batches_of(128), 180), measured(batches_of(256), 170), failed(batches_of(512), OUT_OF_MEMORY)]
+    finding = told(*grown)["batch size"]
+    assert finding.text == ("128 is the fastest, 1.80 times 64; 256 is the largest that fits into memory, 512 does not")
+    assert finding.settings[0].startswith("hyperparameters.global_batch_size=128,")
+
+
+@pytest.mark.parametrize(
+    ("last", "end"),
+    [
+        (measured(batches_of(128), 101), "128 is the largest that was tried"),
+        (failed(batches_of(128), OUT_OF_MEMORY), "64 is the largest that fits into memory, 128 does not"),
+        (failed(batches_of(128), NO_WHOLE_BATCH), "64 is the largest of which an epoch has one"),
+        (failed(batches_of(128), "rank 0 on node1: ValueError"), "128 failed"),
+    ],
+)
+def test_larger_batches_may_not_pay(last: Measured, end: str) -> None:
+    finding = told(last)["batch size"]
+    assert finding == Finding("batch size", f"64 is about as fast as larger ones; {end}")
+
+
+def test_efficiency_is_a_slots_throughput_beside_that_of_one_alone() -> None:
+    found = [measured(BASELINE, 240), measured(on(1), 100), measured(on(2), 180), measured(RARE, 300)]
+    assert [efficiency(one, found) for one in found] == [0.6, 1.0, 0.9, None]
+    finding = told(*found[1:], baseline=found[0])["slots"]
+    assert finding.text == "4 slots are 2.40 times as fast as one: 60% of what is possible"
+    assert finding.settings[0].startswith("resources.slots_per_trial=2:")
+
+
+def test_slots_that_scale_well_need_no_advice() -> None:
+    assert told(measured(on(1), 30), baseline=measured(BASELINE, 110))["slots"].settings == ()
+
+
+def test_without_one_slot_alone_efficiency_is_not_known() -> None:
+    found = [measured(BASELINE, 240), measured(on(2), 180), failed(on(1), "no")]
+    assert [efficiency(one, found) for one in found] == [None, None, None]
+    assert "slots" not in told(*found[1:], baseline=found[0])
+
+
+def test_what_may_be_noise_is_no_verdict() -> None:
+    found = told(
+        measured(FIRST_BATCH, 140), measured(batches_of(128), 125), baseline=measured(BASELINE, 100, spread=0.3)
+    )
+    assert found["verdict"].text == "not known: it may be data loader bound, or noise"
+    assert found["input"] == Finding("input", "training waits 29% of the time for data, which may be noise")
+    assert found["batch size"].text.startswith("64 is about as fast as larger ones;")
+    clear = told(measured(FIRST_BATCH, 400), baseline=measured(BASELINE, 100, spread=0.3))
+    assert clear["verdict"].text == "data loader bound: 75% of the time"
+
+
+def test_what_varies_by_itself_is_said() -> None:
+    assert "noise" not in told(baseline=measured(BASELINE, 100, spread=0.05))
+    assert "varies by 30%" in told(baseline=measured(BASELINE, 100, spread=0.3))["noise"].text
