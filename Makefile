@@ -32,7 +32,7 @@ test-the-rest: $(INSTALLED)
 
 # The same tests of the lab as an ordinary user, on a login host whose default route does not lead to the nodes.
 test-slurm-as-user: $(INSTALLED)
-	$(BIN)/python -m tests.lab.as_user $(BIN)/python -m pytest -m "slurm and not long and not chaos"
+	$(BIN)/python -m tests.labs.as_user $(BIN)/python -m pytest -m "slurm and not long and not chaos"
 
 chaos: $(INSTALLED)
 	$(BIN)/python -m pytest tests/chaos $(FUZZED) $(SHOWN) -m chaos --numprocesses $(JOBS) --dist loadgroup
@@ -44,7 +44,7 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,bench]'
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m tests.benchmarks
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV). With torch's CUDA build, which PyPI has for Linux, pip downloads about 3 GB and"

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.lab import pbs_real, slurm
-from tests.lab.isolation import forget_other_schedulers
-from tests.lab.pbs_fixture import any_pbs as any_pbs
-from tests.lab.pbs_fixture import pbs_lab as pbs_lab
+from tests.labs import pbs_real, slurm
+from tests.labs.isolation import forget_other_schedulers
+from tests.labs.pbs_fixture import any_pbs as any_pbs
+from tests.labs.pbs_fixture import pbs_lab as pbs_lab
 from tests.leaks import LeakCheck
 from tests.machine import busy
 

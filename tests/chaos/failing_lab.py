@@ -20,7 +20,7 @@ from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from tests import processes
 from tests.e2e.story import COMMAND, DIRECT, Story
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 from tests.wait import DEADLINE_S, wait_for
 
 REQUEUE_POLICIES = ("requeue", "successor", "resubmit")

@@ -12,7 +12,7 @@ from tests.chaos.kills.training import check_survival
 from tests.chaos.table import Tally
 from tests.e2e.conftest import _fork_server, undisturbed, warm
 from tests.e2e.story import DIRECT, Story
-from tests.lab.pbs_lab import PbsLab
+from tests.labs.pbs_lab import PbsLab
 
 __all__ = ["_fork_server", "undisturbed", "warm"]
 

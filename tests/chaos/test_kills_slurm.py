@@ -9,7 +9,7 @@ from tests.chaos.kills.training import check_survival
 from tests.chaos.table import Tally
 from tests.e2e.conftest import _fork_server, undisturbed, warm
 from tests.e2e.story import DIRECT, Story
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 
 __all__ = ["_fork_server", "undisturbed", "warm"]
 

@@ -14,8 +14,8 @@ from tests.chaos.table import Amount, Tally
 from tests.chaos.under_attack import REPOSITORY, Attack, Recordings, Usage, allow_few_files, attack
 from tests.e2e.conftest import _fork_server, told, warm
 from tests.e2e.story import WARM, Story, warm_ranks_of
-from tests.lab.pbs_lab import PbsLab
-from tests.lab.slurm import SlurmLab
+from tests.labs.pbs_lab import PbsLab
+from tests.labs.slurm import SlurmLab
 from tests.wait import DEADLINE_S, wait_for
 
 __all__ = ["_fork_server", "warm"]

@@ -27,7 +27,7 @@ from tests.chaos.failing_lab import (
 from tests.chaos.table import Tally
 from tests.e2e.conftest import told
 from tests.e2e.story import DIRECT, HERE, WAITS_AT, Story, hpc_det
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 from tests.wait import DEADLINE_S, wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.chaos]

@@ -1,5 +1,5 @@
-"""What a checkpoint costs beside a bare copy and a bare read of as many bytes: `python -m tests.bench checkpoint` has
-the numbers, these are their gates.
+"""What a checkpoint costs beside a bare copy and a bare read of as many bytes: `python -m tests.benchmarks
+checkpoint` has the numbers, these are their gates.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 from hpc_det.doctor import examination, launchers, this_machine
 from hpc_det.schedulers.command import run_command
 from tests.cli.conftest import Command
-from tests.lab.pbs_lab import PbsLab
+from tests.labs.pbs_lab import PbsLab
 from tests.schedulers.recorded_sites import HERE
 from tests.wait import DEADLINE_S
 

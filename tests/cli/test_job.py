@@ -16,8 +16,8 @@ from hpc_det.schedulers.queue import this_user
 from tests.cli.conftest import Command
 from tests.cli.life import Life
 from tests.cli.slurm_on_paper import SlurmOnPaper
-from tests.lab.pbs_lab import PbsLab
-from tests.lab.slurm import SlurmLab
+from tests.labs.pbs_lab import PbsLab
+from tests.labs.slurm import SlurmLab
 from tests.stub import Stub
 from tests.stub import stub as stub
 from tests.wait import wait_for

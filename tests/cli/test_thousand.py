@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hpc_det.view.index import SETTLES_S
-from tests.bench.command_line import HPC_DET
-from tests.bench.many import seconds
+from tests.benchmarks.command_line import HPC_DET
+from tests.benchmarks.many import seconds
 from tests.cli.many import make_world
 
 ROUNDS = 5

@@ -21,7 +21,7 @@ from hpc_det.view.state import ExperimentState
 from hpc_det.view.watch import Watch
 from tests.cli.conftest import Command, Result
 from tests.cli.life import FakeScheduler, Life
-from tests.lab.pbs_lab import PbsLab
+from tests.labs.pbs_lab import PbsLab
 
 WAIT = ("experiment", "wait", "1", "--poll", "0.05")
 

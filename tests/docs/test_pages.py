@@ -19,9 +19,9 @@ from hpc_det.config.cluster import Cluster, Containers, Pool
 from hpc_det.config.section import Section
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from tests.docs.page import Command, File, Page
-from tests.lab.pbs_fixture import pbs_lab as pbs_lab
-from tests.lab.pbs_lab import PbsLab
-from tests.lab.slurm import SlurmLab
+from tests.labs.pbs_fixture import pbs_lab as pbs_lab
+from tests.labs.pbs_lab import PbsLab
+from tests.labs.slurm import SlurmLab
 from tests.wait import DEADLINE_S
 
 CHECKOUT = Path(__file__).parents[2]

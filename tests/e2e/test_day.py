@@ -15,7 +15,7 @@ from hpc_det.cli.main import main
 from hpc_det.store.experiments import ExperimentStore
 from tests.e2e.story import HERE
 from tests.e2e.test_slurm import PROFILE, use
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 from tests.wait import DEADLINE_S, wait_for
 
 pytestmark = pytest.mark.slurm

@@ -9,7 +9,7 @@ import pytest
 import hpc_det as package
 from tests.e2e.engine_story import EngineStory, UndisturbedEngines
 from tests.e2e.test_matrix_pbs import preempted_in_order
-from tests.lab.pbs_lab import PbsLab
+from tests.labs.pbs_lab import PbsLab
 
 pytestmark = [pytest.mark.long]
 

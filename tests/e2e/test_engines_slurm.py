@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e import test_slurm
 from tests.e2e.engine_story import ENGINES, EngineStory, UndisturbedEngines
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 
 pytestmark = pytest.mark.slurm
 

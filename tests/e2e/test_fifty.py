@@ -14,7 +14,7 @@ import hpc_det as package
 from hpc_det.checkpoint.committed import committed, newest_steps
 from tests.e2e.conftest import told
 from tests.e2e.story import Story
-from tests.lab.pbs_lab import PbsLab
+from tests.labs.pbs_lab import PbsLab
 
 PREEMPTIONS = 50
 LONG_ENOUGH = "searcher.max_length={batches: 800}"

@@ -18,8 +18,8 @@ from hpc_det.view.state import ExperimentView
 from tests.e2e import test_slurm
 from tests.e2e.story import COMMAND, hpc_det
 from tests.e2e.test_pbs import PROFILE
-from tests.lab.pbs_lab import PbsLab
-from tests.lab.slurm import SlurmLab
+from tests.labs.pbs_lab import PbsLab
+from tests.labs.slurm import SlurmLab
 from tests.stub import Stub
 from tests.stub import stub as stub
 from tests.wait import wait_for

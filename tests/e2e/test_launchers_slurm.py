@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e import test_slurm
 from tests.e2e.story import WAITS_AT, Story
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 from tests.launch import mpiruns
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]

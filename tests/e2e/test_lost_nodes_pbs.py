@@ -10,7 +10,7 @@ import pytest
 import hpc_det as package
 from hpc_det.node.files import read_json
 from tests.e2e.story import DIRECT, WAITS_AT, Story
-from tests.lab.pbs_lab import PbsLab
+from tests.labs.pbs_lab import PbsLab
 
 PROFILE = """
 name: lab

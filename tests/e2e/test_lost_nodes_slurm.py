@@ -13,7 +13,7 @@ from hpc_det.node.files import read_json
 from hpc_det.store.failure import first_failure
 from tests.e2e.story import WAITS_AT, Story
 from tests.e2e.test_slurm import PROFILE, use
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 from tests.wait import DEADLINE_S, wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]  # Slurm itself takes its time to let go of a lost node

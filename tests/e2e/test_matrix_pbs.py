@@ -10,7 +10,7 @@ import pytest
 import hpc_det as package
 from tests.e2e.matrix import ANYWHERE, LAUNCHERS, Trouble, cells, told
 from tests.e2e.story import WAITS_AT, Story
-from tests.lab.pbs_lab import PbsLab
+from tests.labs.pbs_lab import PbsLab
 
 PROFILE = """
 name: lab

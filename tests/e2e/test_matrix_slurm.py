@@ -13,7 +13,7 @@ from hpc_det.node.files import read_json
 from tests.e2e import test_slurm
 from tests.e2e.matrix import ANYWHERE, LAUNCHERS, Launcher, Trouble, cells, told
 from tests.e2e.story import Story
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 from tests.machine import slowness
 
 pytestmark = pytest.mark.slurm

@@ -13,7 +13,7 @@ import hpc_det as package
 from hpc_det.checkpoint.committed import newest_steps
 from hpc_det.node.process import is_stopped
 from tests.e2e.story import DIRECT, WAITS_AT, Story, hpc_det
-from tests.lab.pbs_lab import PbsLab
+from tests.labs.pbs_lab import PbsLab
 
 TWO_SLOTS = "resources.slots_per_trial=2"
 PROFILE = """

@@ -25,7 +25,7 @@ from hpc_det.store.shared_log import SharedLog
 from tests import processes
 from tests.e2e.story import COMMAND, Story, hpc_det, warm_ranks_of
 from tests.e2e.test_slurm import use
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 
 HERE = Path(__file__).parent / "search"
 X = {"x": {"type": "double", "minval": 0, "maxval": 1}}

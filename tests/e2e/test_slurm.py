@@ -13,7 +13,7 @@ import pytest
 from hpc_det.checkpoint.committed import newest_steps
 from hpc_det.node.process import is_stopped
 from tests.e2e.story import WAITS_AT, Story, hpc_det
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 
 pytestmark = pytest.mark.slurm
 

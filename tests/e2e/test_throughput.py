@@ -12,7 +12,7 @@ import pytest
 from hpc_det.store.experiments import ExperimentStore
 from tests.e2e.story import hpc_det, warm_ranks_of
 from tests.e2e.test_slurm import use
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 
 HERE = Path(__file__).parent / "throughput"
 

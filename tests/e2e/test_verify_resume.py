@@ -15,9 +15,9 @@ from hpc_det.store.experiments import ExperimentStore
 from tests.e2e.story import COMMAND, HERE, hpc_det, warm_ranks_of
 from tests.e2e.test_pbs import PROFILE as PBS_PROFILE
 from tests.e2e.test_slurm import use
-from tests.lab.pbs_fixture import pbs_lab as pbs_lab
-from tests.lab.pbs_lab import PbsLab
-from tests.lab.slurm import SlurmLab
+from tests.labs.pbs_fixture import pbs_lab as pbs_lab
+from tests.labs.pbs_lab import PbsLab
+from tests.labs.slurm import SlurmLab
 from tests.wait import DEADLINE_S, wait_for
 
 FOLDER = HERE / "verify_resume"

@@ -1,4 +1,4 @@
-"""The loop costs next to nothing: a gate on what `tests/bench` measures in full."""
+"""The loop costs next to nothing: a gate on what `tests/benchmarks` measures in full."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 import hpc_det
 from hpc_det.distributed.collectives import Distributed
-from tests.bench import loops
-from tests.bench.loop_overhead import cost_of
-from tests.bench.turns import BareLoop, Batch, Cost, ready_made_batches
+from tests.benchmarks import loops
+from tests.benchmarks.loop_overhead import cost_of
+from tests.benchmarks.turns import BareLoop, Batch, Cost, ready_made_batches
 from tests.distributed.ranks import OnRanks
 
 MOST_ADDED = 0.4

@@ -1,1 +1,1 @@
-from tests.lab.chromium import chromium as chromium
+from tests.labs.chromium import chromium as chromium

@@ -7,7 +7,7 @@ from pathlib import Path
 from hpc_det.report.facts import facts
 from hpc_det.report.page import page
 from hpc_det.view.state import ExperimentState, ExperimentView
-from tests.lab.chromium import Chromium
+from tests.labs.chromium import Chromium
 from tests.report.searches import BEGAN, lived
 from tests.view.profile.profiles import profiled
 

@@ -16,7 +16,7 @@ from hpc_det.schedulers import shared_answers
 from hpc_det.sgd import TorchTrainer
 from hpc_det.sgd.capacity import GangJob
 from hpc_det.submit.submitit_pbs.executor import _is_pbs
-from tests.lab.pbs_lab import PbsLab, can_have_hosts
+from tests.labs.pbs_lab import PbsLab, can_have_hosts
 from tests.sgd.local_nodes import LocalNodes
 from tests.sgd.trained import Linear
 from tests.wait import DEADLINE_S, wait_for

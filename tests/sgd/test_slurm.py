@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.schedulers.slurm.scheduler import Slurm
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 from tests.wait import DEADLINE_S, wait_for
 
 pytestmark = pytest.mark.slurm

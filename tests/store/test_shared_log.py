@@ -313,7 +313,7 @@ def test_writers_killed_at_any_point_leave_whole_entries_and_all_that_was_acknow
 
 
 def test_a_hundred_thousand_entries_are_read_in_seconds(folder: Path) -> None:
-    """Loosely; `tests/bench` has the number."""
+    """Loosely; `tests/benchmarks` has the number."""
     for first in range(0, 100_000, shared_log.CHUNK):
         lines = (json.dumps({"event": "asked", "worker": n, "job": "4711"}) for n in range(shared_log.CHUNK))
         SharedLog(folder)._sealed(first).write_text("\n".join(lines) + "\n")

@@ -13,7 +13,7 @@ from hpc_det.plan.job_plan import JobArray
 from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.render import render
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 from tests.plan.plans import job_plan
 from tests.schedulers.one_job import submission
 from tests.stub import Stub

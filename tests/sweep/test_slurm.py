@@ -12,7 +12,7 @@ import pytest
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.journal import Journal
 from tests.e2e.test_slurm import use
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 from tests.sweep.test_stops import COUNTS, HOOK
 from tests.wait import DEADLINE_S, wait_for
 

@@ -20,7 +20,7 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
 from hpc_det.store.failure import failure_now, note_failure
 from hpc_det.store.stop import read_stop, request_stop
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 from tests.launch.gang import EFFECTIVE, Gang, children, is_there
 from tests.launch.watch.suspension import Suspension
 from tests.stub import Stub

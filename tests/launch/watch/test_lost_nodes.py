@@ -13,8 +13,8 @@ import pytest
 
 from hpc_det.store.failure import Failure, failures, first_failure
 from hpc_det.store.stop import request_stop
-from tests.lab import networks
-from tests.lab.networks import Networks
+from tests.labs import networks
+from tests.labs.networks import Networks
 from tests.launch.gang import Gang, is_there
 from tests.wait import DEADLINE_S, wait_for
 

@@ -1,4 +1,4 @@
-"""The loop costs next to nothing beside an engine: a gate on what `tests/bench` measures in full."""
+"""The loop costs next to nothing beside an engine: a gate on what `tests/benchmarks` measures in full."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch.deepspeed import strategy
-from tests.bench import engines, loops
-from tests.bench.engines import BareEngine, Case, Trained
-from tests.bench.loop_overhead import cost_of, silence
+from tests.benchmarks import engines, loops
+from tests.benchmarks.engines import BareEngine, Case, Trained
+from tests.benchmarks.loop_overhead import cost_of, silence
 from tests.distributed.ranks import OnRanks
 from tests.pytorch.test_speed import COLLECTIVES
 

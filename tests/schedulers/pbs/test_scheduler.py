@@ -21,7 +21,7 @@ from hpc_det.schedulers.pbs.qstat import IDS_AT_ONCE, NAMES_AT_ONCE
 from hpc_det.schedulers.pbs.scheduler import Pbs
 from hpc_det.schedulers.scheduler import JobState, Submission, array_of
 from hpc_det.submit.render import render
-from tests.lab.pbs_lab import PbsLab
+from tests.labs.pbs_lab import PbsLab
 from tests.plan.plans import job_plan
 from tests.stub import Stub
 

@@ -16,7 +16,7 @@ from hpc_det.schedulers.scheduler import JobState, JobStatus
 from hpc_det.schedulers.slurm.answers import STATES, parse_scontrol, parse_squeue, with_arrays
 from hpc_det.schedulers.slurm.flags import directives
 from hpc_det.schedulers.slurm.scheduler import Slurm
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 from tests.plan.plans import job_plan
 from tests.schedulers.one_job import submission
 from tests.schedulers.slurm.squeue_on_paper import SqueueOnPaper

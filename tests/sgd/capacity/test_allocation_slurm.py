@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 from tests.sgd.capacity.driver import Run
 from tests.wait import wait_for
 

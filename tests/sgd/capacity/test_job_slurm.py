@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpc_det.sgd.capacity import GangJob, Pool
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 from tests.sgd.capacity.driver import Run, renew_until
 from tests.wait import wait_for
 

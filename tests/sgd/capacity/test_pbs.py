@@ -13,7 +13,7 @@ import pytest
 from hpc_det.schedulers import shared_answers
 from hpc_det.sgd.capacity import GangJob, Pool
 from hpc_det.submit.submitit_pbs.executor import PbsExecutor, _is_pbs
-from tests.lab.pbs_lab import PbsLab, can_have_hosts
+from tests.labs.pbs_lab import PbsLab, can_have_hosts
 from tests.sgd.capacity.driver import Run, renew_until
 from tests.wait import DEADLINE_S, wait_for
 

@@ -14,7 +14,7 @@ import pytest
 
 from hpc_det.sgd.tune.analysis import Analysis
 from hpc_det.sgd.tune.files import TuneFolder
-from tests.lab.slurm import SlurmLab
+from tests.labs.slurm import SlurmLab
 from tests.wait import DEADLINE_S, wait_for
 
 pytestmark = pytest.mark.slurm

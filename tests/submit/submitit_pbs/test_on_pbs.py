@@ -11,7 +11,7 @@ from submitit.core.utils import FailedJobError, UncompletedJobError
 
 from hpc_det.submit.submitit_pbs.executor import PbsExecutor, _is_pbs
 from hpc_det.submit.submitit_pbs.job import PbsJob
-from tests.lab.pbs_lab import PbsLab
+from tests.labs.pbs_lab import PbsLab
 from tests.submit.submitit_pbs import functions
 from tests.wait import wait_for
 

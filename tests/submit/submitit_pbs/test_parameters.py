@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hpc_det.submit.submitit_pbs.parameters import Parameters
-from tests.lab.pbs_lab import PbsLab
+from tests.labs.pbs_lab import PbsLab
 
 
 def test_a_job_of_nothing_special() -> None:

@@ -1,0 +1,57 @@
+"""Every benchmark, one after the other, or those that are named: `python -m tests.benchmarks loop memory`."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.benchmarks import (
+    checkpoint,
+    command_line,
+    deepspeed_overhead,
+    deepspeed_save,
+    gang_overhead,
+    gpu,
+    journal,
+    long_metrics,
+    loop_memory,
+    loop_overhead,
+    many,
+    notice_to_checkpoint,
+    optimizations,
+    profiling,
+    rendezvous,
+    report,
+    sampler_start,
+    search,
+    sgd,
+    start,
+    sweep,
+)
+
+BENCHMARKS = {
+    "checkpoint": checkpoint.main,
+    "commands": command_line.main,
+    "many": many.main,
+    "preemption": notice_to_checkpoint.main,
+    "loop": loop_overhead.main,
+    "profiling": profiling.main,
+    "gang": gang_overhead.main,
+    "deepspeed": deepspeed_overhead.main,
+    "deepspeed_save": deepspeed_save.main,
+    "optimizations": optimizations.main,
+    "memory": loop_memory.main,
+    "sampler": sampler_start.main,
+    "search": search.main,
+    "sgd": sgd.main,
+    "start": start.main,
+    "journal": journal.main,
+    "long_metrics": long_metrics.main,
+    "sweep": sweep.main,
+    "gpu": gpu.main,
+    "rendezvous": rendezvous.main,
+    "report": report.main,
+}
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or BENCHMARKS:
+        BENCHMARKS[name]()
