@@ -58,7 +58,7 @@ class WarmCopies:
         homeless = [storage for content in contents for storage in self._placed(_storages(content))[1].values()]
         if homeless:
             chunk = self._new_chunk(homeless)
-            self._warming = Thread(target=chunk.touch, name="warm", daemon=True)
+            self._warming = Thread(target=chunk.fault_in, name="warm", daemon=True)
             self._warming.start()
 
     def of(self, content: Any) -> Any:
@@ -94,7 +94,7 @@ class WarmCopies:
         places, homeless = self._placed(storages)
         if homeless:
             chunk = self._new_chunk(homeless.values())
-            chunk.touch()
+            chunk.fault_in()
             places |= {key: chunk.take(storage.nbytes()) for key, storage in homeless.items()}
         return places
 
@@ -141,7 +141,7 @@ class _Chunk:
         self.used += _aligned(size)
         return place
 
-    def touch(self) -> None:
+    def fault_in(self) -> None:
         """Have the kernel hand out its pages."""
         ctypes.memset(_address(self._memory), 0, len(self._memory))
         if self._gpu is not None:

@@ -11,8 +11,10 @@ import pytest
 import hpc_det
 
 PACKAGE = Path(hpc_det.__file__).parent
-DISK = PACKAGE / "store" / "disk.py"
-MODULES = [path for name in ("store", "checkpoint") for path in sorted((PACKAGE / name).rglob("*.py")) if path != DISK]
+DISK = PACKAGE / "node" / "disk.py"
+MODULES = [
+    path for name in ("node", "store", "checkpoint") for path in sorted((PACKAGE / name).rglob("*.py")) if path != DISK
+]
 OS = {
     *("fsync", "fdatasync", "ftruncate", "truncate", "link", "makedirs", "mkdir", "pwrite", "pwritev", "remove"),
     *("removedirs", "rename", "renames", "replace", "rmdir", "sendfile", "symlink", "unlink", "write", "writev"),

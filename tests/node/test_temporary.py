@@ -27,7 +27,7 @@ def old(path: Path) -> Path:
 
 def left_by_a_killed_process(path: Path) -> Path:
     code = (
-        "import os, signal, sys; from pathlib import Path; from hpc_det.store import files;"
+        "import os, signal, sys; from pathlib import Path; from hpc_det.node import files;"
         "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL);"
         "files.write_atomic(Path(sys.argv[1]), 'half')"
     )

@@ -28,14 +28,14 @@ class WithAdam(Tiny):
 
 def in_the_stall(distributed: Distributed, life: Life, tick: float) -> list[str]:
     """The threads that were given memory."""
-    threads, touch = [], _Chunk.touch
+    threads, touch = [], _Chunk.fault_in
 
     def noted(chunk: _Chunk) -> None:
         threads.append(threading.current_thread().name)
         touch(chunk)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_Chunk, "touch", noted)
+        patch.setattr(_Chunk, "fault_in", noted)
         life.attempt(StopAt(tick), distributed)
     assert life.checkpoints
     return threads
