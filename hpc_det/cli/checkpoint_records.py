@@ -10,7 +10,6 @@ from typing import Any
 from hpc_det.checkpoint.storage import is_here
 from hpc_det.cli.describe_trial import facts_in_words
 from hpc_det.cli.output import Column, Record
-from hpc_det.cli.values import iso, number, size, values_in_words
 from hpc_det.errors import HpcDetError
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view import story
@@ -22,6 +21,7 @@ from hpc_det.view.checkpoints import (
     of_trial,
     set_aside_in,
 )
+from hpc_det.view.formatting import iso, number, size, values_in_words
 
 
 def listed(experiment: ExperimentFolder, best: int | None) -> list[dict[str, Any]]:

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpc_det.cli.delete import finish_deletions
-from hpc_det.cli.values import count
 from hpc_det.errors import HpcDetError
 from hpc_det.node.modes import make_folder
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view import story
+from hpc_det.view.formatting import count
 from hpc_det.view.state import ExperimentView
 from hpc_det.view.watch import readable_states, say
 

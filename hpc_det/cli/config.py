@@ -10,7 +10,7 @@ import click
 from hpc_det.cli.group import Group
 from hpc_det.cli.ids import store
 from hpc_det.cli.parameters import request_options
-from hpc_det.cli.values import length_in_words
+from hpc_det.view.formatting import length_in_words
 
 if TYPE_CHECKING:
     from hpc_det.config.request import Request

@@ -11,10 +11,10 @@ from hpc_det.cli import describe_trial
 from hpc_det.cli.describe_trial import TrialFacts, facts_in_words, section
 from hpc_det.cli.listing import progress_in_words
 from hpc_det.cli.trials import table as trials_table
-from hpc_det.cli.values import iso, number
 from hpc_det.errors import printable
 from hpc_det.node.shape import Shape
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.view.formatting import iso, number
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import read_tolerantly, why_not_completed
 from hpc_det.view.summary import progress, why

@@ -10,10 +10,10 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import Committed, committed
 from hpc_det.checkpoint.damaged import Damaged, damaged_ones
-from hpc_det.cli.values import iso, number, values_in_words
 from hpc_det.errors import printable
 from hpc_det.store.folders import TrialFolder
 from hpc_det.view import story
+from hpc_det.view.formatting import iso, number, values_in_words
 from hpc_det.view.profile.record import profile
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import AttemptStory, Metrics

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from hpc_det.cli.values import length_in_words, number
 from hpc_det.search.best import BestTrial, best_trial
 from hpc_det.search.method import Exit
 from hpc_det.search.metric import better
 from hpc_det.search.state import Entry
 from hpc_det.view import story
+from hpc_det.view.formatting import length_in_words, number
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import Metrics
 from hpc_det.view.trials import TrialCounts, counted, length_unit

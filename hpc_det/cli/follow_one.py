@@ -9,13 +9,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from hpc_det.cli.tail import Tail
-from hpc_det.cli.values import number, values_in_words
 from hpc_det.config.merge import Tree
 from hpc_det.errors import visible
 from hpc_det.node.files import parse_line
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import Record, reports_of
 from hpc_det.view import story
+from hpc_det.view.formatting import number, values_in_words
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import Metrics
 

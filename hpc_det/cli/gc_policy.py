@@ -11,7 +11,6 @@ from hpc_det.checkpoint.collect import Superfluous, superfluous_in
 from hpc_det.checkpoint.policy import policies_of
 from hpc_det.cli.confirm import confirm
 from hpc_det.cli.several import at_once, each
-from hpc_det.cli.values import count, size
 from hpc_det.config.merge import Tree
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
@@ -21,6 +20,7 @@ from hpc_det.store.secret_files import write_secrets
 from hpc_det.submit.submission import write_config, write_effective
 from hpc_det.view.checkpoints import effective_config
 from hpc_det.view.ended import beginning_with
+from hpc_det.view.formatting import count, size
 from hpc_det.view.state import ExperimentView
 from hpc_det.view.watch import say, states
 

@@ -7,10 +7,10 @@ from datetime import datetime
 from operator import itemgetter
 
 from hpc_det.cli.output import Column, Record
-from hpc_det.cli.values import iso, number
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.view import story
 from hpc_det.view.all import summaries
+from hpc_det.view.formatting import iso, number
 from hpc_det.view.summary import Summary, reached
 
 

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from hpc_det.cli.log_choices import LogChoices
 from hpc_det.cli.output import log_line
-from hpc_det.cli.values import iso
 from hpc_det.errors import UsageError, visible
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view import story
+from hpc_det.view.formatting import iso
 from hpc_det.view.logs.experiment import ExperimentLogs
 from hpc_det.view.logs.levels import Levels
 from hpc_det.view.logs.passage import Passage, Source, first

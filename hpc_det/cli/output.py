@@ -17,8 +17,8 @@ from typing import Any
 
 import click
 
-from hpc_det.cli.values import columns
 from hpc_det.errors import printable, visible
+from hpc_det.view.formatting import columns
 
 Record = Mapping[str, Any]
 MOST_BY_RICH = 100

@@ -10,10 +10,10 @@ import click
 from hpc_det.cli.confirm import confirm
 from hpc_det.cli.ids import insist_on_own
 from hpc_det.cli.several import at_once
-from hpc_det.cli.values import count, size
 from hpc_det.errors import UsageError
 from hpc_det.view.checkpoints import StoredCheckpoint
 from hpc_det.view.ended import beginning_with, insist_on_end
+from hpc_det.view.formatting import count, size
 from hpc_det.view.watch import say
 
 

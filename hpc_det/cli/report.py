@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from hpc_det.cli.ids import any_experiment_argument
-from hpc_det.cli.values import size
 from hpc_det.errors import UsageError
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.view.formatting import size
 
 
 @click.command()

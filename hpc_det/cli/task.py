@@ -33,8 +33,8 @@ def list_(output: Output) -> None:
 
 
 def _running() -> Iterator[dict[str, Any]]:
-    from hpc_det.cli.values import iso
     from hpc_det.view.all import under_way
+    from hpc_det.view.formatting import iso
     from hpc_det.view.story import attempts
     from hpc_det.view.watch import readable_states, say
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from hpc_det.cli.confirm import confirm
 from hpc_det.cli.several import at_once, each
-from hpc_det.cli.values import count, size
 from hpc_det.errors import UsageError
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.view.formatting import count, size
 from hpc_det.view.state import ExperimentView
 from hpc_det.view.watch import state
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hpc_det.cli.output import Column, Output, column
-from hpc_det.cli.values import columns
+from hpc_det.view.formatting import columns
 from hpc_det.view.throughput.measurement import Aim, Measured, Measurement
 from hpc_det.view.throughput.variations import Variations
 from hpc_det.view.throughput.verdict import Finding, efficiency, findings, scaled

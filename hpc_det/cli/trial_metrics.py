@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hpc_det.cli.output import Column, Record, column
-from hpc_det.cli.values import iso, values_in_words
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
+from hpc_det.view.formatting import iso, values_in_words
 
 KEYS = "time attempt kind batches metrics"
 """Of a record."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hpc_det.cli.describe_trial import section
 from hpc_det.cli.output import Column, Record, rows
-from hpc_det.cli.values import columns, count, length_in_words, number, size
 from hpc_det.errors import printable
 from hpc_det.store.folders import TrialFolder
+from hpc_det.view.formatting import columns, count, length_in_words, number, size
 from hpc_det.view.profile.record import profile
 from hpc_det.view.profile.system import GPU_UNITS, UNITS
 from hpc_det.view.state import ExperimentView

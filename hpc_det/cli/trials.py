@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hpc_det.cli import describe_trial
 from hpc_det.cli.describe_trial import TrialFacts
 from hpc_det.cli.output import Column, Record, column, rows
-from hpc_det.cli.values import columns, number
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.view.formatting import columns, number
 from hpc_det.view.state import ExperimentView
 from hpc_det.view.trials import differing, flattened
 from hpc_det.view.watch import state

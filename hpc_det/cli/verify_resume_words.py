@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hpc_det.cli.output import Output, show
-from hpc_det.cli.values import length_in_words
+from hpc_det.view.formatting import length_in_words
 from hpc_det.view.resume_check.causes import Cause, causes
 from hpc_det.view.resume_check.comparison import Comparison, Difference
 

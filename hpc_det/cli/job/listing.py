@@ -12,7 +12,6 @@ from typing import Any
 from hpc_det.cli.ids import store
 from hpc_det.cli.job.here import queue_here
 from hpc_det.cli.output import Column, Record
-from hpc_det.cli.values import iso
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers.command import run_command
@@ -20,6 +19,7 @@ from hpc_det.schedulers.local import queue as local_queue
 from hpc_det.schedulers.queue import Queue, QueuedJob, this_user
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.store.folders import ExperimentFolder
+from hpc_det.view.formatting import iso
 
 STATES = {JobState.QUEUED: "QUEUED", JobState.HELD: "HELD", JobState.RUNNING: "SCHEDULED"}
 """Determined's words, and HELD and SUSPENDED: it has no holds, and suspends no jobs."""

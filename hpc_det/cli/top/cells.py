@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from hpc_det.cli.top.experiments import Row
 from hpc_det.cli.top.jobs import Job
-from hpc_det.cli.values import number, values_in_words
+from hpc_det.view.formatting import number, values_in_words
 from hpc_det.view.state import ExperimentState
 from hpc_det.view.summary import reached
 
