@@ -11,7 +11,7 @@ from tests.chaos.kills.plans import Kill, of_each_seed
 from tests.chaos.kills.training import check_survival
 from tests.chaos.table import Tally
 from tests.e2e.conftest import _fork_server, undisturbed, warm
-from tests.e2e.matrix import LAUNCHERS
+from tests.e2e.resume_cases import Training
 from tests.e2e.story import WARM, Story
 
 __all__ = ["_fork_server", "undisturbed", "warm"]
@@ -41,10 +41,10 @@ def test_a_training_survives_what_is_killed(
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["direct", "torch_distributed", "mpich", "open_mpi", "deepspeed"])
 def test_a_training_under_each_launcher_survives_what_is_killed(
     undisturbed: Story, tally: Tally, launcher: str, seed: int
 ) -> None:
-    found = LAUNCHERS[launcher]
-    profile = f"{LOCAL}mpi_launcher: [{found.starts_ranks()}]\n"
-    check_survival(profile, plans.of_launchers(seed), tally, undisturbed, found.entrypoint)
+    training = Training("trial", launcher)
+    profile = f"{LOCAL}mpi_launcher: [{training.mpi_launcher()}]\n"
+    check_survival(profile, plans.of_launchers(seed), tally, undisturbed, training.entrypoint)

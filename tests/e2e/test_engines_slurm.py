@@ -80,20 +80,6 @@ def test_engines_preempted_at_random_batches_go_on_bit_for_bit(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("command", ["scontrol requeue", "scancel --signal=USR2"])
-def test_each_way_to_stop_a_job_leaves_a_whole_checkpoint(
-    undisturbed_engines: UndisturbedEngines, slurm_lab: SlurmLab, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    test_slurm.use(slurm_lab, monkeypatch, PROFILE.replace("successor", "requeue"))
-    story = EngineStory.with_engine("zero1", 4, "hyperparameters.waits_at=[5]", cluster="lab")
-    story.until_waiting(5)
-    slurm_lab.run(*command.split(), story.job_id)
-    story.wait()
-    assert story.causes == ["preempted", "finished"]
-    assert story.same_as(undisturbed_engines("zero1", 4))
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("engine", ["zero2", "pipeline"])
 def test_a_killed_agent_of_the_second_node_counts_as_a_lost_node_and_the_gang_goes_on(
     undisturbed_engines: UndisturbedEngines, slurm_lab: SlurmLab, engine: str

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.story import WAITS_AT, Story
+from tests.e2e.story import Story
 from tests.launch import mpiruns
-from tests.listening import is_closed_to_others
 
 TWO_SLOTS = "resources.slots_per_trial=2"
 ALL = ["mpich", "open_mpi", "deepspeed"]
@@ -27,20 +25,6 @@ def begin(launcher: str, *overrides: str) -> Story:
     )
     entrypoint = f"entrypoint=python3 -m hpc_det.launch.{module} --trial model_def:StoryTrial"
     return Story.begin(entrypoint, TWO_SLOTS, *overrides, cluster="here")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("launcher", ALL)
-def test_a_trial_is_stopped_saves_and_goes_on_as_if_nothing_had_happened(launcher: str, undisturbed: Story) -> None:
-    story = begin(launcher, WAITS_AT.format(5))
-    story.until_batch(5)
-    if launcher == "deepspeed":  # MPI libraries listen, too
-        assert is_closed_to_others([story.rank_pid(rank) for rank in range(2)])
-    (agent,) = story.pids("hpc_det.launch.agent")
-    os.kill(agent, signal.SIGTERM)
-    story.wait()
-    assert story.causes == ["preempted", "finished"]
-    assert story.same_as(undisturbed)
 
 
 @pytest.mark.long

@@ -12,7 +12,6 @@ import pytest
 
 from hpc_det.checkpoint.committed import committed, newest_steps
 from tests.e2e.story import DIRECT, HERE, WAITS_AT, WARM, Story, hpc_det
-from tests.listening import is_closed_to_others
 from tests.wait import DEADLINE_S
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -48,28 +47,6 @@ def test_a_torch_that_is_built_with_cuda_trains_on_slots_that_are_cpus(
     assert "built with CUDA" in story.trial.rank_log(1, 0).read_text() + story.logged
     assert story.causes == ["finished"]
     assert story.same_as(undisturbed_alone)
-
-
-def test_a_term_to_the_agent_saves_at_once_and_the_run_goes_on_bit_for_bit(undisturbed: Story) -> None:
-    story = Story.begin(TWO_SLOTS, WAITS_AT.format(13))
-    story.until_batch(13)
-    assert is_closed_to_others([story.rank_pid(rank) for rank in range(2)])
-    (agent,) = story.pids("hpc_det.launch.agent")
-    os.kill(agent, signal.SIGTERM)
-    story.wait()
-    assert story.causes == ["preempted", "finished"]
-    assert story.same_as(undisturbed)
-
-
-@pytest.mark.long
-def test_a_signal_to_a_single_rank_stops_all_of_them_together(undisturbed: Story) -> None:
-    story = Story.begin(TWO_SLOTS, DIRECT, WAITS_AT.format(5))
-    story.until_batch(5)
-    assert is_closed_to_others([story.rank_pid(rank) for rank in range(2)])
-    os.kill(story.rank_pid(1), signal.SIGUSR2)
-    story.wait()
-    assert story.causes == ["preempted", "finished"]
-    assert story.same_as(undisturbed)
 
 
 def test_a_killed_rank_restarts_the_gang_from_the_last_checkpoint_and_is_charged(undisturbed: Story) -> None:

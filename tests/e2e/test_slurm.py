@@ -89,16 +89,6 @@ def test_a_suspended_gang_stops_on_all_nodes_and_goes_on_bit_for_bit(undisturbed
     assert story.same_as(undisturbed)
 
 
-@pytest.mark.long
-def test_a_gang_out_of_time_is_requeued_and_goes_on_bit_for_bit(undisturbed: Story) -> None:
-    story = Story.begin(SIX_SLOTS, "hyperparameters.batch_s=1", "resources.time_limit=2", cluster="lab")
-    story.until(lambda: story.causes == ["time limit"])
-    story.wait()
-    assert set(story.causes[:-1]) == {"time limit"}
-    assert story.causes[-1] == "finished"
-    assert story.same_as(undisturbed)
-
-
 def test_a_rank_killed_on_another_node_restarts_the_gang_in_the_same_job(
     undisturbed: Story, slurm_lab: SlurmLab
 ) -> None:
@@ -162,3 +152,13 @@ def test_a_partition_that_does_not_exist_is_refused_and_nothing_is_left() -> Non
         Story.begin(SIX_SLOTS, "resources.resource_pool=nowhere", cluster="lab")
     assert "Traceback" not in str(refused.value)
     assert not list((Path(os.environ["HPC_DET_ROOT"]) / "experiments").iterdir())
+
+
+@pytest.mark.long
+def test_a_script_under_srun_that_fails_is_named_with_its_rank_and_exit_code() -> None:
+    command = "test $RANK != 4 && sleep 60 || exit 9"
+    entrypoint = f"entrypoint=python3 -m hpc_det.launch.srun sh -c '{command}'"
+    story = Story.begin(entrypoint, SIX_SLOTS, "max_restarts=0", cluster="lab")
+    assert story.wait(check=False).returncode == 1
+    assert story.causes == ["failed"]
+    assert story.describe()["attempts"][0]["failure"] == "rank 4 on node3: exit code 9"

@@ -15,23 +15,12 @@ from hpc_det.node.files import read_json
 from hpc_det.node.process import descendants
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
-from tests.e2e.story import HERE, WAITS_AT, Story
+from tests.e2e.story import HERE, Story
 from tests.processes import words
 from tests.wait import DEADLINE_S, wait_for
 
 TWO_SLOTS = "resources.slots_per_trial=2"
 SCRIPT = "entrypoint=python3 -m hpc_det.launch.direct train.py"
-
-
-def test_a_script_in_a_job_is_preempted_and_ends_with_the_bits_of_the_trial_itself(undisturbed: Story) -> None:
-    script = Story.begin(TWO_SLOTS, SCRIPT, WAITS_AT.format(13))
-    script.until_batch(13)
-    (agent,) = script.pids("hpc_det.launch.agent")
-    os.kill(agent, signal.SIGTERM)
-    script.wait()
-    assert script.causes == ["preempted", "finished"]
-    assert script.same_as(undisturbed)
-    assert script.trial.rank_log(2, 0).read_text().splitlines()[-1] == "left the block, in a group: False"
 
 
 @pytest.mark.long
