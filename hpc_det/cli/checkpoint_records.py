@@ -8,7 +8,6 @@ from operator import itemgetter
 from typing import Any
 
 from hpc_det.checkpoint.storage import is_here
-from hpc_det.cli.describe_trial import facts_in_words
 from hpc_det.cli.output import Column, Record
 from hpc_det.errors import HpcDetError
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
@@ -21,7 +20,7 @@ from hpc_det.view.checkpoints import (
     of_trial,
     set_aside_in,
 )
-from hpc_det.view.formatting import iso, number, size, values_in_words
+from hpc_det.view.formatting import NONE, iso, labelled, number, size, values_in_words
 
 
 def listed(experiment: ExperimentFolder, best: int | None) -> list[dict[str, Any]]:
@@ -59,7 +58,7 @@ def _record(item: StoredCheckpoint, metric: str) -> dict[str, Any]:
 
 
 def _validation(record: Record) -> str:
-    return "-" if record["value"] is None else f"{record['metric']} {number(record['value'])}"
+    return NONE if record["value"] is None else f"{record['metric']} {number(record['value'])}"
 
 
 KEYS = "trial batches state metric value uuid size_bytes time"
@@ -129,4 +128,4 @@ def in_words(record: Record) -> str:
         **({"Removed": ", ".join(record["removed"])} if record["removed"] else {}),
         **({} if record["damage"] is None else {"Damage": "; ".join(record["damage"]) or "none"}),
     }
-    return "\n".join([f"Checkpoint {record['uuid']}", *facts_in_words(rows), "  Files:", *files])
+    return "\n".join([f"Checkpoint {record['uuid']}", *labelled(rows), "  Files:", *files])

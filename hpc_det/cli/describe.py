@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hpc_det.cli import describe_trial
-from hpc_det.cli.describe_trial import TrialFacts, facts_in_words, section
+from hpc_det.cli.describe_trial import TrialFacts
 from hpc_det.cli.listing import progress_in_words
 from hpc_det.cli.trials import table as trials_table
 from hpc_det.errors import printable
 from hpc_det.node.shape import Shape
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.view.formatting import iso, number
+from hpc_det.view.formatting import batches_of, iso, labelled, number, section
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import read_tolerantly, why_not_completed
 from hpc_det.view.summary import progress, why
@@ -126,12 +126,12 @@ def _facts(record: Record) -> Iterator[str]:
         **({"Code": _code(record["code"])} if record["code"] else {}),
         **({"Shared": f"by {record['owner']}, with group {record['shared_with']}"} if record["shared_with"] else {}),
     }
-    yield from facts_in_words(rows)
+    yield from labelled(rows)
 
 
 def _progress(record: Record) -> str:
     if record["batches"] is not None:
-        return describe_trial.batches_in_words(record["batches"], record["total_batches"])
+        return batches_of(record["batches"], record["total_batches"])
     counts, best = record["trial_counts"], record["best"]
     parts = [
         progress_in_words({**record, "trials": counts}),

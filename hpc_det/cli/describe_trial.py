@@ -13,7 +13,7 @@ from hpc_det.checkpoint.damaged import Damaged, damaged_ones
 from hpc_det.errors import printable
 from hpc_det.store.folders import TrialFolder
 from hpc_det.view import story
-from hpc_det.view.formatting import iso, number, values_in_words
+from hpc_det.view.formatting import batches_of, iso, labelled, number, section, values_in_words
 from hpc_det.view.profile.record import profile
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import AttemptStory, Metrics
@@ -131,13 +131,13 @@ def in_words(found: TrialFacts) -> str:
 def _rows(found: TrialFacts) -> Iterator[str]:
     rows = {
         "State": found.state.value,
-        "Progress": batches_in_words(found.metrics.batches, found.metrics.total),
+        "Progress": batches_of(found.metrics.batches, found.metrics.total),
         "Worker": f"{'-' if found.worker is None else found.worker}, job {found.job_id or '-'}",
         "Hparams": json.dumps(found.hparams),
         "Seed": str(found.seed),
         "Folder": str(found.folder.path),
     }
-    yield from facts_in_words(rows)
+    yield from labelled(rows)
 
 
 def sections(found: TrialFacts) -> list[list[str]]:
@@ -151,18 +151,6 @@ def sections(found: TrialFacts) -> list[list[str]]:
         section("Checkpoints", [_checkpoint_in_words(item) for item in found.checkpoints()]),
         section("Set aside", [set_aside_in_words(item) for item in found.set_aside()]),
     ]
-
-
-def batches_in_words(batches: int, total: int | None) -> str:
-    return f"{batches} of {total or '?'} batches"
-
-
-def facts_in_words(rows: dict[str, str]) -> Iterator[str]:
-    yield from (f"  {name + ':':<12}{printable(text)}" for name, text in rows.items())
-
-
-def section(heading: str, lines: list[str]) -> list[str]:
-    return [f"{heading}:", *(f"  {line}" for line in lines)] if lines else []
 
 
 def _metrics(metrics: Metrics) -> Iterator[str]:

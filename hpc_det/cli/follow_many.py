@@ -12,7 +12,7 @@ from hpc_det.search.method import Exit
 from hpc_det.search.metric import better
 from hpc_det.search.state import Entry
 from hpc_det.view import story
-from hpc_det.view.formatting import length_in_words, number
+from hpc_det.view.formatting import duration, length_in_words, number
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import Metrics
 from hpc_det.view.trials import TrialCounts, counted, length_unit
@@ -58,7 +58,7 @@ class ManyTrials:
         view = self._view
         counts = counted(view.search, is_running=False)
         failed = [f"{counts.failed} failed"] if counts.failed else []
-        created = f"Experiment {view.id}: {state.value} with {counts.created} trials in {seconds:.0f} s"
+        created = f"Experiment {view.id}: {state.value} with {counts.created} trials in {duration(seconds)}"
         yield ", ".join([created, *failed, *_invalid(counts)])
         best = best_trial(view.told, self._searcher)
         if best is None:

@@ -15,7 +15,7 @@ from hpc_det.node.files import parse_line
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import Record, reports_of
 from hpc_det.view import story
-from hpc_det.view.formatting import number, values_in_words
+from hpc_det.view.formatting import duration, number, values_in_words
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.story import Metrics
 
@@ -55,7 +55,7 @@ class OneTrial:
         """The state, the best validation and its checkpoint."""
         trial = self._view.folder.trial()
         metrics = Metrics.read(trial, self._view.config["searcher"])
-        yield f"Experiment {self._view.id}: {state.value} after {metrics.batches} batches in {seconds:.0f} s"
+        yield f"Experiment {self._view.id}: {state.value} after {metrics.batches} batches in {duration(seconds)}"
         if best := metrics.best:
             yield f"Best validation: {best.metric} {number(best.value)} at batch {best.batches}"
         if checkpoint := story.checkpoint_to_take(trial, metrics.best):

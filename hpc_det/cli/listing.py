@@ -8,10 +8,9 @@ from operator import itemgetter
 
 from hpc_det.cli.output import Column, Record
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.view import story
 from hpc_det.view.all import summaries
-from hpc_det.view.formatting import iso, number
-from hpc_det.view.summary import Summary, reached
+from hpc_det.view.formatting import NONE, clock, iso, number, percent, reached
+from hpc_det.view.summary import Summary
 
 
 def listed(store: ExperimentStore) -> list[Record]:
@@ -27,17 +26,17 @@ def _record(found: Summary) -> Record:
 def _best(record: Record) -> str:
     best, trials = record["best"], record["trials"]
     whose = f" (trial {best['trial']})" if best and trials["expected"] > 1 else ""
-    return f"{best['metric']} {number(best['value'])}{whose}" if best else "-"
+    return f"{best['metric']} {number(best['value'])}{whose}" if best else NONE
 
 
 def progress_in_words(record: Record) -> str:
     if record["batches"] is not None:
         return f"{reached(record)} batches"
-    return reached(record) + (f", {record['progress']:.0%}" if record["trials"] else "")
+    return reached(record) + (f", {percent(record['progress'])}" if record["trials"] else "")
 
 
 def _when(submitted: str | None) -> str:
-    return story.clock(datetime.fromisoformat(submitted).timestamp(), time.time()) if submitted else "-"
+    return clock(datetime.fromisoformat(submitted).timestamp(), time.time()) if submitted else NONE
 
 
 KEYS = "id name description labels archived state batches total_batches best trials progress submitted"

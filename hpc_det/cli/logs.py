@@ -13,7 +13,7 @@ from hpc_det.cli.output import log_line
 from hpc_det.errors import UsageError, visible
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view import story
-from hpc_det.view.formatting import iso
+from hpc_det.view.formatting import date_and_time, iso
 from hpc_det.view.logs.experiment import ExperimentLogs
 from hpc_det.view.logs.levels import Levels
 from hpc_det.view.logs.passage import Passage, Source, first
@@ -103,7 +103,7 @@ class Text:
 
     def of(self, passage: Passage) -> str:
         source = passage.source
-        begin = time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(passage.time)) if self._has_times else ""
+        begin = f"{date_and_time(passage.time)} " if self._has_times else ""
         begin += f"[job={source.job}] " if source.job else ""
         begin += f"[trial={source.trial}] " if self._names_trials and source.trial else ""
         border = f"{begin}{visible(self._border(source))}\n" if self._is_new(source) else ""

@@ -20,8 +20,8 @@ from hpc_det.node.signals import uninterrupted
 from hpc_det.plan.effective import Effective, effective
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.submitting import Unsettled
+from hpc_det.view.formatting import one_line
 from hpc_det.view.state import ExperimentState
-from hpc_det.view.story import one_line
 from hpc_det.view.watch import POLL_S, Watch, say
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hpc_det.cli.output import Column, Output, column
-from hpc_det.view.formatting import columns
+from hpc_det.view.formatting import columns, number_if_known, percent, ratio
 from hpc_det.view.throughput.measurement import Aim, Measured, Measurement
 from hpc_det.view.throughput.variations import Variations
 from hpc_det.view.throughput.verdict import Finding, efficiency, findings, scaled
@@ -24,8 +24,8 @@ PLANNED = (
 )
 MEASURED = (
     *PLANNED,
-    Column("SAMPLES/S", lambda record: _number(record["samples_per_second"])),
-    Column("RATIO", lambda record: _number(record["ratio"], ".2f")),
+    Column("SAMPLES/S", lambda record: number_if_known(record["samples_per_second"])),
+    Column("RATIO", lambda record: ratio(record["ratio"])),
     column("FAILURE", "failure", missing=""),
 )
 
@@ -86,7 +86,7 @@ def _records(found: Sequence[Measured]) -> list[Record]:
 
 def _scaling(found: Sequence[Measured]) -> Iterator[str]:
     shares = [(each.measurement.slots, efficiency(each, found)) for each in scaled(found)]
-    rows = [[str(slots), f"{share:.0%}", "█" * round(share * WIDTH)] for slots, share in shares if share is not None]
+    rows = [[str(slots), percent(share), "█" * round(share * WIDTH)] for slots, share in shares if share is not None]
     if rows:
         yield from ("", *columns([["SLOTS", "EFFICIENCY", ""], *rows]))
 
@@ -95,7 +95,3 @@ def _in_words(told: Sequence[Finding]) -> Iterator[str]:
     for finding in told:
         yield f"{finding.about.capitalize()}: {finding.text}"
         yield from (f"  try: {setting}" for setting in finding.settings)
-
-
-def _number(value: float | None, form: str = ".5g") -> str:
-    return "-" if value is None else format(value, form)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from hpc_det.cli.describe_trial import section
 from hpc_det.cli.output import Column, Record, rows
 from hpc_det.errors import printable
 from hpc_det.store.folders import TrialFolder
-from hpc_det.view.formatting import columns, count, length_in_words, number, size
+from hpc_det.view.formatting import NONE, columns, count, duration, length_in_words, number, percent, section, size
 from hpc_det.view.profile.record import profile
 from hpc_det.view.profile.system import GPU_UNITS, UNITS
 from hpc_det.view.state import ExperimentView
@@ -17,15 +16,15 @@ SHOWN_DIGITS = 12
 """Of a GPU's UUID: as many tell those of a node apart."""
 _TIMINGS = (
     Column("TIMING", lambda timing: timing["timing"]),
-    Column("MEAN", lambda timing: _seconds(timing["mean_s"])),
-    Column("SHARE", lambda timing: f"{timing['share']:.0%}"),
-    Column("A BATCH", lambda timing: _seconds(timing["batch_s"])),
-    Column("LONGEST", lambda timing: _seconds(timing["longest_s"])),
+    Column("MEAN", lambda timing: duration(timing["mean_s"])),
+    Column("SHARE", lambda timing: percent(timing["share"])),
+    Column("A BATCH", lambda timing: duration(timing["batch_s"])),
+    Column("LONGEST", lambda timing: duration(timing["longest_s"])),
     Column("OF RANK", lambda timing: f"{timing['longest_rank']} on {timing['longest_host']}"),
 )
 _METRICS = (
     Column("HOST", lambda measure: measure["host"]),
-    Column("GPU", lambda measure: (measure["gpu"] or "-")[:SHOWN_DIGITS]),
+    Column("GPU", lambda measure: (measure["gpu"] or NONE)[:SHOWN_DIGITS]),
     Column("METRIC", lambda measure: measure["measure"]),
     Column("MEAN", lambda measure: _amount(measure["mean"], measure["unit"])),
     Column("MIN", lambda measure: _amount(measure["min"], measure["unit"])),
@@ -101,17 +100,10 @@ def _table(records: Sequence[Record], shown: Sequence[Column]) -> list[str]:
     return columns(rows(records, shown)) if records else []
 
 
-def _seconds(amount: float) -> str:
-    """`85 us`, `94 ms`, `37.6 s`."""
-    if amount >= 1:
-        return f"{amount:.1f} s"
-    return f"{amount * 1e3:.3g} ms" if amount >= 1e-3 or not amount else f"{amount * 1e6:.3g} us"
-
-
 _UNITS: dict[str, Callable[[float], str]] = {
     "%": lambda amount: f"{amount:.0f}%",
-    "bytes": lambda amount: size(round(amount)),
-    "bytes/s": lambda amount: f"{size(round(amount))}/s",
+    "bytes": size,
+    "bytes/s": lambda amount: f"{size(amount)}/s",
     "1/s": lambda amount: f"{amount:.0f}/s",
 }
 

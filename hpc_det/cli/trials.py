@@ -8,7 +8,7 @@ from hpc_det.cli import describe_trial
 from hpc_det.cli.describe_trial import TrialFacts
 from hpc_det.cli.output import Column, Record, column, rows
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.view.formatting import columns, number
+from hpc_det.view.formatting import columns, number_if_known
 from hpc_det.view.state import ExperimentView
 from hpc_det.view.trials import differing, flattened
 from hpc_det.view.watch import state
@@ -38,8 +38,8 @@ def _columns(trials: Sequence[Record], view: ExperimentView) -> list[Column]:
         column("ID", "id"),
         column("STATE", "state"),
         Column("BATCHES", lambda trial: f"{trial['batches']}/{trial['total_batches'] or '?'}"),
-        Column("LAST", lambda trial: _number((trial["validation"] or {}).get(metric))),
-        Column("BEST", lambda trial: _number((trial["best"] or {}).get("value"))),
+        Column("LAST", lambda trial: number_if_known((trial["validation"] or {}).get(metric))),
+        Column("BEST", lambda trial: number_if_known((trial["best"] or {}).get("value"))),
         *map(_hyperparameter, differing([trial["hyperparameters"] for trial in trials])),
         column("WORKER", "worker"),
         column("JOB", "job_id"),
@@ -47,8 +47,4 @@ def _columns(trials: Sequence[Record], view: ExperimentView) -> list[Column]:
 
 
 def _hyperparameter(name: str) -> Column:
-    return Column(name, lambda trial: _number(flattened(trial["hyperparameters"]).get(name)))
-
-
-def _number(value: object) -> str:
-    return "-" if value is None else number(value)
+    return Column(name, lambda trial: number_if_known(flattened(trial["hyperparameters"]).get(name)))

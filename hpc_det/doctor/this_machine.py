@@ -16,6 +16,7 @@ from hpc_det.errors import HpcDetError
 from hpc_det.launch.watch.health import answers, folder_problem
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.root import configured_root, danger
+from hpc_det.view.formatting import count, size
 from hpc_det.view.state import ExperimentView
 
 SUBJECT = "this machine"
@@ -116,7 +117,7 @@ def _mode(root: Path) -> Finding:
 def _room(root: Path) -> Finding:
     there = os.statvfs(root)
     free = there.f_bavail * there.f_frsize
-    told = f"{free / GIB:.1f} GiB are free there, quotas aside"
+    told = f"{size(free)} are free there, quotas aside"
     if free >= LITTLE_FREE:
         return _finding("ok", told)
     remedy = "delete checkpoints that nobody needs, or set HPC_DET_ROOT to a larger file system"
@@ -132,7 +133,7 @@ def _experiments(store: ExperimentStore) -> Finding:
             settled += ExperimentView(folder).settled() is not None
         except HpcDetError:
             damaged.append(str(folder.id))
-    told = f"{len(found)} experiment{'s' * (len(found) != 1)}, {len(looked_at) - settled - len(damaged)} open"
+    told = f"{count(len(found), 'experiment')}, {len(looked_at) - settled - len(damaged)} open"
     told += f" of the last {LOOKED_AT}" if len(found) > LOOKED_AT else ""
     if not damaged:
         return _finding("ok", told)

@@ -15,7 +15,6 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hpc_det.report import words
 from hpc_det.report.colours import COLOURS, Colours, value_of
 from hpc_det.report.pictures.band import band
 from hpc_det.report.pictures.bars import importance_bars, time_bar
@@ -25,6 +24,7 @@ from hpc_det.report.pictures.rung_diagram import rung_diagram
 from hpc_det.report.pictures.stack import stack
 from hpc_det.report.pictures.time_line import time_line
 from hpc_det.report.spans import Phase
+from hpc_det.view.formatting import date_and_time, duration, number, percent
 from hpc_det.view.profile.timings import Part
 from hpc_det.view.trials import flattened
 
@@ -45,8 +45,8 @@ def page(facts: Record) -> str:
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": words.number, "duration": words.duration, "percent": words.percent}
-    environment.filters |= {"moment": words.moment, "json": json.dumps}
+    environment.filters |= {"number": number, "duration": duration, "percent": percent}
+    environment.filters |= {"moment": date_and_time, "json": json.dumps}
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     return environment.get_template("page.html.j2").render(
         facts=facts,

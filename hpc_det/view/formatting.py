@@ -1,49 +1,53 @@
-"""Values and tables as people read them."""
+"""Numbers, durations, sizes, times and tables as people read them: the same in the terminal and in the report."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
+from hpc_det.errors import printable
+
+NONE = "-"
+"""Shown for a value that is not known."""
 LONGEST_VALUE = 60
-"""Characters of a metric that is no number."""
+"""Characters of a value that is not a number."""
+
+# --- numbers
 
 
 def number(value: Any) -> str:
-    """A metric as people read it; what is no number, such as a matrix, as JSON, and its beginning only."""
+    """A metric or hyperparameter in five digits; of what is not a number, such as a matrix, JSON that may be cut."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return f"{value:.5g}"
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 3]}..."
 
 
-def values_in_words(metrics: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {number(value)}" for name, value in metrics.items())
+def number_if_known(value: Any) -> str:
+    """The same in a cell of a table."""
+    return NONE if value is None else number(value)
 
 
-def iso(moment: float) -> str:
-    """Local time with its offset, to the second."""
-    return datetime.fromtimestamp(moment).astimezone().isoformat(timespec="seconds")
+def values_in_words(values: Mapping[str, Any]) -> str:
+    """`loss 0.25, accuracy 0.9`."""
+    return ", ".join(f"{name} {number(value)}" for name, value in values.items())
 
 
-_ONE = {"batches": "batch", "records": "record", "epochs": "epoch"}
+def percent(share: float | None) -> str:
+    """A share of 0 .. 1 as `63%`."""
+    return NONE if share is None else f"{share:.0%}"
 
 
-def length_in_words(amount: int, unit: str) -> str:
-    """`1 batch`, `2 epochs`."""
-    return f"{amount} {_ONE[unit] if amount == 1 else unit}"
+def ratio(value: float | None) -> str:
+    """`1.87`."""
+    return NONE if value is None else f"{value:.2f}"
 
 
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each row, with cells of the same column below each other."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return [line.rstrip() for line in lines]
-
-
-def size(size_bytes: int) -> str:
+def size(size_bytes: float) -> str:
     """`512 B`, `1.5 MiB`."""
     amount, unit = float(size_bytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
@@ -56,3 +60,116 @@ def size(size_bytes: int) -> str:
 def count(number: int, thing: str) -> str:
     """`1 file`, `2 files`."""
     return f"{number} {thing}{'s' * (number != 1)}"
+
+
+_ONE = {"batches": "batch", "records": "record", "epochs": "epoch"}
+
+
+def length_in_words(amount: int, unit: str) -> str:
+    """`1 batch`, `2 epochs`."""
+    return f"{amount} {_ONE[unit] if amount == 1 else unit}"
+
+
+# --- times
+
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def duration(seconds: float) -> str:
+    """`85 us`, `94 ms`, `37.6 s`; from a minute on in the two greatest units: `3 h 20 min`."""
+    if seconds < 59.95:
+        return _less_than_a_minute(seconds)
+    rest = round(seconds)
+    parts: list[str] = []
+    for unit_s, unit in _UNITS:
+        amount, rest = divmod(rest, unit_s)
+        if amount or parts:
+            parts.append(f"{amount} {unit}" if amount else "")
+    return " ".join(filter(None, parts[:2]))
+
+
+def _less_than_a_minute(seconds: float) -> str:
+    if seconds >= 0.9995:
+        return f"{seconds:.1f} s"
+    if seconds >= 0.9995e-3:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds * 1e6:.3g} us" if seconds else "0 s"
+
+
+def date_and_time(moment: float | None) -> str:
+    """Local time to the second."""
+    return NONE if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+
+
+def clock(moment: float, now: float) -> str:
+    """Local time, with the date where it is not today's."""
+    date, of_day = date_and_time(moment).split()
+    return of_day if date == date_and_time(now).split()[0] else f"{date} {of_day}"
+
+
+def iso(moment: float) -> str:
+    """Local time with its offset to the second, for programs."""
+    return datetime.fromtimestamp(moment).astimezone().isoformat(timespec="seconds")
+
+
+# --- progress
+
+
+def reached(record: Mapping[str, Any]) -> str:
+    """`200/400` batches of the only trial, or `3/16 trials` that have ended. `record`: the fields of a Summary."""
+    if record["batches"] is not None:
+        return f"{record['batches']}/{record['total_batches'] or '?'}"
+    if (trials := record["trials"]) is None:
+        return NONE
+    return f"{trials['completed'] + trials['failed']}/{trials['expected']} trials"
+
+
+def batches_of(batches: int, total: int | None) -> str:
+    """`200 of 400 batches`."""
+    return f"{batches} of {total or '?'} batches"
+
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """A block for each value; where there are more than fit, for the mean of several."""
+    if len(values) > width:
+        borders = [place * len(values) // width for place in range(width + 1)]
+        values = [sum(values[a:b]) / (b - a) for a, b in pairwise(borders)]
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    steps = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((value - low) * steps)] for value in values)
+
+
+# --- lines
+
+
+def cut(text: str, width: int) -> str:
+    """At most `width` characters, with an ellipsis for the rest."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def one_line(text: str) -> str:
+    """Lines joined by semicolons."""
+    return "; ".join(text.splitlines())
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, with cells of the same column below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return [line.rstrip() for line in lines]
+
+
+def labelled(rows: Mapping[str, str]) -> list[str]:
+    """An indented line for each text, behind its label. What a terminal would take for a command is spelled out."""
+    return [f"  {label + ':':<12}{printable(text)}" for label, text in rows.items()]
+
+
+def section(heading: str, lines: Sequence[str]) -> list[str]:
+    """The heading and below it the indented lines; nothing without lines."""
+    return [f"{heading}:", *(f"  {line}" for line in lines)] if lines else []

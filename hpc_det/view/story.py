@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import Record, as_written, last_reports, number_in, validations
 from hpc_det.store.stop import StopRequest
+from hpc_det.view.formatting import clock, one_line
 
 # --- ends
 
@@ -186,16 +186,6 @@ def in_words(attempt: AttemptStory, now: float, *, is_over: bool) -> str:
 def _end_in_words(attempt: AttemptStory) -> str:
     end = _ENDS[Cause(attempt.cause)].format(attempt.batches)
     return f"{attempt.failure}; {end}" if attempt.failure else end
-
-
-def one_line(text: str) -> str:
-    return "; ".join(text.splitlines())
-
-
-def clock(moment: float, now: float) -> str:
-    """Local time, with the date where it is not today's."""
-    date, of_day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment)).split()
-    return of_day if date == time.strftime("%Y-%m-%d", time.localtime(now)) else f"{date} {of_day}"
 
 
 # --- metrics

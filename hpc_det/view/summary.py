@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -74,15 +73,6 @@ def progress(view: ExperimentView, state: ExperimentState, metrics: Metrics | No
         "trials": counts,
         "progress": done,
     }
-
-
-def reached(progress: Mapping[str, Any]) -> str:
-    """Batches of the only trial, or trials that have ended; each of how many. `progress`: the fields of a Summary."""
-    if progress["batches"] is not None:
-        return f"{progress['batches']}/{progress['total_batches'] or '?'}"
-    if (trials := progress["trials"]) is None:
-        return "-"
-    return f"{trials['completed'] + trials['failed']}/{trials['expected']} trials"
 
 
 def best(view: ExperimentView, metrics: Metrics | None = None) -> dict[str, Any] | None:

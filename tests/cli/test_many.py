@@ -99,7 +99,7 @@ def test_trials_with_invalid_hyperparameters_are_no_progress(
         "expected": 2, "created": 5, "running": 0, "completed": 2, "failed": 0, "invalid": 3,
     }  # fmt: skip
     summary = next(ManyTrials(ExperimentView(life.folder)).summary(ExperimentState.COMPLETED, 1.0))
-    assert summary == "Experiment 1: COMPLETED with 5 trials in 1 s, 3 invalid"
+    assert summary == "Experiment 1: COMPLETED with 5 trials in 1.0 s, 3 invalid"
 
 
 def test_describe_says_why_the_first_trials_failed(hpc_det: Command, root: Path, scheduler: FakeScheduler) -> None:
@@ -234,7 +234,7 @@ def test_following_a_search_tells_each_report(
         "trial 3 at 400 batches: accuracy 0.5, completed",
         "experiment 1: COMPLETED",
     ]
-    assert re.fullmatch(r"Experiment 1: COMPLETED with 3 trials in \d+ s, 1 failed", lines[6])
+    assert re.fullmatch(r"Experiment 1: COMPLETED with 3 trials in [\d.]+ (ms|s), 1 failed", lines[6])
     assert lines[7] == "Best validation: accuracy 0.8 of trial 1 at 400 batches"
     assert lines[8].startswith(f"Checkpoint: {life.trial.checkpoints}/")
     assert lines[9:] == ["Next: hpc-det experiment describe 1"]

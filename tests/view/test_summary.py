@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from hpc_det.requeue import Action, Cause
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.summary import best, reached, why
+from hpc_det.view.summary import best, why
 from tests.cli.life import Life, halving
 
 
@@ -54,18 +51,3 @@ def test_the_best_of_a_search_is_by_what_its_trials_told_it(tmp_path: Path) -> N
     life.reaches(0.5)
     life.reaches(0.7)
     assert best(ExperimentView(life.folder)) == {"metric": "accuracy", "value": 0.7, "batches": 100, "trial": 2}
-
-
-@pytest.mark.parametrize(
-    ("batches", "total", "trials", "expected"),
-    [
-        (20, 400, None, "20/400"),
-        (0, None, None, "0/?"),
-        (None, None, {"expected": 4, "completed": 1, "failed": 1}, "2/4 trials"),
-        (None, None, None, "-"),
-    ],
-)
-def test_progress_is_batches_or_trials(
-    batches: int | None, total: int | None, trials: dict[str, Any] | None, expected: str
-) -> None:
-    assert reached({"batches": batches, "total_batches": total, "trials": trials}) == expected

@@ -19,7 +19,7 @@ from hpc_det.schedulers.local import queue as local_queue
 from hpc_det.schedulers.queue import Queue, QueuedJob, this_user
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.view.formatting import iso
+from hpc_det.view.formatting import NONE, date_and_time, iso
 
 STATES = {JobState.QUEUED: "QUEUED", JobState.HELD: "HELD", JobState.RUNNING: "SCHEDULED"}
 """Determined's words, and HELD and SUSPENDED: it has no holds, and suspends no jobs."""
@@ -109,7 +109,7 @@ def _type(record: Record) -> str:
 
 
 def _when(moment: str | None) -> str:
-    return f"{datetime.fromisoformat(moment):%Y-%m-%d %H:%M:%S}" if moment else "-"
+    return date_and_time(datetime.fromisoformat(moment).timestamp()) if moment else NONE
 
 
 _COLUMNS = (

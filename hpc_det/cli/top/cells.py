@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 from hpc_det.cli.top.experiments import Row
 from hpc_det.cli.top.jobs import Job
-from hpc_det.view.formatting import number, values_in_words
+from hpc_det.view.formatting import NONE, cut, number, reached, sparkline, values_in_words
 from hpc_det.view.state import ExperimentState
-from hpc_det.view.summary import reached
 
-BLOCKS = "▁▂▃▄▅▆▇█"
 _STATES = (ExperimentState.RUNNING, ExperimentState.QUEUED, ExperimentState.PAUSED)
 _FIXED = {"ID": 5, "STATE": 11, "PROGRESS": 14, "BEST": 16, "TRY": 4, "SLOTS": 6}
 HEADINGS = ("ID", "NAME", "STATE", "PROGRESS", "BEST", "LOSS", "TRY", "SLOTS")
@@ -32,9 +29,9 @@ def cells(row: Row, width_of: dict[str, int]) -> tuple[str, ...]:
         "NAME": found.name,
         "STATE": found.state.value,
         "PROGRESS": reached(vars(found)),
-        "BEST": f"{found.best['metric']} {number(found.best['value'])}" if found.best else "-",
+        "BEST": f"{found.best['metric']} {number(found.best['value'])}" if found.best else NONE,
         "LOSS": sparkline(row.losses, width_of["LOSS"] - 1),
-        "TRY": str(row.attempts) if row.attempts else "-",
+        "TRY": str(row.attempts) if row.attempts else NONE,
         "SLOTS": _slots(row),
     }
     return tuple(cut(texts[heading], width_of[heading] - 1) for heading in HEADINGS)
@@ -43,23 +40,7 @@ def cells(row: Row, width_of: dict[str, int]) -> tuple[str, ...]:
 def _slots(row: Row) -> str:
     """In use, of all that its jobs have or wait for."""
     wanted = row.slots + row.slots_wanted
-    return f"{row.slots}/{wanted}" if wanted else "-"
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """A block for each value; where there are more than fit, for the mean of several."""
-    if len(values) > width:
-        borders = [place * len(values) // width for place in range(width + 1)]
-        values = [sum(values[a:b]) / (b - a) for a, b in pairwise(borders)]
-    if not values:
-        return ""
-    low, high = min(values), max(values)
-    steps = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BLOCKS[round((value - low) * steps)] for value in values)
-
-
-def cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+    return f"{row.slots}/{wanted}" if wanted else NONE
 
 
 def heading(rows: Iterable[Row]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hpc_det.report.pictures import svg
-from hpc_det.report.words import duration, percent
+from hpc_det.view.formatting import duration, percent
 
 WIDTH, LEFT, RIGHT, ROW = 1000, 190, 60, 26
 

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from hpc_det.report.pictures import svg
 from hpc_det.report.pictures.scale import Scale
-from hpc_det.report.words import number
+from hpc_det.view.formatting import number
 
 WIDTH, HEIGHT = 480, 280
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 36

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from hpc_det.report.pictures import svg
 from hpc_det.report.pictures.scale import Scale
-from hpc_det.report.words import number
+from hpc_det.view.formatting import cut, number
 
 WIDTH, HEIGHT, SIDE, TOP, BOTTOM = 1000, 340, 60, 34, 14
 MOST_AXES = 10
@@ -69,11 +69,7 @@ def _line(trial: int, values: Sequence[Any], axes: Sequence[_Axis], class_: str)
 
 def _drawn(axis: _Axis) -> Iterator[Markup]:
     yield svg.line(axis.x, TOP, axis.x, HEIGHT - BOTTOM, "axis")
-    yield svg.text(axis.x, TOP - 16, _cut(axis.name), "label", "middle")
+    yield svg.text(axis.x, TOP - 16, cut(axis.name, LONGEST_LABEL), "label", "middle")
     for y, label in axis.labels:
         yield svg.line(axis.x - 3, y, axis.x + 3, y, "axis")
-        yield svg.text(axis.x + 7, y + 3.5, _cut(label), "halo")
-
-
-def _cut(label: str) -> str:
-    return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
+        yield svg.text(axis.x + 7, y + 3.5, cut(label, LONGEST_LABEL), "halo")

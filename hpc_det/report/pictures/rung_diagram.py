@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from hpc_det.report.pictures import svg
 from hpc_det.report.pictures.scale import Scale
-from hpc_det.report.words import number
+from hpc_det.view.formatting import number
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 480, 300, 60, 50, 58, 14
 Rung = Mapping[str, Any]

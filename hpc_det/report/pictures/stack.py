@@ -10,7 +10,7 @@ from markupsafe import Markup
 from hpc_det.report.pictures import svg
 from hpc_det.report.pictures.curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, axes
 from hpc_det.report.pictures.scale import Scale
-from hpc_det.report.words import percent
+from hpc_det.view.formatting import percent
 
 Column = Mapping[str, Any]
 """first, last: batches; seconds: of each part."""

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from hpc_det.report.pictures import svg
 from hpc_det.report.pictures.scale import Scale
-from hpc_det.report.words import duration, percent
+from hpc_det.view.formatting import duration, percent
 
 WIDTH, LEFT, RIGHT, TOP = 1000, 62, 14, 24
 FINEST = 1.5

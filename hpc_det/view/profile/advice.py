@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from hpc_det.view.formatting import size
 from hpc_det.view.profile.conditions import Conditions
 from hpc_det.view.profile.measured import Measured, Pauses
 from hpc_det.view.profile.timings import Part, Spent
@@ -201,7 +202,7 @@ def _longer_unit(conditions: Conditions) -> Advice:
 
 def _free(measured: Measured) -> str | None:
     free = [gpu["memory_free"].low for gpu in measured.gpus() if "memory_free" in gpu]
-    return f"{min(free) / 2**30:.1f} GiB of each are free all the time" if free else None
+    return f"{size(min(free))} of each are free all the time" if free else None
 
 
 def _batches_between(pauses: Pauses, measured: Measured) -> int | None:

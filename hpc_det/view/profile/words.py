@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+from hpc_det.view.formatting import count, duration, percent
 from hpc_det.view.profile.conditions import Conditions
 from hpc_det.view.profile.measured import Measured, Pauses
 from hpc_det.view.profile.timings import CALLBACKS, Spent
@@ -39,8 +40,8 @@ def why(verdict: Verdict, measured: Measured) -> str:
         saves=_each(measured.saves, "save"),
     )
     has_more = verdict.rank and verdict.kind is not Kind.SLOW_RANK
-    more = f"; the others wait for that {waited(measured.ranks):.0%} of theirs" if has_more else ""
-    return f"{verdict.share:.0%} of the time {told}{more}"
+    more = f"; the others wait for that {percent(waited(measured.ranks))} of theirs" if has_more else ""
+    return f"{percent(verdict.share)} of the time {told}{more}"
 
 
 def _unknown(measured: Measured) -> str:
@@ -50,7 +51,7 @@ def _unknown(measured: Measured) -> str:
 
 
 def _each(pauses: Pauses, thing: str) -> str:
-    return f", {pauses.count} {thing}{'s' * (pauses.count != 1)} of {pauses.mean_s:.2g} s" if pauses.count else ""
+    return f", {count(pauses.count, thing)} of {duration(pauses.mean_s)}" if pauses.count else ""
 
 
 def _longest_callback(rank: Spent) -> str:
@@ -64,10 +65,10 @@ def notes(measured: Measured, conditions: Conditions) -> list[str]:
 
 
 def _postponed(measured: Measured) -> Iterator[str]:
-    if count := measured.postponed_saves:
+    if postponed := measured.postponed_saves:
         yield (
-            f"{count} of {measured.saves.count} saves came later than they were due, since the one before was still "
-            f"being written: save less often, or to a faster file system"
+            f"{postponed} of {measured.saves.count} saves came later than they were due, since the one before was "
+            f"still being written: save less often, or to a faster file system"
         )
 
 

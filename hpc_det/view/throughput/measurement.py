@@ -11,6 +11,7 @@ from enum import Enum
 from hpc_det.config.merge import Tree
 from hpc_det.config.throughput_runs import NO_WHOLE_BATCH, VARIABLE, TrainsOn
 from hpc_det.plan.short_training import short_training
+from hpc_det.view.formatting import count, number
 
 REPORTS = 10
 """Of a training."""
@@ -47,7 +48,7 @@ class Measurement:
             case Aim.COMMUNICATION:
                 return f"gradients exchanged every {self.aggregation_frequency} batches"
             case Aim.SLOTS:
-                return f"on {self.slots} slot{'s' * (self.slots > 1)}"
+                return f"on {count(self.slots, 'slot')}"
             case Aim.BATCH_SIZE:
                 return f"batches of {self.batch_size}"
 
@@ -100,7 +101,7 @@ class Measured:
     @property
     def summary(self) -> str:
         if self.samples_per_s is not None:
-            return f"{self.samples_per_s:.5g} samples/s"
+            return f"{number(self.samples_per_s)} samples/s"
         return "out of memory" if self.is_out_of_memory else self.failure or ""
 
     @property

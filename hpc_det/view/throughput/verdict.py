@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hpc_det.view.formatting import percent, ratio
 from hpc_det.view.throughput.measurement import Aim, Measured
 
 NOTICEABLE = 0.1
@@ -92,11 +93,11 @@ def _verdict(found: Sequence[Measured], baseline: Measured) -> Finding:
     if worst is None:
         return Finding("verdict", "not known: nothing could be compared with the experiment as configured")
     if shares[worst] >= noticeable(baseline):
-        return Finding("verdict", f"{named[worst]}: {shares[worst]:.0%} of the time")
+        return Finding("verdict", f"{named[worst]}: {percent(shares[worst])} of the time")
     if shares[worst] >= NOTICEABLE:
         return Finding("verdict", f"not known: it may be {named[worst]}, or noise")
     known = " and ".join(aim.value for aim in shares)
-    return Finding("verdict", f"well used: {known} cost less than {NOTICEABLE:.0%} of the time", _MODEL)
+    return Finding("verdict", f"well used: {known} cost less than {percent(NOTICEABLE)} of the time", _MODEL)
 
 
 def _waiting(
@@ -105,7 +106,7 @@ def _waiting(
     share = lost_share(found, aim, baseline)
     if share is None:
         return
-    text = f"training waits {share:.0%} of the time {what}"
+    text = f"training waits {percent(share)} of the time {what}"
     if share < NOTICEABLE:
         yield Finding(aim.value, f"{text}: no bottleneck")
     elif share < noticeable(baseline):
@@ -127,7 +128,7 @@ def _batch_sizes(found: Sequence[Measured], baseline: Measured) -> Iterator[Find
         return
     yield Finding(
         Aim.BATCH_SIZE.value,
-        f"{_size(best)} is the fastest, {gain:.2f} times {_size(baseline)}; {end}",
+        f"{_size(best)} is the fastest, {ratio(gain)} times {_size(baseline)}; {end}",
         (f"hyperparameters.global_batch_size={_size(best)}, with a learning rate that goes with it",),
     )
 
@@ -148,12 +149,14 @@ def _scaling(found: Sequence[Measured]) -> Iterator[Finding]:
     if len(shares) < 2:
         return
     most = max(shares)
-    text = f"{most} slots are {most * shares[most]:.2f} times as fast as one: {shares[most]:.0%} of what is possible"
+    gain = ratio(most * shares[most])
+    text = f"{most} slots are {gain} times as fast as one: {percent(shares[most])} of what is possible"
     if shares[most] >= EFFICIENT:
         yield Finding(Aim.SLOTS.value, text)
         return
     good = max(slots for slots, share in shares.items() if share >= EFFICIENT)
-    fewer = f"resources.slots_per_trial={good}: the most whose slots do at least {EFFICIENT:.0%} of what one does alone"
+    limit = f"the most whose slots do at least {percent(EFFICIENT)} of what one does alone"
+    fewer = f"resources.slots_per_trial={good}: {limit}"
     yield Finding(Aim.SLOTS.value, text, (fewer, *_COMMUNICATION[:2]))
 
 
@@ -161,8 +164,8 @@ def _noise(baseline: Measured) -> Iterator[Finding]:
     if baseline.spread >= NOTICEABLE:
         yield Finding(
             "noise",
-            f"the throughput of the experiment as configured varies by {baseline.spread:.0%} while it trains: smaller "
-            f"differences show nothing",
+            f"the throughput of the experiment as configured varies by {percent(baseline.spread)} while it trains: "
+            f"smaller differences show nothing",
             ("more --batches, on nodes that nobody else uses",),
         )
 

@@ -12,24 +12,6 @@ from hpc_det.view.state import ExperimentState
 from hpc_det.view.summary import Summary
 
 
-@pytest.mark.parametrize(
-    ("values", "width", "expected"),
-    [
-        ((), 4, ""),
-        ((1.0,), 4, "▁"),
-        ((2.0, 2.0), 4, "▁▁"),
-        ((8.0, 1.0), 4, "█▁"),
-        (tuple(map(float, range(8))), 8, "▁▂▃▄▅▆▇█"),
-        ((4.0, 4.0, 0.0, 0.0), 2, "█▁"),
-        ((0.0, 0.0, 0.0, 7.0, 7.0), 2, "▁█"),
-    ],
-)
-def test_a_sparkline_has_a_block_for_a_value_or_for_the_mean_of_some(
-    values: tuple[float, ...], width: int, expected: str
-) -> None:
-    assert cells.sparkline(values, width) == expected
-
-
 @pytest.mark.parametrize("width", [80, 100, 132, 200])
 def test_the_table_fits_the_terminal(width: int) -> None:
     widths = cells.widths(width)

@@ -171,7 +171,7 @@ def test_saves_and_validations_tell_of_themselves_without_a_profile(trial: Trial
         (Kind.VALIDATION, 0.25),
     ]
     found = told(trial, config={"checkpoint_policy": "all"})
-    assert found["why"] == "50% of the time training stands still for checkpoints, 1 save of 20 s"
+    assert found["why"] == "50% of the time training stands still for checkpoints, 1 save of 20.0 s"
     settings = [its["setting"] for its in found["advice"]]
     assert settings[:2] == ["checkpoint_policy: best", "checkpoint_interval: auto"]
     assert settings[2] == "min_checkpoint_period: {batches: 3800}", "5 % of the time, at 0.1 s a batch"
