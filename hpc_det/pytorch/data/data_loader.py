@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampler
 
+from hpc_det.distributed.rng import mixed_seed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.foreign import length_of
 from hpc_det.pytorch.data.index_batches import ForTorch, IndexBatches, OnePass, TrainingBatches
 from hpc_det.pytorch.data.items import Drawn, Items, Records
-from hpc_det.pytorch.data.seeds import mixed_seed
 from hpc_det.pytorch.data.shares import Position, Rest, Share
 from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerInit
 

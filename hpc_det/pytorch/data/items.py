@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from torch.utils import data
 
+from hpc_det.distributed.rng import mixed_seed, seeded
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.order import Numbers, Order, epoch_order
-from hpc_det.pytorch.data.seeds import mixed_seed, seeded
 
 CHUNK = 2**16
 """Items that stand in a list at once."""

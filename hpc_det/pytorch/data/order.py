@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_det.pytorch.data.seeds import mixed_seed
+from hpc_det.distributed.rng import mixed_seed
 
 Numbers = NDArray[np.int64]
 Bits = NDArray[np.uint64]

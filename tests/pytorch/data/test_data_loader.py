@@ -20,9 +20,9 @@ from torch.utils.data import (
     TensorDataset,
 )
 
+from hpc_det.distributed.rng import seed_generators
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import DataLoader, Position, training_data
-from hpc_det.pytorch.data.seeds import seed_generators
 
 
 class Records(Dataset[Any]):

@@ -18,10 +18,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from hpc_det.distributed.rng import seed_generators
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.items import Drawn, Records
 from hpc_det.pytorch.data.order import epoch_order
-from hpc_det.pytorch.data.seeds import seed_generators
 from hpc_det.pytorch.samplers import ReproducibleShuffleSampler
 
 

@@ -21,7 +21,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hpc_det.pytorch.data.seeds import mixed_seed
+from hpc_det.distributed.rng import mixed_seed
 from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerInit
 from hpc_det.sgd.place import Place
 from hpc_det.sgd.rank.data.as_given import generators_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpc_det.pytorch.data.seeds import mixed_seed, seed_generators, seeded
+from hpc_det.distributed.rng import mixed_seed, seed_generators, seeded
 
 
 def drawn() -> tuple[float, float, float]:
