@@ -12,7 +12,7 @@ from hpc_det.distributed.rng import mixed_seed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.foreign import length_of
 from hpc_det.pytorch.data.index_batches import ForTorch, IndexBatches, OnePass, TrainingBatches
-from hpc_det.pytorch.data.items import Drawn, Items, Records
+from hpc_det.pytorch.data.order import Drawn, Items, Records
 from hpc_det.pytorch.data.shares import Position, Rest, Share
 from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerInit
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hpc_det.pytorch.data.items import Items
-from hpc_det.pytorch.data.order import Numbers
+from hpc_det.pytorch.data.order import Items, Numbers
 from hpc_det.pytorch.data.shares import Position, Share, Stretch
 
 BLOCK = 8192

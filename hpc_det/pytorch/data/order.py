@@ -6,12 +6,16 @@ numpy, so that a resume may start in the middle of the epoch at once.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils import data
 
-from hpc_det.distributed.rng import mixed_seed
+from hpc_det.distributed.rng import mixed_seed, seeded
+from hpc_det.errors import UsageError
 
 Numbers = NDArray[np.int64]
 Bits = NDArray[np.uint64]
@@ -85,3 +89,191 @@ def _mixed(numbers: Bits) -> Bits:
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
+
+
+CHUNK = 2**16
+"""Items that stand in a list at once."""
+
+
+class Items(Protocol):
+    """The items of every epoch, by epoch and place."""
+
+    name: str
+    """In the plural, for messages."""
+
+    @property
+    def nominal_length(self) -> int:
+        """Items of an epoch, as the data set or the sampler tells it."""
+        ...
+
+    def length(self, epoch: int) -> int: ...
+
+    def rows(self, epoch: int, places: Numbers) -> list[list[Any]]:
+        """The items at these places, in rows as in `places` (two dimensions)."""
+        ...
+
+
+class Records:
+    """Record numbers 0 .. length-1; in their own order, or with a seed in another one each epoch. Nothing is stored."""
+
+    name = "records"
+
+    def __init__(self, length: int, seed: int | None) -> None:
+        self.nominal_length = length
+        self._seed = seed
+        self._order: tuple[int, Order] | None = None
+
+    def length(self, epoch: int) -> int:
+        return self.nominal_length
+
+    def rows(self, epoch: int, places: Numbers) -> list[list[Any]]:
+        numbers = places if self._seed is None else self._of(epoch, self._seed)[places]
+        rows: list[list[Any]] = numbers.tolist()
+        return rows
+
+    def _of(self, epoch: int, seed: int) -> Order:
+        if self._order is None or self._order[0] != epoch:
+            self._order = (epoch, epoch_order(seed, epoch, self.nominal_length))
+        return self._order[1]
+
+
+class Drawn:
+    """What a sampler yields, an epoch at a time: at most the `len()` that it has at that epoch.
+
+    It is iterated with the global generators seeded from (seed, epoch), so that torch's random samplers are functions
+    of these. For a sampler that keeps a state of its own the epochs before are iterated first, after a resume too.
+    """
+
+    def __init__(self, name: str, sampler: Iterable[Any], seed: int) -> None:
+        self.name = name
+        self._sampler = sampler
+        self._seed = seed
+        self._next_epoch = 0
+        self._lengths: dict[int, int] = {}
+        self._drawn: dict[int, Sequence[Any] | Numbers] = {}
+        """By epoch; those before the last one that was looked at are gone."""
+
+    @property
+    def nominal_length(self) -> int:
+        return len(self._sampler)  # type: ignore[arg-type]  # the DataLoader has checked that it has one
+
+    def length(self, epoch: int) -> int:
+        if epoch not in self._lengths:
+            self._draw(epoch)
+        return self._lengths[epoch]
+
+    def rows(self, epoch: int, places: Numbers) -> list[list[Any]]:
+        if epoch not in self._drawn:
+            self._draw(epoch)
+        for past in [known for known in self._drawn if known < epoch]:
+            del self._drawn[past]
+        items = self._drawn[epoch]
+        if isinstance(items, np.ndarray):
+            rows: list[list[Any]] = items[places].tolist()
+            return rows
+        return [[items[place] for place in row] for row in places.tolist()]
+
+    def _draw(self, epoch: int) -> None:
+        if not _is_stateless(self._sampler):
+            if epoch < self._next_epoch:
+                raise UsageError(
+                    f"DataLoader: {type(self._sampler).__name__} has given the {self.name} of epoch "
+                    f"{self._next_epoch - 1} already and cannot go back to epoch {epoch}; make a new DataLoader"
+                )
+            for earlier in range(self._next_epoch, epoch):
+                self._iterated(earlier)
+        self._drawn[epoch] = self._iterated(epoch)
+        self._lengths[epoch] = len(self._drawn[epoch])
+        self._next_epoch = epoch + 1
+
+    def _iterated(self, epoch: int) -> Sequence[Any] | Numbers:
+        with seeded(mixed_seed("sampler", self._seed, epoch)):
+            set_epoch(self._sampler, epoch)
+            most = self.nominal_length
+            return _compact(self._sampler, most)
+
+
+class _Checked:
+    def __init__(self, items: Items) -> None:
+        self._items = items
+        self.name = items.name
+        self.nominal_length = items.nominal_length
+
+    def length(self, epoch: int) -> int:
+        return self._items.length(epoch)
+
+    def rows(self, epoch: int, places: Numbers) -> list[list[Any]]:
+        return self._items.rows(epoch, places)
+
+
+class Nominal(_Checked):
+    """Items whose epochs are as long as the sampler says, where other ranks go by its word."""
+
+    def length(self, epoch: int) -> int:
+        """Raises UsageError where it is not so."""
+        length = super().length(epoch)
+        if length != self.nominal_length:
+            raise UsageError(
+                f"DataLoader: the sampler gives {length} {self.name} in epoch {epoch}, and its len() was "
+                f"{self.nominal_length}, which other ranks go by here; give as many in every epoch"
+            )
+        return length
+
+
+class SameSize(_Checked):
+    """Batches of a batch sampler that all have as many records as the first one that was looked at."""
+
+    _size: int | None = None
+
+    def rows(self, epoch: int, places: Numbers) -> list[list[Any]]:
+        """Raises UsageError where it is not so."""
+        rows = super().rows(epoch, places)
+        for size in (len(batch) for row in rows for batch in row):
+            self._size = self._size or size
+            if size != self._size:
+                raise UsageError(
+                    f"DataLoader: the batch sampler gives batches of {self._size} and of {size} records, and a "
+                    f"pipeline takes one size only; use drop_last=True in it"
+                )
+        return rows
+
+
+def set_epoch(sampler: Any, epoch: int) -> None:
+    """Also inside a batch sampler, which holds its sampler as `sampler` (torch.utils.data.BatchSampler)."""
+    while sampler is not None:
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        sampler = getattr(sampler, "sampler", None)
+
+
+STATELESS = (
+    list,
+    tuple,
+    range,
+    data.SequentialSampler,
+    data.RandomSampler,
+    data.SubsetRandomSampler,
+    data.WeightedRandomSampler,
+    data.DistributedSampler,
+)
+
+
+def _is_stateless(sampler: Any) -> bool:
+    """Whether it yields the same again in an epoch that it is set to: then a resume need not iterate the epochs before.
+
+    Not those with a generator of their own, nor subclasses, which may keep what they like.
+    """
+    if type(sampler) is data.BatchSampler:
+        return _is_stateless(sampler.sampler)
+    return type(sampler) in STATELESS and getattr(sampler, "generator", None) is None
+
+
+def _compact(sampler: Iterable[Any], most: int) -> Sequence[Any] | Numbers:
+    """At most so many items; whole numbers as an array, which takes a fifth of the memory of a list."""
+    iterator = islice(sampler, most + 1)  # one more: the sampler's own shall come to its end
+    chunks: list[Numbers] = []
+    while chunk := list(islice(iterator, CHUNK)):
+        if not all(type(item) is int for item in chunk):
+            return [*(item for known in chunks for item in known.tolist()), *chunk, *iterator][:most]
+        chunks.append(np.array(chunk, dtype=np.int64))
+    return np.concatenate(chunks)[:most] if chunks else []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.data.items import Items
+from hpc_det.pytorch.data.order import Items
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpc_det.pytorch.data import index_batches
 from hpc_det.pytorch.data.index_batches import ForTorch, OnePass, TrainingBatches
-from hpc_det.pytorch.data.items import Drawn, Items, Records
+from hpc_det.pytorch.data.order import Drawn, Items, Records
 from hpc_det.pytorch.data.shares import Position, Rest, Share
 from tests.pytorch.data.test_shares import LENGTHS, PER_SLOT, SIZES, shares
 

@@ -5,7 +5,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.data.items import Records
+from hpc_det.pytorch.data.order import Records
 from hpc_det.pytorch.data.shares import Position, Rest, Share, Stretch
 
 SIZES = st.integers(1, 5)

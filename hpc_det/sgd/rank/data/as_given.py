@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 
 from hpc_det.distributed.rng import restore_rng, rng_state, unchanged_generators
 from hpc_det.pytorch.data.foreign import iterated, length_of
-from hpc_det.pytorch.data.items import set_epoch
+from hpc_det.pytorch.data.order import set_epoch
 from hpc_det.pytorch.data.workers import end_workers, shield
 
 
