@@ -15,7 +15,7 @@ import torch
 
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch.data.data_loader import DataLoader
-from hpc_det.pytorch.data.foreign import ForeignTraining, ForeignValidation, length_of
+from hpc_det.pytorch.data.external_loader import ForeignTraining, ForeignValidation, length_of
 from hpc_det.pytorch.data.micro_batches import Counted, MicroBatches
 from hpc_det.pytorch.data.rounds import Evaluation, rounds_of
 from hpc_det.pytorch.data.shapes import Shapes

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampl
 
 from hpc_det.distributed.rng import mixed_seed
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.data.foreign import length_of
+from hpc_det.pytorch.data.external_loader import length_of
 from hpc_det.pytorch.data.index_batches import ForTorch, IndexBatches, OnePass, TrainingBatches
 from hpc_det.pytorch.data.order import Drawn, Items, Records
 from hpc_det.pytorch.data.shares import Position, Rest, Share

@@ -16,7 +16,7 @@ from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import DataLoader, Evaluation, ValidationData, validation_data
 from tests.pytorch.data.gang import by_ranks
 from tests.pytorch.data.test_data_loader import Records
-from tests.pytorch.data.test_foreign import Stream
+from tests.pytorch.data.test_external_loader import Stream
 
 TOGETHER, PIPELINED = Evaluation.TOGETHER, Evaluation.PIPELINED
 SMALL = st.integers(1, 5)

@@ -20,7 +20,7 @@ from torch.utils.data._utils import worker
 from hpc_det.errors import HpcDetError
 from hpc_det.node.signals import STOP_SIGNALS
 from hpc_det.pytorch.data import Position, workers
-from hpc_det.pytorch.data.foreign import ForeignTraining
+from hpc_det.pytorch.data.external_loader import ForeignTraining
 from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerInit, end_workers, shield
 from tests.wait import DEADLINE_S
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from hpc_det.distributed.rng import restore_rng, rng_state, unchanged_generators
-from hpc_det.pytorch.data.foreign import iterated, length_of
+from hpc_det.pytorch.data.external_loader import iterated, length_of
 from hpc_det.pytorch.data.order import set_epoch
 from hpc_det.pytorch.data.workers import end_workers, shield
 
