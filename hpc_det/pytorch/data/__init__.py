@@ -19,7 +19,7 @@ from hpc_det.pytorch.data.external_loader import ForeignTraining, ForeignValidat
 from hpc_det.pytorch.data.micro_batches import Counted, MicroBatches
 from hpc_det.pytorch.data.rounds import Evaluation, rounds_of
 from hpc_det.pytorch.data.shapes import Shapes
-from hpc_det.pytorch.data.shared import SharedTraining, SharedValidation
+from hpc_det.pytorch.data.shared_batches import SharedTraining, SharedValidation
 from hpc_det.pytorch.data.shares import Position
 
 __all__ = [
