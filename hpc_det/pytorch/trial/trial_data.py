@@ -70,7 +70,7 @@ def _check_size(training: Any, size: int | None) -> None:
 
 
 def _checked(loader: Any, kind: str, context: TrialContext) -> Any:
-    """None may be right where another rank loads: see hpc_det.pytorch.data.shapes."""
+    """None may be right where another rank loads: see hpc_det.pytorch.data.batch_shapes."""
     if loader is not None and not isinstance(loader, DataLoader) and context.checks_dataset_reproducibility:
         raise UsageError(
             f"build_{kind}_data_loader returned {type(loader).__name__}: hpc_det.pytorch.DataLoader makes the order of "

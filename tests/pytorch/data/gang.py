@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.pytorch.data.shapes import shape_of
+from hpc_det.pytorch.data.batch_shapes import shape_of
 
 Data = TypeVar("Data")
 

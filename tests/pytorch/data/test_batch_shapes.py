@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, RandomSampler, Sampler, SubsetRandomS
 
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import DataLoader, Position, training_data
-from hpc_det.pytorch.data.shapes import shape_of
+from hpc_det.pytorch.data.batch_shapes import shape_of
 from tests.pytorch.data.gang import by_ranks
 from tests.pytorch.data.test_data_loader import Records
 
