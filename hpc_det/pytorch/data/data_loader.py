@@ -13,7 +13,7 @@ from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.external_loader import length_of
 from hpc_det.pytorch.data.index_batches import ForTorch, IndexBatches, OnePass, TrainingBatches
 from hpc_det.pytorch.data.order import Drawn, Items, Records
-from hpc_det.pytorch.data.shares import Position, Rest, Share
+from hpc_det.pytorch.data.partition import Position, Rest, Share
 from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerInit
 
 

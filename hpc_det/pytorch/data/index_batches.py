@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hpc_det.pytorch.data.order import Items, Numbers
-from hpc_det.pytorch.data.shares import Position, Share, Stretch
+from hpc_det.pytorch.data.partition import Position, Share, Stretch
 
 BLOCK = 8192
 """Items that are looked up at once, which takes less than a millisecond: numpy's cost per call disappears in it."""

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.data.shares import Position
+from hpc_det.pytorch.data.partition import Position
 
 if TYPE_CHECKING:
     from hpc_det.pytorch.data import TrainingData

@@ -10,8 +10,8 @@ from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.data_loader import DataLoader
 from hpc_det.pytorch.data.index_batches import OnePass, SoMany, TrainingBatches
 from hpc_det.pytorch.data.order import Items, Nominal, SameSize
+from hpc_det.pytorch.data.partition import Position
 from hpc_det.pytorch.data.rounds import Evaluation, Rounds, rounds_of
-from hpc_det.pytorch.data.shares import Position
 from hpc_det.pytorch.data.workers import ClosableLoader
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hpc_det.pytorch.data import index_batches
 from hpc_det.pytorch.data.index_batches import ForTorch, OnePass, TrainingBatches
 from hpc_det.pytorch.data.order import Drawn, Items, Records
-from hpc_det.pytorch.data.shares import Position, Rest, Share
-from tests.pytorch.data.test_shares import LENGTHS, PER_SLOT, SIZES, shares
+from hpc_det.pytorch.data.partition import Position, Rest, Share
+from tests.pytorch.data.test_partition import LENGTHS, PER_SLOT, SIZES, shares
 
 BLOCKS = st.sampled_from([1, 7, 8192])
 """Items looked up at once: the batches are the same for any number."""

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.order import Records
-from hpc_det.pytorch.data.shares import Position, Rest, Share, Stretch
+from hpc_det.pytorch.data.partition import Position, Rest, Share, Stretch
 
 SIZES = st.integers(1, 5)
 PER_SLOT = st.integers(1, 6)
