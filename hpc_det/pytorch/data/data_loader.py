@@ -11,9 +11,8 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampl
 from hpc_det.distributed.rng import mixed_seed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.external_loader import length_of
-from hpc_det.pytorch.data.index_batches import ForTorch, IndexBatches, OnePass, TrainingBatches
 from hpc_det.pytorch.data.order import Drawn, Items, Records
-from hpc_det.pytorch.data.partition import Position, Rest, Share
+from hpc_det.pytorch.data.partition import ForTorch, IndexBatches, OnePass, Position, Rest, Share, TrainingBatches
 from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerInit
 
 
