@@ -17,9 +17,8 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch.data.batch_shapes import Shapes
 from hpc_det.pytorch.data.data_loader import DataLoader
 from hpc_det.pytorch.data.external_loader import ForeignTraining, ForeignValidation, length_of
-from hpc_det.pytorch.data.micro_batches import Counted, MicroBatches
+from hpc_det.pytorch.data.micro_batches import Counted, Evaluation, MicroBatches, rounds_of
 from hpc_det.pytorch.data.partition import Position
-from hpc_det.pytorch.data.rounds import Evaluation, rounds_of
 from hpc_det.pytorch.data.shared_batches import SharedTraining, SharedValidation
 
 __all__ = [

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch
 
 from hpc_det.errors import UsageError
+from hpc_det.pytorch.data.micro_batches import Rounds
 from hpc_det.pytorch.data.partition import Position
-from hpc_det.pytorch.data.rounds import Rounds
 from hpc_det.pytorch.data.workers import end_workers, shield, with_live_workers
 
 
