@@ -1,4 +1,7 @@
-"""The random number generators of a rank: Python's, numpy's, torch's, the GPU's, as tensors, to load without pickle."""
+"""The random number generators of a rank (Python's, numpy's, torch's, the GPU's): their seeds and their states.
+
+States are tensors and numbers, which load without pickle.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import torch
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch.data.batch_shapes import Shapes
 from hpc_det.pytorch.data.data_loader import DataLoader
-from hpc_det.pytorch.data.external_loader import ForeignTraining, ForeignValidation, length_of
+from hpc_det.pytorch.data.external_loader import ExternalTraining, ExternalValidation, length_of
 from hpc_det.pytorch.data.micro_batches import Counted, Evaluation, MicroBatches, rounds_of
 from hpc_det.pytorch.data.partition import Position
 from hpc_det.pytorch.data.shared_batches import SharedTraining, SharedValidation
@@ -126,7 +126,7 @@ def training_data(
             loader, rank=rank, size=size, seed=seed, by_its_word=not shapes.all_load, same_size=same_size
         )
     else:
-        data = ForeignTraining(loader, shapes.shortest)
+        data = ExternalTraining(loader, shapes.shortest)
     return data if per_batch == 1 else MicroBatches(data, per_batch)
 
 
@@ -154,7 +154,7 @@ def validation_data(
         shapes.check()
     loader = shapes.stand_in(rank) if loader is None else loader
     if not isinstance(loader, DataLoader):
-        return ForeignValidation(loader, rounds_of(evaluation, length_of(loader), shapes.lengths, per_batch), size)
+        return ExternalValidation(loader, rounds_of(evaluation, length_of(loader), shapes.lengths, per_batch), size)
     data = SharedValidation(loader, rank=rank, size=size, seed=seed, evaluation=evaluation, per_batch=per_batch)
     if data.left_out and gang.is_chief:
         print(f"hpc-det: validation leaves out {data.left_out}", flush=True)

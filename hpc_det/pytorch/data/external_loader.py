@@ -28,7 +28,7 @@ def length_of(loader: object) -> int | None:
     return length
 
 
-class _Foreign:
+class ExternalLoader:
     kind: ClassVar[str]
 
     def __init__(self, loader: Iterable[Any]) -> None:
@@ -63,7 +63,7 @@ class _Foreign:
         return UsageError(f"build_{self.kind}_data_loader: the {type(self._loader).__name__} {what}")
 
 
-class ForeignTraining(_Foreign):
+class ExternalTraining(ExternalLoader):
     """Counts batches."""
 
     kind = "training"
@@ -90,7 +90,7 @@ class ForeignTraining(_Foreign):
         return self._endless(self._begin())
 
 
-class ForeignValidation(_Foreign):
+class ExternalValidation(ExternalLoader):
     """Each rank's own loader, all of it."""
 
     kind = "validation"

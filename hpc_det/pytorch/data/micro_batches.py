@@ -1,9 +1,16 @@
-"""Batches that are made of several micro batches of the loader, as gradient accumulation and pipelines take them."""
+"""How many batches of the loader make one batch of training, and how often a rank evaluates in a validation.
+
+Gradient accumulation and pipelines take several micro batches for one batch; in a validation ranks evaluate each on
+their own, or together, and then equally often.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
 from fractions import Fraction
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.errors import UsageError
@@ -11,10 +18,6 @@ from hpc_det.pytorch.data.partition import Position
 
 if TYPE_CHECKING:
     from hpc_det.pytorch.data import TrainingData
-from dataclasses import dataclass
-from enum import Enum
-from itertools import islice
-from typing import Any
 
 
 class MicroBatches:

@@ -2,6 +2,10 @@
 
 The position counts items, not batches, so that a resume, also on another number of ranks, goes on at the right one:
 nothing twice, nothing left out.
+
+TrainingBatches, OnePass and SoMany are batch samplers: which items this rank gets in each batch, looked up some
+thousand at a time. Each yields (key, items). The key names the batch in the whole of training, or of a validation, for
+its random numbers.
 """
 
 from __future__ import annotations
@@ -16,6 +20,12 @@ import numpy as np
 
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data.order import Items, Numbers
+
+BLOCK = 8192
+"""Items that are looked up at once, which takes less than a millisecond: numpy's cost per call disappears in it."""
+
+Key = tuple[int, int]
+KeyedBatch = tuple[Key, list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +165,6 @@ def _between(stretches: list[Stretch], begin: int, end: int) -> list[Stretch]:
             found.append((epoch, low, high))
         begin, end = begin - (last - first), end - (last - first)
     return found
-
-
-BLOCK = 8192
-"""Items that are looked up at once, which takes less than a millisecond: numpy's cost per call disappears in it."""
-
-Key = tuple[int, int]
-KeyedBatch = tuple[Key, list[Any]]
 
 
 class TrainingBatches:

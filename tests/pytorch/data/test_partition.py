@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hpc_det.errors import UsageError
+from hpc_det.pytorch.data import partition
 from hpc_det.pytorch.data.order import Drawn, Items, Records
 from hpc_det.pytorch.data.partition import ForTorch, OnePass, Position, Rest, Share, Stretch, TrainingBatches
 
@@ -231,7 +232,7 @@ def test_ranks_get_their_parts_of_the_global_batches(cut: Share, done: int, bloc
     position = Position()
     for _ in range(done):
         position = cut.after(position)
-    with patch.object(index_batches, "BLOCK", block):
+    with patch.object(partition, "BLOCK", block):
         ranks = [islice(TrainingBatches(cut, rank=rank, position=position), 30) for rank in range(cut.size)]
         for parts in zip(*ranks, strict=True):
             assert {key for key, _ in parts} == {(position.epoch, position.done)}
@@ -261,7 +262,7 @@ def test_one_pass_shares_out_batches_in_turn(
     batches = [order[first : first + per_slot] for first in range(0, length, per_slot)]
     if drop_last:
         batches = [batch for batch in batches if len(batch) == per_slot]
-    with patch.object(index_batches, "BLOCK", block):
+    with patch.object(partition, "BLOCK", block):
         for rank in range(size):
             part = OnePass(items, per_slot=per_slot, rank=rank, size=size, skip=skip, drop_last=drop_last)
             numbers = range(rank + skip * size, len(batches), size)

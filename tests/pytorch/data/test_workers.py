@@ -20,7 +20,7 @@ from torch.utils.data._utils import worker
 from hpc_det.errors import HpcDetError
 from hpc_det.node.signals import STOP_SIGNALS
 from hpc_det.pytorch.data import Position, workers
-from hpc_det.pytorch.data.external_loader import ForeignTraining
+from hpc_det.pytorch.data.external_loader import ExternalTraining
 from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerInit, end_workers, shield
 from tests.wait import DEADLINE_S
 
@@ -85,7 +85,7 @@ def test_a_worker_that_hangs_in_its_fork_is_replaced(hangs: Hangs, persistent: b
 
 def test_so_is_one_of_a_loader_that_is_not_ours(hangs: Hangs) -> None:
     hangs.tries = 1
-    data = ForeignTraining(torch.utils.data.DataLoader(TensorDataset(torch.arange(4)), num_workers=1), None)
+    data = ExternalTraining(torch.utils.data.DataLoader(TensorDataset(torch.arange(4)), num_workers=1), None)
     assert [int(number) for (number,) in islice(data.batches(Position()), 4)] == [*range(4)]
     data.close()
 
