@@ -10,9 +10,8 @@ from hpc_det.checkpoint.collect import collect
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.notify.change import tell_rest
 from hpc_det.schedulers import scheduler as schedulers
-from hpc_det.schedulers.command import CommandError, run_command
 from hpc_det.schedulers.own_jobs import unknown_jobs
-from hpc_det.schedulers.scheduler import JobState, Scheduler
+from hpc_det.schedulers.scheduler import CommandError, JobState, Scheduler, run_command
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.stop import Reason, request_stop

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from hpc_det.schedulers.command import Run
+from hpc_det.schedulers.scheduler import Run
 
 AT_ONCE = 16
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_det.errors import UsageError
-from hpc_det.schedulers.command import CommandError, Run
 from hpc_det.schedulers.pbs import detect as pbs
+from hpc_det.schedulers.scheduler import CommandError, Run
 from hpc_det.schedulers.site import Site
 from hpc_det.schedulers.slurm import detect as slurm
 

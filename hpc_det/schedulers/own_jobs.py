@@ -12,10 +12,9 @@ from pathlib import Path
 
 from hpc_det.node.files import read_json
 from hpc_det.plan.job_plan import JobArray
-from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.local import queue as local_queue
 from hpc_det.schedulers.queue import queue, this_user
-from hpc_det.schedulers.scheduler import array_of
+from hpc_det.schedulers.scheduler import array_of, run_command
 from hpc_det.store.folders import ExperimentFolder
 
 SETTLES_S = 3.0

@@ -13,8 +13,7 @@ from functools import cache
 from importlib import import_module
 from typing import Protocol
 
-from hpc_det.schedulers.command import Run
-from hpc_det.schedulers.scheduler import JobState
+from hpc_det.schedulers.scheduler import JobState, Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,7 @@ from typing import Any
 
 from hpc_det.node.files import read_json, write_json
 from hpc_det.node.modes import is_own, make_private
-from hpc_det.schedulers.command import TIMEOUT_S, Run
-from hpc_det.schedulers.scheduler import JobState, JobStatus, Scheduler
+from hpc_det.schedulers.scheduler import TIMEOUT_S, JobState, JobStatus, Run, Scheduler
 
 ASK_S = 2.0
 """Between two queries, at least."""

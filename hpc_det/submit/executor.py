@@ -18,8 +18,16 @@ from typing import Any
 
 from submitit.core import core, utils
 
-from hpc_det.schedulers.command import CommandError, outside_any_job, refusal, run_command
-from hpc_det.schedulers.scheduler import JobState, Scheduler, Submission, scheduler
+from hpc_det.schedulers.scheduler import (
+    CommandError,
+    JobState,
+    Scheduler,
+    Submission,
+    outside_any_job,
+    refusal,
+    run_command,
+    scheduler,
+)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from hpc_det.node.files import write_atomic, write_json
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.plan.placement import placement
 from hpc_det.plan.planner import plan_jobs
-from hpc_det.schedulers.command import NoAnswer, run_command
 from hpc_det.schedulers.own_jobs import unknown_jobs
-from hpc_det.schedulers.scheduler import Submission, scheduler
+from hpc_det.schedulers.scheduler import NoAnswer, Submission, run_command, scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.secret_files import write_secrets

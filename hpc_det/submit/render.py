@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
+from hpc_det.plan.container_command import HPC_DET
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.resources import data_path
 from hpc_det.schedulers.scheduler import scheduler
@@ -11,8 +13,27 @@ from hpc_det.schedulers.scheduler import scheduler
 
 def render(plan: JobPlan, array: JobArray, script: Path) -> str:
     """The job script of `array`, which will lie at `script`, byte for byte what is submitted."""
-    chosen = scheduler(plan.scheduler)
-    return render_template(chosen.template, chosen.script_variables(plan, array, script))
+    return render_template(scheduler(plan.scheduler).template, script_variables(plan, array, script))
+
+
+def script_variables(plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
+    """What the template of the plan's scheduler is rendered with: what every template shows, and what its own does."""
+    return {
+        "title": f"experiment {plan.experiment_id}: {plan.name}",
+        "modules": [f"module load {shlex.quote(module)} || exit" for module in plan.modules],
+        "setup": list(plan.setup),
+        "python_folder": shlex.quote(plan.python.rpartition("/")[0]),
+        "job": shlex.join([plan.python, "-m", "hpc_det.launch.job", plan.folder, script.stem]),
+        "agent": agent_command(plan),
+        **scheduler(plan.scheduler).script_variables(plan, array, script),
+    }
+
+
+def agent_command(plan: JobPlan) -> str:
+    """The node agent's command line; the trial, the attempt and the worker are appended where it is started."""
+    in_container = plan.container and not plan.container.starts_entrypoint
+    python = ["env", f"PYTHONPATH={HPC_DET}", "python3"] if in_container else [plan.python]
+    return shlex.join([*python, "-m", "hpc_det.launch.agent"])
 
 
 def render_template(name: str, variables: dict[str, object]) -> str:

@@ -14,9 +14,8 @@ from pathlib import Path
 from hpc_det.node.files import read_json, write_json
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.schedulers import own_jobs
-from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.own_jobs import found_successor, jobs_of_script, script_numbers, unknown_jobs
-from hpc_det.schedulers.scheduler import JobState, scheduler
+from hpc_det.schedulers.scheduler import JobState, run_command, scheduler
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import is_in_sight
 from hpc_det.store.folders import ExperimentFolder

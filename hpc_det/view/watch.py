@@ -9,8 +9,7 @@ from contextlib import contextmanager
 
 from hpc_det.errors import HpcDetError, visible
 from hpc_det.schedulers import scheduler as schedulers
-from hpc_det.schedulers.command import CommandError, run_command
-from hpc_det.schedulers.scheduler import JobState, JobStatus, Scheduler
+from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Scheduler, run_command
 from hpc_det.schedulers.shared_answers import ASK_S, SharedAnswers
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.interrupted import find_successors, settle

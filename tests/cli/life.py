@@ -14,8 +14,7 @@ from hpc_det.checkpoint.staging import Staging
 from hpc_det.launch.job.new_trial import prepare_trial
 from hpc_det.node.files import append_line, write_atomic, write_json
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
-from hpc_det.schedulers.command import Run
-from hpc_det.schedulers.scheduler import JobState, JobStatus
+from hpc_det.schedulers.scheduler import JobState, JobStatus, Run
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.store.experiments import ExperimentStore

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from hpc_det.schedulers.command import CommandError
+from hpc_det.schedulers.scheduler import CommandError
 from hpc_det.schedulers.slurm.queue import FIELDS
 
 PARTITIONS = "PartitionName=low Default=YES State=UP\nPartitionName=high Default=NO State=UP\n"

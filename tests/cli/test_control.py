@@ -11,8 +11,7 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.storage import TrialStorage
 from hpc_det.node.files import write_json
 from hpc_det.requeue import Action, Cause
-from hpc_det.schedulers.command import CommandError
-from hpc_det.schedulers.scheduler import JobState
+from hpc_det.schedulers.scheduler import CommandError, JobState
 from hpc_det.search.method import Work
 from hpc_det.store.stop import read_stop
 from tests.cli.conftest import Command

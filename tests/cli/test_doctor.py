@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.doctor import examination, launchers, this_machine
-from hpc_det.schedulers.command import run_command
+from hpc_det.schedulers.scheduler import run_command
 from tests.cli.conftest import Command
 from tests.labs.pbs_lab import PbsLab
 from tests.schedulers.recorded_sites import HERE

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hpc_det.node.files import write_json
-from hpc_det.schedulers.command import CommandError
 from hpc_det.schedulers.queue import this_user
+from hpc_det.schedulers.scheduler import CommandError
 from tests.cli.conftest import Command
 from tests.cli.life import Life
 from tests.cli.slurm_on_paper import SlurmOnPaper

@@ -12,8 +12,7 @@ import pytest
 
 from hpc_det.plan.effective import Effective
 from hpc_det.requeue import Action, Cause
-from hpc_det.schedulers.command import CommandError
-from hpc_det.schedulers.scheduler import JobState
+from hpc_det.schedulers.scheduler import CommandError, JobState
 from hpc_det.search.method import Exit
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder

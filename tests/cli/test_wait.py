@@ -14,8 +14,7 @@ import pytest
 
 from hpc_det.node.files import read_json, write_json
 from hpc_det.requeue import Action, Cause
-from hpc_det.schedulers.command import CommandError, Run
-from hpc_det.schedulers.scheduler import JobState
+from hpc_det.schedulers.scheduler import CommandError, JobState, Run
 from hpc_det.store.stop import read_stop
 from hpc_det.view.state import ExperimentState
 from hpc_det.view.watch import Watch

@@ -11,8 +11,8 @@ import pytest
 from hpc_det.doctor.finding import Finding
 from hpc_det.doctor.profiles import Profile, findings, read, without_any
 from hpc_det.errors import UsageError
-from hpc_det.schedulers.command import Run
 from hpc_det.schedulers.pbs import detect as pbs
+from hpc_det.schedulers.scheduler import Run
 from hpc_det.schedulers.slurm import detect as slurm
 from tests.doctor.sites import ATLAS, LAB, cluster, everything, on_path, one, pbs_site, slurm_site, verdicts
 

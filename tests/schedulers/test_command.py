@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.schedulers import command
-from hpc_det.schedulers.command import CommandError, NoAnswer, outside_any_job, refusal, run_command, temporary_folder
+from hpc_det.schedulers import scheduler
+from hpc_det.schedulers.scheduler import CommandError, NoAnswer, outside_any_job, refusal, run_command, temporary_folder
 from tests.stub import Stub
 
 
@@ -71,7 +71,7 @@ def test_a_submission_has_a_temporary_folder_that_can_be_written(tmp_path: Path)
 def test_without_any_temporary_folder_the_working_folder_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "_TEMPORARY", ("/nonexistent",))
+    monkeypatch.setattr(scheduler, "_TEMPORARY", ("/nonexistent",))
     monkeypatch.chdir(tmp_path)
     assert temporary_folder({}) == {"TMPDIR": str(tmp_path)}
 

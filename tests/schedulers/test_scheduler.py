@@ -13,9 +13,8 @@ import pytest
 
 from hpc_det.plan.job_plan import JobArray
 from hpc_det.resources import data_path
-from hpc_det.schedulers.command import run_command
-from hpc_det.schedulers.scheduler import Scheduler, agent_command, scheduler
-from hpc_det.submit.render import render
+from hpc_det.schedulers.scheduler import Scheduler, run_command, scheduler
+from hpc_det.submit.render import agent_command, render
 from tests.plan.plans import job_plan
 from tests.schedulers.one_job import submission
 from tests.schedulers.slurm.squeue_on_paper import KNOWS_NONE

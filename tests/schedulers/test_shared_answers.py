@@ -11,8 +11,7 @@ import pytest
 
 from hpc_det.node.files import read_json, write_json
 from hpc_det.schedulers import shared_answers
-from hpc_det.schedulers.command import Run, run_command
-from hpc_det.schedulers.scheduler import JobState, JobStatus
+from hpc_det.schedulers.scheduler import JobState, JobStatus, Run, run_command
 from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.schedulers.slurm.scheduler import Slurm
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.schedulers.command import CommandError
+from hpc_det.schedulers.scheduler import CommandError
 from hpc_det.submit.executor import GangExecutor, RunScript
 from tests.schedulers.one_job import submission
 from tests.stub import Stub

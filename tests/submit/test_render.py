@@ -9,7 +9,7 @@ import pytest
 
 from hpc_det.plan.job_plan import JobArray
 from hpc_det.schedulers.scheduler import scheduler
-from hpc_det.submit.render import render, render_template
+from hpc_det.submit.render import render, render_template, script_variables
 from tests.plan.plans import job_plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -72,7 +72,7 @@ def script(name: str) -> str:
 
 def variables(scheduler_name: str) -> dict[str, object]:
     array = JobArray(first=0, count=1)
-    return scheduler(scheduler_name).script_variables(job_plan(scheduler=scheduler_name), array, Path("/jobs/1.sh"))
+    return script_variables(job_plan(scheduler=scheduler_name), array, Path("/jobs/1.sh"))
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hpc_det.cli.job.here import own_jobs, queue_to_change, waiting
 from hpc_det.errors import HpcDetError
-from hpc_det.schedulers.command import CommandError, run_command
-from hpc_det.schedulers.scheduler import JobState
+from hpc_det.schedulers.scheduler import CommandError, JobState, run_command
 
 
 def hold(job_id: str) -> str:

@@ -14,10 +14,9 @@ from hpc_det.cli.job.here import queue_here
 from hpc_det.cli.output import Column, Record
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.local import queue as local_queue
 from hpc_det.schedulers.queue import Queue, QueuedJob, this_user
-from hpc_det.schedulers.scheduler import JobState
+from hpc_det.schedulers.scheduler import JobState, run_command
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.formatting import NONE, date_and_time, iso
 

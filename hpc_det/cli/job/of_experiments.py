@@ -9,9 +9,8 @@ from hpc_det.cli.job.operations import operation
 from hpc_det.cli.job.updates import update
 from hpc_det.cli.several import at_once
 from hpc_det.errors import UsageError
-from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.queue import QueuedJob
-from hpc_det.schedulers.scheduler import scheduler
+from hpc_det.schedulers.scheduler import run_command, scheduler
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentView
 

@@ -10,8 +10,8 @@ from hpc_det.cli.job.here import jobs_named, own_jobs, waiting
 from hpc_det.cli.job.listing import experiment_of
 from hpc_det.errors import UsageError, nearest
 from hpc_det.plan.priority import FIRST, LAST
-from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.queue import Change, Queue, QueuedJob
+from hpc_det.schedulers.scheduler import run_command
 
 
 class Operation(Protocol):

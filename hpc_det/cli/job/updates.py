@@ -9,8 +9,8 @@ from hpc_det.cli.job.here import queue_to_change
 from hpc_det.cli.job.operations import Operation
 from hpc_det.cli.several import at_once
 from hpc_det.errors import HpcDetError
-from hpc_det.schedulers.command import CommandError, run_command
 from hpc_det.schedulers.queue import Change, Queue, QueuedJob
+from hpc_det.schedulers.scheduler import CommandError, run_command
 
 
 def update(operations: Sequence[Operation]) -> list[str]:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_det.schedulers import scheduler as schedulers
-from hpc_det.schedulers.command import run_command
-from hpc_det.schedulers.scheduler import JobState, JobStatus
+from hpc_det.schedulers.scheduler import JobState, JobStatus, run_command
 from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.view.watch import NO_NEWS
 

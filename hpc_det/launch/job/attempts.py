@@ -29,8 +29,7 @@ from hpc_det.node.process import end_other_sessions, ends_with_parent
 from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide
-from hpc_det.schedulers.command import run_command
-from hpc_det.schedulers.scheduler import JobState, scheduler
+from hpc_det.schedulers.scheduler import JobState, run_command, scheduler
 from hpc_det.store.failure import Failure, failure_now, first_failure, note_failure
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal

@@ -9,8 +9,7 @@ from hpc_det.node import full_disk
 from hpc_det.node.files import read_json
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Cause
-from hpc_det.schedulers.command import run_command
-from hpc_det.schedulers.scheduler import scheduler
+from hpc_det.schedulers.scheduler import run_command, scheduler
 from hpc_det.store.failure import Failure, failure_now
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.stop import StopRequest, read_stop

@@ -16,9 +16,17 @@ from typing import Any
 from hpc_det.errors import HpcDetError
 from hpc_det.node.files import read_json, write_json
 from hpc_det.plan.job_plan import JobArray, JobPlan
-from hpc_det.schedulers.command import CommandError, NoAnswer, outside_any_job, patiently, run_command
 from hpc_det.schedulers.own_jobs import found_successor
-from hpc_det.schedulers.scheduler import JobState, Submission, scheduler
+from hpc_det.schedulers.scheduler import (
+    CommandError,
+    JobState,
+    NoAnswer,
+    Submission,
+    outside_any_job,
+    patiently,
+    run_command,
+    scheduler,
+)
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.log_lines import say
 

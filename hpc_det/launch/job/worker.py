@@ -23,8 +23,7 @@ from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
 from hpc_det.notify.change import hooks_told
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Action, Cause
-from hpc_det.schedulers.command import run_command
-from hpc_det.schedulers.scheduler import JobState, scheduler
+from hpc_det.schedulers.scheduler import JobState, run_command, scheduler
 from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.search.fixed import FixedSearch
 from hpc_det.search.journal import SearchJournal

@@ -7,8 +7,7 @@ from collections.abc import Collection, Sequence
 
 from hpc_det.errors import HpcDetError
 from hpc_det.node.awake import AwakeClock
-from hpc_det.schedulers.command import NoAnswer, run_command
-from hpc_det.schedulers.scheduler import scheduler
+from hpc_det.schedulers.scheduler import NoAnswer, run_command, scheduler
 
 ARRIVE_S = 600.0
 """Nodes of one job may start minutes apart: prologs, cold file systems."""

@@ -20,8 +20,7 @@ from pathlib import Path
 from hpc_det.node.process import is_running, start_ticks
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
-from hpc_det.schedulers.command import CommandError, Run, run_command
-from hpc_det.schedulers.scheduler import JobState, JobStatus, Submission, agent_command, common_variables
+from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Run, Submission, run_command
 from hpc_det.store.folders import job_log
 
 MODULE = "hpc_det.schedulers.local.scheduler"
@@ -33,8 +32,6 @@ class Local:
 
     def script_variables(self, plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
         return {
-            **common_variables(plan, script),
-            "agent": agent_command(plan),
             "folder": shlex.quote(plan.folder),
             "job_log": shlex.quote(str(job_log(script))),
         }

@@ -10,9 +10,8 @@ from datetime import datetime
 from typing import Any
 
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.schedulers.command import CommandError, Run, reading
 from hpc_det.schedulers.pbs.qstat import Answer, ask
-from hpc_det.schedulers.scheduler import JobState, JobStatus
+from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Run, reading
 
 SUSPENDED = ("S", "U")
 """By the scheduler or by `qsig`, and by the user who works at a workstation that is a node."""

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from hpc_det.schedulers.command import CommandError, Run, reading
+from hpc_det.schedulers.scheduler import CommandError, Run, reading
 from hpc_det.schedulers.site import FoundPool, Site
 
 NODES = ("pbsnodes", "-av", "-F", "json")

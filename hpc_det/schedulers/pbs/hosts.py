@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_det.schedulers.command import CommandError, Run, reading
+from hpc_det.schedulers.scheduler import CommandError, Run, reading
 
 # pbs_node_attributes(7B), state: what a node can be in that takes jobs now or later.
 _ALIVE = {"free", "busy", "job-busy", "job-exclusive", "job-sharing", "resv-exclusive"}

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_det.schedulers.command import CommandError, Run, reading
+from hpc_det.schedulers.scheduler import CommandError, Run, reading
 
 IDS_AT_ONCE = 200
 NAMES_AT_ONCE = 50

@@ -13,11 +13,10 @@ from typing import Any
 
 from hpc_det.errors import printable
 from hpc_det.plan.priority import from_pbs_priority, pbs_priority_of
-from hpc_det.schedulers.command import Run, reading
 from hpc_det.schedulers.pbs.answers import holds_of, shown, status_of
 from hpc_det.schedulers.pbs.detect import QUEUES, SERVER, answer, priority_note
 from hpc_det.schedulers.queue import Change, QueuedJob
-from hpc_det.schedulers.scheduler import JobState, JobStatus
+from hpc_det.schedulers.scheduler import JobState, JobStatus, Run, reading
 
 JOBS = ("qstat", "-f", "-F", "json")
 _WHO_MAY = "only a job's user, and the site's operators and managers, may change it"

@@ -12,7 +12,6 @@ from typing import Any
 
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
-from hpc_det.schedulers.command import CommandError, Run, reading, run_command
 from hpc_det.schedulers.pbs.answers import (
     SCHEDULER,
     STATES,
@@ -27,7 +26,7 @@ from hpc_det.schedulers.pbs.answers import (
 from hpc_det.schedulers.pbs.flags import INDEX, array_flags, directives, element_log, own_line, wanted
 from hpc_det.schedulers.pbs.hosts import TooFewHosts, down_hosts, hosts_in, named_hosts
 from hpc_det.schedulers.pbs.qstat import IDS_AT_ONCE, over_in
-from hpc_det.schedulers.scheduler import JobState, JobStatus, Submission, agent_command, common_variables
+from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Run, Submission, reading, run_command
 
 BEING_REQUEUED = 60
 """The substate of a job that is ended, to be queued again."""
@@ -44,13 +43,11 @@ class Pbs:
     def script_variables(self, plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
         on_nodes = [plan.python, "-m", "hpc_det.launch.on_nodes", plan.start_agents_with, str(script.parent)]
         return {
-            **common_variables(plan, script),
             "qsub": shlex.join(["qsub", *array_flags(array)]),
             "directives": [*directives(plan, script), *own_line(plan.submit_args)],
             "folder": shlex.quote(plan.folder),
             "element_log": element_log(script) if array.count > 1 else [],
             "start_agents": shlex.join(on_nodes),
-            "agent": agent_command(plan),
         }
 
     def submit_command(self, submission: Submission, run: Run = run_command) -> list[str]:

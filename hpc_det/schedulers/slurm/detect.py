@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_det.schedulers.command import CommandError, Run, reading
+from hpc_det.schedulers.scheduler import CommandError, Run, reading
 from hpc_det.schedulers.site import FoundPool, Site
 
 # --exact: nodes that differ in anything stand on lines of their own, else sinfo shows the smallest of them.

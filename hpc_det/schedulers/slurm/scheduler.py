@@ -11,8 +11,17 @@ from pathlib import Path
 
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.requeue import Cause
-from hpc_det.schedulers.command import CommandError, NoAnswer, Run, reading, run_command, says_no_answer, whole_lines
-from hpc_det.schedulers.scheduler import JobStatus, Submission, agent_command, common_variables
+from hpc_det.schedulers.scheduler import (
+    CommandError,
+    JobStatus,
+    NoAnswer,
+    Run,
+    Submission,
+    reading,
+    run_command,
+    says_no_answer,
+    whole_lines,
+)
 from hpc_det.schedulers.slurm.answers import host_names, local_time, shown
 from hpc_det.schedulers.slurm.flags import directives, own_line, quoted, srun_command
 from hpc_det.schedulers.slurm.squeue import statuses
@@ -37,10 +46,8 @@ class Slurm:
 
     def script_variables(self, plan: JobPlan, array: JobArray, script: Path) -> dict[str, object]:
         return {
-            **common_variables(plan, script),
             "directives": [*map(quoted, directives(plan, array, script)), *own_line(plan.submit_args)],
             "srun": shlex.join(srun_command(plan, array)),
-            "agent": agent_command(plan),
         }
 
     def submit_command(self, submission: Submission, run: Run = run_command) -> list[str]:

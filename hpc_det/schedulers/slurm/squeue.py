@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpc_det.schedulers.command import ENV, CommandError, Run, reading, whole_lines
-from hpc_det.schedulers.scheduler import JobState, JobStatus, array_of
+from hpc_det.schedulers.scheduler import ENV, CommandError, JobState, JobStatus, Run, array_of, reading, whole_lines
 from hpc_det.schedulers.slurm.answers import parse_squeue, with_arrays
 
 _OF_USERS = ("ACCOUNT", "ARRAY", "LICENSES", "NAMES", "PARTITION", "QOS", "STATES", "USERS")

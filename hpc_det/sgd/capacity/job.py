@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.network import address_towards, own_address
-from hpc_det.schedulers.command import CommandError, run_command, whole_lines
-from hpc_det.schedulers.scheduler import JobState, JobStatus
+from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, run_command, whole_lines
 from hpc_det.sgd.capacity.executors import cluster_of, cpus_of, executor_of, gpus_of, nodes_of
 from hpc_det.sgd.capacity.processes import LEAVE_S
 from hpc_det.sgd.capacity.queue import Queue

@@ -9,10 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.schedulers import shared_answers
-from hpc_det.schedulers.command import CommandError, Run, run_command
 from hpc_det.schedulers.pbs.answers import status_in
 from hpc_det.schedulers.pbs.scheduler import Pbs
-from hpc_det.schedulers.scheduler import JobState, JobStatus, array_of
+from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Run, array_of, run_command
 from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.schedulers.slurm.scheduler import Slurm
 from hpc_det.store.root import state_root

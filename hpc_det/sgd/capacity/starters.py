@@ -15,8 +15,8 @@ from hpc_det.errors import UsageError
 from hpc_det.launch.mpi import OF_ANOTHER_MPI
 from hpc_det.launch.on_nodes import BEGUN, ORDERS, start_commands, start_script
 from hpc_det.node.files import write_atomic
-from hpc_det.schedulers.command import CommandError, Run, run_command
 from hpc_det.schedulers.pbs.scheduler import Pbs
+from hpc_det.schedulers.scheduler import CommandError, Run, run_command
 from hpc_det.schedulers.slurm.answers import host_names, shown
 from hpc_det.sgd.capacity.processes import Process
 from hpc_det.sgd.elastic import agents

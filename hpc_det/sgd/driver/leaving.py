@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import FrameType
 
 from hpc_det.node.process import exit_code
-from hpc_det.schedulers.command import CommandError, Run, run_command
+from hpc_det.schedulers.scheduler import CommandError, Run, run_command
 from hpc_det.schedulers.slurm.answers import local_time, shown
 from hpc_det.schedulers.slurm.scheduler import Slurm, was_requeued
 

@@ -20,7 +20,7 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.files import read_json, write_json
 from hpc_det.node.signals import uninterrupted
-from hpc_det.schedulers.command import CommandError
+from hpc_det.schedulers.scheduler import CommandError
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.search.population import Population

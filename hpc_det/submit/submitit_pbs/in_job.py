@@ -20,9 +20,9 @@ from submitit.core.job_environment import JobEnvironment
 from submitit.core.logger import get_logger
 
 from hpc_det.node.files import write_atomic
-from hpc_det.schedulers.command import temporary_folder
 from hpc_det.schedulers.pbs.answers import SCHEDULER, ended_by
 from hpc_det.schedulers.pbs.hosts import hosts_in
+from hpc_det.schedulers.scheduler import temporary_folder
 from hpc_det.submit.submitit_pbs.environment import write_environment
 from hpc_det.submit.submitit_pbs.ids import from_pbs, to_pbs
 from hpc_det.submit.submitit_pbs.on_node import first_failure, start_tasks

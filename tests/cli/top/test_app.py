@@ -13,8 +13,7 @@ from textual.widgets import DataTable
 
 from hpc_det.cli.top import app, experiments, screens
 from hpc_det.cli.top.app import Top
-from hpc_det.schedulers.command import CommandError
-from hpc_det.schedulers.scheduler import JobState
+from hpc_det.schedulers.scheduler import CommandError, JobState
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.stop import read_stop

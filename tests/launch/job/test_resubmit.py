@@ -272,7 +272,7 @@ def way_back(gang: Gang, monkeypatch: pytest.MonkeyPatch) -> Callable[..., WayBa
         array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(count - 1)} if count > 1 else {}
         for name, value in {"SLURM_JOB_ID": "7", **array}.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr("hpc_det.schedulers.command.AGAIN_S", 0.01)
+        monkeypatch.setattr("hpc_det.schedulers.scheduler.AGAIN_S", 0.01)
         monkeypatch.setattr("hpc_det.schedulers.own_jobs.SETTLES_S", 0.01)
         return WayBack(gang.experiment, 1)
 

@@ -8,7 +8,7 @@ import pytest
 
 from hpc_det.launch.watch import arrivals
 from hpc_det.launch.watch.arrivals import Arrivals
-from hpc_det.schedulers.command import CommandError, NoAnswer
+from hpc_det.schedulers.scheduler import CommandError, NoAnswer
 from tests.wait import wait_for
 
 

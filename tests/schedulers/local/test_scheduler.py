@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from hpc_det.node.process import start_ticks
-from hpc_det.schedulers.command import CommandError, run_command
 from hpc_det.schedulers.local.scheduler import Local, start_detached
-from hpc_det.schedulers.scheduler import JobState
+from hpc_det.schedulers.scheduler import CommandError, JobState, run_command
 from tests.plan.plans import job_plan
 from tests.schedulers.one_job import submission
 from tests.wait import wait_for

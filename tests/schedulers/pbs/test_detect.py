@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hpc_det.schedulers.command import CommandError
 from hpc_det.schedulers.pbs.detect import detect, parse_scheduler, site_of
+from hpc_det.schedulers.scheduler import CommandError
 from hpc_det.schedulers.site import FoundPool, Site
 from tests.schedulers.recorded_sites import PBS, replay, said
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpc_det.schedulers.command import CommandError, Run
 from hpc_det.schedulers.pbs import detect as pbs
+from hpc_det.schedulers.scheduler import CommandError, Run
 from hpc_det.schedulers.slurm import detect as slurm
 
 HERE = Path(__file__).parent

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hpc_det.schedulers.command import CommandError
-from hpc_det.schedulers.scheduler import array_of
+from hpc_det.schedulers.scheduler import CommandError, array_of
 
 KNOWS_NONE = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
 """Shell text of a squeue that is asked for one job."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.schedulers.command import CommandError
+from hpc_det.schedulers.scheduler import CommandError
 from hpc_det.schedulers.site import FoundPool, Site
 from hpc_det.schedulers.slurm.detect import detect, parse_config, parse_gres, parse_partitions, parse_sinfo, site_of
 from tests.schedulers.recorded_sites import SLURM, replay, said

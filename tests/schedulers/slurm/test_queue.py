@@ -9,9 +9,8 @@ import pytest
 
 from hpc_det.errors import UsageError
 from hpc_det.plan.priority import from_nice
-from hpc_det.schedulers.command import run_command
 from hpc_det.schedulers.queue import Change, QueuedJob
-from hpc_det.schedulers.scheduler import JobState
+from hpc_det.schedulers.scheduler import JobState, run_command
 from hpc_det.schedulers.slurm.queue import SlurmQueue, parse_queue
 from tests.stub import Stub
 

@@ -11,8 +11,7 @@ import pytest
 
 from hpc_det.plan.job_plan import JobArray
 from hpc_det.requeue import Cause
-from hpc_det.schedulers.command import CommandError, run_command
-from hpc_det.schedulers.scheduler import JobState, JobStatus
+from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, run_command
 from hpc_det.schedulers.slurm.answers import STATES, parse_scontrol, parse_squeue, with_arrays
 from hpc_det.schedulers.slurm.flags import directives
 from hpc_det.schedulers.slurm.scheduler import Slurm

@@ -11,7 +11,7 @@ import submitit
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.files import read_lines
-from hpc_det.schedulers.command import CommandError
+from hpc_det.schedulers.scheduler import CommandError
 from hpc_det.sgd.tune import Analysis, asha, choice, grid_search, pbt, tune_run, uniform
 from hpc_det.sgd.tune.files import TuneFolder
 from tests.sgd.tune.trainables import Fragile, Line, Slow
