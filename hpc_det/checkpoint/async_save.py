@@ -17,7 +17,7 @@ from hpc_det.checkpoint.staging import Staging
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.gang_messages import RankGone
 from hpc_det.node import full_disk
-from hpc_det.node.awake import AwakeClock
+from hpc_det.node.suspension import AwakeClock
 
 SILENT_S = 1800.0
 """So long may no rank report anything of a checkpoint: one block may wait for a file server to come back."""

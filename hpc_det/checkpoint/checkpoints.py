@@ -18,7 +18,7 @@ from hpc_det.checkpoint.prune import superfluous
 from hpc_det.checkpoint.staging import Staging, clear_leftovers
 from hpc_det.checkpoint.verified import Readers, Reads
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.node.modes import make_folder, make_folders
+from hpc_det.node.files import make_folder, make_folders
 
 Finish = Callable[[Path], Mapping[str, FileEntry] | None]
 """Adds files to the partial folder of a checkpoint; the entries of those that are on disk and need no reading."""

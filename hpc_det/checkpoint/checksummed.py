@@ -14,7 +14,7 @@ from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.checkpoint.crc import crc32
 from hpc_det.checkpoint.memory import copy_into
 from hpc_det.node import disk, full_disk
-from hpc_det.node.modes import open_file
+from hpc_det.node.files import open_file
 from hpc_det.store.direct import past_the_cache, write_at
 
 BLOCK = 2 << 20

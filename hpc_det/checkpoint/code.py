@@ -12,8 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from hpc_det.checkpoint.committed import CODE, Committed, FileEntry, checksum
 from hpc_det.checkpoint.inspection import in_words
-from hpc_det.node.files import write_atomic
-from hpc_det.node.modes import make_folders
+from hpc_det.node.files import make_folders, write_atomic
 
 
 def mend_code(checkpoint: Committed, own: Iterable[Path], others: Iterable[Path]) -> list[str]:

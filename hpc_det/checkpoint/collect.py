@@ -10,8 +10,7 @@ from hpc_det.checkpoint.policy import policies
 from hpc_det.checkpoint.prune import Policy, TrialCheckpoints, superfluous_of_all
 from hpc_det.checkpoint.sources import wanted_by_later
 from hpc_det.checkpoint.storage import TrialStorage, clear_leftovers
-from hpc_det.node.files import read_json
-from hpc_det.node.shape import Shape, checked
+from hpc_det.node.json_files import Shape, checked, read_json
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.metrics import validations
 

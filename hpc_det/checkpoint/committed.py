@@ -23,7 +23,7 @@ from hpc_det.checkpoint.inspection import in_words, irregularities
 from hpc_det.checkpoint.passing_errors import tried_twice
 from hpc_det.checkpoint.reading import blocks_of, differences, open_regular, read_blocks
 from hpc_det.node import disk
-from hpc_det.node.modes import make_folders, set_mode
+from hpc_det.node.files import make_folders, set_mode
 
 MANIFEST = "manifest.json"
 CODE, LOAD_DATA = "code", "load_data.json"

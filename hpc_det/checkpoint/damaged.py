@@ -16,7 +16,8 @@ from pathlib import Path
 from hpc_det.checkpoint.passing_errors import may_pass
 from hpc_det.errors import HpcDetError
 from hpc_det.node import disk, full_disk
-from hpc_det.node.files import flush_folder, read_json, write_json
+from hpc_det.node.files import flush_folder
+from hpc_det.node.json_files import read_json, write_json
 
 _PREFIX, _RECORD = ".damaged-", ".json"
 

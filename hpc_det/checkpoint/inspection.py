@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from hpc_det.checkpoint.passing_errors import tried_twice
-from hpc_det.node.modes import is_shared, others_may_write
+from hpc_det.node.files import is_shared, others_may_write
 
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",

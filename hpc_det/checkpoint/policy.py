@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpc_det.checkpoint.prune import Policy
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 
 

@@ -24,7 +24,8 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import delete
 from hpc_det.node import disk
-from hpc_det.node.files import flush_folder, write_atomic, write_json
+from hpc_det.node.files import flush_folder, write_atomic
+from hpc_det.node.json_files import write_json
 from hpc_det.node.key import derived
 from hpc_det.store.run_folder import RunFolder
 from hpc_det.store.sealed_file import Sealed, seal, seal_of

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpc_det.errors import HpcDetError
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder

@@ -20,8 +20,7 @@ from hpc_det.checkpoint.committed import MANIFEST, Committed, FileEntry, checksu
 from hpc_det.checkpoint.reading import open_regular
 from hpc_det.errors import HpcDetError
 from hpc_det.node import disk
-from hpc_det.node.files import flush_folder, write_atomic, write_flushed
-from hpc_det.node.modes import make_folder, make_folders, set_mode
+from hpc_det.node.files import flush_folder, make_folder, make_folders, set_mode, write_atomic, write_flushed
 
 
 @dataclass(frozen=True)

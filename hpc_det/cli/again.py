@@ -14,7 +14,7 @@ from hpc_det.cli.parameters import Choices
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find
 from hpc_det.errors import UsageError
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from hpc_det.schedulers.shared_answers import ASK_S
 from hpc_det.store.about import write_about
 from hpc_det.store.folders import ExperimentFolder

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpc_det.cli.delete import finish_deletions
 from hpc_det.errors import HpcDetError
-from hpc_det.node.modes import make_folder
+from hpc_det.node.files import make_folder
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view import story

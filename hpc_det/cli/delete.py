@@ -15,7 +15,7 @@ from hpc_det.cli.confirm import confirm
 from hpc_det.cli.control import withdraw_jobs_left
 from hpc_det.cli.several import at_once, each
 from hpc_det.errors import HpcDetError
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.ended import beginning_with, insist_on_end

@@ -12,7 +12,7 @@ from hpc_det.cli.describe_trial import TrialFacts
 from hpc_det.cli.listing import progress_in_words
 from hpc_det.cli.trials import table as trials_table
 from hpc_det.errors import printable
-from hpc_det.node.shape import Shape
+from hpc_det.node.json_files import Shape
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.formatting import batches_of, iso, labelled, number, section
 from hpc_det.view.state import ExperimentState, ExperimentView

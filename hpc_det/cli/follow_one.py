@@ -11,7 +11,7 @@ from rich.text import Text
 from hpc_det.cli.tail import Tail
 from hpc_det.config.merge import Tree
 from hpc_det.errors import visible
-from hpc_det.node.files import parse_line
+from hpc_det.node.json_files import parse_line
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import Record, reports_of
 from hpc_det.view import story

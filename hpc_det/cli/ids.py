@@ -10,7 +10,7 @@ from click.shell_completion import CompletionItem
 
 from hpc_det.cli.several import at_once
 from hpc_det.errors import UsageError
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from hpc_det.store.about import read_about
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder, TrialFolder

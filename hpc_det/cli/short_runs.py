@@ -16,7 +16,7 @@ from hpc_det.cli.delete import delete_one
 from hpc_det.config.merge import Tree
 from hpc_det.config.request import Request
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.node.signals import uninterrupted
+from hpc_det.node.process import uninterrupted
 from hpc_det.plan.effective import Effective, effective
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.submitting import Unsettled

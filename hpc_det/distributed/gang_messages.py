@@ -25,10 +25,10 @@ import torch.distributed as dist
 from hpc_det.distributed.gang_store import address_of_rank_0
 from hpc_det.distributed.sealed import shared_secret
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.node.awake import AwakeClock
 from hpc_det.node.channel import Line, Message, connect
 from hpc_det.node.key import derived
 from hpc_det.node.network import own_address
+from hpc_det.node.suspension import AwakeClock
 from hpc_det.node.switchboard import Event, Switchboard
 
 FOREVER = math.inf

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from hpc_det.node.agent_socket import Line
-from hpc_det.node.signals import SignalPipe
+from hpc_det.node.process import SignalPipe
 
 
 class Listener:

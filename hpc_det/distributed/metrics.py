@@ -16,7 +16,8 @@ import torch
 
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
-from hpc_det.node.files import append_line, flush_file
+from hpc_det.node.files import flush_file
+from hpc_det.node.json_files import append_line
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import BEGINS, as_written, validations

@@ -15,10 +15,9 @@ from pathlib import Path
 from hpc_det.errors import HpcDetError, InvalidHP
 from hpc_det.node import full_disk
 from hpc_det.node.agent_socket import Line
-from hpc_det.node.files import open_log
+from hpc_det.node.files import make_folders, open_log, take_umask_of
 from hpc_det.node.heartbeat import Heart
-from hpc_det.node.modes import make_folders, take_umask_of
-from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 from hpc_det.store.attempt import Attempt
 from hpc_det.store.failure import failure_now, note_failure
 

@@ -29,12 +29,10 @@ from hpc_det.launch.log_watch import LogWatch
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
 from hpc_det.launch.watch.supervisor import Gang, IllNode, vigil
 from hpc_det.node.agent_socket import Doorbell
-from hpc_det.node.files import write_atomic
-from hpc_det.node.guardian import guarded
-from hpc_det.node.modes import take_umask_of
+from hpc_det.node.files import take_umask_of, write_atomic
 from hpc_det.node.network import limit_look_ups, own_address
-from hpc_det.node.process import adopt_orphans, end_descendants, outlives_parent
-from hpc_det.node.signals import STOP_SIGNALS, SignalPipe, shielded
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants, outlives_parent, shielded
+from hpc_det.node.suspension import guarded
 from hpc_det.plan.container import Container
 from hpc_det.plan.container_command import ENVIRONMENT_FILE, contained, environment_file, inside, make_mount_points
 from hpc_det.plan.job_plan import JobPlan

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.launchers.arguments import Launch, is_for_python, is_trial, parse_or_note
-from hpc_det.node.signals import turn_deaf
+from hpc_det.node.process import turn_deaf
 from hpc_det.store.attempt import Attempt
 from hpc_det.store.failure import mistakes_noted
 

@@ -26,10 +26,9 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.launchers.arguments import Launch, parse_or_note
 from hpc_det.launch.log_tail import how_it_ended, size_of
 from hpc_det.node.agent_socket import Line
-from hpc_det.node.files import open_log, read_json, write_json
-from hpc_det.node.modes import make_folders
-from hpc_det.node.process import ends_with_parent, exit_code
-from hpc_det.node.signals import SignalPipe
+from hpc_det.node.files import make_folders, open_log
+from hpc_det.node.json_files import read_json, write_json
+from hpc_det.node.process import SignalPipe, ends_with_parent, exit_code
 from hpc_det.store.attempt import Attempt
 from hpc_det.store.failure import failure_now, mistakes_noted, note_failure
 from hpc_det.store.stop import read_stop

@@ -24,10 +24,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpc_det.errors import UsageError
-from hpc_det.node.awake import AwakeClock
 from hpc_det.node.files import write_atomic
-from hpc_det.node.process import adopt_orphans, end_descendants
-from hpc_det.node.signals import STOP_SIGNALS, SignalPipe, shielded
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants, shielded
+from hpc_det.node.suspension import AwakeClock
 from hpc_det.schedulers.pbs.scheduler import Pbs
 from hpc_det.store.failure import Failure, failure_now, note_failure
 from hpc_det.store.folders import TrialFolder

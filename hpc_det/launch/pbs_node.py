@@ -16,8 +16,7 @@ from pathlib import Path
 
 from hpc_det.launch.on_nodes import BEGUN, EXIT, ORDERS, POLL_S
 from hpc_det.node.files import write_atomic
-from hpc_det.node.process import adopt_orphans, end_descendants
-from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants
 
 GOODBYE_S = 3.0
 _GPUS = "CUDA_VISIBLE_DEVICES"

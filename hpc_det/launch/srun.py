@@ -16,7 +16,7 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.launchers.arguments import parse_or_note
 from hpc_det.launch.launchers.nodes import run_gang
 from hpc_det.launch.launchers.watched import as_rank
-from hpc_det.node.signals import turn_deaf
+from hpc_det.node.process import turn_deaf
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.attempt import Attempt
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import IO
 
 from hpc_det.errors import UsageError
-from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 
 LONGEST_LINE = 8191
 """Bytes; longer ones are cut, so that lines of several ranks do not mix in a shared log."""

@@ -31,7 +31,7 @@ from hpc_det.node.frames import (
     message,
 )
 from hpc_det.node.key import derived
-from hpc_det.node.rendezvous import LONGEST_TRY_S, tries
+from hpc_det.node.network import LONGEST_TRY_S, tries
 
 if TYPE_CHECKING:
     from hpc_det.node.frames import Bytes, Reading

@@ -1,40 +1,42 @@
-"""The two ways in which state reaches the disk: a whole file by atomic rename, and one appended line.
+"""Files and folders of ours: whole files by atomic rename, who may read them, and their names made durable.
 
 Rename without a flush of the file and of its folder is the classic crash bug (Pillai et al., OSDI '14, ALICE), so both
 are flushed here. Nothing takes a lock: NFS breaks them.
+
+A file is for its owner alone or, below a shared folder, for one group, too. Nobody else ever writes. A folder is shared
+by its mode, 2750, and by nothing else: its group reads and lists; the setgid bit hands the group on to all that is made
+below, and tells it from a folder that a careless umask has left open. Since no group may write, nothing is in an
+experiment, no link either, that its owner has not made, and its jobs may follow what they find.
 """
 
 from __future__ import annotations
 
-import errno
-import json
+import grp
 import os
-from collections.abc import Callable, Iterable, Iterator
+import pwd
+import stat
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from hpc_det.node import disk, full_disk
-from hpc_det.node.modes import PRIVATE_FILE, open_file
-from hpc_det.node.shape import DamagedFile, Shape, checked, parsed
-from hpc_det.node.temporary import temporary_beside
 
-BLOCK_BYTES = 2**20
+PRIVATE_FILE, SHARED_FILE = 0o600, 0o640
+PRIVATE_FOLDER, SHARED_FOLDER = 0o700, 0o2750
+_MARK = stat.S_ISGID | stat.S_IRGRP | stat.S_IXGRP
 FLUSHES = 16
 """At the same time."""
-
 P = ParamSpec("P")
 T = TypeVar("T")
-
 flush_folder = disk.flush_folder
 
 
 def _written_twice(write: Callable[P, T]) -> Callable[P, T]:
     """For a process that was suspended for so long that another one has removed its half-written file
-    (`hpc_det.node.temporary`).
+    (`disk.remove_abandoned`).
     """
 
     @wraps(write)
@@ -52,7 +54,7 @@ def _written_twice(write: Callable[P, T]) -> Callable[P, T]:
 def write_atomic(path: Path, content: str | bytes, *, private: bool = False) -> None:
     """Replace `path` by a file with `content`: a reader sees the old one or the new, never a part.
 
-    It is for whom its folder is (hpc_det.node.modes), or for its owner alone.
+    It can be read by whom its folder is for, or by its owner alone.
     """
     partial = _written_beside(path, content, private)
     try:
@@ -85,7 +87,7 @@ def write_first(path: Path, content: str | bytes) -> bool:
 
 def _written_beside(path: Path, content: str | bytes, private: bool) -> Path:
     """A file with `content`, on disk, under a name of its own in the folder of `path`."""
-    partial = temporary_beside(path)
+    partial = disk.temporary_beside(path)
     try:
         write_flushed(partial, content, private=private)
     except OSError as error:
@@ -116,72 +118,119 @@ def _remove(partial: Path) -> None:
         disk.unlink(partial)
 
 
-def write_json(path: Path, data: Any, *, private: bool = False) -> None:
-    write_atomic(path, json.dumps(data, indent=1, allow_nan=False) + "\n", private=private)
-
-
-def read_json(path: Path) -> Any | None:
-    """The content of `path`, or None where there is no such file. Raises DamagedFile."""
-    try:
-        found = parsed(path.read_bytes(), path)
-    except FileNotFoundError:
-        return None
-    if found is None:
-        raise DamagedFile(f"{path}: damaged: it holds nothing")
-    return found
-
-
-def read_map(path: Path, shape: Shape = MappingProxyType({})) -> dict[str, Any] | None:
-    """The same of a file that holds a map. Raises DamagedFile, also where it is not of this shape."""
-    found = read_json(path)
-    return None if found is None else checked(found, shape, path)
-
-
-def append_line(path: Path, record: dict[str, Any], *, durable: bool = True) -> None:
-    """Append one JSON line to `path`: see `append_lines`."""
-    append_lines(path, [record], durable=durable)
-
-
-@full_disk.tried_again
-def append_lines(path: Path, records: Iterable[dict[str, Any]], *, durable: bool = True) -> None:
-    """Append JSON lines to `path`, which has one writer, at once. A line torn by a crash is ended first.
-
-    Not `durable`: on disk at the next `flush_file`, and in sight of other processes at once. The name of a new file is
-    durable before its first line, since fsync of a file alone promises nothing about its name (fsync(2)).
-    """
-    lines = b"".join(json.dumps(record, allow_nan=False).encode() + b"\n" for record in records)
-    descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    size = None
-    try:
-        size = os.fstat(descriptor).st_size
-        if not size:
-            flush_folder(path.parent)
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            lines = b"\n" + lines
-        if disk.write(descriptor, lines) < len(lines):
-            raise OSError(errno.ENOSPC, "no space left for whole lines", str(path))
-        if durable:
-            disk.flush(descriptor)
-    except OSError as error:
-        if size is not None:
-            _cut(descriptor, size)
-        error.filename = error.filename or str(path)
-        raise
-    finally:
-        os.close(descriptor)
-
-
-def _cut(descriptor: int, size: int) -> None:
-    """Lines that could not be written, or flushed, are none: their writer tries again, and each counts once. A server
-    may say only at the flush that its disk is full.
-    """
-    with suppress(OSError):
-        disk.truncate(descriptor, size)
-
-
 def open_log(path: Path) -> int:
     """The descriptor of a file that processes print to, one after the other or together."""
     return open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+def open_file(path: Path, flags: int) -> int:
+    """The descriptor of a file for whom its folder is, whatever the umask; made where `flags` say so."""
+    shared = is_shared(path.parent)
+    descriptor = disk.open_descriptor(path, flags, SHARED_FILE if shared else PRIVATE_FILE)
+    if shared:
+        let_group_read(descriptor)
+    return descriptor
+
+
+def let_group_read(descriptor: int) -> None:
+    """An open file, of which everybody else keeps out."""
+    if stat.S_IMODE(os.fstat(descriptor).st_mode) != SHARED_FILE:
+        os.fchmod(descriptor, SHARED_FILE)
+
+
+def make_private(folder: Path) -> None:
+    """`folder` and what is missing above it, each for its owner alone, whatever the umask; their names are durable."""
+    for path in _missing(folder):
+        disk.make_folder(path, PRIVATE_FOLDER, exist_ok=True)
+        with suppress(PermissionError):  # one may make folders where one may not read
+            disk.flush_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """For whom the folder above is, whatever the umask. Any number of processes may do it."""
+    mode = SHARED_FOLDER if is_shared(folder.parent) else PRIVATE_FOLDER
+    try:
+        disk.make_folder(folder, mode)
+    except FileExistsError:
+        return
+    # Not without need: on a node that knows less of the user's groups, chmod(2) would take the setgid bit away.
+    if mode == SHARED_FOLDER and stat.S_IMODE(folder.stat().st_mode) != mode:
+        folder.chmod(mode)
+
+
+def make_folders(folder: Path) -> None:
+    """The same, with what is missing above it."""
+    for path in _missing(folder):
+        make_folder(path)
+
+
+def _missing(folder: Path) -> list[Path]:
+    """`folder` and those above it that are not there, the highest first."""
+    return [path for path in reversed([folder, *folder.parents]) if not path.exists()]
+
+
+def is_shared(folder: Path) -> bool:
+    return os.stat(folder).st_mode & _MARK == _MARK
+
+
+def is_own(path: Path) -> bool:
+    """Whether it belongs to the user of this process. Root is no owner of what others have made."""
+    return os.stat(path).st_uid == os.geteuid()
+
+
+def others_may_write(status: os.stat_result) -> bool:
+    """Whether anybody but its owner may, as its mode says. A group of the user alone, as many systems give each user
+    together with an umask of 002, is nobody else.
+    """
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    return bool(status.st_mode & stat.S_IWGRP) and not _is_users_alone(status.st_gid)
+
+
+def _is_users_alone(group: int) -> bool:
+    try:
+        found, name = grp.getgrgid(group), pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return False
+    return found.gr_name == name and set(found.gr_mem) <= {name}
+
+
+def share(folder: Path, group: int) -> None:
+    """Let a group, by its number, read what is made in `folder` from now on."""
+    os.chown(folder, -1, group)
+    folder.chmod(SHARED_FOLDER)
+
+
+def share_alike(folder: Path, model: Path) -> None:
+    """Let the group of the folder `model` read `folder`, too, where it may read the model."""
+    if is_shared(model) and not is_shared(folder):
+        share(folder, os.stat(model).st_gid)
+
+
+def set_mode(path: Path) -> None:
+    """A file or folder that others have made with the mode of their umask is for whom the folder above is."""
+    found, shared = os.lstat(path).st_mode, is_shared(path.parent)
+    if stat.S_ISDIR(found):
+        mode = SHARED_FOLDER if shared else PRIVATE_FOLDER
+    else:
+        mode = SHARED_FILE if shared else PRIVATE_FILE
+    if stat.S_IMODE(found) != mode:
+        path.chmod(mode)
+
+
+def share_copy(path: Path) -> None:
+    """A file that was copied with the mode of its source: in a shared folder the group reads and runs what its owner
+    does, and nobody else.
+    """
+    if is_shared(path.parent):
+        own = path.stat().st_mode & PRIVATE_FOLDER
+        path.chmod(own | (own >> 3) & (stat.S_IRGRP | stat.S_IXGRP))
+
+
+def take_umask_of(folder: Path) -> None:
+    """What this process and its children make by other means, such as torch.save, is for whom `folder` is, too."""
+    if is_shared(folder):
+        os.umask(0o777 & ~SHARED_FOLDER)
 
 
 def flush_file(path: Path) -> None:
@@ -199,75 +248,3 @@ def flush_tree(folder: Path) -> None:
     with ThreadPoolExecutor(FLUSHES) as threads:
         list(threads.map(flush_file, files))
         list(threads.map(flush_folder, folders))
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Every whole JSON line of `path`; torn ones are left out, and a missing file has none."""
-    return list(each_line(path))
-
-
-def read_journal(path: Path) -> list[dict[str, Any]]:
-    """The same of a file of which each line counts, and counts once. Raises DamagedFile for a line that was whole and
-    cannot be read: one that a crash has torn has no end, and is the last one, or was ended by the line after it.
-    """
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
-    found = {line: parse_line(line) for line in lines if line.strip()}
-    for number, line in enumerate(lines, start=1):
-        was_whole = b"}" in line[-2:] or (number == len(lines) - 1 and not lines[-1])
-        if was_whole and line.strip() and found[line] is None:
-            raise DamagedFile(f"{path}: damaged: line {number} cannot be read; remove it, or restore the file")
-    return [record for record in found.values() if record is not None]
-
-
-def each_line(path: Path) -> Iterator[dict[str, Any]]:
-    """The same, one at a time: the file may be larger than memory allows."""
-    with suppress(FileNotFoundError), open(path, "rb") as file:
-        for line in file:
-            if (record := parse_line(line)) is not None:
-                yield record
-
-
-def blocks(path: Path) -> Iterator[bytes]:
-    """The content of `path` in blocks of about `BLOCK_BYTES` that end with a line; a missing file has none."""
-    with suppress(FileNotFoundError), open(path, "rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            yield block + file.readline()
-
-
-def newest_first(path: Path) -> Iterator[bytes]:
-    """The lines of `path`, the last one first, read as far as the caller asks for; a missing file has none."""
-    with suppress(FileNotFoundError), open(path, "rb") as file:
-        end, rest = file.seek(0, os.SEEK_END), b""
-        while end:
-            begin = max(end - BLOCK_BYTES, 0)
-            file.seek(begin)
-            rest, *lines = (file.read(end - begin) + rest).split(b"\n")
-            yield from reversed(lines)
-            end = begin
-        yield rest
-
-
-def read_counted(path: Path, count: str) -> list[dict[str, Any]]:
-    """The lines of a file in which line[count] rises: one that does not makes those void that are not below it.
-
-    So does whoever goes on from an earlier state, and writes to the same file what comes now.
-    """
-    found: list[dict[str, Any]] = []
-    for line in read_lines(path):
-        while found and found[-1][count] >= line[count]:
-            found.pop()
-        found.append(line)
-    return found
-
-
-def parse_line(line: str | bytes) -> dict[str, Any] | None:
-    """A line of JSON; None for one that a crash has torn, and for anything but a map."""
-    try:
-        text = line.strip() if isinstance(line, str) else line.strip().decode()
-        record, end = _raw_decode(text)  # json.loads takes twice as long for a short line
-    except (ValueError, RecursionError):
-        return None
-    return record if end == len(text) and isinstance(record, dict) else None
-
-
-_raw_decode = json.JSONDecoder().raw_decode

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from hpc_det.node import disk
-from hpc_det.node.temporary import temporary_beside
 
 CODES = (errno.ENOSPC, errno.EDQUOT)
 PROBE_BYTES = 65536
@@ -82,7 +81,7 @@ def needs(size_bytes: int) -> Iterator[None]:
 
 def probe(folder: Path) -> OSError | None:
     """The error of a full disk, where a small file cannot be written to the folder."""
-    path = temporary_beside(folder / "probe")
+    path = disk.temporary_beside(folder / "probe")
     try:
         descriptor = disk.open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:

@@ -37,7 +37,7 @@ from hpc_det.node.frames import (
     parsed,
 )
 from hpc_det.node.network import NO_MORE_FILES
-from hpc_det.node.signals import uninterrupted
+from hpc_det.node.process import uninterrupted
 
 if TYPE_CHECKING:
     from hpc_det.node.frames import Bytes, Reading

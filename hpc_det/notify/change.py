@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from hpc_det.node.files import read_json, write_first, write_json
-from hpc_det.node.modes import make_folder
+from hpc_det.node.files import make_folder, write_first
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.notify import ways
 from hpc_det.notify.news import News
 from hpc_det.notify.ways import HookError

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpc_det.node.shape import made
+from hpc_det.node.json_files import made
 
 
 @dataclass(frozen=True, kw_only=True)

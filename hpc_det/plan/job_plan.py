@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hpc_det.node.shape import DamagedFile, checked, made, parsed
+from hpc_det.node.json_files import DamagedFile, checked, made, parsed
 from hpc_det.plan.container import Container
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.secret_files import read_text

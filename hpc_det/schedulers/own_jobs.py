@@ -10,7 +10,7 @@ import re
 import time
 from pathlib import Path
 
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from hpc_det.plan.job_plan import JobArray
 from hpc_det.schedulers.local import queue as local_queue
 from hpc_det.schedulers.queue import queue, this_user

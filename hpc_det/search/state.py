@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpc_det.errors import HpcDetError, shown
-from hpc_det.node.shape import Count, DamagedFile, Shape, problem_of
+from hpc_det.node.json_files import Count, DamagedFile, Shape, problem_of
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.fixed import FixedSearch
 from hpc_det.search.method import Exit, SearchMethod, Work

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpc_det.node.files import read_map, write_json
-from hpc_det.node.shape import Shape, checked
+from hpc_det.node.json_files import Shape, checked, read_map, write_json
 from hpc_det.store.folders import ExperimentFolder
 
 _KINDS: Shape = {"name": str, "description": str, "labels": list[str], "archived": bool}

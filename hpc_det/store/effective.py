@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpc_det.node.shape import Shape, checked
+from hpc_det.node.json_files import Shape, checked
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.secret_files import read_secrets
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from hpc_det.errors import UsageError
 from hpc_det.node import disk
-from hpc_det.node.files import flush_folder
-from hpc_det.node.modes import PRIVATE_FOLDER, make_private, share
+from hpc_det.node.files import PRIVATE_FOLDER, flush_folder, make_private, share
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.group import Group
 

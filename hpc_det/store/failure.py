@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from hpc_det.errors import UsageError
-from hpc_det.node.files import read_json, write_json
-from hpc_det.node.modes import make_folders
+from hpc_det.node.files import make_folders
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.store.folders import TrialFolder
 
 COLLATERAL_S = 10.0

@@ -36,9 +36,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_det.node import disk
-from hpc_det.node.files import flush_folder, read_map
-from hpc_det.node.modes import is_own, is_shared, make_folder, make_private, share_alike
-from hpc_det.node.temporary import remove_abandoned
+from hpc_det.node.disk import remove_abandoned
+from hpc_det.node.files import flush_folder, is_own, is_shared, make_folder, make_private, share_alike
+from hpc_det.node.json_files import read_map
 from hpc_det.store.group import Group
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_det.errors import UsageError
-from hpc_det.node.modes import PRIVATE_FOLDER
+from hpc_det.node.files import PRIVATE_FOLDER
 
 GO_THROUGH, LOOK_IN = 0o1, 0o5
 """What somebody may do with a folder, in the bits of others; those of the group are three to the left."""

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.errors import HpcDetError, shown
-from hpc_det.node.files import append_line, read_journal
-from hpc_det.node.shape import DamagedFile, Moment, Shape, insist_on
+from hpc_det.node.json_files import DamagedFile, Moment, Shape, append_line, insist_on, read_journal
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 
 _EVENT: Shape = {"event": str, "attempt": int, "time": Moment}

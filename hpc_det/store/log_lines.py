@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from hpc_det.node.files import open_log
-from hpc_det.node.modes import is_shared, let_group_read
+from hpc_det.node.files import is_shared, let_group_read, open_log
 from hpc_det.store.log_times import LogTimes
 
 _ANY = r"hpc-det: \d\d:\d\d:\d\d "

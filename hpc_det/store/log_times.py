@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple
 
 from hpc_det.errors import HpcDetError
 from hpc_det.node import disk
-from hpc_det.node.modes import open_file
+from hpc_det.node.files import open_file
 from hpc_det.store.folders import times_of
 
 LINE_BYTES = 32

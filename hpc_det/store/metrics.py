@@ -19,8 +19,7 @@ from types import NoneType
 from typing import Any
 
 from hpc_det.errors import HpcDetError, shown
-from hpc_det.node.files import blocks, each_line, newest_first, parse_line
-from hpc_det.node.shape import NUMBER, Moment, Shape, insist_on
+from hpc_det.node.json_files import NUMBER, Moment, Shape, blocks, each_line, insist_on, newest_first, parse_line
 
 Record = dict[str, Any]
 BEGINS = "begins"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpc_det.errors import UsageError
-from hpc_det.node.modes import others_may_write
+from hpc_det.node.files import others_may_write
 
 FOLDER = "hpc_det"
 """In a user's home."""

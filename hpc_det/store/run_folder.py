@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_det.errors import UsageError
+from hpc_det.node.files import make_private
 from hpc_det.node.key import user_key
-from hpc_det.node.modes import make_private
 
 
 @dataclass(frozen=True)

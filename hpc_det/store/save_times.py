@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hpc_det.node.files import append_line, read_lines
+from hpc_det.node.json_files import append_line, read_lines
 
 
 @dataclass(frozen=True, kw_only=True)

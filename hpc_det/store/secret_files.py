@@ -8,9 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hpc_det.node.files import write_json
-from hpc_det.node.modes import is_shared, make_folder
-from hpc_det.node.shape import DamagedFile, parsed
+from hpc_det.node.files import is_shared, make_folder
+from hpc_det.node.json_files import DamagedFile, parsed, write_json
 from hpc_det.store.folders import ExperimentFolder
 
 

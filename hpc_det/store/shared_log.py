@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.node import disk, full_disk
-from hpc_det.node.files import flush_folder, write_atomic, write_flushed
-from hpc_det.node.modes import is_own
-from hpc_det.node.shape import DamagedFile, checked, parsed
-from hpc_det.node.temporary import temporary_beside
+from hpc_det.node.files import flush_folder, is_own, write_atomic, write_flushed
+from hpc_det.node.json_files import DamagedFile, checked, parsed
 
 CHUNK = 1000
 
@@ -42,7 +40,7 @@ class SharedLog:
     def append(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
         """Write `entry`. It is the last of the answer, after those that others wrote since the last call."""
         line = json.dumps(entry, allow_nan=False)
-        partial = temporary_beside(self._entry())
+        partial = disk.temporary_beside(self._entry())
         before: list[dict[str, Any]] = []
         try:
             _write(partial, line + "\n")

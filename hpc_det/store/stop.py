@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpc_det.node.files import read_json, write_json
-from hpc_det.node.shape import made
+from hpc_det.node.json_files import made, read_json, write_json
 
 # "signal" is what an agent knows: the scheduler's facts tell preemption and time limit apart afterwards. "time limit"
 # comes from the job's own clock; with "pause" and "cancel" the ranks save and leave, with "kill" they are ended.

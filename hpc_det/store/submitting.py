@@ -24,9 +24,9 @@ from types import FrameType
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node import disk
-from hpc_det.node.files import read_json, write_first, write_json
-from hpc_det.node.process import is_running, place, start_ticks
-from hpc_det.node.shape import made
+from hpc_det.node.files import write_first
+from hpc_det.node.json_files import made, read_json, write_json
+from hpc_det.node.process import is_running, process_namespace, start_ticks
 from hpc_det.store.folders import ExperimentFolder
 
 LONGEST_CALL_S = 1800.0
@@ -61,7 +61,7 @@ class Submitter:
         """This process."""
         return cls(
             host=socket.gethostname(),
-            place=place(),
+            place=process_namespace(),
             pid=os.getpid(),
             ticks=start_ticks(os.getpid()),
             started=time.time(),
@@ -71,7 +71,7 @@ class Submitter:
 
     @property
     def is_this_process(self) -> bool:
-        return (self.place, self.pid, self.ticks) == (place(), os.getpid(), start_ticks(os.getpid()))
+        return (self.place, self.pid, self.ticks) == (process_namespace(), os.getpid(), start_ticks(os.getpid()))
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -98,7 +98,7 @@ def is_gone(experiment: ExperimentFolder, submitter: Submitter) -> bool:
 def _has_ended(process: Submitter, noted: Path) -> bool:
     if process.has_left:
         return True
-    if process.place == place():
+    if process.place == process_namespace():
         return not is_running(process.pid, process.ticks)
     return _age_s(noted) > LONGEST_CALL_S
 

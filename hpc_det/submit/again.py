@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_det.config.merge import leaves
 from hpc_det.errors import UsageError
-from hpc_det.node.files import read_json, read_map, write_json
+from hpc_det.node.json_files import read_json, read_map, write_json
 from hpc_det.plan.pool import save_notes
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.effective import read_effective

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hpc_det.config.context import Context
 from hpc_det.errors import UsageError
-from hpc_det.node.files import flush_tree
-from hpc_det.node.modes import make_folders, share_copy
+from hpc_det.node.files import flush_tree, make_folders, share_copy
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec

@@ -17,8 +17,8 @@ from hpc_det.config.merge import Tree
 from hpc_det.config.plain_yaml import dump_yaml
 from hpc_det.config.secrets import masked, masked_profile
 from hpc_det.errors import UsageError
-from hpc_det.node.files import write_atomic, write_json
-from hpc_det.node.modes import PRIVATE_FOLDER, make_folder
+from hpc_det.node.files import PRIVATE_FOLDER, make_folder, write_atomic
+from hpc_det.node.json_files import write_json
 from hpc_det.search.by_name import search_of
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.journal import SearchJournal

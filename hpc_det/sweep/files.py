@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.errors import UsageError
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.key import derived, user_key
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder

@@ -21,7 +21,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from hpc_det.errors import UsageError
-from hpc_det.node.files import write_json
+from hpc_det.node.json_files import write_json
 from hpc_det.store.folders import TrialFolder
 from hpc_det.sweep.files import SweepFiles
 from hpc_det.sweep.points import Point

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.state import SearchState
 from hpc_det.store.failure import first_failure

@@ -14,7 +14,7 @@ from hpc_det.checkpoint.prune import badness
 from hpc_det.checkpoint.storage import TrialStorage, is_here
 from hpc_det.config.merge import Tree
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.node.shape import DamagedFile
+from hpc_det.node.json_files import DamagedFile
 from hpc_det.store.effective import read_effective
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder, TrialFolder

@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from hpc_det.node.files import read_json, write_atomic
-from hpc_det.node.modes import is_own
+from hpc_det.node.files import is_own, write_atomic
+from hpc_det.node.json_files import read_json
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentState

@@ -11,7 +11,7 @@ import json
 import time
 from pathlib import Path
 
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.schedulers import own_jobs
 from hpc_det.schedulers.own_jobs import found_successor, jobs_of_script, script_numbers, unknown_jobs

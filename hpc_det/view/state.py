@@ -14,7 +14,7 @@ from typing import Literal
 
 from hpc_det.config.merge import Tree
 from hpc_det.errors import HpcDetError
-from hpc_det.node.shape import Count, DamagedFile, Moment, Shape, checked, made
+from hpc_det.node.json_files import Count, DamagedFile, Moment, Shape, checked, made
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers.scheduler import JobState, JobStatus, array_of
 from hpc_det.search.journal import SearchJournal

@@ -11,8 +11,7 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import Committed, committed, newest_steps
 from hpc_det.config.merge import Tree
-from hpc_det.node.files import read_json, read_map
-from hpc_det.node.shape import DamagedFile, Shape, fits, made
+from hpc_det.node.json_files import DamagedFile, Shape, fits, made, read_json, read_map
 from hpc_det.requeue import Action, AttemptEnd, Cause, decide
 from hpc_det.search.method import Exit
 from hpc_det.search.metric import better

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_det.node.rendezvous import await_rendezvous, pauses, publish
+from hpc_det.node.network import await_rendezvous, pauses, publish
 from hpc_det.store.folders import TrialFolder
 from tests.benchmarks.table import show
 

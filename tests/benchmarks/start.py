@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpc_det.launch.direct import rank_environment
-from hpc_det.node.rendezvous import free_port
+from hpc_det.node.network import free_port
 from tests.benchmarks.table import show
 from tests.launch.gang import Gang
 from tests.store.test_attempt import ATTEMPT

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hpc_det.distributed.rank_process import log_to
-from hpc_det.node.files import append_line
+from hpc_det.node.json_files import append_line
 from hpc_det.sgd import BATCH_SIZE, TorchTrainer
 from tests.sgd.local_nodes import LocalNodes
 from tests.sgd.runners import Regression

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from hpc_det.schedulers.own_jobs import known_jobs
 from hpc_det.schedulers.scheduler import array_of
 from hpc_det.store.experiments import ExperimentStore

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from hpc_det.node.files import read_json, write_atomic
+from hpc_det.node.files import write_atomic
+from hpc_det.node.json_files import read_json
 from hpc_det.node.process import descendants, has_no_memory
 from hpc_det.sgd.elastic.meeting import await_driver
 from hpc_det.store.journal import Journal

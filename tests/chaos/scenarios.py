@@ -14,7 +14,8 @@ from hpc_det.checkpoint.checkpoints import CheckpointContext, Put
 from hpc_det.checkpoint.committed import CODE, newest_good
 from hpc_det.checkpoint.content import load
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.node.files import append_line, read_json, read_lines, write_first, write_json
+from hpc_det.node.files import write_first
+from hpc_det.node.json_files import append_line, read_json, read_lines, write_json
 from hpc_det.node.key import KEY_BYTES, user_key
 from hpc_det.pytorch.state.portable import Portable, keep_code
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision

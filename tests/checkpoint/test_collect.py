@@ -15,7 +15,7 @@ from hpc_det.checkpoint.committed import Committed, committed
 from hpc_det.checkpoint.remote import Remote
 from hpc_det.checkpoint.sources import wanted_by_later
 from hpc_det.errors import HpcDetError
-from hpc_det.node.files import append_line, write_json
+from hpc_det.node.json_files import append_line, write_json
 from hpc_det.store.folders import ExperimentFolder
 from tests.checkpoint.saved import saved
 from tests.cli.life import Life

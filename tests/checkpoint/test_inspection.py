@@ -25,7 +25,7 @@ from hpc_det.checkpoint.committed import (
 from hpc_det.checkpoint.damaged import damaged_ones, set_aside
 from hpc_det.checkpoint.staging import new_staging
 from hpc_det.errors import HpcDetError
-from hpc_det.node.modes import SHARED_FOLDER
+from hpc_det.node.files import SHARED_FOLDER
 from tests.checkpoint.saved import saved
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

@@ -10,7 +10,7 @@ from hpc_det.checkpoint.committed import MANIFEST, Committed, committed
 from hpc_det.checkpoint.remote import Remote
 from hpc_det.checkpoint.storage import TrialStorage
 from hpc_det.errors import HpcDetError
-from hpc_det.node.files import write_json
+from hpc_det.node.json_files import write_json
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from tests.checkpoint.saved import saved
 

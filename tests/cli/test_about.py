@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life
 

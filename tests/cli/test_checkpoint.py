@@ -14,7 +14,7 @@ from hpc_det.checkpoint import committed as module
 from hpc_det.checkpoint.committed import Committed, committed, newest_good
 from hpc_det.checkpoint.damaged import set_aside
 from hpc_det.checkpoint.remote import Remote
-from hpc_det.node.files import write_json
+from hpc_det.node.json_files import write_json
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life, random_search
 

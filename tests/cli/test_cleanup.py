@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpc_det.errors import HpcDetError
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.store.experiments import ExperimentStore
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life

@@ -9,7 +9,7 @@ import pytest
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.storage import TrialStorage
-from hpc_det.node.files import write_json
+from hpc_det.node.json_files import write_json
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import CommandError, JobState
 from hpc_det.search.method import Work

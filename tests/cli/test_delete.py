@@ -10,7 +10,7 @@ import pytest
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.remote import Remote
-from hpc_det.node.files import write_json
+from hpc_det.node.json_files import write_json
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.store.experiments import ExperimentStore
 from tests.cli.conftest import Command

@@ -10,7 +10,7 @@ import yaml
 from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.policy import policy_of
 from hpc_det.checkpoint.prune import Policy
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.schedulers.scheduler import JobState
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life, random_search

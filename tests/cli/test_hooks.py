@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.schedulers.scheduler import JobState
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life

@@ -21,7 +21,7 @@ import pytest
 
 from hpc_det.errors import UsageError
 from hpc_det.node import disk
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.schedulers.own_jobs import found_successor
 from hpc_det.schedulers.slurm.scheduler import Slurm
 from hpc_det.search.journal import SearchJournal

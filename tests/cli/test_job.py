@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.node.files import write_json
+from hpc_det.node.json_files import write_json
 from hpc_det.schedulers.queue import this_user
 from hpc_det.schedulers.scheduler import CommandError
 from tests.cli.conftest import Command

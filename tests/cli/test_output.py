@@ -15,7 +15,7 @@ import pytest
 from hpc_det.cli.main import cli
 from hpc_det.cli.output import MOST_BY_RICH, Output, column, log_line
 from hpc_det.errors import visible
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.requeue import Action, Cause
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.node.modes import SHARED_FOLDER, take_umask_of
+from hpc_det.node.files import SHARED_FOLDER, take_umask_of
 from hpc_det.resources import data_path
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.experiments import ExperimentStore

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import CommandError, JobState, Run
 from hpc_det.store.stop import read_stop

@@ -9,7 +9,7 @@ import pytest
 
 from hpc_det.checkpoint.committed import MANIFEST, sealed
 from hpc_det.compat.cluster_info import ClusterInfo, TrialInfo
-from hpc_det.node.files import write_json
+from hpc_det.node.json_files import write_json
 from hpc_det.store.attempt import Attempt
 from tests.compat.programs import printed
 from tests.store.test_attempt import ATTEMPT

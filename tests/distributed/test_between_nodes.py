@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.node.rendezvous import free_port
+from hpc_det.node.network import free_port
 from tests.distributed.ranks import OnRanks
 from tests.listening import Listening, listening
 

@@ -23,7 +23,7 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.gang_store import address_of_rank_0, gang_store, keep_to_this_node
 from hpc_det.distributed.preempt import StopAgreement, give_notice
 from hpc_det.errors import UsageError
-from hpc_det.node.rendezvous import free_port
+from hpc_det.node.network import free_port
 from tests.distributed.ranks import OnRanks
 from tests.listening import Listening, listening
 from tests.node.relay import cut, relay

@@ -14,7 +14,7 @@ import pytest
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.listener import Listener
 from hpc_det.node.agent_socket import Line
-from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 from tests.distributed.ranks import OnRanks
 from tests.wait import DEADLINE_S
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.cli.main import main
-from hpc_det.node.files import write_json
+from hpc_det.node.json_files import write_json
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.queue import this_user
 from hpc_det.store.experiments import ExperimentStore

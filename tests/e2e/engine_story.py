@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from hpc_det.checkpoint.committed import newest_good
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from tests.e2e.story import HERE, Story, warm_ranks_of
 
 ENGINES = ("zero0", "zero1", "zero2", "zero3", "pipeline")

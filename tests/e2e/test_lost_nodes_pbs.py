@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import hpc_det as package
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from tests.e2e.story import DIRECT, WAITS_AT, Story
 from tests.labs.pbs_lab import PbsLab
 

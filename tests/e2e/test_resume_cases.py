@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import hpc_det as package
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from tests.e2e import test_slurm
 from tests.e2e.engine_story import UndisturbedEngines
 from tests.e2e.resume_cases import ANYWHERE, Training, Trouble, assert_nobody_sees_it, cases, run, write_profile

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from hpc_det.search.by_name import search_of
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.sample import SpaceSampler

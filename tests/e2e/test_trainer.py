@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from hpc_det.node.process import descendants
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports

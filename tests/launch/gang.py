@@ -12,7 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hpc_det.node.files import write_atomic, write_json
+from hpc_det.node.files import write_atomic
+from hpc_det.node.json_files import write_json
 from hpc_det.node.process import descendants
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.search.journal import SearchJournal

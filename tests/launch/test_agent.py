@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.node.signals import STOP_SIGNALS
+from hpc_det.node.process import STOP_SIGNALS
 from hpc_det.store.failure import Failure, first_failure
 from hpc_det.store.stop import read_stop, request_stop
 from tests.launch.gang import Gang, children, is_there

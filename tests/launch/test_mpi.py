@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.launch.mpi import mpirun_command
-from hpc_det.node.process import descendants
-from hpc_det.node.signals import STOP_SIGNALS
+from hpc_det.node.process import STOP_SIGNALS, descendants
 from hpc_det.store.failure import Failure, first_failure
 from tests.launch import mpiruns
 from tests.launch.gang import Gang, children, is_there

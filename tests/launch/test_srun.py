@@ -10,7 +10,7 @@ import pytest
 
 from hpc_det.errors import UsageError
 from hpc_det.launch.srun import step_command, step_flags
-from hpc_det.node.files import write_json
+from hpc_det.node.json_files import write_json
 from tests.plan.plans import job_plan
 from tests.store.test_attempt import ATTEMPT
 

@@ -13,16 +13,8 @@ from typing import Any
 import pytest
 
 from hpc_det.node import disk, full_disk
-from hpc_det.node.files import (
-    append_line,
-    append_lines,
-    read_counted,
-    read_json,
-    read_lines,
-    write_atomic,
-    write_first,
-    write_json,
-)
+from hpc_det.node.files import write_atomic, write_first
+from hpc_det.node.json_files import append_line, append_lines, read_counted, read_json, read_lines, write_json
 
 WRITER = """
 import itertools, sys
@@ -121,7 +113,7 @@ def test_a_line_for_which_there_is_no_space_is_an_error(tmp_path: Path) -> None:
     code = f"""
 import resource
 from pathlib import Path
-from hpc_det.node.files import append_line
+from hpc_det.node.json_files import append_line
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 append_line(Path({str(tmp_path / "journal")!r}), {{"text": "x" * 200}})

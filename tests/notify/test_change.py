@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hpc_det.node.files import read_json, write_json
-from hpc_det.node.modes import SHARED_FOLDER
+from hpc_det.node.files import SHARED_FOLDER
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.notify import ways
 from hpc_det.notify.change import hooks_told, tell_rest, tell_running
 from hpc_det.requeue import Action, Cause

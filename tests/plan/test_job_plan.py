@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_det.node.shape import DamagedFile
+from hpc_det.node.json_files import DamagedFile
 from hpc_det.plan.job_plan import JobPlan
 from tests.plan.plans import job_plan
 

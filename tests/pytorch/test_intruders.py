@@ -14,8 +14,8 @@ from pathlib import Path
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.node.files import write_json
-from hpc_det.node.rendezvous import free_port
+from hpc_det.node.json_files import write_json
+from hpc_det.node.network import free_port
 from hpc_det.pytorch import Batch, Trainer, init
 from hpc_det.store.folders import TrialFolder
 from tests.distributed.ranks import OnRanks

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.report.facts import facts
 from hpc_det.requeue import Action, Cause
 from hpc_det.store.about import write_about

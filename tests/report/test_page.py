@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.report.facts import facts
 from hpc_det.report.page import page
 from hpc_det.store.folders import ExperimentFolder

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.schedulers import shared_answers
 from hpc_det.schedulers.scheduler import JobState, JobStatus, Run, run_command
 from hpc_det.schedulers.shared_answers import SharedAnswers

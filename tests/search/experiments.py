@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hpc_det.node.files import write_json
+from hpc_det.node.json_files import write_json
 from hpc_det.store.folders import ExperimentFolder
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpc_det.errors import UsageError
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
 from hpc_det.search.optuna_study import FILE, STUDY

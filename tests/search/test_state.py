@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_det.errors import HpcDetError
-from hpc_det.node.files import write_json
+from hpc_det.node.json_files import write_json
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
 from hpc_det.search.state import SearchState

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from hpc_det.distributed.rank_process import log_to
 from hpc_det.node import agent_socket as doorbell
-from hpc_det.node.process import ends_with_parent
-from hpc_det.node.signals import STOP_SIGNALS
+from hpc_det.node.process import STOP_SIGNALS, ends_with_parent
 from hpc_det.sgd.elastic import node
 from hpc_det.sgd.rank import fork_server as nursery
 

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from hpc_det.checkpoint.committed import Committed, FileEntry, OddManifest, manifest_of, parsed
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.errors import HpcDetError
-from hpc_det.node.files import append_line, read_json, read_map
-from hpc_det.node.rendezvous import await_rendezvous, publish
-from hpc_det.node.shape import NUMBER, Count, DamagedFile, Moment, fits, made
+from hpc_det.node.json_files import NUMBER, Count, DamagedFile, Moment, append_line, fits, made, read_json, read_map
+from hpc_det.node.network import await_rendezvous, publish
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.store import metrics

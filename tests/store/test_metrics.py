@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_det.node.files import append_line, append_lines, newest_first, parse_line
+from hpc_det.node.json_files import append_line, append_lines, newest_first, parse_line
 from hpc_det.store.metrics import (
     last_reports,
     number_in,
@@ -130,7 +130,7 @@ def files(draw: st.DrawFn) -> str:
 @given(files(), st.sampled_from([1, 50, 2**20]))
 def test_what_is_read_in_part_is_what_all_lines_say(content: str, block: int) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
-        patched.setattr("hpc_det.node.files.BLOCK_BYTES", block)
+        patched.setattr("hpc_det.node.json_files.BLOCK_BYTES", block)
         path = Path(folder, "metrics.jsonl")
         path.write_text(content)
         reports = read_reports(path)
@@ -146,7 +146,7 @@ def test_what_is_read_in_part_is_what_all_lines_say(content: str, block: int) ->
 @given(files(), st.sampled_from([1, 7, 2**20]))
 def test_lines_from_the_end_are_the_lines(content: str, block: int) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
-        patched.setattr("hpc_det.node.files.BLOCK_BYTES", block)
+        patched.setattr("hpc_det.node.json_files.BLOCK_BYTES", block)
         path = Path(folder, "lines")
         path.write_text(content)
         assert [*newest_first(path)][::-1] == content.encode().split(b"\n")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.errors import UsageError
-from hpc_det.node import modes
+from hpc_det.node import files
 from hpc_det.store.root import configured_root, state_root
 
 
@@ -47,7 +47,7 @@ def test_a_root_that_others_can_write_is_refused_with_the_remedy(root: Path, mod
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_group_that_is_the_users_alone_may_write(root: Path, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     root.chmod(0o770)
-    monkeypatch.setattr(modes, "_is_users_alone", lambda group: alone)
+    monkeypatch.setattr(files, "_is_users_alone", lambda group: alone)
     if alone:
         assert state_root(env(root)) == root
         return

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from hpc_det.errors import UsageError
-from hpc_det.node.files import read_json
-from hpc_det.node.modes import share
+from hpc_det.node.files import share
+from hpc_det.node.json_files import read_json
 from hpc_det.plan.effective import Effective
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.node.files import write_json
+from hpc_det.node.json_files import write_json
 from hpc_det.requeue import Action, Cause
 from hpc_det.view import story
 from hpc_det.view.state import ExperimentView

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hpc_det.node.files import parse_line
+from hpc_det.node.json_files import parse_line
 from hpc_det.store.folders import TrialFolder
 
 NEW_S = 60.0

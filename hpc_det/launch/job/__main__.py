@@ -19,10 +19,9 @@ from hpc_det.errors import HpcDetError
 from hpc_det.launch.job.excluded import excluded_hosts
 from hpc_det.launch.job.resubmit import WayBack
 from hpc_det.launch.job.worker import GAVE_UP, OVERTAKEN, WANTS_REQUEUE, Worker
-from hpc_det.node.guardian import guarded
-from hpc_det.node.modes import take_umask_of
-from hpc_det.node.process import adopt_orphans, children, ends_with_parent
-from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.files import take_umask_of
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, children, ends_with_parent
+from hpc_det.node.suspension import guarded
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.schedulers.scheduler import array_of, scheduler
 from hpc_det.search.journal import SearchJournal

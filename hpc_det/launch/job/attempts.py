@@ -23,10 +23,9 @@ from hpc_det.launch.job.progress import MAY_BE_TOO_SHORT, newest_saved, was_too_
 from hpc_det.launch.job.space import Space
 from hpc_det.launch.log_tail import size_of, written_since
 from hpc_det.node import full_disk
-from hpc_det.node.awake import AwakeClock
-from hpc_det.node.files import read_json
-from hpc_det.node.process import end_other_sessions, ends_with_parent
-from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.json_files import read_json
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe, end_other_sessions, ends_with_parent
+from hpc_det.node.suspension import AwakeClock
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide
 from hpc_det.schedulers.scheduler import JobState, run_command, scheduler

@@ -6,7 +6,7 @@ import os
 import time
 
 from hpc_det.node import full_disk
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Cause
 from hpc_det.schedulers.scheduler import run_command, scheduler

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpc_det.node.awake import AwakeClock
+from hpc_det.node.suspension import AwakeClock
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.save_times import SaveTimes, read_saves
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpc_det.checkpoint.committed import newest_good
 from hpc_det.errors import UsageError
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from hpc_det.checkpoint.committed import newest_steps
-from hpc_det.node.files import parse_line, read_json
+from hpc_det.node.json_files import parse_line, read_json
 from hpc_det.requeue import Cause
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import BEGINS

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from hpc_det.errors import HpcDetError
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.schedulers.own_jobs import found_successor
 from hpc_det.schedulers.scheduler import (

@@ -18,8 +18,7 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.job.attempts import Attempts
 from hpc_det.launch.job.new_trial import prepare_trial
 from hpc_det.node import full_disk
-from hpc_det.node.process import adopt_orphans, end_descendants
-from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants
 from hpc_det.notify.change import hooks_told
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Action, Cause

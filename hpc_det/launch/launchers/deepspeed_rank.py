@@ -11,7 +11,7 @@ import os
 import sys
 
 from hpc_det.launch.launchers.watched import as_rank
-from hpc_det.node.signals import hear_again
+from hpc_det.node.process import hear_again
 
 
 def with_local_rank(words: list[str]) -> list[str]:

@@ -21,8 +21,8 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch import rank as trial_rank
 from hpc_det.launch.launchers.arguments import is_for_python, is_trial
 from hpc_det.node.agent_socket import Line
-from hpc_det.node.rendezvous import free_port
-from hpc_det.node.signals import hear_again
+from hpc_det.node.network import free_port
+from hpc_det.node.process import hear_again
 from hpc_det.store.attempt import Attempt
 from hpc_det.store.failure import failure_now, note_failure
 

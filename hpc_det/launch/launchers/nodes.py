@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.node.awake import AwakeClock
 from hpc_det.node.channel import Line, connect
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.key import derived
+from hpc_det.node.network import WAIT_S, awaited
 from hpc_det.node.process import exit_code
-from hpc_det.node.rendezvous import WAIT_S, awaited
+from hpc_det.node.suspension import AwakeClock
 from hpc_det.node.switchboard import Switchboard
 from hpc_det.store.attempt import Attempt
 from hpc_det.store.failure import failure_now, note_failure

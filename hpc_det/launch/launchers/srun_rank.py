@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 
 from hpc_det.launch.launchers.nodes import environment_of
-from hpc_det.node.signals import hear_again
+from hpc_det.node.process import hear_again
 from hpc_det.store.attempt import Attempt
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Sequence
 
 from hpc_det.errors import HpcDetError
-from hpc_det.node.awake import AwakeClock
+from hpc_det.node.suspension import AwakeClock
 from hpc_det.schedulers.scheduler import NoAnswer, run_command, scheduler
 
 ARRIVE_S = 600.0

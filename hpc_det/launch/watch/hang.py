@@ -68,7 +68,7 @@ class HangJudge:
         self._still_s = 0.0
 
     def is_hung(self, now: float) -> bool:
-        """`now`: by a clock that stands still while the job is suspended (hpc_det.node.awake)."""
+        """`now`: by a clock that stands still while the job is suspended (hpc_det.node.suspension)."""
         self._still_s += 0.0 if self._looked_at is None else now - self._looked_at
         self._looked_at = now
         return self.stands_still

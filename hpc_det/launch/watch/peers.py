@@ -17,10 +17,10 @@ import selectors
 from collections.abc import Callable
 from typing import Any
 
-from hpc_det.node.awake import AwakeClock
 from hpc_det.node.channel import Line, connect
 from hpc_det.node.key import derived
-from hpc_det.node.rendezvous import Rendezvous
+from hpc_det.node.network import Rendezvous
+from hpc_det.node.suspension import AwakeClock
 from hpc_det.node.switchboard import Event, Switchboard
 
 LOST_S = 15.0

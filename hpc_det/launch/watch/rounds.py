@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from hpc_det.launch.watch.hang import HangJudge, Standing, last_first, sentence
 from hpc_det.launch.watch.heartbeat_server import Message
-from hpc_det.node.awake import AwakeClock
 from hpc_det.node.heartbeat import Progress
+from hpc_det.node.suspension import AwakeClock
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.failure import Failure
 

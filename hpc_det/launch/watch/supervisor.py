@@ -27,10 +27,10 @@ from hpc_det.launch.watch.heartbeat_server import Hearts, Message
 from hpc_det.launch.watch.peers import Peers, ToNode0
 from hpc_det.launch.watch.rounds import Rounds
 from hpc_det.node.agent_socket import Doorbell
-from hpc_det.node.awake import AwakeClock
 from hpc_det.node.channel import NoLine
-from hpc_det.node.files import write_json
-from hpc_det.node.rendezvous import Rendezvous, await_rendezvous, publish
+from hpc_det.node.json_files import write_json
+from hpc_det.node.network import Rendezvous, await_rendezvous, publish
+from hpc_det.node.suspension import AwakeClock
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.failure import Failure, note_failure
 from hpc_det.store.folders import TrialFolder

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from hpc_det.distributed.rng import mixed_seed, seed_generators
 from hpc_det.errors import HpcDetError
-from hpc_det.node.signals import STOP_SIGNALS
+from hpc_det.node.process import STOP_SIGNALS
 from hpc_det.pytorch.data.partition import Key
 
 FIRST_WORD_S = 30.0

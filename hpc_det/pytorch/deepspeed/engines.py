@@ -14,7 +14,7 @@ from typing import Any
 from deepspeed import PipelineEngine
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
 from hpc_det.pytorch.deepspeed.universal import engine_facts, load_engine
 

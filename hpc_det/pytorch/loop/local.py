@@ -18,7 +18,7 @@ from typing import Any
 
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError
-from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 from hpc_det.pytorch.loop.harness import train_by_name
 from hpc_det.pytorch.loop.run import Outcome, Run
 from hpc_det.store.folders import TrialFolder

@@ -34,9 +34,9 @@ from hpc_det.distributed.rank_process import RankProcess
 from hpc_det.distributed.searcher import SearcherContext
 from hpc_det.errors import UsageError
 from hpc_det.node.agent_socket import Line
-from hpc_det.node.files import read_json, write_json
 from hpc_det.node.heartbeat import Progress
-from hpc_det.node.signals import SignalPipe
+from hpc_det.node.json_files import read_json, write_json
+from hpc_det.node.process import SignalPipe
 from hpc_det.pytorch.loop.loop import Loop
 from hpc_det.pytorch.loop.schedule import Schedule
 from hpc_det.pytorch.loop.shown_log import ShownLog

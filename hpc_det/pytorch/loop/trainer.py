@@ -18,7 +18,7 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.rank_process import join_gang, note_error
 from hpc_det.distributed.rng import seed_everything
 from hpc_det.errors import UsageError, nearest, shown
-from hpc_det.node.signals import SignalPipe
+from hpc_det.node.process import SignalPipe
 from hpc_det.pytorch.loop.local import STOP_SIGNALS_BUT_INTERRUPT, announce, new_folder
 from hpc_det.pytorch.loop.run import Run, gang, is_test
 from hpc_det.pytorch.loop.schedule import CheckpointPolicy, Schedule

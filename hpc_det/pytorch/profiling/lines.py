@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hpc_det.node.files import append_lines
+from hpc_det.node.json_files import append_lines
 
 WRITTEN_S = 10.0
 """Between two writes (as Determined's profiler does it)."""

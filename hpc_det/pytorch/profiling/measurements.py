@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.node.modes import make_folder
+from hpc_det.node.files import make_folder
 from hpc_det.pytorch.loop.progress import Progress
 from hpc_det.pytorch.profiling.communication import Exchange
 from hpc_det.pytorch.profiling.lines import Lines

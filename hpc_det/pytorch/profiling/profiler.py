@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hpc_det.errors import UsageError
-from hpc_det.node.modes import make_folders
+from hpc_det.node.files import make_folders
 
 
 class Profiler:

@@ -18,7 +18,7 @@ from hpc_det.checkpoint.committed import CODE, LOAD_DATA, MANIFEST, OddManifest,
 from hpc_det.checkpoint.inspection import in_words, irregularities
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from hpc_det.pytorch.state.fresh_import import importing_from
 from hpc_det.pytorch.state.portable import METADATA
 from hpc_det.pytorch.state.state import restore_models

@@ -22,9 +22,9 @@ from hpc_det.checkpoint.code import mend_code
 from hpc_det.checkpoint.committed import CODE, LOAD_DATA, FileEntry, checksum, committed_at
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
-from hpc_det.node.files import flush_file, flush_folder, flush_tree, read_json
-from hpc_det.node.modes import make_folders
-from hpc_det.node.temporary import temporary_beside
+from hpc_det.node.disk import temporary_beside
+from hpc_det.node.files import flush_file, flush_folder, flush_tree, make_folders
+from hpc_det.node.json_files import read_json
 from hpc_det.pytorch.state.state import PROGRESS
 from hpc_det.pytorch.trial.trial import Trial, kind_of
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hpc_det.distributed.forced_stop import ForcedStop
-from hpc_det.node.files import append_line
-from hpc_det.node.modes import make_folder
+from hpc_det.node.files import make_folder
+from hpc_det.node.json_files import append_line
 from hpc_det.pytorch.state.fingerprint import Texts, texts_of
 from hpc_det.pytorch.state.resume_state import RankState
 from hpc_det.pytorch.strategies.strategy import Strategy

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from hpc_det.distributed.metrics import scalar
 from hpc_det.errors import UsageError
-from hpc_det.node.modes import make_folders
+from hpc_det.node.files import make_folders
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

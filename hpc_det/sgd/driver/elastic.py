@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import cloudpickle
 
 from hpc_det.checkpoint.snapshots import Durable, await_writers, last_number, newest
-from hpc_det.node.signals import uninterrupted
+from hpc_det.node.process import uninterrupted
 from hpc_det.sgd.driver.failures import GangLost, RetriesUsedUp, StateLost, pause_s
 from hpc_det.sgd.driver.gang import Gang
 from hpc_det.sgd.driver.leaving import JobLeaves, back_into_queue

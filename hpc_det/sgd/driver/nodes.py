@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hpc_det.node.awake import AwakeClock
 from hpc_det.node.frames import Message
 from hpc_det.node.key import derived
 from hpc_det.node.network import allow_many_files
-from hpc_det.node.signals import uninterrupted
+from hpc_det.node.process import uninterrupted
+from hpc_det.node.suspension import AwakeClock
 from hpc_det.node.switchboard import Event, Switchboard
 from hpc_det.sgd.capacity import Capacity
 from hpc_det.sgd.driver.failures import NotEnoughRanks

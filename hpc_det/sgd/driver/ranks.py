@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_det.launch.watch.hang import HangJudge, last_first, sentence
-from hpc_det.node.awake import AwakeClock
 from hpc_det.node.channel import Line
 from hpc_det.node.heartbeat import Progress
+from hpc_det.node.suspension import AwakeClock
 from hpc_det.sgd.driver.failures import COLLATERAL_S, Hung, RankDied
 from hpc_det.sgd.driver.nodes import POLL_S, Node, Nodes
 

@@ -21,8 +21,8 @@ from hpc_det.checkpoint.damaged import set_aside
 from hpc_det.checkpoint.prune import superfluous
 from hpc_det.checkpoint.staging import Staging
 from hpc_det.errors import UsageError
-from hpc_det.node.files import append_line, read_counted, write_json
-from hpc_det.node.modes import make_private
+from hpc_det.node.files import make_private
+from hpc_det.node.json_files import append_line, read_counted, write_json
 from hpc_det.sgd.driver.elastic import Wanted
 from hpc_det.sgd.driver.failures import GangLost
 from hpc_det.sgd.driver.gang import Gang

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpc_det.node.modes import make_private
+from hpc_det.node.files import make_private
 from hpc_det.store.root import state_root
 from hpc_det.store.run_folder import RunFolder
 

@@ -10,8 +10,8 @@ import torch
 
 from hpc_det.checkpoint.content import read
 from hpc_det.errors import UsageError
+from hpc_det.node.disk import temporary_beside
 from hpc_det.node.files import flush_folder
-from hpc_det.node.temporary import temporary_beside
 
 
 class NoSuchState(UsageError, FileNotFoundError):

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.errors import UsageError
-from hpc_det.node.files import read_json, write_first, write_json
+from hpc_det.node.files import write_first
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.process import is_running, start_ticks
 from hpc_det.sgd.elastic.meeting import Driver, answers
 from hpc_det.store.run_folder import RunFolder

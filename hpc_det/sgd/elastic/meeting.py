@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from hpc_det.errors import HpcDetError
 from hpc_det.node.channel import Line, connect
-from hpc_det.node.files import write_json
-from hpc_det.node.rendezvous import awaited, tries
+from hpc_det.node.json_files import write_json
+from hpc_det.node.network import awaited, tries
 from hpc_det.store.run_folder import RunFolder
 
 ANSWER_S = 0.5

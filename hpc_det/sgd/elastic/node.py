@@ -38,11 +38,10 @@ from typing import Any
 from hpc_det.node import agent_socket as doorbell
 from hpc_det.node.channel import Line
 from hpc_det.node.frames import Message
-from hpc_det.node.guardian import guarded
 from hpc_det.node.key import derived
 from hpc_det.node.network import limit_look_ups, own_address
-from hpc_det.node.process import adopt_orphans, end_descendants, ends_with_parent
-from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants, ends_with_parent
+from hpc_det.node.suspension import guarded
 from hpc_det.schedulers.pbs.scheduler import Pbs
 from hpc_det.schedulers.slurm.scheduler import Slurm
 from hpc_det.sgd.elastic.claim import is_abandoned

@@ -10,8 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_det.node.process import adopt_orphans, end_descendants, ends_with_parent
-from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants, ends_with_parent
 from hpc_det.sgd.elastic.agents import BackOff, into_log
 
 POLL_S = 0.5

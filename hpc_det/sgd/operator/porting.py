@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from hpc_det.node.rendezvous import free_port as find_free_port
+from hpc_det.node.network import free_port as find_free_port
 from hpc_det.sgd.operator.errors import BadArgument
 
 __all__ = ["find_free_port", "override"]

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 
 from hpc_det.distributed.rank_process import leave
 from hpc_det.node.agent_socket import Line
-from hpc_det.node.process import adopt_orphans, end_descendants, ends_with_parent
-from hpc_det.node.signals import SignalPipe
+from hpc_det.node.process import SignalPipe, adopt_orphans, end_descendants, ends_with_parent
 
 PRELOADED = (
     "hpc_det.sgd.rank.process",

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from hpc_det.distributed.rank_process import leave, log_to
 from hpc_det.node.network import variables
-from hpc_det.node.signals import STOP_SIGNALS
+from hpc_det.node.process import STOP_SIGNALS
 from hpc_det.sgd.rank.worker import Worker
 from hpc_det.sgd.shown import show_too
 

@@ -21,8 +21,7 @@ from hpc_det.checkpoint.checksummed import checksummed
 from hpc_det.checkpoint.committed import FileEntry
 from hpc_det.checkpoint.staging import Staging
 from hpc_det.errors import UsageError
-from hpc_det.node.files import flush_folder
-from hpc_det.node.modes import make_private
+from hpc_det.node.files import flush_folder, make_private
 from hpc_det.pytorch.strategies.device import ToDevice
 from hpc_det.sgd.json_values import in_json
 from hpc_det.sgd.operator.training_operator import TrainingOperator

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.errors import UsageError, nearest
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.metric import better
 from hpc_det.search.state import TrialState

@@ -18,8 +18,8 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.node.files import read_json, write_json
-from hpc_det.node.signals import uninterrupted
+from hpc_det.node.json_files import read_json, write_json
+from hpc_det.node.process import uninterrupted
 from hpc_det.schedulers.scheduler import CommandError
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work

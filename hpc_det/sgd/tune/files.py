@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpc_det.errors import UsageError
-from hpc_det.node.files import read_counted, read_json, read_lines, write_json
+from hpc_det.node.files import make_private
+from hpc_det.node.json_files import read_counted, read_json, read_lines, write_json
 from hpc_det.node.key import derived, user_key
-from hpc_det.node.modes import make_private
 from hpc_det.node.process import is_running, start_ticks
 from hpc_det.sgd.driver.run_folder import path_of
 from hpc_det.store.folders import ExperimentFolder, TrialFolder

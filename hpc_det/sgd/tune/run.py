@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpc_det.errors import HpcDetError, UsageError, shown
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from hpc_det.sgd.tune.analysis import Analysis
 from hpc_det.sgd.tune.driver import Driver
 from hpc_det.sgd.tune.files import ITERATION, Mode, TuneFolder, run_folder

@@ -23,7 +23,7 @@ from hpc_det.checkpoint.damaged import set_aside
 from hpc_det.checkpoint.prune import RESUME_DEPTH, superfluous
 from hpc_det.checkpoint.staging import new_staging
 from hpc_det.errors import InvalidHP
-from hpc_det.node.files import append_line, read_json, write_json
+from hpc_det.node.json_files import append_line, read_json, write_json
 from hpc_det.sgd.driver.leaving import JobLeaves
 from hpc_det.sgd.json_values import in_json, number
 from hpc_det.sgd.tune.files import DONE, ITERATION, STATE, TuneFolder, TuneTrial, Turn, checkpoint_data

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_det.node.files import parse_line
-from hpc_det.node.shape import NUMBER, Shape, insist_on
+from hpc_det.node.json_files import NUMBER, Shape, insist_on, parse_line
 from hpc_det.view.profile.timings import Stretch, numbered
 
 Sample = dict[str, Any]

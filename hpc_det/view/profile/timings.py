@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_det.node.files import read_lines
-from hpc_det.node.shape import NUMBER, Shape, insist_on
+from hpc_det.node.json_files import NUMBER, Shape, insist_on, read_lines
 
 
 class Part(str, enum.Enum):

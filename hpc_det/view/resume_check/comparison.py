@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from hpc_det.errors import HpcDetError
-from hpc_det.node.files import read_counted
+from hpc_det.node.json_files import read_counted
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
 from hpc_det.store.trace_names import UNSAVED

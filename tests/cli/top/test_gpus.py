@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hpc_det.cli.top.gpus import NEW_S, gpu_use
-from hpc_det.node.files import append_line
+from hpc_det.node.json_files import append_line
 from hpc_det.store.folders import TrialFolder
 
 

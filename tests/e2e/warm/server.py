@@ -16,8 +16,7 @@ from typing import NoReturn
 
 import pytest
 
-from hpc_det.node.process import ends_with_parent
-from hpc_det.node.signals import shielded
+from hpc_det.node.process import ends_with_parent, shielded
 from tests.e2e.warm.stand_in import SERVER
 from tests.forked_python import become
 

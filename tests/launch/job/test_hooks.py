@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.stop import request_stop
 from tests.launch.gang import Gang

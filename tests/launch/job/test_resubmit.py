@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.launch.job.resubmit import WayBack
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.plan.job_plan import JobArray
 from hpc_det.schedulers.slurm.scheduler import Slurm as SlurmScheduler
 from hpc_det.search.journal import SearchJournal

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.search.method import Exit
 from hpc_det.store.journal import Journal
 from tests.launch.gang import EFFECTIVE, Gang
@@ -19,7 +19,7 @@ REPORTS = """
 import os
 from hpc_det.store.attempt import Attempt
 from hpc_det.search.journal import SearchJournal
-from hpc_det.node.files import write_json
+from hpc_det.node.json_files import write_json
 
 attempt = Attempt.from_env(os.environ)
 search = SearchJournal(attempt.trial.experiment())

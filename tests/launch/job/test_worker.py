@@ -12,9 +12,8 @@ import pytest
 from hpc_det.checkpoint.committed import committed
 from hpc_det.launch.job import attempts
 from hpc_det.launch.job.attempts import Attempts
-from hpc_det.node.files import write_json
-from hpc_det.node.process import start_ticks
-from hpc_det.node.signals import SignalPipe
+from hpc_det.node.json_files import write_json
+from hpc_det.node.process import SignalPipe, start_ticks
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.schedulers.slurm.scheduler import Slurm

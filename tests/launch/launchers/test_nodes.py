@@ -22,10 +22,10 @@ from hpc_det.launch.launchers import nodes
 from hpc_det.launch.launchers.nodes import Host, run_on
 from hpc_det.launch.launchers.remote_shell import host_name, node_of
 from hpc_det.node.channel import connect
-from hpc_det.node.files import write_json
+from hpc_det.node.files import share
 from hpc_det.node.frames import NONCE_BYTES
+from hpc_det.node.json_files import write_json
 from hpc_det.node.key import derived
-from hpc_det.node.modes import share
 from hpc_det.store.attempt import Attempt
 from tests.node.relay import relay
 from tests.store.test_attempt import ATTEMPT

@@ -11,12 +11,12 @@ AN_HOUR_S = 3600.0
 
 
 class Suspension:
-    """For what uses hpc_det.node.awake in this process."""
+    """For what uses hpc_det.node.suspension in this process."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._lasted_s = 0.0
         clock = SimpleNamespace(monotonic=lambda: time.monotonic() + self._lasted_s)
-        monkeypatch.setattr("hpc_det.node.awake.time", clock)
+        monkeypatch.setattr("hpc_det.node.suspension.time", clock)
 
     def lasts(self, seconds: float = AN_HOUR_S) -> None:
         self._lasted_s += seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpc_det.launch.watch.rounds import Rounds
-from hpc_det.node.awake import AwakeClock
+from hpc_det.node.suspension import AwakeClock
 from tests.plan.plans import job_plan
 
 LIMIT_S = 60

@@ -20,7 +20,7 @@ from hpc_det.launch.watch import supervisor as vigil
 from hpc_det.launch.watch.peers import key_of
 from hpc_det.node.agent_socket import Doorbell
 from hpc_det.node.channel import Line, connect
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.store.failure import Failure, failure_now, failures, first_failure, note_failure
 from tests.launch.gang import Gang

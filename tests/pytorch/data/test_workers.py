@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker
 from torch.utils.data._utils import worker
 
 from hpc_det.errors import HpcDetError
-from hpc_det.node.signals import STOP_SIGNALS
+from hpc_det.node.process import STOP_SIGNALS
 from hpc_det.pytorch.data import Position, workers
 from hpc_det.pytorch.data.external_loader import ExternalTraining
 from hpc_det.pytorch.data.workers import ClosableLoader, SeededDataset, WorkerInit, end_workers, shield
@@ -115,7 +115,7 @@ def hang():
 os.register_at_fork(after_in_child=hang, after_in_parent=hangs.clear)  # runs before those of what is imported now
 import torch
 from torch.utils.data import TensorDataset
-from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 from hpc_det.pytorch.data import workers
 
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.1

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.node.files import read_lines
+from hpc_det.node.json_files import read_lines
 from tests.distributed.ranks import OnRanks
 from tests.pytorch.trials import StopAt
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from hpc_det.node.agent_socket import Doorbell
-from hpc_det.node.files import read_json, write_json
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.attempt import Attempt
 from hpc_det.store.failure import Failure, first_failure

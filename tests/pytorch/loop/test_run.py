@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hpc_det.checkpoint.pinned_staging import WarmCopies
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
-from hpc_det.node.files import read_json
+from hpc_det.node.json_files import read_json
 from hpc_det.pytorch import Batch, Trainer, init
 from hpc_det.pytorch.loop.run import gang
 from hpc_det.store.folders import TrialFolder

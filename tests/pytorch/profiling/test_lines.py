@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.node.files import read_lines
+from hpc_det.node.json_files import read_lines
 from hpc_det.pytorch.profiling.lines import Lines
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from hpc_det.config.merge import merge
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.node.files import read_lines
+from hpc_det.node.json_files import read_lines
 from hpc_det.pytorch import DataLoader, PyTorchCallback
 from hpc_det.pytorch.profiling import timings
 from hpc_det.pytorch.strategies import fusion

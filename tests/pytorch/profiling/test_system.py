@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.node.files import read_lines
+from hpc_det.node.json_files import read_lines
 from hpc_det.pytorch.profiling import system
 from hpc_det.pytorch.profiling.gpus import Gpus
 from hpc_det.pytorch.profiling.lines import Lines

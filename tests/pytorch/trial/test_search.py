@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.node.files import write_json
+from hpc_det.node.json_files import write_json
 from hpc_det.pytorch import PyTorchTrial
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_det.node.files import read_lines
+from hpc_det.node.json_files import read_lines
 from hpc_det.sgd.capacity import Allocation, Capacity, allocation
 from hpc_det.sgd.elastic import agents
 from hpc_det.store.run_folder import RunFolder

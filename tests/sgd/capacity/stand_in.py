@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from hpc_det.node.files import append_line
-from hpc_det.node.signals import STOP_SIGNALS, SignalPipe
+from hpc_det.node.json_files import append_line
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 
 
 def main(run: Path, slots: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 import submitit
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.node.files import read_lines
+from hpc_det.node.json_files import read_lines
 from hpc_det.schedulers.scheduler import CommandError
 from hpc_det.sgd.tune import Analysis, asha, choice, grid_search, pbt, tune_run, uniform
 from hpc_det.sgd.tune.files import TuneFolder

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.node.files import read_lines
+from hpc_det.node.json_files import read_lines
 from hpc_det.node.process import children, descendants
 from hpc_det.sgd import TorchTrainer
 from hpc_det.sgd.tune import grid_search, loguniform, pbt, tune_run

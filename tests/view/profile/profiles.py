@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from hpc_det.node.files import append_line
-from hpc_det.node.modes import make_folder
+from hpc_det.node.files import make_folder
+from hpc_det.node.json_files import append_line
 from hpc_det.store.folders import TrialFolder
 
 BEGAN = 1_795_000_000.0

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.node.files import write_atomic, write_json
+from hpc_det.node.files import write_atomic
+from hpc_det.node.json_files import write_json
 from hpc_det.view.profile.conditions import Conditions, conditions
 from hpc_det.view.state import ExperimentView
 from tests.cli.life import Life

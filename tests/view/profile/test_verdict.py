@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.node.files import append_line
+from hpc_det.node.json_files import append_line
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.save_times import write_save
 from hpc_det.view.profile.conditions import Conditions

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpc_det.errors import HpcDetError
-from hpc_det.node.files import append_line
+from hpc_det.node.json_files import append_line
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.trace_names import GENERATOR, unwrapped
 from hpc_det.view.resume_check.causes import causes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpc_det.node.files import append_line
+from hpc_det.node.json_files import append_line
 from hpc_det.store.folders import TrialFolder
 
 Change = Mapping[tuple[int, str], Mapping[str, str]]

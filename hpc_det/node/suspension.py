@@ -1,4 +1,4 @@
-"""Stop and continue all processes of a suspended job together.
+"""Suspended jobs: all processes of one stop and continue together, and time limits do not count that time.
 
 Slurm and PBS suspend a job by SIGSTOP, which cannot be caught, to the processes that they know: PBS to the sessions
 that it has started. Launchers and ranks run in sessions of their own and would train on beside the job that has the
@@ -19,12 +19,39 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from hpc_det.node.process import descendants, is_running, is_stopped, spare, start_ticks
-from hpc_det.node.signals import shielded
+from hpc_det.node.process import descendants, is_running, is_stopped, shielded, spare, start_ticks
 
 LOOK_S = 0.2
 # Without site-packages it starts in about 15 ms and holds little memory.
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from hpc_det.node.guardian import main; main(int(sys.argv[2]))"
+_PROGRAM = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from hpc_det.node.suspension import main; main(int(sys.argv[2]))"
+)
+
+
+class AwakeClock:
+    """Counts the seconds since it was made. Look regularly: a stop shows as a long time between two looks."""
+
+    def __init__(self, every_s: float = 1.0) -> None:
+        """`every_s`: the longest time between two looks of a process that runs.
+
+        Where it took more than three times as long, the process was stopped, and `every_s` counts as time it ran.
+        """
+        self._every_s = every_s
+        self._seconds = 0.0
+        self._looked_at = time.monotonic()
+
+    def seconds(self) -> float:
+        """For which the process ran."""
+        self.stopped_s()
+        return self._seconds
+
+    def stopped_s(self) -> float:
+        """Seconds for which the process was stopped since the last look; 0 where it ran."""
+        now = time.monotonic()
+        since, self._looked_at = now - self._looked_at, now
+        stopped = since - self._every_s if since > 3 * self._every_s else 0.0
+        self._seconds += since - stopped
+        return stopped
 
 
 @contextmanager

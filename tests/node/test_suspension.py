@@ -1,4 +1,4 @@
-"""All processes below one that is stopped stop and continue with it, in whatever sessions they are."""
+"""A suspended process: all processes below it stop and continue with it, and its clock stands still."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from contextlib import suppress
 
 import pytest
 
-from hpc_det.node.guardian import guarded
 from hpc_det.node.process import children, descendants, is_stopped
+from hpc_det.node.suspension import AwakeClock, guarded
 from tests.wait import wait_for
 
 GUARDED = """
 import subprocess, sys
-from hpc_det.node.guardian import guarded
+from hpc_det.node.suspension import guarded
 with guarded():
     rank = ["bash", "-c", "setsid sleep 600 & wait"]
     subprocess.Popen(rank, start_new_session=True, stdout=subprocess.DEVNULL)
@@ -42,11 +42,11 @@ def job() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def ranks(job: subprocess.Popen[bytes]) -> list[int]:
-    return [pid for pid in descendants(job.pid) if b"guardian" not in command(pid)]
+    return [pid for pid in descendants(job.pid) if b"node.suspension" not in command(pid)]
 
 
 def guardian(job: subprocess.Popen[bytes]) -> int:
-    (pid,) = [pid for pid in descendants(job.pid) if b"guardian" in command(pid)]
+    (pid,) = [pid for pid in descendants(job.pid) if b"node.suspension" in command(pid)]
     return pid
 
 
@@ -86,7 +86,7 @@ def test_what_a_killed_process_leaves_behind_is_continued_and_nothing_watches_on
 
 FROM_NOW_ON = """
 import subprocess, sys
-from hpc_det.node.guardian import guard_from_now_on
+from hpc_det.node.suspension import guard_from_now_on
 guard_from_now_on()
 guard_from_now_on()
 subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
@@ -119,3 +119,38 @@ def test_a_guardian_is_no_descendant_of_the_process_that_started_it_and_ends_wit
         assert (children(os.getpid()), descendants(os.getpid())) == before
         pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}
     assert {pid for pid in pids if os.path.exists(f"/proc/{pid}")} < pids
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The machine's clock."""
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
+
+
+def test_it_counts_seconds_between_looks(now: list[float]) -> None:
+    clock = AwakeClock()
+    for _ in range(30):
+        now[0] += 1
+        clock.seconds()
+    assert clock.seconds() == 30
+
+
+def test_the_time_in_which_the_process_was_suspended_hardly_counts(now: list[float]) -> None:
+    clock = AwakeClock(every_s=5)
+    now[0] += 1
+    assert clock.seconds() == 1
+    now[0] += 3600
+    assert clock.seconds() == 1 + 5
+    now[0] += 1
+    assert clock.seconds() == 1 + 5 + 1
+
+
+def test_only_what_is_much_longer_than_between_looks_is_a_stop(now: list[float]) -> None:
+    clock = AwakeClock()
+    found = []
+    for since in (1, 2.5, 100, 1):
+        now[0] += since
+        found.append(clock.stopped_s())
+    assert found == [0, 0, 99, 0]
