@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.node.process import STOP_SIGNALS, descendants, is_running, shielded, start_ticks
+from hpc_det.node.process import STOP_SIGNALS, descendants, is_running, process_namespace, shielded, start_ticks
 from tests.wait import DEADLINE_S
 
 REPOSITORY = Path(__file__).parents[1]
