@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.node.files import is_shared, make_folders, make_private, open_log, share, share_alike, share_copy, take_umask_of, write_atomic, write_first
+from hpc_det.node.files import (
+    is_shared,
+    make_folders,
+    make_private,
+    open_log,
+    share,
+    share_alike,
+    share_copy,
+    take_umask_of,
+    write_atomic,
+    write_first,
+)
 from hpc_det.node.json_files import append_line, write_json
 from hpc_det.store.shared_log import SharedLog
 
