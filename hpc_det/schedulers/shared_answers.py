@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.files import is_own, make_private
+from hpc_det.node.json_files import read_json, write_json
 from hpc_det.schedulers.scheduler import TIMEOUT_S, JobState, JobStatus, Run, Scheduler
 
 ASK_S = 2.0

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpc_det.errors import UsageError
-from hpc_det.node.suspension import guard_from_now_on
 from hpc_det.node.process import ends_with_parent
+from hpc_det.node.suspension import guard_from_now_on
 from hpc_det.schedulers.scheduler import JobState, JobStatus, run_command
 from hpc_det.schedulers.slurm.scheduler import Slurm
 from hpc_det.sgd.capacity.starters import variable_of_allocation
