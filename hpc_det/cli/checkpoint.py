@@ -9,7 +9,7 @@ import click
 
 from hpc_det.cli.confirm import yes_option
 from hpc_det.cli.experiment.keep import output_dir
-from hpc_det.cli.group import Group
+from hpc_det.cli.groups import Group
 from hpc_det.cli.ids import store
 from hpc_det.cli.output import Output, output_options, show
 from hpc_det.cli.several import at_once
@@ -18,23 +18,15 @@ if TYPE_CHECKING:
     from hpc_det.view.checkpoints import StoredCheckpoint
 
 
-class CheckpointIds(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2, and not before
-    """Uuids with commas between on the command line, or their beginnings; existing checkpoints in the command."""
+def stored_checkpoints(text: str) -> list[StoredCheckpoint]:
+    """Checkpoints by their uuids, or the beginnings of these, with commas between; each once."""
+    from hpc_det.view.checkpoints import find
 
-    name = "uuids"
-
-    def convert(
-        self, value: str | list[StoredCheckpoint], param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[StoredCheckpoint]:
-        from hpc_det.view.checkpoints import find
-
-        if not isinstance(value, str):
-            return value
-        found = at_once(list(dict.fromkeys(value.split(","))), lambda uuid: find(store(), uuid))
-        return list({item.uuid: item for item in found}.values())
+    found = at_once(list(dict.fromkeys(text.split(","))), lambda uuid: find(store(), uuid))
+    return list({item.uuid: item for item in found}.values())
 
 
-checkpoints_argument = click.argument("checkpoints", metavar="UUID[,UUID...]", type=CheckpointIds())
+checkpoints_argument = click.argument("checkpoints", metavar="UUID[,UUID...]", type=stored_checkpoints)
 
 
 @click.group(cls=Group)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from hpc_det.cli.group import Group
+from hpc_det.cli.groups import Group
 from hpc_det.cli.ids import store
 from hpc_det.cli.parameters import request_options
 from hpc_det.view.formatting import length_in_words
@@ -24,7 +23,8 @@ def config() -> None:
 
 @config.command()
 @request_options
-def check(config: Path, request: Request) -> None:
+@click.pass_context
+def check(context: click.Context, request: Request) -> None:
     """Check an experiment file and submit nothing.
 
     Every problem is one line on stderr, and the exit code is 2. CONTEXT_DIR is the folder of the code, as for
@@ -42,7 +42,7 @@ def check(config: Path, request: Request) -> None:
     found, experiments = effective(request), store()
     say_notes(found)
     submission = prepare(found, experiments.folder(experiments.next_id()))  # refuses what `create` would
-    click.echo(f"{config}: valid: {in_a_line(found, submission.trials)}")
+    click.echo(f"{context.params['config']}: valid: {in_a_line(found, submission.trials)}")
 
 
 def in_a_line(found: Effective, trials: int) -> str:

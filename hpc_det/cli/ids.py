@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from hpc_det.cli.parameters import Decorator
 from hpc_det.cli.several import at_once
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import read_json
@@ -52,7 +55,74 @@ def insist_on_own(experiment: ExperimentFolder) -> ExperimentFolder:
     )
 
 
-def completed_ids(incomplete: str) -> list[CompletionItem]:
+def any_experiment(text: str) -> ExperimentFolder:
+    """An experiment by its id, for commands that change nothing: `12`, or with its owner's name or root, `ada:12`."""
+    return _experiment(text, "12, or ada:12 for one of ada's")
+
+
+def own_experiment(text: str) -> ExperimentFolder:
+    """An experiment of the user's own by its id."""
+    return insist_on_own(_experiment(text, "12"))
+
+
+def _experiment(text: str, example: str) -> ExperimentFolder:
+    owner, _, number = text.rpartition(":")
+    if not number.isdecimal() or len(number) > 9:
+        raise click.BadParameter(f"{text!r} is no experiment id; expected a number such as {example}")
+    return store(owner).existing(int(number))
+
+
+def any_experiments(text: str) -> list[ExperimentFolder]:
+    """Experiments by their ids, such as `12,15-18`, each once."""
+    return at_once(_ids(text), any_experiment)
+
+
+def own_experiments(text: str) -> list[ExperimentFolder]:
+    return at_once(_ids(text), own_experiment)
+
+
+def _ids(text: str) -> list[str]:
+    return list(dict.fromkeys(number for part in text.split(",") for number in _spelt_out(part)))
+
+
+def _spelt_out(part: str) -> list[str]:
+    """`15-18` is 15, 16, 17, 18, of the same owner; what is no such range stays as it is."""
+    owner, colon, numbers = part.rpartition(":")
+    first, _, last = numbers.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < int(first) + MOST_IN_RANGE):
+        return [part]
+    return [f"{owner}{colon}{number}" for number in range(int(first), int(last) + 1)]
+
+
+def any_trial(text: str) -> TrialFolder:
+    """A trial that the search has created, by EXPERIMENT/TRIAL."""
+    return _trial(text, any_experiment)
+
+
+def own_trial(text: str) -> TrialFolder:
+    return _trial(text, own_experiment)
+
+
+def _trial(text: str, experiment_of: Callable[[str], ExperimentFolder]) -> TrialFolder:
+    experiment, _, trial = text.rpartition("/")
+    ids = (experiment.rpartition(":")[2], trial)
+    if not all(number.isdecimal() and len(number) <= 9 for number in ids):
+        raise click.BadParameter(f"{text!r} is no trial; expected EXPERIMENT/TRIAL such as 12/7")
+    return created_trial(experiment_of(experiment), int(trial))
+
+
+def created_trial(experiment: ExperimentFolder, number: int) -> TrialFolder:
+    """Raises UsageError for a trial that the search has not created."""
+    from hpc_det.view.state import ExperimentView
+
+    created = ExperimentView(experiment).search.trials
+    if number in created:
+        return experiment.trial(number)
+    has = f"it has 1 to {max(created)}" if created else "none has begun"
+    raise UsageError(f"experiment {experiment.id}: no trial {number} so far; {has}")
+
+
+def _completed_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The newest experiments whose ids go on as what was typed so far, which may be the last id of several."""
     before, comma, typed = incomplete.rpartition(",")
     found = [experiment for experiment in store().all() if str(experiment.id).startswith(typed)]
@@ -69,108 +139,22 @@ def _name_of(experiment: ExperimentFolder) -> str | None:
     return None
 
 
-class ExperimentId(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2, and not before
-    """An id on the command line, an existing experiment in the command.
-
-    Where `others` may be meant, for commands that change nothing, it may follow their owner's name or root and a colon.
-    """
-
-    name = "id"
-
-    def __init__(self, *, others: bool = False) -> None:
-        self.others = others
-
-    def convert(
-        self, value: str | ExperimentFolder, param: click.Parameter | None, ctx: click.Context | None
-    ) -> ExperimentFolder:
-        if isinstance(value, ExperimentFolder):
-            return value
-        owner, _, number = value.rpartition(":")
-        if not number.isdecimal() or len(number) > 9:
-            example = "12, or ada:12 for one of ada's" if self.others else "12"
-            self.fail(f"{value!r} is no experiment id; expected a number such as {example}", param, ctx)
-        found = store(owner).existing(int(number))
-        return found if self.others else insist_on_own(found)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return completed_ids(incomplete)
+def _completed_trials(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    number, slash, typed = incomplete.partition("/")
+    if not slash:
+        return [CompletionItem(f"{item.value}/", help=item.help) for item in _completed_ids(ctx, param, number)]
+    trials = store().folder(int(number)).trials() if number.isdecimal() else []
+    return [CompletionItem(f"{number}/{trial.id}") for trial in trials if str(trial.id).startswith(typed)]
 
 
-experiment_argument = click.argument("experiment", metavar="ID", type=ExperimentId())
-any_experiment_argument = click.argument("experiment", metavar="[OWNER:]ID", type=ExperimentId(others=True))
-"""For commands that change nothing: it may be a colleague's."""
+def _argument(name: str, metavar: str, type_: Callable[[str], Any], completed: Callable[..., Any]) -> Decorator:
+    return click.argument(name, metavar=metavar, type=type_, shell_complete=completed)
 
 
-class ExperimentIds(click.ParamType):  # type: ignore[type-arg]
-    """`12,15-18` on the command line, existing experiments in the command, each once."""
-
-    name = "ids"
-
-    def __init__(self, *, others: bool = False) -> None:
-        self.others = others
-
-    def convert(
-        self, value: str | list[ExperimentFolder], param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[ExperimentFolder]:
-        if not isinstance(value, str):
-            return value
-        named = dict.fromkeys(text for part in value.split(",") for text in _spelt_out(part))
-        return at_once(list(named), lambda text: ExperimentId(others=self.others).convert(text, param, ctx))
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return completed_ids(incomplete)
-
-
-def _spelt_out(part: str) -> list[str]:
-    """`15-18` is 15, 16, 17, 18, of the same owner; what is no such range stays as it is."""
-    owner, colon, numbers = part.rpartition(":")
-    first, _, last = numbers.partition("-")
-    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < int(first) + MOST_IN_RANGE):
-        return [part]
-    return [f"{owner}{colon}{number}" for number in range(int(first), int(last) + 1)]
-
-
-experiments_argument = click.argument("experiments", metavar="IDS", type=ExperimentIds())
-any_experiments_argument = click.argument("experiments", metavar="[OWNER:]IDS", type=ExperimentIds(others=True))
-
-
-class TrialId(click.ParamType):  # type: ignore[type-arg]
-    """EXPERIMENT/TRIAL on the command line, a trial that the search has created in the command."""
-
-    name = "trial"
-
-    def __init__(self, *, others: bool = False) -> None:
-        self.others = others
-
-    def convert(
-        self, value: str | TrialFolder, param: click.Parameter | None, ctx: click.Context | None
-    ) -> TrialFolder:
-        if isinstance(value, TrialFolder):
-            return value
-        experiment, _, trial = value.rpartition("/")
-        ids = (experiment.rpartition(":")[2], trial)
-        if not all(number.isdecimal() and len(number) <= 9 for number in ids):
-            self.fail(f"{value!r} is no trial; expected EXPERIMENT/TRIAL such as 12/7", param, ctx)
-        return created_trial(ExperimentId(others=self.others).convert(experiment, param, ctx), int(trial))
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        number, slash, typed = incomplete.partition("/")
-        if not slash:
-            return [CompletionItem(f"{item.value}/", help=item.help) for item in completed_ids(number)]
-        trials = store().folder(int(number)).trials() if number.isdecimal() else []
-        return [CompletionItem(f"{number}/{trial.id}") for trial in trials if str(trial.id).startswith(typed)]
-
-
-def created_trial(experiment: ExperimentFolder, number: int) -> TrialFolder:
-    """Raises UsageError for a trial that the search has not created."""
-    from hpc_det.view.state import ExperimentView
-
-    created = ExperimentView(experiment).search.trials
-    if number in created:
-        return experiment.trial(number)
-    has = f"it has 1 to {max(created)}" if created else "none has begun"
-    raise UsageError(f"experiment {experiment.id}: no trial {number} so far; {has}")
-
-
-trial_argument = click.argument("trial", metavar="EXPERIMENT/TRIAL", type=TrialId())
-any_trial_argument = click.argument("trial", metavar="[OWNER:]EXPERIMENT/TRIAL", type=TrialId(others=True))
+experiment_argument = _argument("experiment", "ID", own_experiment, _completed_ids)
+any_experiment_argument = _argument("experiment", "[OWNER:]ID", any_experiment, _completed_ids)
+experiments_argument = _argument("experiments", "IDS", own_experiments, _completed_ids)
+any_experiments_argument = _argument("experiments", "[OWNER:]IDS", any_experiments, _completed_ids)
+trial_argument = _argument("trial", "EXPERIMENT/TRIAL", own_trial, _completed_trials)
+any_trial_argument = _argument("trial", "[OWNER:]EXPERIMENT/TRIAL", any_trial, _completed_trials)
+"""Those that begin with any_ are for commands that change nothing: what they name may be a colleague's."""

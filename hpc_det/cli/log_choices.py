@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 import click
 
 from hpc_det.cli.output import Output, output_options
+from hpc_det.cli.parameters import bundle
 from hpc_det.errors import UsageError
 from hpc_det.view.logs.levels import LEVELS
 
+_COUNT = click.IntRange(min=0)
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _AGE = re.compile(r"(\d{1,9})([smhdw])")
 
@@ -38,43 +37,27 @@ class LogChoices:
             raise UsageError(f"--head {self.head}: --tail {self.tail} was given, too; give one of them")
 
 
-class Since(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2, and not before
-    """A moment or an age on the command line, seconds since the epoch in the command."""
-
-    name = "time"
-
-    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        if age := _AGE.fullmatch(value):
-            return time.time() - int(age[1]) * _UNITS_S[age[2]]
-        try:
-            return datetime.fromisoformat(re.sub("Z$", "+00:00", value)).timestamp()
-        except (ValueError, OverflowError):
-            self.fail(f"{value!r} is no time; expected one such as 2026-11-20T10:00, or an age such as 10m, 2h or 1d")
+def moment(text: str) -> float:
+    """A moment or an age on the command line: seconds since the epoch."""
+    if age := _AGE.fullmatch(text):
+        return time.time() - int(age[1]) * _UNITS_S[age[2]]
+    try:
+        return datetime.fromisoformat(re.sub("Z$", "+00:00", text)).timestamp()
+    except (ValueError, OverflowError):
+        expected = "expected one such as 2026-11-20T10:00, or an age such as 10m, 2h or 1d"
+        raise click.BadParameter(f"{text!r} is no time; {expected}") from None
 
 
-def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command gets one argument `choices` for all the flags."""
-    count = click.IntRange(min=0)
-    options: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
-        click.option("-f", "--follow", is_flag=True, help="Go on until the end, across requeues and pauses."),
-        click.option("--rank", "--rank-id", "rank", type=int, metavar="R", help="Only the lines of this rank."),
-        click.option("--head", type=count, metavar="N", help="Only the first N lines."),
-        click.option("--tail", type=count, metavar="N", help="Only the last N lines, and those to come."),
-        click.option(
-            "--level", type=click.Choice(LEVELS, case_sensitive=False), help="Only lines of this level or above."
-        ),
-        click.option(
-            "--since", type=Since(), metavar="TIME", help="Only lines since then: a moment, or 10m, 2h, 1d ago."
-        ),
-        click.option("-T", "--timestamps", is_flag=True, help="Begin each line with the time when it was written."),
-        output_options,
-    ]
-    names = [field.name for field in fields(LogChoices)]
-
-    @functools.wraps(command)
-    def with_choices(**arguments: Any) -> Any:
-        return command(choices=LogChoices(**{name: arguments.pop(name) for name in names}), **arguments)
-
-    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), with_choices)
+log_options = bundle(
+    "choices",
+    LogChoices,
+    click.option("-f", "--follow", is_flag=True, help="Go on until the end, across requeues and pauses."),
+    click.option("--rank", "--rank-id", "rank", type=int, metavar="R", help="Only the lines of this rank."),
+    click.option("--head", type=_COUNT, metavar="N", help="Only the first N lines."),
+    click.option("--tail", type=_COUNT, metavar="N", help="Only the last N lines, and those to come."),
+    click.option("--level", type=click.Choice(LEVELS, case_sensitive=False), help="Only lines of this level or above."),
+    click.option("--since", type=moment, metavar="TIME", help="Only lines since then: a moment, or 10m, 2h, 1d ago."),
+    click.option("-T", "--timestamps", is_flag=True, help="Begin each line with the time when it was written."),
+    output_options,
+)
+"""The command gets one argument `choices` for all the flags."""

@@ -7,7 +7,6 @@ Of a table, one record is a row. A record is plain data, as `--json` prints it; 
 from __future__ import annotations
 
 import csv
-import functools
 import json
 import re
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 import click
 
+from hpc_det.cli.parameters import bundle
 from hpc_det.errors import printable, visible
 from hpc_det.view.formatting import columns
 
@@ -90,18 +90,19 @@ class Output:
             sys.stdout.writelines(f"{json.dumps(record)}\n" for record in records)
 
 
-def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command gets one argument `output`."""
+def _output(as_json: bool, as_csv: bool) -> Output:
+    if as_json and as_csv:
+        raise click.UsageError("--csv: --json was given, too; give one of them")
+    return Output(as_json=as_json, as_csv=as_csv)
 
-    @click.option("--json", "as_json", is_flag=True, help="For programs: JSON.")
-    @click.option("--csv", "as_csv", is_flag=True, help="For spreadsheets: a line of headings, then one for each.")
-    @functools.wraps(command)
-    def with_output(as_json: bool, as_csv: bool, **arguments: Any) -> Any:
-        if as_json and as_csv:
-            raise click.UsageError("--csv: --json was given, too; give one of them")
-        return command(output=Output(as_json=as_json, as_csv=as_csv), **arguments)
 
-    return with_output
+output_options = bundle(
+    "output",
+    _output,
+    click.option("--json", "as_json", is_flag=True, help="For programs: JSON."),
+    click.option("--csv", "as_csv", is_flag=True, help="For spreadsheets: a line of headings, then one for each."),
+)
+"""The command gets one argument `output`."""
 
 
 def _print_json(data: Any) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpc_det.errors import UsageError
 from hpc_det.store.group import Group
+
+if TYPE_CHECKING:
+    from hpc_det.config.request import Request
 
 
 def completed_names(group: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
@@ -26,24 +30,11 @@ def completed_names(group: str) -> Callable[[click.Context, click.Parameter, str
     return complete
 
 
-class Words(click.ParamType):  # type: ignore[type-arg]
+def words(text: str) -> str:
     """A text of a single line; others could not be told from what surrounds them, on a terminal or in a script."""
-
-    name = "words"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not value.strip() or not value.isprintable():
-            self.fail(f"{value!r}: expected a text that can be printed, and is not empty", param, ctx)
-        return value
-
-
-class GroupName(click.ParamType):  # type: ignore[type-arg]
-    """A group's name on the command line, or nothing for the primary one."""
-
-    name = "group"
-
-    def convert(self, value: str | Group, param: click.Parameter | None, ctx: click.Context | None) -> Group:
-        return value if isinstance(value, Group) else Group.of(value or None)
+    if not text.strip() or not text.isprintable():
+        raise click.BadParameter(f"{text!r}: expected a text that can be printed, and is not empty")
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +63,30 @@ class Choices:
             raise UsageError("--local: there is no experiment to share; leave out --shared")
 
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def bundle(name: str, make: Callable[..., Any], *options: Decorator) -> Decorator:
+    """Return a decorator for commands: they get what `make` returns of the values of `options` as one argument `name`.
+
+    The options must be called as the parameters of `make`; in `--help` they stand in this order.
+    """
+    given = inspect.signature(make).parameters
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_bundle(**arguments: Any) -> Any:
+            values = {each: arguments.pop(each) for each in given}
+            return command(**{name: make(**values)}, **arguments)
+
+        decorated: Callable[..., Any] = with_bundle
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
 include_option = click.option(
     "-i",
     "--include",
@@ -83,70 +98,57 @@ include_option = click.option(
 )
 
 
-def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command gets the path `config` and, of that file and all that was said beside it, the `request`."""
-    options = [
-        click.argument("config", type=click.Path(path_type=Path)),
-        click.argument("context_dir", required=False, type=click.Path(path_type=Path)),
-        click.option(
-            "--template",
-            metavar="NAME",
-            shell_complete=completed_names("template"),
-            help="The template that the configuration is merged over.",
-        ),
-        click.option(
-            "--config", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key of CONFIG; repeatable."
-        ),
-        click.option(
-            "--cluster",
-            metavar="NAME",
-            shell_complete=completed_names("cluster"),
-            help="The cluster profile; by default local, this machine.",
-        ),
-        include_option,
-    ]
+def _request(
+    config: Path,
+    context_dir: Path | None,
+    template: str | None,
+    overrides: tuple[str, ...],
+    cluster: str | None,
+    includes: tuple[Path, ...],
+) -> Request:
+    from hpc_det.config.request import from_file, with_includes
 
-    @functools.wraps(command)
-    def with_request(
-        config: Path,
-        context_dir: Path | None,
-        template: str | None,
-        overrides: tuple[str, ...],
-        cluster: str | None,
-        includes: tuple[Path, ...],
-        **arguments: Any,
-    ) -> Any:
-        from hpc_det.config.request import from_file, with_includes
-
-        request = from_file(config, context_dir, overrides, template, cluster, os.environ)
-        return command(config=config, request=with_includes(request, includes), **arguments)
-
-    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), with_request)
+    return with_includes(from_file(config, context_dir, overrides, template, cluster, os.environ), includes)
 
 
-def choices_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command gets one argument `choices` for all the flags."""
-    options = [
-        click.option("--dry-run", is_flag=True, help="Print the script that would be submitted; touch nothing."),
-        click.option("--explain", is_flag=True, help="Show the effective configuration and who wrote each key."),
-        click.option("-f", "--follow", is_flag=True, help="Show the training until it ends."),
-        click.option("--paused", is_flag=True, help="Without a job yet; it gets one by `activate`."),
-        click.option("--test", is_flag=True, help="Only one batch, one validation and one checkpoint."),
-        click.option("--local", is_flag=True, help="Train in this process, on one slot, without a job."),
-        click.option("--pdb", is_flag=True, help="With --local: open the debugger where the trial raises an error."),
-        click.option(
-            "--shared",
-            type=GroupName(),
-            is_flag=False,
-            flag_value="",
-            metavar="[=GROUP]",
-            help="A group, by default your primary one, may look at the experiment and fork it.",
-        ),
-    ]
-    names = [field.name for field in fields(Choices)]
-
-    @functools.wraps(command)
-    def with_choices(**arguments: Any) -> Any:
-        return command(choices=Choices(**{name: arguments.pop(name) for name in names}), **arguments)
-
-    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), with_choices)
+request_options = bundle(
+    "request",
+    _request,
+    click.argument("config", type=click.Path(path_type=Path)),
+    click.argument("context_dir", required=False, type=click.Path(path_type=Path)),
+    click.option(
+        "--template",
+        metavar="NAME",
+        shell_complete=completed_names("template"),
+        help="The template that the configuration is merged over.",
+    ),
+    click.option("--config", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key of CONFIG; repeatable."),
+    click.option(
+        "--cluster",
+        metavar="NAME",
+        shell_complete=completed_names("cluster"),
+        help="The cluster profile; by default local, this machine.",
+    ),
+    include_option,
+)
+"""The command gets the `request` of an experiment's file and of all that was said beside it."""
+choices_options = bundle(
+    "choices",
+    Choices,
+    click.option("--dry-run", is_flag=True, help="Print the script that would be submitted; touch nothing."),
+    click.option("--explain", is_flag=True, help="Show the effective configuration and who wrote each key."),
+    click.option("-f", "--follow", is_flag=True, help="Show the training until it ends."),
+    click.option("--paused", is_flag=True, help="Without a job yet; it gets one by `activate`."),
+    click.option("--test", is_flag=True, help="Only one batch, one validation and one checkpoint."),
+    click.option("--local", is_flag=True, help="Train in this process, on one slot, without a job."),
+    click.option("--pdb", is_flag=True, help="With --local: open the debugger where the trial raises an error."),
+    click.option(
+        "--shared",
+        type=lambda name: Group.of(name or None),
+        is_flag=False,
+        flag_value="",
+        metavar="[=GROUP]",
+        help="A group, by default your primary one, may look at the experiment and fork it.",
+    ),
+)
+"""The command gets one argument `choices` for all the flags."""

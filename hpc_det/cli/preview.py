@@ -28,7 +28,7 @@ SHOWN_TRIALS = 5
 @click.command("preview-search")
 @request_options
 @output_options
-def preview_search(config: Path, request: Request, output: Output) -> None:
+def preview_search(request: Request, output: Output) -> None:
     """Show what the search of an experiment would train.
 
     CONFIG and CONTEXT_DIR are checked as `experiment create` does it; nothing is created. A search that looks at the

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hpc_det.cli.group import Group
+from hpc_det.cli.groups import Group
 from hpc_det.cli.ids import store
 from hpc_det.cli.output import Column, Output, Record, output_options
 from hpc_det.store.folders import ExperimentFolder
@@ -15,24 +15,16 @@ SHOWN = 40
 """Characters of a return value in the table."""
 
 
-class Sweep(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2, and not before
-    """A hydra.sweep.dir or an experiment's number on the command line, the sweep's experiments in the command."""
+def sweep_experiments(text: str) -> list[ExperimentFolder]:
+    """The experiments of a sweep, by its hydra.sweep.dir or by an experiment's number."""
+    from hpc_det.sweep.files import experiments_of
 
-    name = "sweep"
-
-    def convert(
-        self, value: str | list[ExperimentFolder], param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[ExperimentFolder]:
-        from hpc_det.sweep.files import experiments_of
-
-        if isinstance(value, list):
-            return value
-        if value.isdecimal() and len(value) < 10 and not Path(value).is_dir():
-            return [store().existing(int(value))]
-        return experiments_of(Path(value).absolute())
+    if text.isdecimal() and len(text) < 10 and not Path(text).is_dir():
+        return [store().existing(int(text))]
+    return experiments_of(Path(text).absolute())
 
 
-sweep_argument = click.argument("experiments", metavar="DIR|ID", type=Sweep())
+sweep_argument = click.argument("experiments", metavar="DIR|ID", type=sweep_experiments)
 
 
 @click.group(cls=Group)

@@ -12,34 +12,24 @@ from types import FrameType
 
 import click
 
-from hpc_det.cli.ids import ExperimentId, TrialId
+from hpc_det.cli.ids import any_experiment, any_trial
 from hpc_det.cli.several import at_once
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.folders import TrialFolder
 
 
-class Runs(click.ParamType):  # type: ignore[type-arg]
-    """Experiments and trials with commas between on the command line, all their trials in the command, each once."""
+def trials_of(text: str) -> list[TrialFolder]:
+    """The trials of experiments, and single trials, with commas between; each once."""
 
-    name = "runs"
+    def trials(part: str) -> list[TrialFolder]:
+        return [any_trial(part)] if "/" in part else any_experiment(part).trials()
 
-    def convert(
-        self, value: str | list[TrialFolder], param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[TrialFolder]:
-        if not isinstance(value, str):
-            return value
-
-        def trials(text: str) -> list[TrialFolder]:
-            if "/" in text:
-                return [TrialId(others=True).convert(text, param, ctx)]
-            return ExperimentId(others=True).convert(text, param, ctx).trials()
-
-        found = at_once(list(dict.fromkeys(value.split(","))), trials)
-        return list(dict.fromkeys(trial for its in found for trial in its))
+    found = at_once(list(dict.fromkeys(text.split(","))), trials)
+    return list(dict.fromkeys(trial for its in found for trial in its))
 
 
 @click.command()
-@click.argument("trials", metavar="[OWNER:]ID|EXPERIMENT/TRIAL[,...]", type=Runs())
+@click.argument("trials", metavar="[OWNER:]ID|EXPERIMENT/TRIAL[,...]", type=trials_of)
 @click.option("--port", type=click.IntRange(0, 65535), help="By default 6006, or the next that is free; 0 is any.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 def tensorboard(trials: list[TrialFolder], port: int | None, host: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hpc_det.cli.experiment.keep import output_dir
-from hpc_det.cli.group import Group
+from hpc_det.cli.groups import Group
 from hpc_det.cli.ids import any_trial_argument, trial_argument
 from hpc_det.cli.log_choices import LogChoices, log_options
 from hpc_det.cli.output import Output, output_options, show

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from hpc_det.cli.lazy import LazyCommand
+from hpc_det.cli.groups import LazyCommand
 from hpc_det.cli.main import COMMANDS, cli, main
 from hpc_det.errors import HpcDetError, UsageError
 from tests.cli.conftest import Command

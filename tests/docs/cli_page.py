@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from hpc_det.cli.lazy import LazyCommand
+from hpc_det.cli.groups import LazyCommand
 from hpc_det.cli.main import COMMANDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -71,8 +71,10 @@ def made() -> str:
 
 def _below(name: str, command: click.Command) -> Iterator[Entry]:
     if isinstance(command, click.Group):
-        for _name, sub in sorted(command.commands.items()):
-            yield from _below(f"{name} {sub.name}", sub)
+        context = click.Context(command)
+        for each in sorted(command.list_commands(context)):
+            if sub := command.get_command(context, each):
+                yield from _below(f"{name} {each}", sub)
     else:
         yield Entry(name, command)
 

@@ -6,11 +6,11 @@ import click
 
 from hpc_det.cli.experiment.group import experiment
 from hpc_det.cli.ids import experiments_argument
-from hpc_det.cli.parameters import Words
+from hpc_det.cli.parameters import words
 from hpc_det.cli.several import each
 from hpc_det.store.folders import ExperimentFolder
 
-labels_argument = click.argument("labels", metavar="LABEL...", nargs=-1, required=True, type=Words())
+labels_argument = click.argument("labels", metavar="LABEL...", nargs=-1, required=True, type=words)
 
 
 @experiment.command()

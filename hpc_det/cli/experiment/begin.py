@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 @experiment.command()
 @request_options
 @choices_options
-def create(config: Path, request: Request, choices: Choices) -> None:
+def create(request: Request, choices: Choices) -> None:
     """Create an experiment from a YAML file and the folder of its code.
 
     CONTEXT_DIR is copied for the job, without what its .detignore names; by default the `context_dir` of CONFIG, or

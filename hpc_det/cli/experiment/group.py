@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hpc_det.cli.group import Group
+from hpc_det.cli.groups import Group
 
 
 @click.group(cls=Group)

@@ -7,7 +7,7 @@ import click
 from hpc_det.cli.confirm import yes_option
 from hpc_det.cli.experiment.group import experiment
 from hpc_det.cli.ids import experiments_argument
-from hpc_det.cli.parameters import Words
+from hpc_det.cli.parameters import words
 from hpc_det.cli.several import each
 from hpc_det.store.folders import ExperimentFolder
 
@@ -21,7 +21,7 @@ def set_() -> None:
 
 @set_.command()
 @experiments_argument
-@click.argument("name", type=Words())
+@click.argument("name", type=words)
 def name(experiments: list[ExperimentFolder], name: str) -> None:
     """Give experiments another name.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Only say what would be measured.")
 @output_options
 def tune_throughput(
-    config: Path,
     request: Request,
     batches: int,
     most_slots: int | None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 @click.pass_context
 def verify_resume(
     context: click.Context,
-    config: Path,
     request: Request,
     batches: int,
     ranks: int | None,

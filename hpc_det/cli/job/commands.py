@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hpc_det.cli.group import Group
+from hpc_det.cli.groups import Group
 from hpc_det.cli.output import Output, output_options, show
 from hpc_det.cli.several import at_once, each
 
@@ -14,20 +14,14 @@ def job() -> None:
     """Look at the queue, and change places in it."""
 
 
-class JobIds(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2, and not before
+def job_ids(text: str) -> list[str]:
     """Ids with commas between, each once."""
-
-    name = "ids"
-
-    def convert(self, value: str | list[str], param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        if not isinstance(value, str):
-            return value
-        if not all(named := value.split(",")):
-            self.fail(f"{value!r} names no job; expected ids such as 4711,4712", param, ctx)
-        return list(dict.fromkeys(named))
+    if not all(named := text.split(",")):
+        raise click.BadParameter(f"{text!r} names no job; expected ids such as 4711,4712")
+    return list(dict.fromkeys(named))
 
 
-jobs_argument = click.argument("jobs", metavar="JOB[,JOB...]", type=JobIds())
+jobs_argument = click.argument("jobs", metavar="JOB[,JOB...]", type=job_ids)
 
 
 @job.command("list")

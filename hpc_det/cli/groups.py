@@ -1,0 +1,80 @@
+"""Groups of commands: lazy ones, which import a command only when it is called, and Determined's other names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+
+import click
+from click.shell_completion import CompletionItem
+
+OTHER_NAMES = {"ls": ("list",), "rm": ("remove", "delete"), "delete": ("rm",)}
+"""What a name means in a group without a command of that name."""
+
+
+@dataclass(frozen=True)
+class LazyCommand:
+    """A command that is not imported yet."""
+
+    name: str
+    where: str
+    """module:attribute, without hpc_det.cli."""
+    help: str
+    """The command's own first sentence, repeated here so that `--help` imports nothing."""
+    alias: str | None = None
+
+    def load(self) -> click.Command:
+        module, attribute = self.where.split(":")
+        command: click.Command = getattr(import_module(f"hpc_det.cli.{module}"), attribute)
+        return command
+
+    @property
+    def names(self) -> str:
+        return f"{self.name}, {self.alias}" if self.alias else self.name
+
+    def short_help(self, limit: int) -> str:
+        """The help, cut to `limit` characters as click cuts it."""
+        return click.Command(self.name, help=self.help).get_short_help_str(limit)
+
+
+class Group(click.Group):
+    """A group whose commands also answer to the other names that Determined's users type."""
+
+    def __init__(
+        self, *args: object, lazy: tuple[LazyCommand, ...] = (), wraps_helps: bool = False, **kwargs: object
+    ) -> None:
+        """`wraps_helps`: `--help` shows the helps of lazy commands whole, where it would cut them to a line."""
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.lazy = lazy
+        self.wraps_helps = wraps_helps
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*(each.name for each in self.lazy), *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        for name in (cmd_name, *OTHER_NAMES.get(cmd_name, ())):
+            if lazy := next((each for each in self.lazy if name in (each.name, each.alias)), None):
+                return lazy.load()
+            if found := super().get_command(ctx, name):
+                return found
+        return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not self.lazy:
+            super().format_commands(ctx, formatter)
+            return
+        limit = formatter.width - 6 - max(len(each.name) for each in self.lazy)
+        rows = [(each.names, each.help if self.wraps_helps else each.short_help(limit)) for each in self.lazy]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        if not self.lazy:
+            return super().shell_complete(ctx, incomplete)
+        begun = [each for each in self.lazy if each.name.startswith(incomplete)]
+        offered = [CompletionItem(each.name, help=each.short_help(45)) for each in begun]
+        return [*offered, *click.Command.shell_complete(self, ctx, incomplete)]
+
+
+# Groups within a group are of the same kind.
+Group.group_class = Group
