@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from hpc_det.store.log_times import LogTimes
+from hpc_det.store.log_lines import LogTimes
 
 LOOK_S = 0.2
 """Between two looks while logs grow. An agent takes 0.15 % of a core while all of 8 ranks print, and 0.03 % while none

@@ -366,5 +366,5 @@ def job_log(script: Path, element: str = "") -> Path:
 
 
 def times_of(log: Path) -> Path:
-    """When the lines of this log were written: see hpc_det.store.log_times."""
+    """When the lines of this log were written: see hpc_det.store.log_lines."""
     return log.with_suffix(".times")

@@ -11,7 +11,7 @@ import pytest
 
 from hpc_det.launch.log_watch import LONGEST_PAUSE_S, LOOK_S, LogWatch
 from hpc_det.store.folders import times_of
-from hpc_det.store.log_times import moments_after
+from hpc_det.store.log_lines import moments_after
 from hpc_det.view.logs.trial import TrialLogs
 from hpc_det.view.logs.wanted import Wanted
 from tests.launch.gang import Gang

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hpc_det.store.folders import times_of
-from hpc_det.store.log_times import Moment, moments_after, size_before
+from hpc_det.store.log_lines import Moment, moments_after, size_before
 from hpc_det.view.logs.passage import Passage, Source
 
 BLOCK_BYTES = 65536

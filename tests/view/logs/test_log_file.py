@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.node.files import write_atomic
-from hpc_det.store.log_times import LogTimes
+from hpc_det.store.log_lines import LogTimes
 from hpc_det.view.logs.log_file import LogFile
 from hpc_det.view.logs.passage import Source
 
