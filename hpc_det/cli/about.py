@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hpc_det.errors import UsageError, nearest
-from hpc_det.store.about import About, write_about
+from hpc_det.store.experiment_config import About, write_about
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentView
 from hpc_det.view.watch import state

@@ -16,7 +16,7 @@ from hpc_det.config.request import find
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import read_json
 from hpc_det.schedulers.shared_answers import ASK_S
-from hpc_det.store.about import write_about
+from hpc_det.store.experiment_config import write_about
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.again import go_on, set_once_more, stored, submit_again
 from hpc_det.view.state import ExperimentState, ExperimentView

@@ -15,8 +15,8 @@ from hpc_det.config.merge import Tree
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import read_json, read_map
+from hpc_det.store.experiment_config import write_secrets
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.secret_files import write_secrets
 from hpc_det.submit.submission import write_config, write_effective
 from hpc_det.view.checkpoints import effective_config
 from hpc_det.view.ended import beginning_with

@@ -14,7 +14,7 @@ from hpc_det.cli.parameters import Decorator
 from hpc_det.cli.several import at_once
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import read_json
-from hpc_det.store.about import read_about
+from hpc_det.store.experiment_config import read_about
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.root import root_of, state_root

@@ -8,8 +8,8 @@ from typing import Any
 
 from hpc_det.node.json_files import DamagedFile, checked, made, parsed
 from hpc_det.plan.container import Container
+from hpc_det.store.experiment_config import read_text
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.secret_files import read_text
 
 
 @dataclass(frozen=True, kw_only=True)

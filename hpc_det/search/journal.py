@@ -15,9 +15,8 @@ from hpc_det.search.method import Exit, Work
 from hpc_det.search.optuna_study import OptunaStudy
 from hpc_det.search.sample import Sample, first_sample
 from hpc_det.search.state import RULES, Entry, SearchState, check
-from hpc_det.store.effective import read_for_search
+from hpc_det.store.experiment_config import read_for_search, read_secrets
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.secret_files import read_secrets
 from hpc_det.store.shared_log import SharedLog
 
 

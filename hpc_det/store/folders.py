@@ -214,7 +214,7 @@ class ExperimentFolder:
 
     @property
     def about(self) -> Path:
-        """What its owner has said of it since: see hpc_det.store.about."""
+        """What its owner has said of it since: see hpc_det.store.experiment_config."""
         return self.path / "about.json"
 
     @property
@@ -242,7 +242,7 @@ class ExperimentFolder:
 
     @property
     def masked(self) -> Path:
-        """Copies of files with secrets, under the same names and for colleagues: see hpc_det.store.secret_files."""
+        """Copies of files with secrets, under the same names and for colleagues: see hpc_det.store.experiment_config."""
         return self.path / "masked"
 
     @property

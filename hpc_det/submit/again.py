@@ -12,11 +12,10 @@ from hpc_det.errors import UsageError
 from hpc_det.node.json_files import read_json, read_map, write_json
 from hpc_det.plan.pool import save_notes
 from hpc_det.search.journal import SearchJournal
-from hpc_det.store.effective import read_effective
+from hpc_det.store.experiment_config import read_effective, read_secrets
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.save_times import SaveTimes, read_saves
-from hpc_det.store.secret_files import read_secrets
 from hpc_det.store.submitting import Unsettled, submitting
 from hpc_det.submit.jobs import prepare_jobs, queue_jobs, write_jobs
 from hpc_det.submit.max_length import check_max_length

@@ -20,8 +20,8 @@ from hpc_det.plan.planner import plan_jobs
 from hpc_det.schedulers.own_jobs import unknown_jobs
 from hpc_det.schedulers.scheduler import NoAnswer, Submission, run_command, scheduler
 from hpc_det.search.journal import SearchJournal
+from hpc_det.store.experiment_config import write_secrets
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.secret_files import write_secrets
 from hpc_det.store.submitting import Unsettled, note_call, record_job
 from hpc_det.submit.render import render
 

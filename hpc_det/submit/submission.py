@@ -23,10 +23,10 @@ from hpc_det.search.by_name import search_of
 from hpc_det.search.custom import CustomSearch
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.optuna_study import no_such_sampler, sampler_names
+from hpc_det.store.experiment_config import write_secrets
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.group import Group
-from hpc_det.store.secret_files import write_secrets
 from hpc_det.store.submitting import Unsettled, submitting
 from hpc_det.submit.git import git_state
 from hpc_det.submit.jobs import Jobs, prepare_jobs, queue_jobs, write_jobs

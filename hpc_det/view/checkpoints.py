@@ -15,7 +15,7 @@ from hpc_det.checkpoint.storage import TrialStorage, is_here
 from hpc_det.config.merge import Tree
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.json_files import DamagedFile
-from hpc_det.store.effective import read_effective
+from hpc_det.store.experiment_config import read_effective
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.metrics import number_in, validation_metrics

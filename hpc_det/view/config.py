@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpc_det.config.merge import Tree, leaves
 from hpc_det.config.secrets import masked
 from hpc_det.node.json_files import read_map
-from hpc_det.store.about import read_about
+from hpc_det.store.experiment_config import read_about
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.checkpoints import effective_config
 

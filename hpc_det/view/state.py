@@ -21,8 +21,7 @@ from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
 from hpc_det.search.sample import Sample
 from hpc_det.search.state import Entry, SearchState
-from hpc_det.store.about import About, read_about
-from hpc_det.store.effective import WHOLE
+from hpc_det.store.experiment_config import WHOLE, About, read_about
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.submitting import Submitter, submitter_of
 from hpc_det.view import story

@@ -11,7 +11,7 @@ import pytest
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.report.facts import facts
 from hpc_det.requeue import Action, Cause
-from hpc_det.store.about import write_about
+from hpc_det.store.experiment_config import write_about
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.cli.life import Life, halving, random_search

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.store.about import write_about
+from hpc_det.store.experiment_config import write_about
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.all import summaries, under_way

@@ -7,8 +7,8 @@ from typing import Any
 
 from hpc_det.config.merge import Tree
 from hpc_det.node.json_files import checked
+from hpc_det.store.experiment_config import read_secrets
 from hpc_det.store.folders import TrialFolder
-from hpc_det.store.secret_files import read_secrets
 from hpc_det.view.state import ExperimentView
 from hpc_det.view.story import SPEC, read_tolerantly
 
