@@ -13,7 +13,7 @@ from hpc_det.cli.output import Output, column, output_options
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find, group_files
 from hpc_det.errors import UsageError
-from hpc_det.store.root import state_root
+from hpc_det.store.experiments import state_root
 
 
 @click.group(cls=Group)

@@ -13,8 +13,8 @@ from hpc_det.schedulers import scheduler as schedulers
 from hpc_det.schedulers.own_jobs import unknown_jobs
 from hpc_det.schedulers.scheduler import CommandError, JobState, Scheduler, run_command
 from hpc_det.search.journal import SearchJournal
+from hpc_det.store.attempt import Reason, request_stop
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
-from hpc_det.store.stop import Reason, request_stop
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trials import state_now
 from hpc_det.view.watch import POLL_S, Watch, ask_every_s, insist_on_completion, say, state

@@ -15,9 +15,8 @@ from hpc_det.cli.several import at_once
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import read_json
 from hpc_det.store.experiment_config import read_about
-from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.experiments import ExperimentStore, root_of, state_root
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
-from hpc_det.store.root import root_of, state_root
 
 MOST_IN_RANGE = 10_000
 MOST_COMPLETED = 50

@@ -15,8 +15,7 @@ from hpc_det.config.entrypoint import trial_name
 from hpc_det.errors import UsageError
 from hpc_det.plan.effective import Effective
 from hpc_det.search.sample import first_sample
-from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.root import state_root
+from hpc_det.store.experiments import ExperimentStore, state_root
 from hpc_det.submit.source import source_checkpoint
 
 

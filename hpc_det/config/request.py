@@ -19,7 +19,7 @@ from hpc_det.config.merge import Tree, join
 from hpc_det.config.plain_yaml import load_yaml, parse_yaml
 from hpc_det.errors import UsageError, nearest
 from hpc_det.resources import data_path
-from hpc_det.store.root import state_root
+from hpc_det.store.experiments import state_root
 
 DEFAULT_CLUSTER = "local"
 SITE_CONF = "HPC_DET_SITE_CONF"

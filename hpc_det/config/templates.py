@@ -19,7 +19,7 @@ from hpc_det.config.request import Owner, find, group_files
 from hpc_det.config.schema import Experiment
 from hpc_det.errors import MISSING, Problem, UsageError
 from hpc_det.node.files import write_atomic
-from hpc_det.store.root import state_root
+from hpc_det.store.experiments import state_root
 
 GROUP = "template"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")

@@ -18,8 +18,7 @@ from hpc_det.node.agent_socket import Line
 from hpc_det.node.files import make_folders, open_log, take_umask_of
 from hpc_det.node.heartbeat import Heart
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe
-from hpc_det.store.attempt import Attempt
-from hpc_det.store.failure import failure_now, note_failure
+from hpc_det.store.attempt import Attempt, failure_now, note_failure
 
 
 @dataclass(frozen=True, kw_only=True)

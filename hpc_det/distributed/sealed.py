@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from hpc_det.errors import HpcDetError
 from hpc_det.node.key import KEY_BYTES, user_key
-from hpc_det.store.root import state_root
+from hpc_det.store.experiments import state_root
 
 _MAC_BYTES = 32
 

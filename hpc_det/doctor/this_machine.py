@@ -14,8 +14,7 @@ import hpc_det
 from hpc_det.doctor.finding import Finding, Verdict
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.watch.health import answers, folder_problem
-from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.root import configured_root, danger
+from hpc_det.store.experiments import ExperimentStore, configured_root, danger
 from hpc_det.view.formatting import count, size
 from hpc_det.view.state import ExperimentView
 

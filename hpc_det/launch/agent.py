@@ -37,10 +37,16 @@ from hpc_det.plan.container import Container
 from hpc_det.plan.container_command import ENVIRONMENT_FILE, contained, environment_file, inside, make_mount_points
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers.scheduler import scheduler
-from hpc_det.store.attempt import Attempt
-from hpc_det.store.failure import failure_now, first_failure, note_failure
+from hpc_det.store.attempt import (
+    Attempt,
+    StopRequest,
+    failure_now,
+    first_failure,
+    note_failure,
+    read_stop,
+    request_stop,
+)
 from hpc_det.store.folders import TrialFolder
-from hpc_det.store.stop import StopRequest, read_stop, request_stop
 
 POLL_S = 1.0
 """How often the run folder is asked for a stop request that came by no signal to this node."""

@@ -20,8 +20,7 @@ from typing import NoReturn
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.launchers.arguments import Launch, is_for_python, is_trial, parse_or_note
 from hpc_det.node.process import turn_deaf
-from hpc_det.store.attempt import Attempt
-from hpc_det.store.failure import mistakes_noted
+from hpc_det.store.attempt import Attempt, mistakes_noted
 
 _OF_THE_RUNNER = ("-H", "--hostfile", "-i", "--include", "-e", "--exclude", "--num_nodes", "--num_gpus", "--launcher")
 """Flags of `deepspeed` that say where ranks run, which the plan does here."""

@@ -29,9 +29,7 @@ from hpc_det.node.agent_socket import Line
 from hpc_det.node.files import make_folders, open_log
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.process import SignalPipe, ends_with_parent, exit_code
-from hpc_det.store.attempt import Attempt
-from hpc_det.store.failure import failure_now, mistakes_noted, note_failure
-from hpc_det.store.stop import read_stop
+from hpc_det.store.attempt import Attempt, failure_now, mistakes_noted, note_failure, read_stop
 
 LEAVE_TOGETHER_S = 60.0
 """After a stop: a rank may wait for a peer that a signal has ended before it could listen."""

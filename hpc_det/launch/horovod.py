@@ -17,8 +17,7 @@ from typing import NoReturn
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch import direct
 from hpc_det.launch.launchers.arguments import Launch, parse_or_note
-from hpc_det.store.attempt import Attempt
-from hpc_det.store.failure import mistakes_noted
+from hpc_det.store.attempt import Attempt, mistakes_noted
 
 AUTO = "--autohorovod"
 RANK = "HOROVOD_RANK,OMPI_COMM_WORLD_RANK,PMI_RANK"

@@ -28,7 +28,7 @@ from hpc_det.node.files import write_atomic
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants, shielded
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.schedulers.pbs.scheduler import Pbs
-from hpc_det.store.failure import Failure, failure_now, note_failure
+from hpc_det.store.attempt import Failure, failure_now, note_failure
 from hpc_det.store.folders import TrialFolder
 
 ORDERS, BEGUN, EXIT = "orders", "begun-", "exit-"

@@ -1,4 +1,8 @@
-"""A secret of the user: random bytes in a file that nobody else can read."""
+"""A secret of the user: random bytes in a file that nobody else can read; and small files sealed with it.
+
+The content of a sealed file is behind an HMAC of it, so that it is believed only from this user: pickles above all,
+which can run anything when they are read.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from pathlib import Path
 
 from hpc_det.errors import HpcDetError
 from hpc_det.node import disk
-from hpc_det.node.files import write_first
+from hpc_det.node.files import write_atomic, write_first
 
 KEY_BYTES = 32
 
@@ -41,3 +45,28 @@ def user_key(path: Path) -> bytes:
             f"user {user}. Remove the file, and a new one is made"
         )
     return key
+
+
+_MAC_BYTES = 32
+
+
+def write_with_seal(path: Path, content: bytes, key: bytes) -> None:
+    """The file of this name in the folder of this name: the seal does not hold for another one."""
+    write_atomic(path, _mac(path, content, key) + content)
+
+
+def read_with_seal(path: Path, key: bytes) -> bytes:
+    """The content. Raises HpcDetError where `write_with_seal` has not written it with this key; OSError without one."""
+    whole = path.read_bytes()
+    content = whole[_MAC_BYTES:]
+    if not hmac.compare_digest(whole[:_MAC_BYTES], _mac(path, content, key)):
+        raise HpcDetError(
+            f"{path}: does not have this user's seal: it was changed, moved, or written by another user or an older "
+            f"hpc_det; it was not read"
+        )
+    return content
+
+
+def _mac(path: Path, content: bytes, key: bytes) -> bytes:
+    place = f"{path.parent.name}/{path.name}".encode()
+    return hmac.digest(derived(key, "content"), len(place).to_bytes(4, "big") + place + content, "sha256")

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.node.files import is_shared, make_folder
-from hpc_det.node.json_files import DamagedFile, Shape, checked, read_map, write_json
-from hpc_det.node.shape import parsed
+from hpc_det.node.json_files import DamagedFile, Shape, checked, parsed, read_map, write_json
 from hpc_det.store.folders import ExperimentFolder
 
 WHOLE: Shape = {

@@ -1,19 +1,70 @@
-"""All experiments below one state root: which there are, and the number of the next one."""
+"""The state root of a user, and all experiments below it: which there are, and the number of the next one."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import pwd
+import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_det.errors import UsageError
 from hpc_det.node import disk
-from hpc_det.node.files import PRIVATE_FOLDER, flush_folder, make_private, share
+from hpc_det.node.files import PRIVATE_FOLDER, flush_folder, make_private, others_may_write, share
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.group import Group
 
 _DELETED = ".deleted-"
+FOLDER = "hpc_det"
+"""The state root in a user's home, where HPC_DET_ROOT names no other."""
+
+
+def state_root(env: Mapping[str, str]) -> Path:
+    """`$HPC_DET_ROOT`, or `~/hpc_det`. Raises UsageError where others may change what is in it: jobs run that."""
+    root = configured_root(env)
+    if problem := danger(root):
+        raise UsageError(f"HPC_DET_ROOT: {root} {': '.join(problem)}")
+    return root
+
+
+def configured_root(env: Mapping[str, str]) -> Path:
+    """The same without a look at it."""
+    configured = env.get("HPC_DET_ROOT")
+    return Path(configured).expanduser().absolute() if configured else Path.home() / FOLDER
+
+
+def danger(root: Path) -> tuple[str, str] | None:
+    """Why others may change what the user's jobs run from `root`, and the remedy; None where they may not.
+
+    A sticky folder such as /tmp is no better: others may make files in it, such as templates.
+    """
+    try:
+        found = os.stat(root)
+    except OSError:
+        return None
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"belongs to user {found.st_uid}, who may change what your jobs run", "set it to a folder of yours"
+    if not others_may_write(found):
+        return None
+    mode, is_sticky = stat.S_IMODE(found.st_mode), bool(found.st_mode & stat.S_ISVTX)
+    remedy = "set it to a folder of yours" if is_sticky or found.st_uid != os.geteuid() else f"chmod go-w {root}"
+    return f"has mode {mode:04o}, so others may change what your jobs run", remedy
+
+
+def root_of(owner: str) -> Path:
+    """Where the state of somebody else lives: a user's name, or the folder itself where it is not in their home.
+
+    Raises UsageError for no such user.
+    """
+    if "/" in owner:
+        return Path(owner).expanduser().absolute()
+    try:
+        return Path(pwd.getpwnam(owner).pw_dir) / FOLDER
+    except KeyError:
+        raise UsageError(
+            f"{owner}: no user is called so; give a user's name, or the folder that is their HPC_DET_ROOT"
+        ) from None
 
 
 @dataclass(frozen=True)

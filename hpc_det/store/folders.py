@@ -242,7 +242,7 @@ class ExperimentFolder:
 
     @property
     def masked(self) -> Path:
-        """Copies of files with secrets, under the same names and for colleagues: see hpc_det.store.experiment_config."""
+        """Copies of files with secrets, for colleagues: see hpc_det.store.experiment_config."""
         return self.path / "masked"
 
     @property

@@ -7,7 +7,7 @@ sweep/app.pkl          the app's function and Hydra's state      the launcher
       returns/1.pkl    the JobReturn of a point                  rank 0 of its gang
               1.json   the same, to be read                      "
 
-All but the JSON are sealed with the user's key (hpc_det.store.sealed_content).
+All but the JSON are sealed with the user's key (hpc_det.node.key).
 
 hydra.sweep.dir has a file hpc_det.json with the numbers of its experiments, so that `hpc-det sweep` finds them.
 """
@@ -21,10 +21,9 @@ from typing import Any
 
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import read_json, write_json
-from hpc_det.node.key import derived, user_key
+from hpc_det.node.key import derived, read_with_seal, user_key, write_with_seal
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.sealed_content import read_with_seal, write_with_seal
 
 POINTER = "hpc_det.json"
 

@@ -72,8 +72,7 @@ class SweepLauncher(Launcher):
         return returns.job_returns(experiment, overrides)
 
     def _submit(self, overrides: list[list[str]], first: int) -> ExperimentFolder:
-        from hpc_det.store.experiments import ExperimentStore
-        from hpc_det.store.root import state_root
+        from hpc_det.store.experiments import ExperimentStore, state_root
         from hpc_det.submit.submission import submit
         from hpc_det.sweep.files import SweepFiles
         from hpc_det.sweep.saved import App, checkpoint_of, save

@@ -9,7 +9,7 @@ from typing import Any
 from hpc_det.node.json_files import read_json
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.state import SearchState
-from hpc_det.store.failure import first_failure
+from hpc_det.store.attempt import first_failure
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.sweep.files import SweepFiles

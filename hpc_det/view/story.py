@@ -15,11 +15,10 @@ from hpc_det.node.json_files import DamagedFile, Shape, fits, made, read_json, r
 from hpc_det.requeue import Action, AttemptEnd, Cause, decide
 from hpc_det.search.method import Exit
 from hpc_det.search.metric import better
-from hpc_det.store.failure import first_failure
+from hpc_det.store.attempt import StopRequest, first_failure
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import Record, as_written, last_reports, number_in, validations
-from hpc_det.store.stop import StopRequest
 from hpc_det.view.formatting import clock, one_line
 
 # --- ends

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.node.json_files import write_json
-from hpc_det.store.stop import request_stop
+from hpc_det.store.attempt import request_stop
 from hpc_det.view.summary import DAMAGED
 from tests.chaos.table import Amount, Tally
 from tests.cli.conftest import Command, Result

@@ -13,7 +13,7 @@ from hpc_det.node.json_files import write_json
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import CommandError, JobState
 from hpc_det.search.method import Work
-from hpc_det.store.stop import read_stop
+from hpc_det.store.attempt import read_stop
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life, halving, random_search
 

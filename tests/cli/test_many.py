@@ -16,7 +16,7 @@ from hpc_det.errors import HpcDetError
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.search.method import Exit
-from hpc_det.store.stop import read_stop
+from hpc_det.store.attempt import read_stop
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life, halving, random_search

@@ -130,7 +130,7 @@ def test_a_colleague_describes_it_by_the_owners_root_or_name(
 ) -> None:
     by_root = at(COLLEAGUE, "experiment", "describe", f"{root}:2", "--json")
     (root.parent / "hpc_det").symlink_to(root)
-    monkeypatch.setattr("hpc_det.store.root.pwd.getpwnam", lambda name: {"ada": _Home(str(root.parent))}[name])
+    monkeypatch.setattr("hpc_det.store.experiments.pwd.getpwnam", lambda name: {"ada": _Home(str(root.parent))}[name])
     by_name = at(COLLEAGUE, "experiment", "describe", "ada:2", "--json")
     found, again = json.loads(by_root.out), json.loads(by_name.out)
     assert found["trials"][0]["checkpoints"][0]["batches"] == 5

@@ -15,7 +15,7 @@ import pytest
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import CommandError, JobState, Run
-from hpc_det.store.stop import read_stop
+from hpc_det.store.attempt import read_stop
 from hpc_det.view.state import ExperimentState
 from hpc_det.view.watch import Watch
 from tests.cli.conftest import Command, Result

@@ -92,7 +92,7 @@ import os
 import time
 from pathlib import Path
 
-from hpc_det.store.stop import read_stop
+from hpc_det.store.attempt import read_stop
 
 
 class Waits(GanTrial):

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from hpc_det.node.json_files import read_json
-from hpc_det.store.failure import first_failure
+from hpc_det.store.attempt import first_failure
 from tests.e2e.story import WAITS_AT, Story
 from tests.e2e.test_slurm import PROFILE, use
 from tests.labs.slurm import SlurmLab

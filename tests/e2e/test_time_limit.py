@@ -10,8 +10,8 @@ import pytest
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.node.json_files import read_json
+from hpc_det.store.attempt import read_stop
 from hpc_det.store.save_times import read_each_save
-from hpc_det.store.stop import read_stop
 from tests.e2e.story import WAITS_AT, WARM, Story
 from tests.stub import Stub, stub
 from tests.wait import DEADLINE_S

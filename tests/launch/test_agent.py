@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.node.process import STOP_SIGNALS
-from hpc_det.store.failure import Failure, first_failure
-from hpc_det.store.stop import read_stop, request_stop
+from hpc_det.store.attempt import Failure, first_failure, read_stop, request_stop
 from tests.launch.gang import Gang, children, is_there
 from tests.machine import smallest
 from tests.wait import DEADLINE_S, wait_for
@@ -279,7 +278,7 @@ import os, sys, time
 from pathlib import Path
 from hpc_det.store.attempt import Attempt
 from hpc_det.node.agent_socket import Line
-from hpc_det.store.failure import failure_now, note_failure
+from hpc_det.store.attempt import failure_now, note_failure
 
 attempt = Attempt.from_env(os.environ)
 line = Line.connect(attempt.socket)

@@ -23,8 +23,7 @@ from hpc_det.plan.container_command import (
     of_the_job,
     srun_flags,
 )
-from hpc_det.store.failure import first_failure
-from hpc_det.store.stop import request_stop
+from hpc_det.store.attempt import first_failure, request_stop
 from tests.launch.gang import Gang, is_there
 from tests.launch.runtimes import IMAGE, Runtime
 from tests.plan.plans import job_plan

@@ -10,7 +10,7 @@ from hpc_det.errors import UsageError
 from hpc_det.launch.deepspeed import launch_command
 from hpc_det.launch.launchers.arguments import Launch, parse
 from hpc_det.launch.launchers.deepspeed_rank import with_local_rank
-from hpc_det.store.failure import first_failure
+from hpc_det.store.attempt import first_failure
 from tests.launch.gang import Gang
 from tests.store.test_attempt import ATTEMPT
 from tests.wait import DEADLINE_S

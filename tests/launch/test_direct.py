@@ -9,8 +9,7 @@ import time
 
 from hpc_det.launch.direct import rank_environment
 from hpc_det.node.json_files import read_json, write_json
-from hpc_det.store.failure import Failure, first_failure
-from hpc_det.store.stop import request_stop
+from hpc_det.store.attempt import Failure, first_failure, request_stop
 from tests.launch.gang import Gang, children, is_there
 from tests.machine import slowness, smallest
 from tests.store.test_attempt import ATTEMPT

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.plan.planner import _argv
-from hpc_det.store.failure import first_failure
+from hpc_det.store.attempt import first_failure
 from tests.launch.gang import Gang
 from tests.stub import Stub
 from tests.wait import DEADLINE_S

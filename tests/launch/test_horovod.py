@@ -8,7 +8,7 @@ import pytest
 
 from hpc_det.launch.horovod import horovodrun_command, without_auto
 from hpc_det.launch.launchers.arguments import Launch
-from hpc_det.store.failure import first_failure
+from hpc_det.store.attempt import first_failure
 from tests.launch.gang import Gang
 from tests.store.test_attempt import ATTEMPT
 from tests.stub import Stub

@@ -12,7 +12,7 @@ import pytest
 
 from hpc_det.launch.mpi import mpirun_command
 from hpc_det.node.process import STOP_SIGNALS, descendants
-from hpc_det.store.failure import Failure, first_failure
+from hpc_det.store.attempt import Failure, first_failure
 from tests.launch import mpiruns
 from tests.launch.gang import Gang, children, is_there
 from tests.store.test_attempt import ATTEMPT

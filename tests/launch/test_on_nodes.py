@@ -15,7 +15,7 @@ import pytest
 
 from hpc_det.launch.on_nodes import OnNodes, start_commands, start_script
 from hpc_det.launch.pbs_node import node_environment
-from hpc_det.store.failure import first_failure
+from hpc_det.store.attempt import first_failure
 from hpc_det.store.folders import ExperimentFolder
 from tests.launch.gang import children, is_there
 from tests.launch.watch.suspension import Suspension

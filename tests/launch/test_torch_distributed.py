@@ -11,7 +11,7 @@ import pytest
 from hpc_det.launch.launchers.arguments import Launch
 from hpc_det.launch.torch_distributed import torchrun_command
 from hpc_det.node.network import free_port
-from hpc_det.store.failure import first_failure
+from hpc_det.store.attempt import first_failure
 from tests.launch.gang import Gang
 from tests.store.test_attempt import ATTEMPT
 from tests.wait import DEADLINE_S

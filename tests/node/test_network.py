@@ -14,7 +14,7 @@ import pytest
 
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.network import address_towards, await_rendezvous, free_port, own_address, publish, tries
-from hpc_det.store.failure import first_failure
+from hpc_det.store.attempt import first_failure
 from hpc_det.store.folders import TrialFolder
 from tests.launch.gang import Gang
 from tests.wait import DEADLINE_S

@@ -25,11 +25,11 @@ from hpc_det.node.network import await_rendezvous, publish
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.store import metrics
+from hpc_det.store.attempt import read_stop, request_stop
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import each, last_reports, read_reports, validation_metrics, validations
 from hpc_det.store.shared_log import SharedLog
-from hpc_det.store.stop import read_stop, request_stop
 from hpc_det.view.story import verdict
 from tests.odd import ODD, damages
 from tests.plan.plans import job_plan

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpc_det.errors import UsageError
-from hpc_det.store.experiments import ExperimentStore
+from hpc_det.store.experiments import ExperimentStore, state_root
 from hpc_det.store.folders import ExperimentFolder, TrialFolder, job_log
-from hpc_det.store.root import state_root
 
 TAKE_IDS = """
 import sys

@@ -11,8 +11,7 @@ from hpc_det.node.json_files import read_json, write_json
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState, JobStatus
 from hpc_det.search.method import Exit
-from hpc_det.store.failure import failure_now, note_failure
-from hpc_det.store.stop import request_stop
+from hpc_det.store.attempt import failure_now, note_failure, request_stop
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.cli.life import Life, halving, random_search
 

@@ -29,11 +29,10 @@ from hpc_det.node.suspension import AwakeClock
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision, decide
 from hpc_det.schedulers.scheduler import JobState, run_command, scheduler
-from hpc_det.store.failure import Failure, failure_now, first_failure, note_failure
+from hpc_det.store.attempt import Failure, Reason, failure_now, first_failure, note_failure, read_stop, request_stop
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.log_lines import say, say_attempt_begins
-from hpc_det.store.stop import Reason, read_stop, request_stop
 
 HANDOVER_POLL_S = 0.5
 ASK_EVERY_S = 30.0

@@ -10,9 +10,8 @@ from hpc_det.node.json_files import read_json
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Cause
 from hpc_det.schedulers.scheduler import run_command, scheduler
-from hpc_det.store.failure import Failure, failure_now
+from hpc_det.store.attempt import Failure, StopRequest, failure_now, read_stop
 from hpc_det.store.folders import TrialFolder
-from hpc_det.store.stop import StopRequest, read_stop
 
 _ENDS = {"finished": Cause.FINISHED, "waiting": Cause.WAITING}
 """By what rank 0 wrote; otherwise it was stopped."""

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from hpc_det.node.files import make_private
 from hpc_det.node.json_files import DamagedFile, made, read_json, read_map, write_json
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.store.failure import failures
+from hpc_det.store.attempt import failures
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 
 

@@ -7,10 +7,10 @@ import time
 from hpc_det.checkpoint.committed import newest_steps
 from hpc_det.node.json_files import parse_line, read_json
 from hpc_det.requeue import Cause
+from hpc_det.store.attempt import read_stop
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import BEGINS
 from hpc_det.store.save_times import read_saves
-from hpc_det.store.stop import read_stop
 
 SHORTEST_S = 60.0
 """Training for less than this, or for less than the longest save so far takes, leaves no time for a checkpoint."""

@@ -27,11 +27,10 @@ from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.search.fixed import FixedSearch
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
-from hpc_det.store.failure import first_failure
+from hpc_det.store.attempt import Reason, first_failure, read_stop, request_stop
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal, Overtaken
 from hpc_det.store.log_lines import printed_to, say_of_worker
-from hpc_det.store.stop import Reason, read_stop, request_stop
 
 DONE, GAVE_UP, OVERTAKEN, WANTS_REQUEUE = 0, 1, 3, 75
 """Exit codes. The last is EX_TEMPFAIL of sysexits.h: try again later."""

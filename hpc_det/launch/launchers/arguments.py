@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc_det.errors import UsageError
-from hpc_det.store.attempt import Attempt
-from hpc_det.store.failure import mistakes_noted
+from hpc_det.store.attempt import Attempt, mistakes_noted
 
 RANK = "hpc_det.launch.rank"
 

@@ -23,8 +23,7 @@ from hpc_det.launch.launchers.arguments import is_for_python, is_trial
 from hpc_det.node.agent_socket import Line
 from hpc_det.node.network import free_port
 from hpc_det.node.process import hear_again
-from hpc_det.store.attempt import Attempt
-from hpc_det.store.failure import failure_now, note_failure
+from hpc_det.store.attempt import Attempt, failure_now, note_failure
 
 if TYPE_CHECKING:
     from mpi4py import MPI

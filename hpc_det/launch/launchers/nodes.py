@@ -31,8 +31,7 @@ from hpc_det.node.network import WAIT_S, awaited
 from hpc_det.node.process import exit_code
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.node.switchboard import Switchboard
-from hpc_det.store.attempt import Attempt
-from hpc_det.store.failure import failure_now, note_failure
+from hpc_det.store.attempt import Attempt, failure_now, note_failure
 
 CONNECTION_LOST = 255
 """As ssh(1) says it."""

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from hpc_det.launch.launchers.arguments import for_python, is_trial
 from hpc_det.node.agent_socket import Line
 from hpc_det.node.process import SignalPipe, adopt_orphans, end_descendants, exit_code
-from hpc_det.store.attempt import Attempt
-from hpc_det.store.failure import failure_now, note_failure
+from hpc_det.store.attempt import Attempt, failure_now, note_failure
 
 
 def as_rank(command: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from hpc_det.launch.watch.heartbeat_server import Message
 from hpc_det.node.heartbeat import Progress
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.store.failure import Failure
+from hpc_det.store.attempt import Failure
 
 _VERDICT_S = 10.0
 """How long the stacks of all ranks may take."""

@@ -32,7 +32,7 @@ from hpc_det.node.json_files import write_json
 from hpc_det.node.network import Rendezvous, await_rendezvous, publish
 from hpc_det.node.suspension import AwakeClock
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.store.failure import Failure, note_failure
+from hpc_det.store.attempt import Failure, note_failure
 from hpc_det.store.folders import TrialFolder
 
 SETTLE_S = 1.5

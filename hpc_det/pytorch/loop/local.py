@@ -21,8 +21,8 @@ from hpc_det.errors import HpcDetError
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 from hpc_det.pytorch.loop.harness import train_by_name
 from hpc_det.pytorch.loop.run import Outcome, Run
+from hpc_det.store.experiments import state_root
 from hpc_det.store.folders import TrialFolder
-from hpc_det.store.root import state_root
 
 STOP_SIGNALS_BUT_INTERRUPT = [number for number in STOP_SIGNALS if number != signal.SIGINT]
 """Somebody sits at the keyboard: Control-C means now."""

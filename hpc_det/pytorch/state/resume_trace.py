@@ -23,8 +23,8 @@ from hpc_det.pytorch.state.resume_state import RankState
 from hpc_det.pytorch.strategies.strategy import Strategy
 from hpc_det.pytorch.trial.trial import Trial
 from hpc_det.pytorch.trial.trial_context import TrialContext
+from hpc_det.store.attempt import request_stop
 from hpc_det.store.folders import TrialFolder
-from hpc_det.store.stop import request_stop
 
 
 class ResumeTrace:

@@ -14,7 +14,7 @@ from hpc_det.schedulers.pbs.scheduler import Pbs
 from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Run, array_of, run_command
 from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.schedulers.slurm.scheduler import Slurm
-from hpc_det.store.root import state_root
+from hpc_det.store.experiments import state_root
 
 if TYPE_CHECKING:
     from submitit.core.core import Job

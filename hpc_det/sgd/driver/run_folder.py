@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpc_det.node.files import make_private
-from hpc_det.store.root import state_root
+from hpc_det.store.experiments import state_root
 from hpc_det.store.run_folder import RunFolder
 
 

@@ -29,11 +29,10 @@ from typing import Any, Literal
 from hpc_det.errors import UsageError
 from hpc_det.node.files import make_private
 from hpc_det.node.json_files import read_counted, read_json, read_lines, write_json
-from hpc_det.node.key import derived, user_key
+from hpc_det.node.key import derived, read_with_seal, user_key, write_with_seal
 from hpc_det.node.process import is_running, start_ticks
 from hpc_det.sgd.driver.run_folder import path_of
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
-from hpc_det.store.sealed_content import read_with_seal, write_with_seal
 
 Mode = Literal["min", "max"]
 ITERATION, DONE = "training_iteration", "done"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from model_def import StoryTrial
 
-from hpc_det.store.stop import read_stop
+from hpc_det.store.attempt import read_stop
 
 LOOK_S, AFTER_A_STOP_S = 0.005, 0.5
 

@@ -14,9 +14,9 @@ from textual.widgets import DataTable
 from hpc_det.cli.top import app, experiments, screens
 from hpc_det.cli.top.app import Top
 from hpc_det.schedulers.scheduler import CommandError, JobState
+from hpc_det.store.attempt import read_stop
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.store.stop import read_stop
 from hpc_det.view.state import ExperimentView
 from tests.cli.life import FakeScheduler, Life
 

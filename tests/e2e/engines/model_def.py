@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from hpc_det.pytorch import DataLoader
 from hpc_det.pytorch.deepspeed import DeepSpeedTrial, DeepSpeedTrialContext
-from hpc_det.store.stop import read_stop
+from hpc_det.store.attempt import read_stop
 
 RECORDS, MICRO = 240, 3
 

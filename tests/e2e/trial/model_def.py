@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchTrial, PyTorchTrialContext
-from hpc_det.store.stop import read_stop
+from hpc_det.store.attempt import read_stop
 
 RECORDS = 250
 

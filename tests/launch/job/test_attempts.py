@@ -17,8 +17,7 @@ from hpc_det.node.process import SignalPipe, start_ticks
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit
-from hpc_det.store.failure import failure_now, note_failure
-from hpc_det.store.stop import read_stop, request_stop
+from hpc_det.store.attempt import failure_now, note_failure, read_stop, request_stop
 from tests.labs.slurm import SlurmLab
 from tests.launch.gang import EFFECTIVE, Gang, children, is_there
 from tests.launch.watch.suspension import Suspension
@@ -28,7 +27,7 @@ from tests.wait import DEADLINE_S, wait_for
 NOTES_A_FAILURE = """
 import os
 from hpc_det.store.attempt import Attempt
-from hpc_det.store.failure import failure_now, note_failure
+from hpc_det.store.attempt import failure_now, note_failure
 
 attempt = Attempt.from_env(os.environ)
 text = "model_def.py: no class 'MyTrial'"
@@ -432,7 +431,7 @@ def test_a_failure_on_slurm_starts_again_on_the_same_nodes(
 WAITS_FOR_A_LOST_NODE = """
 import sys, time
 from pathlib import Path
-from hpc_det.store.failure import Failure, note_failure
+from hpc_det.store.attempt import Failure, note_failure
 from hpc_det.store.folders import TrialFolder
 
 trial, attempt = TrialFolder(Path(sys.argv[1])), int(sys.argv[2])

@@ -9,8 +9,8 @@ import pytest
 
 from hpc_det.launch.job.excluded import Exclusions, excluded_hosts, excluded_nodes
 from hpc_det.node.json_files import write_json
+from hpc_det.store.attempt import Failure, failure_now, note_failure
 from hpc_det.store.experiments import ExperimentStore
-from hpc_det.store.failure import Failure, failure_now, note_failure
 from hpc_det.store.folders import ExperimentFolder
 from tests.plan.plans import job_plan
 

@@ -8,7 +8,7 @@ import pytest
 
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.search.journal import SearchJournal
-from hpc_det.store.stop import request_stop
+from hpc_det.store.attempt import request_stop
 from tests.launch.gang import Gang
 from tests.notify.receiver import Receiver
 from tests.notify.receiver import receiver as receiver

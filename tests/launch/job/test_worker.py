@@ -19,9 +19,8 @@ from hpc_det.schedulers.shared_answers import SharedAnswers
 from hpc_det.schedulers.slurm.scheduler import Slurm
 from hpc_det.search.journal import SearchJournal
 from hpc_det.search.method import Exit, Work
-from hpc_det.store.failure import failure_now, note_failure
+from hpc_det.store.attempt import failure_now, note_failure, read_stop, request_stop
 from hpc_det.store.journal import Journal
-from hpc_det.store.stop import read_stop, request_stop
 from tests.launch.gang import Gang, is_there, workers
 from tests.schedulers.slurm.squeue_on_paper import KNOWS_NONE
 from tests.stub import Stub
@@ -35,7 +34,7 @@ import os
 from hpc_det.store.attempt import Attempt
 from hpc_det.launch.job import attempts
 from hpc_det.launch.job.attempts import Attempts
-from hpc_det.store.failure import failure_now, note_failure
+from hpc_det.store.attempt import failure_now, note_failure
 
 attempt = Attempt.from_env(os.environ)
 if attempt.trial.id == 2:

@@ -14,8 +14,7 @@ import pytest
 from hpc_det.launch.watch.peers import key_of
 from hpc_det.node.frames import HELLO, Handshake
 from hpc_det.node.network import Rendezvous, await_rendezvous
-from hpc_det.store.failure import failures
-from hpc_det.store.stop import request_stop
+from hpc_det.store.attempt import failures, request_stop
 from tests.launch.gang import Gang
 from tests.wait import DEADLINE_S
 

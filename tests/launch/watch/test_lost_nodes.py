@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.store.failure import Failure, failures, first_failure
-from hpc_det.store.stop import request_stop
+from hpc_det.store.attempt import Failure, failures, first_failure, request_stop
 from tests.labs import networks
 from tests.labs.networks import Networks
 from tests.launch.gang import Gang, is_there

@@ -22,7 +22,7 @@ from hpc_det.node.agent_socket import Doorbell
 from hpc_det.node.channel import Line, connect
 from hpc_det.node.json_files import read_json
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.store.failure import Failure, failure_now, failures, first_failure, note_failure
+from hpc_det.store.attempt import Failure, failure_now, failures, first_failure, note_failure
 from tests.launch.gang import Gang
 from tests.launch.watch.suspension import Suspension
 from tests.stub import Stub

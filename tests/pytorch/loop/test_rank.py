@@ -19,8 +19,7 @@ import pytest
 from hpc_det.node.agent_socket import Doorbell
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.search.journal import SearchJournal
-from hpc_det.store.attempt import Attempt
-from hpc_det.store.failure import Failure, first_failure
+from hpc_det.store.attempt import Attempt, Failure, first_failure
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.metrics import read_reports
 from tests.forked_python import become

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpc_det.node.json_files import read_json
-from hpc_det.store.failure import first_failure
+from hpc_det.store.attempt import first_failure
 from hpc_det.store.metrics import read_reports
 from tests.pytorch.loop.test_rank import Agent, agent
 from tests.pytorch.trials import CONFIG

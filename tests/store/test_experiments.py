@@ -7,7 +7,7 @@ import pytest
 
 from hpc_det.errors import UsageError
 from hpc_det.node import files
-from hpc_det.store.root import configured_root, state_root
+from hpc_det.store.experiments import configured_root, state_root
 
 
 @pytest.fixture
