@@ -11,7 +11,6 @@ from hpc_det.checkpoint.storage import is_here
 from hpc_det.cli.output import Column, Record
 from hpc_det.errors import HpcDetError
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
-from hpc_det.view import story
 from hpc_det.view.checkpoints import (
     StoredCheckpoint,
     best_first,
@@ -21,6 +20,7 @@ from hpc_det.view.checkpoints import (
     set_aside_in,
 )
 from hpc_det.view.formatting import NONE, iso, labelled, number, size, values_in_words
+from hpc_det.view.trial_history import read_tolerantly
 
 
 def listed(experiment: ExperimentFolder, best: int | None) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ COLUMNS = (
 
 def described(item: StoredCheckpoint, *, verify: bool) -> dict[str, Any]:
     checkpoint = item.checkpoint
-    spec = story.read_tolerantly(item.trial.trial) or {}
+    spec = read_tolerantly(item.trial.trial) or {}
     return {
         "uuid": item.uuid,
         "experiment": item.trial.experiment().id,

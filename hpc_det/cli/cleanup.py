@@ -12,9 +12,9 @@ from hpc_det.errors import HpcDetError
 from hpc_det.node.files import make_folder
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.view import story
 from hpc_det.view.formatting import count
 from hpc_det.view.state import ExperimentView
+from hpc_det.view.trial_history import read_tolerantly
 from hpc_det.view.watch import readable_states, say
 
 DAY_S = 24 * 3600.0
@@ -54,7 +54,7 @@ def _is_due(experiment: ExperimentFolder) -> bool:
 
 def _retention_days(experiment: ExperimentFolder) -> int | None:
     """None: for ever."""
-    config = story.read_tolerantly(experiment.effective)
+    config = read_tolerantly(experiment.effective)
     policy = config.get("retention_policy") if isinstance(config, dict) else None
     days: int | None = (policy or {}).get("log_retention_days")
     return None if days == -1 else days

@@ -16,8 +16,8 @@ from hpc_det.node.json_files import Shape
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.formatting import batches_of, iso, labelled, number, section
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.story import read_tolerantly, why_not_completed
 from hpc_det.view.summary import progress, why
+from hpc_det.view.trial_history import read_tolerantly, why_not_completed
 from hpc_det.view.trials import TrialState
 from hpc_det.view.watch import state as state_of
 from hpc_det.view.watch import what_to_do

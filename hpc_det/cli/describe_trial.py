@@ -12,12 +12,11 @@ from hpc_det.checkpoint.committed import Committed, committed
 from hpc_det.checkpoint.damaged import Damaged, damaged_ones
 from hpc_det.errors import printable
 from hpc_det.store.folders import TrialFolder
-from hpc_det.view import story
 from hpc_det.view.formatting import batches_of, iso, labelled, number, section, values_in_words
 from hpc_det.view.profile.record import profile
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.story import AttemptStory, Metrics
 from hpc_det.view.summary import best_of_one
+from hpc_det.view.trial_history import SPEC, AttemptHistory, Metrics, attempt_in_words, is_complete, read_tolerantly
 from hpc_det.view.trials import TrialState, attempts_of, trial_state
 from hpc_det.view.watch import state as state_of
 
@@ -39,7 +38,7 @@ class TrialFacts:
     hparams: dict[str, Any]
     seed: int
     metrics: Metrics
-    attempts: list[AttemptStory]
+    attempts: list[AttemptHistory]
     is_over: bool
     """Nothing of the experiment runs any more."""
 
@@ -112,7 +111,7 @@ def facts(view: ExperimentView, number: int, state: ExperimentState) -> TrialFac
 
 def _sample(view: ExperimentView, folder: TrialFolder) -> tuple[dict[str, Any], int]:
     """What its worker has written; before that, what it is going to write."""
-    if written := story.read_tolerantly(folder.trial, story.SPEC):
+    if written := read_tolerantly(folder.trial, SPEC):
         return written["hparams"], written["trial_seed"]
     sample = view.sample(folder.id)
     return sample.hparams, sample.seed
@@ -145,7 +144,7 @@ def sections(found: TrialFacts) -> list[list[str]]:
     now = time.time()
     verdict = found.verdict()
     return [
-        section("Attempts", [story.in_words(item, now, is_over=found.is_over) for item in found.attempts]),
+        section("Attempts", [attempt_in_words(item, now, is_over=found.is_over) for item in found.attempts]),
         section("Metrics", list(_metrics(found.metrics))),
         section("Profile", [verdict] if verdict else []),
         section("Checkpoints", [_checkpoint_in_words(item) for item in found.checkpoints()]),
@@ -182,9 +181,9 @@ def _set_aside(item: Damaged) -> Record:
     return {**known, "batches": known.pop("steps"), "time": iso(item.time)}
 
 
-def _attempt(item: AttemptStory) -> Record:
+def _attempt(item: AttemptHistory) -> Record:
     return {**asdict(item), "started": iso(item.started), "ended": iso(item.ended) if item.ended else None}
 
 
 def _is_complete(item: Committed) -> bool:
-    return not item.removed and story.is_complete(item)
+    return not item.removed and is_complete(item)

@@ -11,10 +11,9 @@ from hpc_det.search.best import BestTrial, best_trial
 from hpc_det.search.method import Exit
 from hpc_det.search.metric import better
 from hpc_det.search.state import Entry
-from hpc_det.view import story
 from hpc_det.view.formatting import duration, length_in_words, number
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.story import Metrics
+from hpc_det.view.trial_history import Metrics, checkpoint_to_take, why_not_completed
 from hpc_det.view.trials import TrialCounts, counted, length_unit
 
 
@@ -65,7 +64,7 @@ class ManyTrials:
             return
         yield f"Best validation: {_in_words(best, view)}"
         trial = view.folder.trial(best.trial)
-        if checkpoint := story.checkpoint_to_take(trial, Metrics.read(trial, self._searcher).best):
+        if checkpoint := checkpoint_to_take(trial, Metrics.read(trial, self._searcher).best):
             yield f"Checkpoint: {checkpoint.path} (batch {checkpoint.steps})"
 
     def _reported(self, entry: Entry) -> str:
@@ -80,7 +79,7 @@ class ManyTrials:
     def _ended(self, entry: Entry) -> str:
         trial, how = entry["trial"], Exit(entry["how"])
         failed = how in (Exit.FAILED, Exit.INVALID_HP)
-        why = f": {story.why_not_completed(self._view.folder.trial(trial))}" if failed else ""
+        why = f": {why_not_completed(self._view.folder.trial(trial))}" if failed else ""
         return f"trial {trial} ended: {how.value}{why}"
 
 

@@ -14,10 +14,9 @@ from hpc_det.errors import visible
 from hpc_det.node.json_files import parse_line
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import Record, reports_of
-from hpc_det.view import story
 from hpc_det.view.formatting import duration, number, values_in_words
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.story import Metrics
+from hpc_det.view.trial_history import Metrics, checkpoint_to_take
 
 
 class OneTrial:
@@ -58,7 +57,7 @@ class OneTrial:
         yield f"Experiment {self._view.id}: {state.value} after {metrics.batches} batches in {duration(seconds)}"
         if best := metrics.best:
             yield f"Best validation: {best.metric} {number(best.value)} at batch {best.batches}"
-        if checkpoint := story.checkpoint_to_take(trial, metrics.best):
+        if checkpoint := checkpoint_to_take(trial, metrics.best):
             yield f"Checkpoint: {checkpoint.path} (batch {checkpoint.steps})"
 
 

@@ -12,7 +12,6 @@ from hpc_det.cli.log_choices import LogChoices
 from hpc_det.cli.output import log_line
 from hpc_det.errors import UsageError, visible
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
-from hpc_det.view import story
 from hpc_det.view.formatting import date_and_time, iso
 from hpc_det.view.logs.experiment import ExperimentLogs
 from hpc_det.view.logs.levels import Levels
@@ -20,6 +19,7 @@ from hpc_det.view.logs.passage import Passage, Source, first
 from hpc_det.view.logs.trial import MARKED, TrialLogs
 from hpc_det.view.logs.wanted import Wanted
 from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.trial_history import attempt_in_words, read_attempts
 from hpc_det.view.trials import TrialState, state_now
 from hpc_det.view.watch import POLL_S, Watch, say
 
@@ -118,8 +118,10 @@ class Text:
 
     def _border(self, source: Source) -> str:
         """With the begin, and the end as far as it is known."""
-        attempts = story.attempts(self._view.folder.trial(source.trial or 0))
-        known = (story.in_words(each, time.time(), is_over=False) for each in attempts if each.number == source.attempt)
+        attempts = read_attempts(self._view.folder.trial(source.trial or 0))
+        known = (
+            attempt_in_words(each, time.time(), is_over=False) for each in attempts if each.number == source.attempt
+        )
         return f"---------- {next(known, f'attempt {source.attempt}')} ----------"
 
 

@@ -35,7 +35,7 @@ def list_(output: Output) -> None:
 def _running() -> Iterator[dict[str, Any]]:
     from hpc_det.view.all import under_way
     from hpc_det.view.formatting import iso
-    from hpc_det.view.story import attempts
+    from hpc_det.view.trial_history import read_attempts
     from hpc_det.view.watch import readable_states, say
 
     views = under_way(store())
@@ -47,7 +47,7 @@ def _running() -> Iterator[dict[str, Any]]:
             continue
         plan = view.plan()
         for worker, work in sorted(view.search.open.items()):
-            for attempt in attempts(view.folder.trial(work.trial))[-1:]:
+            for attempt in read_attempts(view.folder.trial(work.trial))[-1:]:
                 if attempt.is_open and view.search.present.get(worker) == attempt.job_id:
                     yield {
                         "trial": f"{view.id}/{work.trial}",

@@ -15,11 +15,10 @@ from hpc_det.report.spans import Phase, goodput
 from hpc_det.report.trial import trial_facts
 from hpc_det.search.sample import is_nested
 from hpc_det.store.folders import ExperimentFolder
-from hpc_det.view import story
 from hpc_det.view.config import shown_config
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.story import AttemptStory, Validation
 from hpc_det.view.summary import best, why
+from hpc_det.view.trial_history import AttemptHistory, Validation, checkpoint_to_take
 from hpc_det.view.trials import attempts_of, differing, flattened, length_unit
 
 Record = dict[str, Any]
@@ -80,7 +79,7 @@ def _best(view: ExperimentView, trials: Sequence[Record]) -> Record | None:
         return None
     validation = by_trial[found["trial"]]
     best_validation = Validation(**validation) if validation else None
-    taken = story.checkpoint_to_take(view.folder.trial(found["trial"]), best_validation)
+    taken = checkpoint_to_take(view.folder.trial(found["trial"]), best_validation)
     return {
         "trial": found["trial"],
         "metric": found["metric"],
@@ -133,7 +132,7 @@ def _seconds(trials: Sequence[Record]) -> dict[Phase, float]:
     return found
 
 
-def _submissions(view: ExperimentView, told: Mapping[int, Sequence[AttemptStory]]) -> dict[int, list[float]]:
+def _submissions(view: ExperimentView, told: Mapping[int, Sequence[AttemptHistory]]) -> dict[int, list[float]]:
     """When the jobs were submitted that each trial waited for: those whose first attempt is one of its own."""
     first: dict[tuple[int, float], float] = {}
     for attempts in told.values():
@@ -154,7 +153,7 @@ def _submissions(view: ExperimentView, told: Mapping[int, Sequence[AttemptStory]
     }
 
 
-def _submitted_for(view: ExperimentView, attempt: AttemptStory) -> list[float]:
+def _submitted_for(view: ExperimentView, attempt: AttemptHistory) -> list[float]:
     """The submission that brought the worker of this attempt; none where somebody started it by hand."""
     jobs = (job for job in view.jobs if job.first <= attempt.worker < job.first + job.workers)
     return [job.submitted for job in jobs if job.submitted <= attempt.started][-1:]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hpc_det.requeue import Action, Cause
 from hpc_det.store.save_times import Save
 from hpc_det.view.metric_history import AttemptLines
-from hpc_det.view.story import AttemptStory
+from hpc_det.view.trial_history import AttemptHistory
 
 
 class Phase(str, enum.Enum):
@@ -49,10 +49,10 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Story:
+class TrialTimes:
     """What is known of one trial."""
 
-    attempts: Sequence[AttemptStory]
+    attempts: Sequence[AttemptHistory]
     lines: Mapping[int, AttemptLines]
     """What metrics.jsonl says of the time of each attempt, by its number."""
     saves: Sequence[Save]
@@ -63,7 +63,7 @@ class Story:
     """Nothing of the experiment runs any more."""
 
     @property
-    def speaks(self) -> bool:
+    def reports_training(self) -> bool:
         """Whether it says when it begins to train."""
         return any(lines.began is not None for lines in self.lines.values())
 
@@ -80,97 +80,97 @@ _VIOLENT = {Cause.FAILED, Cause.NODE_LOST, Cause.HUNG, Cause.DISK_FULL, Cause.UN
 """Such an end leaves no time for a save: whatever was trained since the last one is lost."""
 
 
-def spans_of(story: Story) -> list[Span]:
+def spans_of(trial: TrialTimes) -> list[Span]:
     """Of the whole trial, in order, without those of no length."""
-    found = list(_before(story))
-    for attempt, later in pairwise([*story.attempts, None]):
+    found = list(_before(trial))
+    for attempt, later in pairwise([*trial.attempts, None]):
         assert attempt is not None
-        found += _of_attempt(story, attempt)
-        found += _gap(story, attempt, later)
+        found += _of_attempt(trial, attempt)
+        found += _gap(trial, attempt, later)
     return [span for span in found if span.end > span.begin]
 
 
-def _before(story: Story) -> Iterator[Span]:
-    first = story.attempts[0].started if story.attempts else story.now
-    submitted = [moment for moment in story.queued if moment <= first]
-    if submitted and (story.attempts or not story.is_over):
-        yield Span(Phase.QUEUED, submitted[-1] if story.attempts else submitted[0], first)
+def _before(trial: TrialTimes) -> Iterator[Span]:
+    first = trial.attempts[0].started if trial.attempts else trial.now
+    submitted = [moment for moment in trial.queued if moment <= first]
+    if submitted and (trial.attempts or not trial.is_over):
+        yield Span(Phase.QUEUED, submitted[-1] if trial.attempts else submitted[0], first)
 
 
-def _gap(story: Story, attempt: AttemptStory, later: AttemptStory | None) -> Iterator[Span]:
+def _gap(trial: TrialTimes, attempt: AttemptHistory, later: AttemptHistory | None) -> Iterator[Span]:
     """After an attempt: until the next one, or until now where one may come."""
-    if attempt.action is None or (later is None and story.is_over):
+    if attempt.action is None or (later is None and trial.is_over):
         return
-    begin, end = end_of(story, attempt), later.started if later else story.now
+    begin, end = end_of(trial, attempt), later.started if later else trial.now
     phase = _AFTER.get(Action(attempt.action))
     if phase and phase is not Phase.PAUSED:
         yield Span(phase, begin, end)
         return
-    submitted = next((moment for moment in story.queued if begin < moment <= end), end)
+    submitted = next((moment for moment in trial.queued if begin < moment <= end), end)
     if phase:
         yield Span(phase, begin, submitted)
     yield Span(Phase.QUEUED, submitted, end)
 
 
-def end_of(story: Story, attempt: AttemptStory) -> float:
+def end_of(trial: TrialTimes, attempt: AttemptHistory) -> float:
     """Where nobody could write when it ended, it ended with its last sign of life."""
-    if attempt.is_open and not story.is_over:
-        return story.now
+    if attempt.is_open and not trial.is_over:
+        return trial.now
     if attempt.ended is not None and not attempt.late:
         return attempt.ended
-    signs = [story.lines[attempt.number].last] if attempt.number in story.lines else []
-    later = min((other.started for other in story.attempts if other.number > attempt.number), default=story.now)
-    signs += [save.began + save.stall_s for save in story.saves if attempt.started <= save.began < later]
+    signs = [trial.lines[attempt.number].last] if attempt.number in trial.lines else []
+    later = min((other.started for other in trial.attempts if other.number > attempt.number), default=trial.now)
+    signs += [save.began + save.stall_s for save in trial.saves if attempt.started <= save.began < later]
     return max(signs, default=attempt.started)
 
 
-def _of_attempt(story: Story, attempt: AttemptStory) -> Iterator[Span]:
-    end, lines = end_of(story, attempt), story.lines.get(attempt.number)
+def _of_attempt(trial: TrialTimes, attempt: AttemptHistory) -> Iterator[Span]:
+    end, lines = end_of(trial, attempt), trial.lines.get(attempt.number)
     if lines is None or lines.began is None:
-        yield Span(Phase.STARTING if story.speaks else Phase.UNKNOWN, attempt.started, end)
+        yield Span(Phase.STARTING if trial.reports_training else Phase.UNKNOWN, attempt.started, end)
         return
     yield Span(Phase.STARTING, attempt.started, lines.began)
-    kept_until, last = _kept(story, attempt, lines.began, end)
-    yield from _training(story, lines, lines.began, kept_until)
+    kept_until, last = _kept(trial, attempt, lines.began, end)
+    yield from _training(trial, lines, lines.began, kept_until)
     rest = kept_until
     if last:
         rest = min(last.began + last.stall_s, end)
         yield Span(Phase.SAVING, last.began, rest)
-    yield Span(Phase.LOST if _has_lost(story, attempt, lines) else Phase.ENDING, rest, end)
+    yield Span(Phase.LOST if _has_lost(trial, attempt, lines) else Phase.ENDING, rest, end)
 
 
-def _kept(story: Story, attempt: AttemptStory, began: float, end: float) -> tuple[float, Save | None]:
+def _kept(trial: TrialTimes, attempt: AttemptHistory, began: float, end: float) -> tuple[float, Save | None]:
     """Until when the training of the attempt was kept, and the save that kept the last of it."""
-    batches = _resumed_at(story, attempt)
+    batches = _resumed_at(trial, attempt)
     if batches is None:
         return end, None
-    saves = [save for save in story.saves if began <= save.began < end and save.batches <= batches]
+    saves = [save for save in trial.saves if began <= save.began < end and save.batches <= batches]
     return (saves[-1].began, saves[-1]) if saves else (began, None)
 
 
-def _resumed_at(story: Story, attempt: AttemptStory) -> int | None:
+def _resumed_at(trial: TrialTimes, attempt: AttemptHistory) -> int | None:
     """The batches that were kept of it and what was before; None: it goes on."""
-    later = (lines for number, lines in story.lines.items() if number > attempt.number and lines.began is not None)
+    later = (lines for number, lines in trial.lines.items() if number > attempt.number and lines.began is not None)
     if following := next(later, None):
         return following.trained
-    if attempt.is_open and not story.is_over:
+    if attempt.is_open and not trial.is_over:
         return None
-    saved = [save.batches for save in story.saves]
+    saved = [save.batches for save in trial.saves]
     return attempt.batches if attempt.batches is not None else max(saved, default=0)
 
 
-def _has_lost(story: Story, attempt: AttemptStory, lines: AttemptLines) -> bool:
+def _has_lost(trial: TrialTimes, attempt: AttemptHistory, lines: AttemptLines) -> bool:
     """Whether it trained beyond what was kept, as far as anybody can know."""
-    kept = _resumed_at(story, attempt)
+    kept = _resumed_at(trial, attempt)
     if kept is None:
         return False
     is_violent = attempt.cause is None or Cause(attempt.cause) in _VIOLENT
     return is_violent or max(lines.reached, lines.trained) > kept
 
 
-def _training(story: Story, lines: AttemptLines, begin: float, end: float) -> Iterator[Span]:
+def _training(trial: TrialTimes, lines: AttemptLines, begin: float, end: float) -> Iterator[Span]:
     """With the validations and saves in between."""
-    for stop in sorted(_stops(story, lines), key=lambda stop: stop.begin):
+    for stop in sorted(_stops(trial, lines), key=lambda stop: stop.begin):
         if begin <= stop.begin and stop.end <= end:
             yield Span(Phase.TRAINING, begin, stop.begin)
             yield stop
@@ -178,8 +178,8 @@ def _training(story: Story, lines: AttemptLines, begin: float, end: float) -> It
     yield Span(Phase.TRAINING, begin, end)
 
 
-def _stops(story: Story, lines: AttemptLines) -> Iterator[Span]:
-    yield from (Span(Phase.SAVING, save.began, save.began + save.stall_s) for save in story.saves)
+def _stops(trial: TrialTimes, lines: AttemptLines) -> Iterator[Span]:
+    yield from (Span(Phase.SAVING, save.began, save.began + save.stall_s) for save in trial.saves)
     for time, seconds in zip(lines.validation_ends, lines.validation_s, strict=True):
         yield Span(Phase.VALIDATING, time - seconds, time)
 

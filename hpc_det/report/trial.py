@@ -7,14 +7,13 @@ from dataclasses import asdict
 from typing import Any
 
 from hpc_det.report.profile import profile_of
-from hpc_det.report.spans import Phase, Story, end_of, goodput, longest, seconds_by_phase, spans_of
+from hpc_det.report.spans import Phase, TrialTimes, end_of, goodput, longest, seconds_by_phase, spans_of
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import Record, each
 from hpc_det.store.save_times import read_each_save
-from hpc_det.view import story
 from hpc_det.view.metric_history import Curve, MetricHistory
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.story import AttemptStory, Metrics
+from hpc_det.view.trial_history import SPEC, AttemptHistory, Metrics, hosts_of, read_tolerantly
 from hpc_det.view.trials import trial_state
 
 Points = list[tuple[int, float | None]]
@@ -28,7 +27,7 @@ def trial_facts(
     view: ExperimentView,
     number: int,
     state: ExperimentState,
-    attempts: Sequence[AttemptStory],
+    attempts: Sequence[AttemptHistory],
     queued: Sequence[float],
     now: float,
 ) -> Record:
@@ -37,8 +36,10 @@ def trial_facts(
     saves = read_each_save(folder.saves)
     history = MetricHistory(each(folder.metrics), saves)
     metrics = Metrics.read(folder, view.config["searcher"])
-    told = Story(attempts=attempts, lines=history.attempts, saves=saves, queued=queued, now=now, is_over=state.is_final)
-    spans = spans_of(told)
+    times = TrialTimes(
+        attempts=attempts, lines=history.attempts, saves=saves, queued=queued, now=now, is_over=state.is_final
+    )
+    spans = spans_of(times)
     seconds, shown = seconds_by_phase(spans), longest(spans, MOST_SPANS)
     return {
         "id": number,
@@ -53,7 +54,7 @@ def trial_facts(
         "batches_per_s": history.batches_per_s.points(MOST_POINTS),
         "validation_s": history.validation_s.points(MOST_POINTS),
         "saves": [dict(vars(save)) for save in saves],  # asdict copies deeply: a second for a thousand trials
-        "attempts": [_attempt(folder, told, attempt) for attempt in attempts],
+        "attempts": [_attempt(folder, times, attempt) for attempt in attempts],
         "spans": [{"phase": span.phase.value, "begin": span.begin, "end": span.end} for span in shown],
         "seconds": {phase.value: seconds[phase] for phase in Phase if phase in seconds},
         "goodput": goodput(seconds),
@@ -64,14 +65,14 @@ def trial_facts(
 
 def _hparams(view: ExperimentView, folder: TrialFolder) -> dict[str, Any]:
     """What its worker has written; before that, what it is going to write."""
-    written = story.read_tolerantly(folder.trial, story.SPEC)
+    written = read_tolerantly(folder.trial, SPEC)
     found: dict[str, Any] = written["hparams"] if written else view.sample(folder.id).hparams
     return found
 
 
-def _attempt(folder: TrialFolder, told: Story, attempt: AttemptStory) -> Record:
-    hosts = story.nodes(folder, attempt)
-    ended = None if attempt.is_open and not told.is_over else end_of(told, attempt)
+def _attempt(folder: TrialFolder, times: TrialTimes, attempt: AttemptHistory) -> Record:
+    hosts = hosts_of(folder, attempt)
+    ended = None if attempt.is_open and not times.is_over else end_of(times, attempt)
     return {**asdict(attempt), "ended": ended, "hosts": hosts}
 
 

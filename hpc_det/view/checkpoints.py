@@ -19,7 +19,7 @@ from hpc_det.store.experiment_config import read_effective
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.metrics import number_in, validation_metrics
-from hpc_det.view import story
+from hpc_det.view.trial_history import is_complete
 
 SHORTEST = 4
 """Characters of a uuid that name a checkpoint."""
@@ -49,7 +49,7 @@ class StoredCheckpoint:
         """
         if self.set_aside:
             return "SET_ASIDE"
-        if is_here(self.checkpoint.path) and not story.is_complete(self.checkpoint):
+        if is_here(self.checkpoint.path) and not is_complete(self.checkpoint):
             return "DAMAGED"
         return "PARTIALLY_DELETED" if self.checkpoint.removed else "COMPLETED"
 

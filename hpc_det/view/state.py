@@ -24,7 +24,7 @@ from hpc_det.search.state import Entry, SearchState
 from hpc_det.store.experiment_config import WHOLE, About, read_about
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.submitting import Submitter, submitter_of
-from hpc_det.view import story
+from hpc_det.view.trial_history import cancellation, read_attempts, read_visible, why_not_completed
 from hpc_det.view.trials import counted
 
 
@@ -175,7 +175,7 @@ class ExperimentView:
         search = self.search
         if search.finished:
             return bool(search.present)
-        last = (story.attempts(self.folder.trial(work.trial))[-1:] for work in search.open.values())
+        last = (read_attempts(self.folder.trial(work.trial))[-1:] for work in search.open.values())
         return any(not attempts or not attempts[0].is_requeued for attempts in last)
 
     def _after_all_jobs(self) -> ExperimentState:
@@ -189,9 +189,7 @@ class ExperimentView:
 
     def _cancellation(self) -> str | None:
         """Who asked for the end of a trial that was not done."""
-        requests = (
-            story.cancellation(self.folder.trial(number)) for number in _not_completed(self.search, Exit.CANCELLED)
-        )
+        requests = (cancellation(self.folder.trial(number)) for number in _not_completed(self.search, Exit.CANCELLED))
         return next((request.source for request in requests if request), None)
 
     def why_not_completed(self, found: ExperimentState) -> str:
@@ -204,10 +202,10 @@ class ExperimentView:
             return search.given_up
         blamed = _not_completed(search)
         if not self.has_many_trials:
-            return story.why_not_completed(self.folder.trial())
+            return why_not_completed(self.folder.trial())
         if not blamed:
             return "the jobs ended without a word, and left trials that nobody has begun"
-        why = story.why_not_completed(self.folder.trial(blamed[0]))
+        why = why_not_completed(self.folder.trial(blamed[0]))
         return f"{self._not_done()}; trial {blamed[0]}: {why}"
 
     def _not_done(self) -> str:
@@ -224,14 +222,14 @@ _JOB: Shape = {"submitted": Moment, "first": Count, "workers": Count}
 def _jobs(folder: ExperimentFolder, *, after: int) -> list[SubmittedJob]:
     """What was submitted after so many jobs, oldest first."""
     records: list[SubmittedJob] = []
-    while (data := story.read_visible(path := folder.job(after + len(records) + 1))) is not None:
+    while (data := read_visible(path := folder.job(after + len(records) + 1))) is not None:
         records.append(made(SubmittedJob, checked(data, _JOB, path), path))
     return records
 
 
 def _next_jobs(path: Path) -> list[str]:
     """Those that wait for the end of a job. Raises DamagedFile."""
-    data = story.read_visible(path)
+    data = read_visible(path)
     jobs: list[str] = [] if data is None else checked(data, {"jobs": list[str]}, path)["jobs"]
     return jobs
 

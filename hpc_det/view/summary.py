@@ -8,7 +8,7 @@ from typing import Any
 from hpc_det.errors import HpcDetError
 from hpc_det.search.best import best_trial
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.story import Metrics
+from hpc_det.view.trial_history import Metrics
 from hpc_det.view.trials import counted, length_unit
 
 DAMAGED = "(files damaged)"

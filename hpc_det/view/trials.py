@@ -12,8 +12,7 @@ from hpc_det.requeue import Action, Cause
 from hpc_det.search.method import Exit
 from hpc_det.search.state import SearchState
 from hpc_det.store.folders import TrialFolder
-from hpc_det.view import story
-from hpc_det.view.story import AttemptStory
+from hpc_det.view.trial_history import AttemptHistory, closed_attempt, read_attempts
 
 
 class TrialState(str, enum.Enum):
@@ -41,22 +40,22 @@ STATE_AFTER = {
 }
 
 
-def attempts_of(search: SearchState, trial: TrialFolder, *, is_over: bool) -> list[AttemptStory]:
+def attempts_of(search: SearchState, trial: TrialFolder, *, is_over: bool) -> list[AttemptHistory]:
     """All of a trial, oldest first. `is_over`: nothing of the experiment runs any more.
 
     A job may be killed between the last report to the search and the end of the attempt, which nobody writes then.
     """
-    attempts = story.attempts(trial)
+    attempts = read_attempts(trial)
     if attempts and attempts[-1].is_open:
         last = attempts[-1]
         if is_over or search.present.get(last.worker) != last.job_id:
             is_completed = _end(search, trial.id, None) is TrialState.COMPLETED
-            attempts[-1] = story.closed(trial, last, is_completed=is_completed)
+            attempts[-1] = closed_attempt(trial, last, is_completed=is_completed)
     return attempts
 
 
 def trial_state(
-    search: SearchState, number: int, attempts: Sequence[AttemptStory], *, is_over: bool = False
+    search: SearchState, number: int, attempts: Sequence[AttemptHistory], *, is_over: bool = False
 ) -> TrialState:
     """Of a trial that the search has created. `is_over`: nothing of the experiment runs any more."""
     last = attempts[-1] if attempts else None
@@ -75,10 +74,10 @@ def trial_state(
 
 def state_now(search: SearchState, trial: TrialFolder, *, is_over: bool) -> TrialState:
     """The same, with a look at the trial's journal."""
-    return trial_state(search, trial.id, story.attempts(trial), is_over=is_over)
+    return trial_state(search, trial.id, read_attempts(trial), is_over=is_over)
 
 
-def _end(search: SearchState, number: int, last: AttemptStory | None) -> TrialState | None:
+def _end(search: SearchState, number: int, last: AttemptHistory | None) -> TrialState | None:
     """What the search knows, or else the trial's own journal, which is written before."""
     if ended := search.trials[number].ended:
         return STATE_AFTER[ended]

@@ -11,7 +11,7 @@ from hpc_det.errors import HpcDetError
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.view.state import ExperimentState, ExperimentView
-from hpc_det.view.story import Validation
+from hpc_det.view.trial_history import Validation
 from tests.cli.life import SINGLE, FakeScheduler, Life
 from tests.cli.test_wait import after
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from hpc_det.report.spans import Phase, Span, Story, goodput, seconds_by_phase, spans_of
+from hpc_det.report.spans import Phase, Span, TrialTimes, goodput, seconds_by_phase, spans_of
 from hpc_det.view.metric_history import MetricHistory
-from hpc_det.view.story import AttemptStory
+from hpc_det.view.trial_history import AttemptHistory
 from tests.checkpoint.saved import save
 
 
-def attempt(number: int, started: float, ended: float | None = None, **end: Any) -> AttemptStory:
-    return AttemptStory(number=number, job_id="7", worker=0, host="node1", started=started, ended=ended, **end)
+def attempt(number: int, started: float, ended: float | None = None, **end: Any) -> AttemptHistory:
+    return AttemptHistory(number=number, job_id="7", worker=0, host="node1", started=started, ended=ended, **end)
 
 
 def begins(attempt: int, time: float, trained: int = 0) -> dict[str, Any]:
@@ -29,14 +29,14 @@ def validated(attempt: int, time: float, steps: int, seconds: float) -> dict[str
     return {"kind": "validation", "attempt": attempt, "steps": steps, "metrics": {}, "time": time, "seconds": seconds}
 
 
-def told(story: Story) -> list[tuple[str, float, float]]:
-    return [(span.phase.value, span.begin, span.end) for span in spans_of(story)]
+def told(trial: TrialTimes) -> list[tuple[str, float, float]]:
+    return [(span.phase.value, span.begin, span.end) for span in spans_of(trial)]
 
 
-def story(
-    attempts: Sequence[AttemptStory], lines: Sequence[dict[str, Any]] = (), *, is_over: bool = True, **known: Any
-) -> Story:
-    return Story(
+def trial(
+    attempts: Sequence[AttemptHistory], lines: Sequence[dict[str, Any]] = (), *, is_over: bool = True, **known: Any
+) -> TrialTimes:
+    return TrialTimes(
         attempts=attempts, lines=MetricHistory(lines).attempts, **{"saves": [], "now": 1000.0, **known}, is_over=is_over
     )
 
@@ -45,7 +45,7 @@ FINISHED = {"cause": "finished", "action": "done"}
 
 
 def test_an_undisturbed_trial_waits_starts_trains_validates_saves_and_ends() -> None:
-    undisturbed = story(
+    undisturbed = trial(
         [attempt(1, 100, 200, batches=50, **FINISHED)],
         [begins(1, 110), trained(1, 150, 25), validated(1, 155, 25, seconds=5), trained(1, 190, 50)],
         saves=[save(2, 3, batches=25, began=155), save(2, 4, batches=50, began=190)],
@@ -65,7 +65,7 @@ def test_an_undisturbed_trial_waits_starts_trains_validates_saves_and_ends() -> 
 
 
 def test_what_was_trained_after_the_last_save_before_a_failure_is_lost() -> None:
-    failed = story(
+    failed = trial(
         [
             attempt(1, 0, 100, batches=20, cause="failed", action="restart"),
             attempt(2, 105, 200, batches=50, **FINISHED),
@@ -87,13 +87,13 @@ def test_what_was_trained_after_the_last_save_before_a_failure_is_lost() -> None
 
 
 def test_without_a_save_all_of_an_attempt_is_lost() -> None:
-    lost = story([attempt(1, 0, 50, batches=0, cause="failed", action="give up")], [begins(1, 10), trained(1, 40, 5)])
+    lost = trial([attempt(1, 0, 50, batches=0, cause="failed", action="give up")], [begins(1, 10), trained(1, 40, 5)])
     assert told(lost) == [("starting", 0, 10), ("lost", 10, 50)]
     assert goodput(seconds_by_phase(spans_of(lost))) == 0
 
 
 def test_a_preempted_trial_is_back_in_the_queue_and_has_no_slots_there() -> None:
-    preempted = story(
+    preempted = trial(
         [
             attempt(1, 0, 60, batches=20, cause="preempted", action="requeue"),
             attempt(2, 300, 400, batches=50, **FINISHED),
@@ -115,7 +115,7 @@ def test_a_preempted_trial_is_back_in_the_queue_and_has_no_slots_there() -> None
 
 
 def test_a_preemption_that_left_no_time_for_a_save_loses_what_was_reported_since() -> None:
-    torn = story(
+    torn = trial(
         [attempt(1, 0, 60, batches=20, cause="preempted", action="requeue")],
         [begins(1, 10), trained(1, 30, 20), trained(1, 55, 40)],
         saves=[save(1, 1, batches=20, began=30)],
@@ -124,7 +124,7 @@ def test_a_preemption_that_left_no_time_for_a_save_loses_what_was_reported_since
 
 
 def test_an_attempt_whose_end_a_later_start_wrote_ended_with_its_last_sign_of_life() -> None:
-    silent = story(
+    silent = trial(
         [
             attempt(1, 0, 500, batches=20, cause="node lost", action="requeue", late=True),
             attempt(2, 500, 600, batches=50, **FINISHED),
@@ -143,7 +143,7 @@ def test_an_attempt_whose_end_a_later_start_wrote_ended_with_its_last_sign_of_li
 
 def test_a_trial_waits_for_the_search_and_is_paused_until_jobs_are_submitted_again() -> None:
     first, second = save(2, 2, batches=20, began=48), save(2, 2, batches=30, began=148)
-    between = story(
+    between = trial(
         [
             attempt(1, 0, 50, batches=20, cause="waiting", action="wait"),
             attempt(2, 100, 150, batches=30, cause="paused", action="pause"),
@@ -160,7 +160,7 @@ def test_a_trial_waits_for_the_search_and_is_paused_until_jobs_are_submitted_aga
 
 
 def test_an_attempt_that_goes_on_has_lost_nothing_so_far() -> None:
-    running = story([attempt(1, 900)], [begins(1, 910)], saves=[save(5, 5, batches=9, began=950)], is_over=False)
+    running = trial([attempt(1, 900)], [begins(1, 910)], saves=[save(5, 5, batches=9, began=950)], is_over=False)
     assert told(running) == [
         ("starting", 900, 910),
         ("training", 910, 950),
@@ -171,12 +171,12 @@ def test_an_attempt_that_goes_on_has_lost_nothing_so_far() -> None:
 
 def test_what_comes_after_the_last_attempt_goes_on_until_now() -> None:
     requeued = [attempt(1, 0, 60, batches=0, cause="preempted", action="requeue")]
-    assert told(story(requeued, [begins(1, 10)], is_over=False))[-1] == ("queued", 60, 1000)
-    assert told(story(requeued, [begins(1, 10)]))[-1] == ("ending", 10, 60)
+    assert told(trial(requeued, [begins(1, 10)], is_over=False))[-1] == ("queued", 60, 1000)
+    assert told(trial(requeued, [begins(1, 10)]))[-1] == ("ending", 10, 60)
 
 
 def test_a_program_that_does_not_say_when_it_trains_has_no_goodput() -> None:
-    script = story([attempt(1, 0, 60, batches=0, **FINISHED)])
+    script = trial([attempt(1, 0, 60, batches=0, **FINISHED)])
     assert told(script) == [("unknown", 0, 60)]
     assert goodput(seconds_by_phase(spans_of(script))) is None
 

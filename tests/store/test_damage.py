@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import pytest
+from hpc_det.store.stop import read_stop, request_stop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +31,7 @@ from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.metrics import each, last_reports, read_reports, validation_metrics, validations
 from hpc_det.store.shared_log import SharedLog
-from hpc_det.view.story import verdict
+from hpc_det.view.trial_history import final_exit
 from tests.odd import ODD, damages
 from tests.plan.plans import job_plan
 
@@ -232,7 +233,7 @@ def test_a_journal_with_a_damaged_line_shows_no_end_that_was_none_and_gives_no_n
         trial.journal.write_bytes(damaged)
         was_written = damaged.endswith(b"\n") or not is_open  # else its last line looks as a crash within its write
         with suppress(HpcDetError):
-            assert verdict(trial) is None
+            assert final_exit(trial) is None
             assert Journal(trial.journal).last_attempt() >= 3 + was_written
             causes = [end.cause for end in Journal(trial.journal).history()]
             assert Cause.FINISHED not in causes
@@ -247,7 +248,7 @@ def test_a_journal_that_was_continued_last_has_no_end_with_any_damaged_line(tmp_
             line = lines[4][:at] + bytes([lines[4][at] ^ 1 << bit]) + lines[4][at + 1 :]
             trial.journal.write_bytes(b"".join([*lines[:4], line]))
             with suppress(HpcDetError):
-                assert verdict(trial) is None
+                assert final_exit(trial) is None
                 assert Journal(trial.journal).last_attempt() >= 2
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from hpc_det.node.json_files import write_json
 from hpc_det.requeue import Action, Cause
-from hpc_det.view import story
 from hpc_det.view.state import ExperimentView
+from hpc_det.view.trial_history import attempt_in_words
 from hpc_det.view.trials import attempts_of, counted, differing, state_now
 from tests.cli.life import Life, halving, random_search
 
@@ -71,7 +71,7 @@ def test_a_job_that_is_killed_after_the_last_report_leaves_a_finished_attempt(
     assert (killed.cause, killed.action, killed.batches) == ("finished", "done", 100)
     assert killed.ended
     assert killed.ended >= killed.started
-    assert "finished at batch 100" in story.in_words(killed, killed.ended, is_over=True)
+    assert "finished at batch 100" in attempt_in_words(killed, killed.ended, is_over=True)
 
 
 def test_a_job_that_is_killed_after_a_stretch_leaves_an_attempt_that_waits(tmp_path: Path) -> None:

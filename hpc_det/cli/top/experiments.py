@@ -14,10 +14,10 @@ from hpc_det.errors import HpcDetError
 from hpc_det.schedulers.scheduler import JobStatus
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.view import all as view_all
-from hpc_det.view import story
 from hpc_det.view.metric_history import Curve
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import DAMAGED, UNREADABLE, Summary, summary
+from hpc_det.view.trial_history import read_attempts
 
 ROUND_S = 5.0
 """Between two looks for experiments that are new, have ended or go on. The others are looked at each time."""
@@ -107,7 +107,7 @@ class UnderWay:
             slots=self._ranks * len(search.present) if has_nodes else 0,
             slots_wanted=self._ranks * in_queue if waits else 0,
             trial=self._trial,
-            attempts=len(story.attempts(self.view.folder.trial(self._trial))),
+            attempts=len(read_attempts(self.view.folder.trial(self._trial))),
             training=reader.metrics.training,
             validation=reader.metrics.validation,
             losses=tuple(self._losses.values),

@@ -10,7 +10,7 @@ from hpc_det.node.json_files import checked
 from hpc_det.store.experiment_config import read_secrets
 from hpc_det.store.folders import TrialFolder
 from hpc_det.view.state import ExperimentView
-from hpc_det.view.story import SPEC, read_tolerantly
+from hpc_det.view.trial_history import SPEC, read_tolerantly
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.view import story
+from hpc_det.view.trial_history import attempt_in_words, read_attempts
 from tests.launch.gang import Gang
 from tests.small_disk import disk as disk
 from tests.small_disk import fill
@@ -79,9 +79,9 @@ def test_an_attempt_goes_on_when_there_is_space(gang: Gang, disk: Path) -> None:
     assert {end[1] for end in gang.ends()[:-1]} == {"restart"}, "max_restarts is 0: nothing is charged"
     failure = next(e["failure"] for e in gang.journal.events() if e["event"] == "ended")
     assert re.search(rf"{disk}/state: No space left on device, 0 B free", failure)
-    attempt = story.attempts(gang.trial)[0]
-    assert "disk full" in story.in_words(attempt, attempt.started, is_over=False)
-    assert "until its time limit" in story.in_words(attempt, attempt.started, is_over=False)
+    attempt = read_attempts(gang.trial)[0]
+    assert "disk full" in attempt_in_words(attempt, attempt.started, is_over=False)
+    assert "until its time limit" in attempt_in_words(attempt, attempt.started, is_over=False)
 
 
 def test_where_nothing_can_be_written_the_journal_waits(gang_on: Gang, disk: Path, tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""What the files of a trial say about it, in data and in plain words. Nothing here writes; a torn file is no error."""
+"""The history of a trial from its files: its attempts and how they ended, its metrics, the checkpoint to take.
+
+Nothing here writes. A missing or torn file is not an error.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from hpc_det.view.formatting import clock, one_line
 # --- ends
 
 
-def verdict(trial: TrialFolder) -> Exit | None:
+def final_exit(trial: TrialFolder) -> Exit | None:
     """How the trial ended, as its journal says; None as long as it may go on."""
     match Journal(trial.journal).verdict():
         case (Cause.FINISHED, Action.DONE, _):
@@ -38,14 +41,15 @@ def verdict(trial: TrialFolder) -> Exit | None:
 
 def why_not_completed(trial: TrialFolder) -> str:
     """One sentence, with the first failure where there is one."""
-    told = attempts(trial)
-    if not told:
+    attempts = read_attempts(trial)
+    last = attempts[-1] if attempts else None
+    if last is None:
         return "the job ended without a word, before its first attempt"
-    if verdict(trial):
-        return f"{told[-1].failure or told[-1].cause} ({told[-1].why})"
-    if told[-1].problems:
-        return f"the job ended: {told[-1].problems[-1]}"
-    failure = first_failure(trial, told[-1].number)
+    if final_exit(trial):
+        return f"{last.failure or last.cause} ({last.why})"
+    if last.problems:
+        return f"the job ended: {last.problems[-1]}"
+    failure = first_failure(trial, last.number)
     return ": ".join(["the job ended without a word", *([one_line(failure.sentence())] if failure else [])])
 
 
@@ -64,7 +68,7 @@ def cancellation(trial: TrialFolder) -> StopRequest | None:
 
 
 @dataclass(kw_only=True)
-class AttemptStory:
+class AttemptHistory:
     """One start of the trial's gang; what comes after `started` is unknown until the attempt has ended."""
 
     number: int
@@ -95,25 +99,25 @@ class AttemptStory:
         return self.action == Action.REQUEUE
 
 
-def attempts(trial: TrialFolder) -> list[AttemptStory]:
+def read_attempts(trial: TrialFolder) -> list[AttemptHistory]:
     """All attempts, oldest first."""
-    told: dict[int, AttemptStory] = {}
+    found: dict[int, AttemptHistory] = {}
     for event in Journal(trial.journal).events():
         number = event["attempt"]
         if event["event"] == "started":
-            told[number] = AttemptStory(
+            found[number] = AttemptHistory(
                 number=number,
                 job_id=event["job_id"],
                 worker=event["worker"],
                 host=event["host"],
                 started=event["time"],
             )
-        elif number in told:
-            _add(told[number], event)
-    return list(told.values())
+        elif number in found:
+            _add(found[number], event)
+    return list(found.values())
 
 
-def closed(trial: TrialFolder, attempt: AttemptStory, *, is_completed: bool) -> AttemptStory:
+def closed_attempt(trial: TrialFolder, attempt: AttemptHistory, *, is_completed: bool) -> AttemptHistory:
     """The last attempt of a trial whose job was killed before it could write the end. As the ranks' outcome says, or
     where the search says that the trial `is_completed`; otherwise it stays open.
     """
@@ -136,7 +140,7 @@ def closed(trial: TrialFolder, attempt: AttemptStory, *, is_completed: bool) -> 
     )
 
 
-def _add(attempt: AttemptStory, event: dict[str, Any]) -> None:
+def _add(attempt: AttemptHistory, event: dict[str, Any]) -> None:
     if event["event"] == "problem":
         attempt.problems.append(event["problem"])
     elif event["event"] == "continued":
@@ -166,7 +170,7 @@ _ENDS = {
 _NEXT = {Action.REQUEUE: "back into the queue", Action.RESTART: "started again", Action.GIVE_UP: "given up"}
 
 
-def in_words(attempt: AttemptStory, now: float, *, is_over: bool) -> str:
+def attempt_in_words(attempt: AttemptHistory, now: float, *, is_over: bool) -> str:
     """A sentence about an attempt; `is_over`: nothing runs any more."""
     start = f"attempt {attempt.number} on {attempt.host}"
     since = clock(attempt.started, now)
@@ -181,7 +185,7 @@ def in_words(attempt: AttemptStory, now: float, *, is_over: bool) -> str:
     return "; ".join([sentence, *attempt.problems, *(["continued"] if attempt.continued else [])])
 
 
-def _end_in_words(attempt: AttemptStory) -> str:
+def _end_in_words(attempt: AttemptHistory) -> str:
     end = _ENDS[Cause(attempt.cause)].format(attempt.batches)
     return f"{attempt.failure}; {end}" if attempt.failure else end
 
@@ -264,7 +268,7 @@ SPEC: Shape = {"hparams": dict, "trial_seed": int}
 """Of trial.json."""
 
 
-def nodes(trial: TrialFolder, attempt: AttemptStory) -> list[str]:
+def hosts_of(trial: TrialFolder, attempt: AttemptHistory) -> list[str]:
     """The hosts of the gang, as far as they are known."""
     with suppress(DamagedFile, PermissionError):
         found = read_json(trial.nodes(attempt.number))

@@ -6,8 +6,15 @@ from pathlib import Path
 import pytest
 
 from hpc_det.requeue import Action, Cause
-from hpc_det.view import story
-from hpc_det.view.story import AttemptStory, Metrics, Validation
+from hpc_det.view.trial_history import (
+    AttemptHistory,
+    Metrics,
+    Validation,
+    attempt_in_words,
+    checkpoint_to_take,
+    is_complete,
+    read_attempts,
+)
 from tests.cli.life import Life
 
 ACCURACY = {"metric": "accuracy", "smaller_is_better": False}
@@ -59,7 +66,7 @@ TEN = time.mktime((2026, 11, 20, 10, 2, 11, 0, 0, -1))
     ],
 )
 def test_an_ended_attempt_in_words(cause: str, action: str, why: str, failure: str | None, expected: str) -> None:
-    attempt = AttemptStory(
+    attempt = AttemptHistory(
         number=1,
         job_id="4711",
         worker=0,
@@ -72,14 +79,14 @@ def test_an_ended_attempt_in_words(cause: str, action: str, why: str, failure: s
         why=why,
         failure=failure,
     )
-    told = story.in_words(attempt, TEN + 300, is_over=False)
+    told = attempt_in_words(attempt, TEN + 300, is_over=False)
     assert told == f"attempt 1 on node1 from 10:02:11 to 10:05:40: {expected}"
 
 
 def test_an_open_attempt_in_words() -> None:
-    attempt = AttemptStory(number=2, job_id="4711", worker=0, host="node1", started=TEN)
-    assert story.in_words(attempt, TEN, is_over=False) == "attempt 2 on node1 since 10:02:11"
-    tomorrow = story.in_words(attempt, TEN + 86400, is_over=True)
+    attempt = AttemptHistory(number=2, job_id="4711", worker=0, host="node1", started=TEN)
+    assert attempt_in_words(attempt, TEN, is_over=False) == "attempt 2 on node1 since 10:02:11"
+    tomorrow = attempt_in_words(attempt, TEN + 86400, is_over=True)
     assert tomorrow == "attempt 2 on node1 from 2026-11-20 10:02:11: its end was not written"
 
 
@@ -88,7 +95,7 @@ def test_attempts_carry_their_problems(life: Life) -> None:
     life.ends(Cause.PREEMPTED, Action.REQUEUE, steps=120)
     life.journal.problem(1, "scontrol: refused")
     life.begins()
-    first, second = story.attempts(life.trial)
+    first, second = read_attempts(life.trial)
     assert (first.cause, first.batches, first.problems) == ("preempted", 120, ["scontrol: refused"])
     assert (second.number, second.ended, second.problems) == (2, None, [])
 
@@ -152,11 +159,11 @@ def test_a_torn_record_is_passed_over(life: Life) -> None:
 
 def test_the_checkpoint_to_take_is_that_of_the_best_validation_or_the_newest(life: Life) -> None:
     life.begins()
-    assert story.checkpoint_to_take(life.trial, None) is None
+    assert checkpoint_to_take(life.trial, None) is None
     older, newer = life.saves(100), life.saves(200)
-    assert story.checkpoint_to_take(life.trial, Validation("accuracy", 1.0, 100)) == older
-    assert story.checkpoint_to_take(life.trial, Validation("accuracy", 1.0, 150)) == newer
-    assert story.checkpoint_to_take(life.trial, None) == newer
+    assert checkpoint_to_take(life.trial, Validation("accuracy", 1.0, 100)) == older
+    assert checkpoint_to_take(life.trial, Validation("accuracy", 1.0, 150)) == newer
+    assert checkpoint_to_take(life.trial, None) == newer
 
 
 def test_a_cut_or_missing_file_makes_a_checkpoint_incomplete(life: Life) -> None:
@@ -164,4 +171,4 @@ def test_a_cut_or_missing_file_makes_a_checkpoint_incomplete(life: Life) -> None
     whole, cut, bare = (life.saves(steps) for steps in (100, 200, 300))
     (cut.path / "state_dict.pth").write_bytes(b"wei")
     (bare.path / "state_dict.pth").unlink()
-    assert [story.is_complete(checkpoint) for checkpoint in (whole, cut, bare)] == [True, False, False]
+    assert [is_complete(checkpoint) for checkpoint in (whole, cut, bare)] == [True, False, False]
