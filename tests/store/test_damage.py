@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import pytest
-from hpc_det.store.stop import read_stop, request_stop
 from hypothesis import given
 from hypothesis import strategies as st
 
