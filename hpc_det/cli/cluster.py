@@ -38,9 +38,8 @@ def detect(scheduler: str | None, name: str | None, write: bool, output: Path | 
     Example:
       hpc-det cluster detect --name dawn --write
     """
-    from hpc_det.schedulers.detect import ask
     from hpc_det.schedulers.scheduler import run_command
-    from hpc_det.schedulers.site import to_yaml
+    from hpc_det.schedulers.site import ask, to_yaml
 
     if write and output:
         raise UsageError("--write: --output names another file; give one of them")

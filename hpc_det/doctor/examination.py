@@ -10,10 +10,9 @@ from hpc_det.doctor.asked_once import AskedOnce
 from hpc_det.doctor.finding import Finding
 from hpc_det.doctor.profiles import Profile
 from hpc_det.errors import HpcDetError
-from hpc_det.schedulers.detect import Which, ask, scheduler_here, schedulers_here
 from hpc_det.schedulers.pbs.answers import check_is_pbs
 from hpc_det.schedulers.scheduler import CommandError, Run, outside_any_job, run_command
-from hpc_det.schedulers.site import Site
+from hpc_det.schedulers.site import Site, Which, ask, scheduler_here, schedulers_here
 
 TIMEOUT_S = 20.0
 """Of each command. A healthy controller takes tenths of a second, and a login node that is busy more."""

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from hpc_det.doctor.finding import Finding
 from hpc_det.launch.mpi import vendor
 from hpc_det.node.network import own_address
-from hpc_det.schedulers.detect import Which
 from hpc_det.schedulers.scheduler import CommandError, Run
+from hpc_det.schedulers.site import Which
 
 SUBJECT = "launchers"
 RUNTIMES = ("apptainer", "podman")

@@ -14,9 +14,8 @@ from hpc_det.errors import UsageError, nearest
 from hpc_det.plan.effective import valid_profile
 from hpc_det.plan.planner import way_back
 from hpc_det.plan.pool import cluster_notes
-from hpc_det.schedulers.detect import Which
 from hpc_det.schedulers.scheduler import CommandError, Run
-from hpc_det.schedulers.site import FoundPool, Site
+from hpc_det.schedulers.site import FoundPool, Site, Which
 
 SUBJECT = "profiles"
 WAYS = {

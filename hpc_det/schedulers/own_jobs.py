@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpc_det.node.json_files import read_json
 from hpc_det.plan.job_plan import JobArray
-from hpc_det.schedulers.local import queue as local_queue
+from hpc_det.schedulers import local
 from hpc_det.schedulers.queue import queue, this_user
 from hpc_det.schedulers.scheduler import array_of, run_command
 from hpc_det.store.folders import ExperimentFolder
@@ -56,7 +56,7 @@ def found_successor(experiment: ExperimentFolder, scheduler: str, next_jobs: Pat
 
 
 def _queued(experiment: ExperimentFolder, scheduler: str) -> list[str]:
-    listed = local_queue.jobs() if scheduler == "local" else queue(scheduler).jobs(run_command)
+    listed = local.jobs() if scheduler == "local" else queue(scheduler).jobs(run_command)
     return [job.job_id for job in listed if job.user == this_user() and Path(job.path).is_relative_to(experiment.path)]
 
 

@@ -298,7 +298,7 @@ class Scheduler(Protocol):
 _CLASSES = {
     "slurm": ("hpc_det.schedulers.slurm.scheduler", "Slurm"),
     "pbs": ("hpc_det.schedulers.pbs.scheduler", "Pbs"),
-    "local": ("hpc_det.schedulers.local.scheduler", "Local"),
+    "local": ("hpc_det.schedulers.local", "Local"),
 }
 
 

@@ -18,7 +18,7 @@ from hpc_det.checkpoint.snapshots import newest
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import Request
 from hpc_det.plan.effective import effective
-from hpc_det.schedulers.local.scheduler import Local
+from hpc_det.schedulers.local import Local
 from hpc_det.schedulers.scheduler import JobState, run_command
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import TrialFolder

@@ -20,8 +20,8 @@ from hpc_det.plan.effective import Effective, effective
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.plan.placement import placement
 from hpc_det.plan.planner import plan_jobs
-from hpc_det.schedulers.pbs import flags as pbs_flags
-from hpc_det.schedulers.slurm import flags as slurm_flags
+from hpc_det.schedulers.pbs import scheduler as pbs_flags
+from hpc_det.schedulers.slurm import scheduler as slurm_flags
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.submit.render import agent_command, render
 from tests.chaos.schema_leaves import CLUSTER, EXPERIMENT, Leaf, leaves

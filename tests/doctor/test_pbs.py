@@ -8,8 +8,8 @@ import pytest
 
 from hpc_det.doctor.finding import Finding
 from hpc_det.doctor.pbs import findings
-from hpc_det.schedulers.detect import Which
 from hpc_det.schedulers.pbs.detect import detect
+from hpc_det.schedulers.site import Which
 from tests.doctor.sites import everything, on_path, one, pbs_site, verdicts
 
 

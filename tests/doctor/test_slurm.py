@@ -8,8 +8,8 @@ import pytest
 
 from hpc_det.doctor.finding import Finding
 from hpc_det.doctor.slurm import findings, requeue_delay_s, try_submission
-from hpc_det.schedulers.detect import Which
 from hpc_det.schedulers.scheduler import CommandError
+from hpc_det.schedulers.site import Which
 from hpc_det.schedulers.slurm.detect import detect
 from tests.doctor.sites import ATLAS, LAB, cluster, everything, on_path, one, slurm_site, verdicts
 

@@ -11,9 +11,8 @@ import pytest
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.plain_yaml import parse_yaml
 from hpc_det.errors import UsageError
-from hpc_det.schedulers.detect import ask, starters, why_not_mpiexec
 from hpc_det.schedulers.scheduler import CommandError, Run
-from hpc_det.schedulers.site import FoundPool, Site, to_yaml
+from hpc_det.schedulers.site import FoundPool, Site, ask, starters, to_yaml, why_not_mpiexec
 from tests.schedulers.recorded_sites import PBS, SLURM, replay
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from hpc_det.errors import UsageError
-from hpc_det.schedulers.detect import schedulers_here
 from hpc_det.schedulers.queue import Queue, QueuedJob, queue, this_user
 from hpc_det.schedulers.scheduler import CommandError, run_command
+from hpc_det.schedulers.site import schedulers_here
 
 
 def queue_here() -> Queue | None:

@@ -14,7 +14,7 @@ from hpc_det.cli.job.here import queue_here
 from hpc_det.cli.output import Column, Record
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.schedulers.local import queue as local_queue
+from hpc_det.schedulers import local
 from hpc_det.schedulers.queue import Queue, QueuedJob, this_user
 from hpc_det.schedulers.scheduler import JobState, run_command
 from hpc_det.store.folders import ExperimentFolder
@@ -33,12 +33,12 @@ def listed(pool: str | None, *, all_pools: bool) -> list[dict[str, Any]]:
 
 def _jobs(queue: Queue | None, pool: str | None, *, all_pools: bool) -> Sequence[QueuedJob]:
     """What runs on this machine without its scheduler has a pool of its own."""
-    if queue is None or pool == local_queue.POOL:
-        if pool not in (None, local_queue.POOL):
+    if queue is None or pool == local.POOL:
+        if pool not in (None, local.POOL):
             raise UsageError(f"--resource-pool: no pool {pool!r}; this machine has no scheduler, so {_known([])}")
-        return local_queue.jobs()
+        return local.jobs()
     if all_pools:
-        return [*queue.jobs(run_command), *local_queue.jobs()]
+        return [*queue.jobs(run_command), *local.jobs()]
     return queue.jobs(run_command, pool=_checked(pool, queue.pools(run_command)))
 
 
@@ -53,7 +53,7 @@ def _checked(pool: str | None, pools: dict[str, bool]) -> str:
 
 
 def _known(pools: Sequence[str] | dict[str, bool]) -> str:
-    return f"known: {', '.join([*sorted(pools), local_queue.POOL])}"
+    return f"known: {', '.join([*sorted(pools), local.POOL])}"
 
 
 def _record(position: int, job: QueuedJob) -> dict[str, Any]:

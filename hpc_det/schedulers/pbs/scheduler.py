@@ -1,4 +1,7 @@
-"""PBS Pro and OpenPBS, after qsub(1B), qstat(1B) and recordings of OpenPBS 23.06."""
+"""PBS Pro and OpenPBS as a scheduler, and the flags of qsub for a job.
+
+After qsub(1B), qstat(1B), pbs_resources(7B) and recordings of OpenPBS 23.06.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.plan.priority import pbs_priority_of
 from hpc_det.requeue import Cause
 from hpc_det.schedulers.pbs.answers import (
+    IDS_AT_ONCE,
     SCHEDULER,
     STATES,
     check_is_pbs,
     end_by_our_clock,
     end_of,
     ended_by,
+    over_in,
     shown,
     statuses,
     waiting,
 )
-from hpc_det.schedulers.pbs.flags import INDEX, array_flags, directives, element_log, own_line, wanted
 from hpc_det.schedulers.pbs.hosts import TooFewHosts, down_hosts, hosts_in, named_hosts
-from hpc_det.schedulers.pbs.qstat import IDS_AT_ONCE, over_in
 from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Run, Submission, reading, run_command
+from hpc_det.store.folders import job_log
 
 BEING_REQUEUED = 60
 """The substate of a job that is ended, to be queued again."""
@@ -34,6 +40,11 @@ ELEMENT_LEAVES_S = 30.0
 """An element that asks for the next one has nothing left to do; PBS takes a few seconds to see its end."""
 CLOCKS_DIFFER_S = 2.0
 """PBS kills at the limit or later, never before; the clocks of its hosts may differ a little."""
+INDEX = "HPC_DET_INDEX"
+"""The place in its array of an element that was submitted alone."""
+LONGEST_NAME = 230
+_TWO_WORDS = re.compile(r"(-\w)\s+(\S.*)")
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./^-]+")
 
 
 class Pbs:
@@ -206,3 +217,103 @@ def _without_hosts(select: str) -> str:
 
 def _listed(first: int, count: int) -> str:
     return ",".join(map(str, range(first, first + count)))
+
+
+def directives(plan: JobPlan, script: Path) -> list[str]:
+    """The flags that hpc_det decides, in the order in which the script shows them. Raises UsageError."""
+    _check_texts(plan, script)
+    optional = {
+        "-q": plan.partition,
+        "-A": plan.account,
+        "-p": None if plan.priority is None else str(pbs_priority_of(plan.priority)),
+        "-l": None if plan.time_limit_min is None else f"walltime={_walltime(plan.time_limit_min)}",
+    }
+    return [
+        f"-N {job_name(plan.name)}",
+        f"-l select={plan.job_nodes}:{_chunk(plan)}",
+        *([] if any("place=" in word for word in plan.submit_args) else ["-l place=scatter"]),
+        *[f"{flag} {_quoted(value)}" for flag, value in optional.items() if value is not None],
+        "-r y",
+        "-S /bin/bash",
+        "-k oed",
+        "-j oe",
+        f"-o {_quoted(str(job_log(script)))}",
+    ]
+
+
+def _check_texts(plan: JobPlan, script: Path) -> None:
+    """Raises UsageError with all that no line of qsub can hold."""
+    folder = str(script.parent)
+    texts = {"resources.resource_pool": plan.partition, "account": plan.account, "HPC_DET_ROOT": folder}
+    problems = [
+        f"{name}: {text!r} holds both kinds of quotes, and qsub knows no escapes; leave one kind out"
+        for name, text in texts.items()
+        if text is not None and {"'", '"'} <= set(text)
+    ]
+    if ":" in folder:
+        problems.append(f"HPC_DET_ROOT: {folder!r} holds ':', which ends a host's name for qsub -o")
+    if problems:
+        raise UsageError(problems)
+
+
+def _chunk(plan: JobPlan) -> str:
+    """What a node gives. One line of $PBS_NODEFILE; PBS sets OMP_NUM_THREADS to ompthreads, else to ncpus."""
+    gpus, slots = plan.slot_type == "gpu", plan.job_slots_per_node
+    wanted = {
+        "ncpus": plan.cpus_per_rank * slots,
+        "ngpus": slots if gpus else None,
+        "gpu_type": plan.gpu_type if gpus else None,
+        "mpiprocs": 1,
+        "ompthreads": plan.cpus_per_rank,
+        "mem": plan.mem_per_node and _size(plan.mem_per_node),
+    }
+    return ":".join(f"{name}={value}" for name, value in wanted.items() if value is not None)
+
+
+def _size(text: str) -> str:
+    """Slurm's way to write a size, M where nothing is said, in that of PBS."""
+    return f"{text.rstrip('KMGT')}{(text[-1] if text[-1] in 'KMGT' else 'M').lower()}b"
+
+
+def _walltime(minutes: int) -> str:
+    return f"{minutes // 60:02}:{minutes % 60:02}:00"
+
+
+def job_name(name: str) -> str:
+    """`name` with "_" for each character that `qsub -N` refuses, and cut to the length that it takes."""
+    return re.sub(r"^[.+-]|[^A-Za-z0-9_.+-]", "_", name)[:LONGEST_NAME]
+
+
+def array_flags(array: JobArray) -> list[str]:
+    limit = f"%{array.at_once}" if array.at_once else ""
+    return ["-J", f"0-{array.count - 1}{limit}"] if array.count > 1 else []
+
+
+def element_log(script: Path) -> list[str]:
+    """qsub's pattern for the index means nothing in an element that is submitted alone."""
+    before, after = str(job_log(script, "-@")).rsplit("@", 1)
+    return [f'exec >>{shlex.quote(before)}"${{{INDEX}:-$PBS_ARRAY_INDEX}}"{after} 2>&1']
+
+
+def own_line(arguments: Sequence[str]) -> list[str]:
+    """The user's flags, on one line: a flag and its value may be two entries of the list, or one with a blank."""
+    found = [(entry, _TWO_WORDS.fullmatch(entry)) for entry in arguments]
+    words = [word for entry, two in found for word in (two.groups() if two else [entry])]
+    return [" ".join(map(_quoted, words))] if words else []
+
+
+def _quoted(word: str) -> str:
+    """One word for qsub, which takes either kind of quotes and knows no escapes."""
+    if _PLAIN.fullmatch(word):
+        return word
+    return f"'{word}'" if '"' in word else f'"{word}"'
+
+
+def wanted(script: str) -> tuple[str, str | None]:
+    """The `select` and the queue of a script of ours."""
+    text = Path(script).read_text(encoding="utf-8")
+    select, queue = (
+        re.search(pattern, text, re.MULTILINE) for pattern in (r"^#PBS -l select=(\S+)$", r"^#PBS -q (.+)$")
+    )
+    assert select
+    return select[1], queue and queue[1]

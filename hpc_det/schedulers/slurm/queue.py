@@ -15,10 +15,9 @@ from hpc_det.errors import UsageError, printable
 from hpc_det.plan.priority import USUAL, from_nice, nice_of
 from hpc_det.schedulers.queue import Change, QueuedJob
 from hpc_det.schedulers.scheduler import JobState, Run, reading
-from hpc_det.schedulers.slurm.answers import REASONS, STATES, SUSPENDED, indices, local_time
+from hpc_det.schedulers.slurm.answers import REASONS, SQUEUE, STATES, SUSPENDED, indices, local_time
 from hpc_det.schedulers.slurm.detect import PARTITIONS, parse_partitions
 from hpc_det.schedulers.slurm.scheduler import Slurm
-from hpc_det.schedulers.slurm.squeue import SQUEUE
 
 FIELDS = (
     "JobArrayID",

@@ -14,7 +14,7 @@ from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.config.request import find
 from hpc_det.errors import UsageError
 from hpc_det.plan.effective import valid_profile
-from hpc_det.schedulers.slurm.flags import gpu_flags
+from hpc_det.schedulers.slurm.scheduler import gpu_flags
 from hpc_det.sgd.capacity.job import GangJob
 from hpc_det.sgd.capacity.local import Local
 

@@ -133,7 +133,7 @@ def script_variables(
     asked: Parameters, folder: Path, command: str, environment: Path, output: Path
 ) -> dict[str, object]:
     """For the template. Raises ValueError for a path that no line of a script can hold."""
-    from hpc_det.schedulers.pbs.flags import job_name
+    from hpc_det.schedulers.pbs.scheduler import job_name
 
     paths = PbsJobPaths(folder)
     stdout, stderr = (str(path).replace("%t", "0") for path in (paths.stdout, paths.stderr))

@@ -75,7 +75,7 @@ class Parameters:
 
     def directives(self) -> list[str]:
         """For the script's lines `#PBS`. Jobs start with umask 077 and, for PBS, may be run again."""
-        from hpc_det.schedulers.pbs.flags import job_name  # this module is loaded by every program with submitit
+        from hpc_det.schedulers.pbs.scheduler import job_name  # this module is loaded by every program with submitit
 
         hours, seconds = divmod(self.walltime_s, 3600)
         lines = [f"-N {job_name(self.name)}", f"-l select={self._select()}", "-l place=scatter"]

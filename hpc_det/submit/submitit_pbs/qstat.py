@@ -10,8 +10,8 @@ from typing import Any
 
 from submitit.core.logger import get_logger
 
-from hpc_det.schedulers.pbs import qstat as pbs_qstat
-from hpc_det.schedulers.pbs.qstat import Answer, listed
+from hpc_det.schedulers.pbs import answers as pbs_qstat
+from hpc_det.schedulers.pbs.answers import Answer, listed
 from hpc_det.schedulers.scheduler import run_command
 from hpc_det.submit.submitit_pbs.ids import array_of, from_pbs, to_pbs
 

@@ -14,10 +14,9 @@ import pytest
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobArray
 from hpc_det.requeue import Cause
-from hpc_det.schedulers.pbs.flags import directives
+from hpc_det.schedulers.pbs.answers import IDS_AT_ONCE, NAMES_AT_ONCE
 from hpc_det.schedulers.pbs.hosts import named_hosts
-from hpc_det.schedulers.pbs.qstat import IDS_AT_ONCE, NAMES_AT_ONCE
-from hpc_det.schedulers.pbs.scheduler import Pbs
+from hpc_det.schedulers.pbs.scheduler import Pbs, directives
 from hpc_det.schedulers.scheduler import CommandError, JobState, Run, Submission, array_of, run_command
 from hpc_det.submit.render import render
 from tests.labs.pbs_lab import PbsLab

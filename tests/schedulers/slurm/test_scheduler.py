@@ -13,8 +13,7 @@ from hpc_det.plan.job_plan import JobArray
 from hpc_det.requeue import Cause
 from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, run_command
 from hpc_det.schedulers.slurm.answers import STATES, parse_scontrol, parse_squeue, with_arrays
-from hpc_det.schedulers.slurm.flags import directives
-from hpc_det.schedulers.slurm.scheduler import Slurm
+from hpc_det.schedulers.slurm.scheduler import Slurm, directives
 from tests.labs.slurm import SlurmLab
 from tests.plan.plans import job_plan
 from tests.schedulers.one_job import submission

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.node.process import start_ticks
-from hpc_det.schedulers.local.scheduler import Local, start_detached
+from hpc_det.schedulers.local import Local, start_detached
 from hpc_det.schedulers.scheduler import CommandError, JobState, run_command
 from tests.plan.plans import job_plan
 from tests.schedulers.one_job import submission
@@ -103,7 +103,7 @@ def test_a_job_that_ends_before_anyone_looks_has_an_id_all_the_same(
         return started[0]
 
     popen = subprocess.Popen
-    monkeypatch.setattr("hpc_det.schedulers.local.scheduler.subprocess.Popen", start_and_let_it_end)
+    monkeypatch.setattr("hpc_det.schedulers.local.subprocess.Popen", start_and_let_it_end)
     (tmp_path / "job.sh").write_text("exit 1")
     job_id = Local().parse_submit(start_detached(str(tmp_path / "job.sh")))
     assert state(job_id) is JobState.ENDED
@@ -111,9 +111,7 @@ def test_a_job_that_ends_before_anyone_looks_has_an_id_all_the_same(
 
 
 def test_a_job_knows_its_own_id(started: Callable[[str], str], tmp_path: Path) -> None:
-    code = (
-        "import os; from hpc_det.schedulers.local.scheduler import Local; print(Local().job_id(os.environ), flush=True)"
-    )
+    code = "import os; from hpc_det.schedulers.local import Local; print(Local().job_id(os.environ), flush=True)"
     job_id = started(f"exec >{tmp_path}/id; exec {sys.executable} -c '{code}'")
     wait_for(lambda: state(job_id) is JobState.ENDED)
     assert (tmp_path / "id").read_text() == f"{job_id}\n"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hpc_det.node.files import write_atomic
-from hpc_det.schedulers.local import queue as local_queue
-from hpc_det.schedulers.local.scheduler import JobId
+from hpc_det.schedulers import local
+from hpc_det.schedulers.local import JobId
 from hpc_det.schedulers.queue import this_user
 from tests.plan.plans import job_plan
 from tests.wait import wait_for
@@ -26,7 +26,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """A process that looks like a job of an experiment in `tmp_path`; its pid."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def run(module: str = local_queue.JOB_MODULE, *, leads: bool = True) -> int:
+    def run(module: str = local.JOB_MODULE, *, leads: bool = True) -> int:
         waits = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
         process = subprocess.Popen([*waits, module, str(tmp_path), "1"], stdin=subprocess.PIPE, start_new_session=leads)
         started.append(process)
@@ -40,7 +40,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def found(folder: Path) -> list[str]:
-    return [job.job_id for job in local_queue.jobs() if job.path == str(folder)]
+    return [job.job_id for job in local.jobs() if job.path == str(folder)]
 
 
 def test_a_job_is_a_process_that_leads_its_session(start: Start, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_job_is_a_process_that_leads_its_session(start: Start, tmp_path: Path)
     pid = start()
     start(leads=False)
     start("some.other.module")
-    (job,) = (job for job in local_queue.jobs() if job.path == str(tmp_path))
+    (job,) = (job for job in local.jobs() if job.path == str(tmp_path))
     assert job.job_id == str(JobId.of(pid))
     assert (job.name, job.user, job.pool, job.slots, job.running) == ("digits", this_user(), "local", 4, 1)
     assert job.submitted == pytest.approx(time.time(), abs=60)
@@ -87,4 +87,4 @@ def test_a_name_is_no_command_to_a_terminal(start: Start, tmp_path: Path) -> Non
     plan = job_plan(scheduler="local", nodes=1, job_nodes=1, folder=str(tmp_path), name="a\x1b[2J")
     write_atomic(tmp_path / "plan.json", plan.to_json())
     start()
-    assert [job.name for job in local_queue.jobs() if job.path == str(tmp_path)] == ["a\\x1b[2J"]
+    assert [job.name for job in local.jobs() if job.path == str(tmp_path)] == ["a\\x1b[2J"]

@@ -1,4 +1,4 @@
-"""This machine, without a scheduler: the job is a process in a session of its own.
+"""This machine, without a scheduler: a job is a process in a session of its own, and there is no queue.
 
 A job id is PID-START@HOST: the process, its start time in clock ticks (proc(5), /proc/PID/stat field 22), so that
 another process with the same number is never taken for the job, and its host, since the state folder may be shared.
@@ -7,23 +7,32 @@ another process with the same number is never taken for the job, and its host, s
 from __future__ import annotations
 
 import os
+import pwd
 import shlex
 import signal
 import socket
+import stat
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpc_det.errors import printable
 from hpc_det.node.process import is_running, start_ticks
 from hpc_det.plan.job_plan import JobArray, JobPlan
+from hpc_det.plan.priority import USUAL
 from hpc_det.requeue import Cause
+from hpc_det.schedulers.queue import QueuedJob
 from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Run, Submission, run_command
-from hpc_det.store.folders import job_log
+from hpc_det.store.folders import ExperimentFolder, job_log
 
-MODULE = "hpc_det.schedulers.local.scheduler"
+MODULE = "hpc_det.schedulers.local"
+POOL = "local"
+"""What their pool is called where pools are named."""
+JOB_MODULE = "hpc_det.launch.job"
 
 
 class Local:
@@ -138,6 +147,68 @@ class JobId:
         if self.host != socket.gethostname():
             return JobStatus(JobState.UNKNOWN, f"it runs on {self.host}, and only that host can tell")
         return JobStatus(JobState.RUNNING if is_running(self.pid, self.ticks) else JobState.ENDED)
+
+
+def jobs() -> list[QueuedJob]:
+    """The jobs that run on this machine, the oldest first; those of other users only where their files may be read."""
+    return sorted(_found(), key=lambda job: job.submitted or 0)
+
+
+def _found() -> Iterator[QueuedJob]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError, ValueError, LookupError, TypeError):  # it may end just now, or be none of ours
+                yield from _job_of(int(entry.name))
+
+
+def _job_of(pid: int) -> Iterator[QueuedJob]:
+    """Raises what a file raises that is not there, cannot be read, or holds something else."""
+    words = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
+    if JOB_MODULE not in words or os.getsid(pid) != pid:  # a job leads its session
+        return
+    owner = os.stat(f"/proc/{pid}").st_uid
+    experiment = ExperimentFolder(Path(words[words.index(JOB_MODULE) + 1]))
+    # Of a colleague's experiment there is a copy to read.
+    readable = experiment.plan if os.access(experiment.plan, os.R_OK) else experiment.masked / experiment.plan.name
+    plan = JobPlan.from_json(_text_of(readable, owner))
+    if plan.scheduler != "local":
+        return
+    started = _started(pid)
+    yield QueuedJob(
+        job_id=str(JobId.of(pid)),
+        named=str(JobId.of(pid)),
+        name=printable(plan.name),
+        user=pwd.getpwuid(owner).pw_name,
+        pool=POOL,
+        pools=(POOL,),
+        state=JobState.RUNNING,
+        reason="",
+        submitted=started,
+        starts=started,
+        priority=USUAL,
+        scheduler_priority=0,
+        slots=plan.job_nodes * plan.job_slots_per_node,
+        waiting=0,
+        running=1,
+        path=plan.folder,
+    )
+
+
+def _text_of(path: Path, owner: int) -> str:
+    """Raises PermissionError for what is no file of the owner's: any process may name any path, such as a FIFO that
+    nobody ever writes to.
+    """
+    with open(path, encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != owner:
+            raise PermissionError(path)
+        return file.read()
+
+
+def _started(pid: int) -> float:
+    """In seconds since the epoch (proc(5), /proc/uptime)."""
+    uptime_s = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
+    return time.time() - uptime_s + JobId.of(pid).ticks / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,0 @@
-"""Jobs on this machine, without a scheduler."""
