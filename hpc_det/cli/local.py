@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from hpc_det import compat
-from hpc_det.config import determined_switch
 from hpc_det.config.entrypoint import trial_name
+from hpc_det.config.rank_variables import asks_for_compat
 from hpc_det.errors import UsageError
 from hpc_det.plan.effective import Effective
 from hpc_det.search.sample import first_sample
@@ -50,7 +50,7 @@ def _set_environment(found: Effective) -> None:
     sys.path[:0] = [str(found.context_dir / folder) for folder in folders]
     if found.cluster.slot_type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if determined_switch.is_on(os.environ):
+    if asks_for_compat(os.environ):
         compat.install()
 
 

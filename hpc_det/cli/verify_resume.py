@@ -10,8 +10,8 @@ from hpc_det.cli.create import say_notes
 from hpc_det.cli.ids import store
 from hpc_det.cli.short_runs import Ended, Series, ShortRuns, effective_of, once
 from hpc_det.config.merge import Tree
+from hpc_det.config.rank_variables import RESUME_CHECK, stops_as_value
 from hpc_det.config.request import Request, on_slots
-from hpc_det.config.resume_check import VARIABLE, as_variable
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.plan.effective import Effective, effective
 from hpc_det.plan.short_training import problems, short_training
@@ -37,7 +37,7 @@ class Training:
             label=LABEL,
             batches=batches,
             reports=REPORTS,
-            variable=f"{VARIABLE}={as_variable(self.stops)}",
+            variable=f"{RESUME_CHECK}={stops_as_value(self.stops)}",
         )
         tree["min_validation_period"] = {"batches": max(batches // REPORTS, 1)}
         if tree["reproducibility"]["experiment_seed"] is None:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpc_det.config.determined_switch import DETERMINED
+from hpc_det.config.rank_variables import DETERMINED
 from hpc_det.errors import UsageError
 
 _PATH = str(Path(__file__).with_name("path"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from hpc_det import compat
-from hpc_det.config import determined_switch
+from hpc_det.config.rank_variables import asks_for_compat
 from hpc_det.node.network import limit_look_ups, variables
 from hpc_det.plan.container_command import of_the_job
 from hpc_det.plan.job_plan import JobPlan
@@ -32,4 +32,4 @@ def environment_of(plan: JobPlan, attempt: Attempt, interface: str | None, scrat
     limit_look_ups(environment)
     if interface:
         environment = {**variables(interface), **environment}
-    return compat.for_children(environment) if determined_switch.is_on(environment) else environment
+    return compat.for_children(environment) if asks_for_compat(environment) else environment

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from hpc_det.config import determined_switch
 from hpc_det.config.checks import FREE_FORM, searcher_name, text_problems
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.context import Context
@@ -22,6 +21,7 @@ from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers
 from hpc_det.config.metric_names import metric_notes
 from hpc_det.config.older_names import in_todays_names
 from hpc_det.config.problems import render, schema_problems
+from hpc_det.config.rank_variables import COMPAT, DETERMINED
 from hpc_det.config.request import Request
 from hpc_det.config.schema import LOG_POLICIES, Experiment
 from hpc_det.config.searchers import COMPARING
@@ -30,7 +30,7 @@ from hpc_det.errors import Problem, UsageError, shown
 from hpc_det.plan.pool import in_its_pool, pool_notes, pool_problems
 
 Model = TypeVar("Model", bound=Section)
-_COMPAT = f"{determined_switch.VARIABLE}={determined_switch.DETERMINED}"
+_COMPAT = f"{COMPAT}={DETERMINED}"
 _HANDS = ("cluster", "template", "config")
 
 

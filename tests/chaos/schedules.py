@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_det.config.resume_check import VARIABLE, as_variable
+from hpc_det.config.rank_variables import RESUME_CHECK, stops_as_value
 from tests.e2e.story import HERE as E2E
 
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2")
@@ -56,7 +56,7 @@ class Schedule:
 
     def experiment(self, *, undisturbed: bool) -> dict[str, Any]:
         variables = {
-            VARIABLE: as_variable(() if undisturbed else self.forced),
+            RESUME_CHECK: stops_as_value(() if undisturbed else self.forced),
             "CHAOS_PLAN": json.dumps({} if undisturbed else self.signals),
         }
         environment = {"environment_variables": [f"{name}={value}" for name, value in variables.items()]}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.config.resume_check import VARIABLE, stops_of
+from hpc_det.config.rank_variables import RESUME_CHECK, stops_of
 from hpc_det.plan.effective import Effective
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState
@@ -75,7 +75,7 @@ def stops_in(tree: dict[str, Any]) -> frozenset[int]:
     (value,) = [
         value
         for name, _, value in (each.partition("=") for each in tree["environment"]["environment_variables"])
-        if name == VARIABLE
+        if name == RESUME_CHECK
     ]
     stops = stops_of(value)
     assert stops is not None

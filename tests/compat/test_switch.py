@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det import compat
-from hpc_det.config import determined_switch
+from hpc_det.config.rank_variables import asks_for_compat
 from hpc_det.errors import UsageError
 from tests.compat.programs import HOOKED, printed, python
 
@@ -95,14 +95,14 @@ def test_what_is_imported_already_cannot_become_another(another: Path) -> None:
 
 
 def test_the_variable_switches_it_on() -> None:
-    assert determined_switch.is_on({"HPC_DET_COMPAT": "determined"})
-    assert not determined_switch.is_on({"HPC_DET_COMPAT": ""})
-    assert not determined_switch.is_on({})
+    assert asks_for_compat({"HPC_DET_COMPAT": "determined"})
+    assert not asks_for_compat({"HPC_DET_COMPAT": ""})
+    assert not asks_for_compat({})
 
 
 def test_a_variable_that_names_something_else_is_refused() -> None:
     with pytest.raises(UsageError, match="HPC_DET_COMPAT: got 'horovod'; expected 'determined', or nothing"):
-        determined_switch.is_on({"HPC_DET_COMPAT": "horovod"})
+        asks_for_compat({"HPC_DET_COMPAT": "horovod"})
 
 
 def test_what_was_on_the_path_before_stays_there() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.config.throughput_runs import TrainsOn
+from hpc_det.config.rank_variables import TrainsOn
 from hpc_det.distributed.rng import restore_rng, rng_state
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import DataLoader, Epoch, Trainer, init

@@ -22,9 +22,7 @@ from hpc_det.checkpoint.policy import policy_of
 from hpc_det.checkpoint.prune import Policy
 from hpc_det.checkpoint.remote import remote_of
 from hpc_det.checkpoint.save_pace import SavePace
-from hpc_det.config.resume_check import VARIABLE as RESUME_CHECK
-from hpc_det.config.resume_check import stops_of
-from hpc_det.config.throughput_runs import VARIABLE, TrainsOn, trains_on
+from hpc_det.config.rank_variables import RESUME_CHECK, THROUGHPUT, TrainsOn, stops_of, trains_on
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.forced_stop import ForcedStop
 from hpc_det.distributed.listener import Listener
@@ -103,7 +101,7 @@ class Run:
                 log=MetricsLog(attempt.trial, attempt.number),
                 code=attempt.trial.experiment().code,
                 test=is_test(env),
-                trains_on=trains_on(env.get(VARIABLE)),
+                trains_on=trains_on(env.get(THROUGHPUT)),
                 forced_stops=stops_of(env.get(RESUME_CHECK)),
                 searcher=SearcherContext(attempt.trial, attempt.worker, distributed),
                 mirror=_mirror(attempt.trial, spec["config"]) if distributed.is_chief else None,

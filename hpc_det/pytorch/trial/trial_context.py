@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 
-from hpc_det.config.throughput_runs import TrainsOn
+from hpc_det.config.rank_variables import TrainsOn
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.profiling.profiler import Profiler

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hpc_det.config.throughput_runs import NO_WHOLE_BATCH
+from hpc_det.config.rank_variables import NO_WHOLE_BATCH
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import DataLoader, Evaluation, Position, training_data, validation_data
 from hpc_det.pytorch.state.nested import mapped

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hpc_det.config.merge import Tree
-from hpc_det.config.throughput_runs import NO_WHOLE_BATCH, VARIABLE, TrainsOn
+from hpc_det.config.rank_variables import NO_WHOLE_BATCH, THROUGHPUT, TrainsOn
 from hpc_det.plan.short_training import short_training
 from hpc_det.view.formatting import count, number
 
@@ -60,7 +60,7 @@ class Measurement:
             label=LABEL,
             batches=batches,
             reports=REPORTS,
-            variable=f"{VARIABLE}={self.trains_on}",
+            variable=f"{THROUGHPUT}={self.trains_on}",
         )
         tree["resources"] |= {"slots_per_trial": self.slots, "max_slots": None, "packed_slots": None}
         tree["optimizations"]["aggregation_frequency"] = self.aggregation_frequency

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hpc_det.config.job_sections import Environment
-from hpc_det.config.throughput_runs import NO_WHOLE_BATCH
+from hpc_det.config.rank_variables import NO_WHOLE_BATCH
 from hpc_det.view.throughput.measurement import Measured
 from tests.view.throughput.measurements import BASELINE, FIRST_BATCH, OUT_OF_MEMORY, RARE, batches_of, failed, on
 

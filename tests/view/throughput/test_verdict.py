@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_det.config.throughput_runs import NO_WHOLE_BATCH
+from hpc_det.config.rank_variables import NO_WHOLE_BATCH
 from hpc_det.view.throughput.measurement import Measured
 from hpc_det.view.throughput.verdict import Finding, efficiency, findings
 from tests.view.throughput.measurements import (
