@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from hpc_det.config.cluster import Cluster
-from hpc_det.config.determineds_keys import NO_EFFECT, in_words
+from hpc_det.config.determined_keys import NO_EFFECT, in_words
 from hpc_det.config.hyperparameters import KINDS
 from hpc_det.config.keys import sections_at
 from hpc_det.config.merge import Tree

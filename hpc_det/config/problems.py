@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from hpc_det.config.determineds_keys import REMEDIES, REMEDIES_OF_KINDS
+from hpc_det.config.determined_keys import REMEDIES, REMEDIES_OF_KINDS
 from hpc_det.config.keys import Where, expectation, is_tag, keys_at, sections_at
 from hpc_det.config.managed_flags import RefusedFlagsError
 from hpc_det.config.merge import join

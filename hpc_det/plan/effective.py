@@ -14,7 +14,7 @@ from hpc_det.config.checks import FREE_FORM, searcher_name, text_problems
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.context import Context
 from hpc_det.config.cross_checks import cross_problems
-from hpc_det.config.determineds_keys import notes
+from hpc_det.config.determined_keys import notes
 from hpc_det.config.entrypoint import check_entrypoint, silent_script, speaks_determined, trial_name
 from hpc_det.config.hyperparameters import space_problems
 from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers

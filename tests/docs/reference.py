@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from hpc_det.config.determineds_keys import in_words
+from hpc_det.config.determined_keys import in_words
 from hpc_det.config.fields import Length
 from hpc_det.config.keys import expected, sections_in
 from hpc_det.config.schema import Experiment

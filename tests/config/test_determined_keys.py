@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.config.determineds_keys import NO_EFFECT, REMEDIES, REMEDIES_OF_KINDS
+from hpc_det.config.determined_keys import NO_EFFECT, REMEDIES, REMEDIES_OF_KINDS
 from hpc_det.config.keys import keys_at
 from hpc_det.config.schema import Experiment
 from hpc_det.plan.effective import Effective
