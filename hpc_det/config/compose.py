@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from threading import Lock
+from typing import Any, cast
 
 import hydra
 import yaml
@@ -17,10 +18,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.base import Container
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from hpc_det.config.cluster import Cluster
-from hpc_det.config.interpolations import bounded
 from hpc_det.config.keys import keys_at
 from hpc_det.config.merge import Tree, leaves
 from hpc_det.config.plain_yaml import load_yaml, refuse_bombs, yaml_problem
@@ -190,3 +191,49 @@ def _not_overridable(path: str) -> str:
         return f"{path}: Hydra merges maps; add the new key with +{path}.KEY=VALUE and remove the old with ~{path}.KEY"
     problem = unknown_key(path, key, known)
     return f"{problem.path}: {problem.what}; {problem.remedy}"
+
+
+MOST_REPEATED = 5_000
+"""Resolved interpolations beyond those that are written."""
+_CHARS = 1000
+"""So many characters of a resolved text count as one more interpolation."""
+_only_one = Lock()
+"""Threads that compose would put each other's counters in the class."""
+
+
+class TooManyRepeated(InterpolationResolutionError):
+    """OmegaConf adds the key at which it is."""
+
+
+@contextmanager
+def bounded(written: int) -> Iterator[None]:
+    """Within, OmegaConf raises TooManyRepeated instead of a very large tree. `written`: interpolations in the files.
+
+    All ways in which OmegaConf resolves one, also nested ones and those of resolvers, go through resolve_parse_tree.
+    """
+    left = written + MOST_REPEATED
+
+    def counted(self: Container, *args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        left -= 1
+        _check(left)
+        resolved = resolve(self, *args, **kwargs)
+        left -= len(resolved) // _CHARS if isinstance(resolved, str) else 0
+        _check(left)
+        return resolved
+
+    with _only_one:
+        resolve = Container.resolve_parse_tree
+        Container.resolve_parse_tree = counted  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            Container.resolve_parse_tree = resolve  # type: ignore[method-assign]
+
+
+def _check(left: int) -> None:
+    if left < 0:
+        raise TooManyRepeated(
+            f"interpolations (such as ${{name}}) repeat more than {MOST_REPEATED} values up to here; write the "
+            f"values out, or move them to a file that the trial reads"
+        )

@@ -9,7 +9,6 @@ from typing import Any, get_origin
 import pytest
 import yaml
 
-from hpc_det.config import interpolations
 from hpc_det.config.fields import Length
 from hpc_det.config.keys import sections_in
 from hpc_det.config.request import from_hydra
