@@ -22,13 +22,12 @@ from omegaconf.base import Container
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from hpc_det.config.cluster import Cluster
-from hpc_det.config.keys import keys_at
 from hpc_det.config.merge import Tree, leaves
 from hpc_det.config.plain_yaml import load_yaml, refuse_bombs, yaml_problem
 from hpc_det.config.problems import unknown_key
 from hpc_det.config.request import unknown_choice
 from hpc_det.config.schema import Experiment
-from hpc_det.config.section import Section
+from hpc_det.config.section import Section, keys_at
 from hpc_det.errors import UsageError
 from hpc_det.resources import data_path
 

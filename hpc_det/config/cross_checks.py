@@ -10,10 +10,10 @@ from hpc_det.config.cluster import Cluster
 from hpc_det.config.entrypoint import trial_name
 from hpc_det.config.fields import time_limit_min
 from hpc_det.config.job_sections import Resources
-from hpc_det.config.keys import expectation
 from hpc_det.config.merge import Tree
 from hpc_det.config.notify import hook_problems
 from hpc_det.config.schema import Experiment
+from hpc_det.config.section import expectation
 from hpc_det.config.storage import is_below
 from hpc_det.errors import MISSING, Problem, shown
 

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.determined_keys import NO_EFFECT, in_words
 from hpc_det.config.hyperparameters import KINDS
-from hpc_det.config.keys import sections_at
 from hpc_det.config.merge import Tree
 from hpc_det.config.schema import Experiment
-from hpc_det.config.section import Section
+from hpc_det.config.section import Section, sections_at
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

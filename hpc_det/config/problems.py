@@ -9,10 +9,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from hpc_det.config.determined_keys import REMEDIES, REMEDIES_OF_KINDS
-from hpc_det.config.keys import Where, expectation, is_tag, keys_at, sections_at
 from hpc_det.config.managed_flags import RefusedFlagsError
 from hpc_det.config.merge import join
-from hpc_det.config.section import Section
+from hpc_det.config.section import Section, Where, expectation, is_tag, keys_at, sections_at
 from hpc_det.errors import MISSING, Problem, nearest, printable, shown
 
 

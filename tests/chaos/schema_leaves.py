@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any, get_origin
 
 from hpc_det.config.cluster import Cluster
-from hpc_det.config.keys import sections_in
 from hpc_det.config.schema import Experiment
-from hpc_det.config.section import Section
+from hpc_det.config.section import Section, sections_in
 
 CLUSTER = {"name": "lab", "slots_per_node": 2, "slot_type": "gpu"}
 EXPERIMENT = {

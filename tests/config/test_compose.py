@@ -10,10 +10,9 @@ import pytest
 import yaml
 
 from hpc_det.config.fields import Length
-from hpc_det.config.keys import sections_in
 from hpc_det.config.request import from_hydra
 from hpc_det.config.schema import Experiment
-from hpc_det.config.section import Section
+from hpc_det.config.section import Section, sections_in
 from hpc_det.errors import UsageError
 from hpc_det.plan.effective import effective
 from hpc_det.resources import data_path

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from hpc_det.config.determined_keys import NO_EFFECT, REMEDIES, REMEDIES_OF_KINDS
-from hpc_det.config.keys import keys_at
 from hpc_det.config.schema import Experiment
+from hpc_det.config.section import keys_at
 from hpc_det.plan.effective import Effective
 
 Build = Callable[..., Effective]

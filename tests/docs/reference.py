@@ -14,9 +14,8 @@ from pydantic.fields import FieldInfo
 
 from hpc_det.config.determined_keys import in_words
 from hpc_det.config.fields import Length
-from hpc_det.config.keys import expected, sections_in
 from hpc_det.config.schema import Experiment
-from hpc_det.config.section import Section
+from hpc_det.config.section import Section, expected, sections_in
 
 PAGE = Path(__file__).parents[2] / "docs" / "experiment_file.md"
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n\n)(?:\|.*\n)*")

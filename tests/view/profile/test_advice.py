@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hpc_det.config.keys import keys_at
 from hpc_det.config.schema import Experiment
+from hpc_det.config.section import keys_at
 from hpc_det.store.folders import TrialFolder
 from hpc_det.view.profile.advice import Advice, advice
 from hpc_det.view.profile.conditions import Conditions

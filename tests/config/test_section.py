@@ -6,9 +6,8 @@ import pytest
 from pydantic import Field
 
 from hpc_det.config.fields import Positive
-from hpc_det.config.keys import Where, expectation, keys_at
 from hpc_det.config.schema import Experiment
-from hpc_det.config.section import Section
+from hpc_det.config.section import Section, Where, expectation, keys_at
 
 
 class Pool(Section):
