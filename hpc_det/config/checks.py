@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import unicodedata
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpc_det.config.merge import Tree, join
-from hpc_det.errors import Problem, shown
+from hpc_det.errors import MISSING, Problem, nearest, shown
 
 # Control characters, line separators, and surrogates, which no file can hold as UTF-8. A newline in submitit's job name
 # runs as shell code.
@@ -48,3 +50,132 @@ def searcher_name(tree: Tree) -> str | None:
     searcher = tree.get("searcher")
     name = searcher.get("name") if isinstance(searcher, dict) else None
     return name if isinstance(name, str) else None
+
+
+_CONSTANTS_ONLY = ("points",)
+
+
+class _Kind(NamedTuple):
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> list[str]:
+        return ["type", *self.required, *self.optional]
+
+
+KINDS = {
+    "const": _Kind(("val",)),
+    "categorical": _Kind(("vals",)),
+    "int": _Kind(("minval", "maxval"), ("count",)),
+    "double": _Kind(("minval", "maxval"), ("count",)),
+    "log": _Kind(("minval", "maxval"), ("base", "count")),
+}
+_NO_RANGE = "for a constant map that has a key `type`, give {type: const, val: {...}}"
+_GIVE = {
+    "val": "give the constant's value",
+    "vals": "give the list of values",
+    "minval": "give the lowest value, or of a log its exponent",
+    "maxval": "give the highest value, or of a log its exponent",
+}
+
+
+def space_problems(hyperparameters: Any, searcher_name: str, path: str = "hyperparameters") -> Iterator[Problem]:
+    """What is wrong with the space, for this searcher. What is no map at all is left to the schema.
+
+    A constant is a scalar, a list, null, or {type: const, val: ...}; a map without `type` is nested.
+    """
+    for name, spec in hyperparameters.items() if isinstance(hyperparameters, dict) else ():
+        if isinstance(spec, dict) and "type" in spec:
+            yield from _problems(spec, searcher_name, f"{path}.{name}")
+        else:
+            yield from space_problems(spec, searcher_name, f"{path}.{name}")
+
+
+def _problems(spec: dict[str, Any], searcher_name: str, path: str) -> Iterator[Problem]:
+    kind = spec["type"]
+    if not isinstance(kind, str) or kind not in KINDS:
+        yield Problem(f"{path}.type", f"got {shown(kind)}", f"expected one of {', '.join(KINDS)}; {_NO_RANGE}")
+        return
+    if kind != "const" and searcher_name in _CONSTANTS_ONLY:
+        yield Problem(
+            f"{path}.type",
+            f"{shown(kind)} is a range to search, and the {searcher_name} searcher needs constants",
+            "give `type: const` and `val`",
+        )
+        return
+    yield from _key_problems(spec, KINDS[kind], path)
+    if kind == "categorical":
+        yield from _vals_problems(spec, path)
+    elif kind != "const":
+        yield from _range_problems(spec, kind, path)
+        yield from _count_problems(spec, kind, searcher_name, path)
+
+
+def _key_problems(spec: dict[str, Any], kind: _Kind, path: str) -> Iterator[Problem]:
+    for key in kind.required:
+        if key not in spec:
+            yield Problem(f"{path}.{key}", MISSING, _GIVE[key])
+    for key in spec:
+        if key not in kind.keys:
+            meant = nearest(str(key), kind.keys) or f"known: {', '.join(kind.keys)}"
+            yield Problem(f"{path}.{key}", f"unknown key {key!r}", meant)
+
+
+def _vals_problems(spec: dict[str, Any], path: str) -> Iterator[Problem]:
+    if "vals" in spec and not (isinstance(spec["vals"], list) and spec["vals"]):
+        yield Problem(f"{path}.vals", f"got {shown(spec['vals'])}", "expected a list of at least one value")
+
+
+def _range_problems(spec: dict[str, Any], kind: str, path: str) -> Iterator[Problem]:
+    is_right, expected = (_is_int64, "a whole number of 64 bits") if kind == "int" else (_is_number, "a number")
+    wrong = [key for key in ("minval", "maxval") if key in spec and not is_right(spec[key])]
+    for key in wrong:
+        yield Problem(f"{path}.{key}", f"got {shown(spec[key])}", f"expected {expected}")
+    base: Any = 10
+    if kind == "log" and spec.get("base") is not None:
+        base = spec["base"]
+    if not (_is_number(base) and base > 0):
+        yield Problem(f"{path}.base", f"got {shown(base)}", "expected a number above 0")
+    elif not wrong and "minval" in spec and "maxval" in spec:
+        yield from _ends_problems(spec["minval"], spec["maxval"], base if kind == "log" else None, path)
+
+
+def _ends_problems(low: float, high: float, base: float | None, path: str) -> Iterator[Problem]:
+    """Of a range whose ends are numbers; `base` if they are exponents."""
+    if low >= high:
+        yield Problem(
+            f"{path}.minval", f"{low} is not below maxval {high}", "swap them, or give `type: const` for one value"
+        )
+    elif base is None and not math.isfinite(float(high) - float(low)):
+        yield Problem(f"{path}.maxval", f"{high} - {low} is no finite number", "narrow the range")
+    elif base is not None and not (_has_power(base, low) and _has_power(base, high)):
+        powers = f"{base} ** {low} and {base} ** {high} are not both finite"
+        yield Problem(f"{path}.maxval", powers, "minval and maxval of a log are exponents")
+
+
+def _has_power(base: float, exponent: float) -> bool:
+    try:
+        return math.isfinite(float(base) ** float(exponent))
+    except OverflowError:
+        return False
+
+
+def _count_problems(spec: dict[str, Any], kind: str, searcher_name: str, path: str) -> Iterator[Problem]:
+    count = spec.get("count")
+    if count is None and searcher_name == "grid":
+        yield Problem(
+            f"{path}.count",
+            f"a count was not provided, and the grid searcher needs one for {kind}",
+            "give the number of points",
+        )
+    elif count is not None and (type(count) is not int or count < 1):
+        yield Problem(f"{path}.count", f"got {shown(count)}", "expected a whole number >= 1")
+
+
+def _is_int64(value: Any) -> bool:
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from hpc_det.config.checks import KINDS
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.determined_keys import NO_EFFECT, in_words
-from hpc_det.config.hyperparameters import KINDS
 from hpc_det.config.merge import Tree
 from hpc_det.config.schema import Experiment
 from hpc_det.config.section import Section, sections_at

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from hpc_det.config.checks import searcher_name, text_problems
+from hpc_det.config.checks import searcher_name, space_problems, text_problems
 from hpc_det.config.determined_keys import in_todays_names
-from hpc_det.config.hyperparameters import space_problems
 from hpc_det.config.merge import Tree
 from hpc_det.config.plain_yaml import load_yaml, parse_map, read_text
 from hpc_det.config.problems import render, schema_problems

@@ -10,13 +10,12 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from hpc_det.config.checks import FREE_FORM, searcher_name, text_problems
+from hpc_det.config.checks import FREE_FORM, searcher_name, space_problems, text_problems
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.context import Context
 from hpc_det.config.cross_checks import cross_problems
 from hpc_det.config.determined_keys import in_todays_names, notes
 from hpc_det.config.entrypoint import check_entrypoint, silent_script, speaks_determined, trial_name
-from hpc_det.config.hyperparameters import space_problems
 from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers
 from hpc_det.config.metric_names import metric_notes
 from hpc_det.config.problems import render, schema_problems

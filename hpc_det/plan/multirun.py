@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from hpc_det.config.checks import text_problems
+from hpc_det.config.checks import space_problems, text_problems
 from hpc_det.config.cross_checks import cross_problems
 from hpc_det.config.determined_keys import in_todays_names
-from hpc_det.config.hyperparameters import space_problems
 from hpc_det.config.merge import Tree, leaves, merge_layers
 from hpc_det.config.problems import render
 from hpc_det.config.request import Request, conf_folders

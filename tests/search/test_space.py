@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.config.hyperparameters import space_problems
+from hpc_det.config.checks import space_problems
 
 INT = {"type": "int", "minval": 1, "maxval": 9}
 LOG = {"type": "log", "minval": -4, "maxval": -2}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_det.config.hyperparameters import space_problems
+from hpc_det.config.checks import space_problems
 from hpc_det.errors import Problem, UsageError, shown
 from hpc_det.search.sample import GridSampler, SpaceSampler, is_nested
 from hpc_det.sgd.tune.trainable import merged
