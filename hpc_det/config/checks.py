@@ -1,4 +1,7 @@
-"""Texts and numbers, which the schema leaves free. Read from plain trees, beside what the schema tells."""
+"""Checks of what the schema leaves free: texts and numbers, and the space of hyperparameters.
+
+They read plain trees, so that a user gets their problems together with those of the schema.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +54,8 @@ def searcher_name(tree: Tree) -> str | None:
     name = searcher.get("name") if isinstance(searcher, dict) else None
     return name if isinstance(name, str) else None
 
+
+# --- the space of hyperparameters
 
 _CONSTANTS_ONLY = ("points",)
 

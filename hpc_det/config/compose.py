@@ -192,6 +192,9 @@ def _not_overridable(path: str) -> str:
     return f"{problem.path}: {problem.what}; {problem.remedy}"
 
 
+# --- a bound on interpolations: sixty lines of `"${above}${above}"` expand to 2^60 characters, and OmegaConf takes as
+# many steps to resolve them
+
 MOST_REPEATED = 5_000
 """Resolved interpolations beyond those that are written."""
 _CHARS = 1000

@@ -1,4 +1,4 @@
-"""Keys of Determined's experiment files that mean less here than there (its schemas/expconf/v0).
+"""Keys of Determined's experiment files that mean less here, or are spelled otherwise (its schemas/expconf/v0).
 
 An experiment file says nothing that silently does not happen: a key is refused with what to do instead, or it is
 accepted with a note.
@@ -80,6 +80,9 @@ def notes(written: Iterable[str], scheduler: str) -> Iterator[str]:
 
 def _is_at_or_below(path: str, key: str) -> bool:
     return path == key or path.startswith((f"{key}.", f"{key}["))
+
+
+# --- spellings of older and newer versions of Determined, rewritten in each layer before the merge
 
 
 def in_todays_names(tree: Tree) -> Tree:

@@ -1,4 +1,6 @@
-"""What every section of a configuration has in common, and sections of several kinds, such as searchers."""
+"""What every section of a configuration has in common, sections of several kinds, such as searchers, and what may stand
+at a path of a schema: its keys, and what a value there should be.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +54,8 @@ def _kind(member: type[Section]) -> str:
     (value,) = get_args(member.model_fields[member.kind_key].annotation) or ("",)
     return str(value)
 
+
+# --- what may stand at a path
 
 Where: TypeAlias = "Sequence[str | int]"
 """A path in parts: keys, indices, and pydantic's tags in angle brackets, which say the kind of a section."""

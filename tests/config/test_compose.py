@@ -9,6 +9,7 @@ from typing import Any, get_origin
 import pytest
 import yaml
 
+from hpc_det.config import compose
 from hpc_det.config.fields import Length
 from hpc_det.config.request import from_hydra
 from hpc_det.config.schema import Experiment
@@ -152,7 +153,7 @@ def doubled(line: str, last: int) -> str:
 def test_interpolations_that_repeat_too_much_are_refused_with_the_key(
     env: dict[str, str], user_file: UserFile, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interpolations, "MOST_REPEATED", 300)
+    monkeypatch.setattr(compose, "MOST_REPEATED", 300)
     user_file("experiment/bomb.yaml", doubled(line, 60))
     with pytest.raises(UsageError, match=r"^data\.a\d+.*: interpolations"):
         from_hydra(["experiment=bomb"], env)
