@@ -1,175 +1,63 @@
-"""Does the entrypoint name a trial that can train? Answered by reading the code, never by importing it."""
+"""The entrypoint of an experiment: the words of its command line, and which files of the code directory they name."""
 
 from __future__ import annotations
 
-import ast
+import re
 import shlex
-import sysconfig
-import warnings
-from collections.abc import Iterator
-from contextlib import suppress
-from importlib.machinery import PathFinder
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import dropwhile, pairwise
+from pathlib import Path, PurePath
 
-from hpc_det.config.context import Context
-from hpc_det.config.entrypoint_command import TRIAL, command_problems, missing, started_script
-
-_REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data_loader")
-_EVALUATE = ("evaluate_batch", "evaluate_full_dataset")
-_LOADING = ("importlib.", "runpy.")
-_REPORTING = ("hpc_det.", "determined.", *_LOADING)
-"""Packages that report a trial's metrics, or load what may."""
-_TRAINING = ("hpc_det.pytorch.", "determined.pytorch.", *_LOADING)
-"""Those with the loop of trials."""
-_ROOTS = ("PyTorchTrial", "DeepSpeedTrial")
+TRIAL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
+LAUNCHERS = ("torch_distributed", "direct", "mpi", "srun", "deepspeed", "horovod", "autohorovod")
+_LAUNCHER = re.compile(r"(determined|hpc_det)\.launch\.(\w+)")
+_BEHIND_LAUNCHERS = ("rank", "wrap_rank")
+"""What a launcher of the user's own may start ranks with."""
+_PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
+_SETTING = re.compile(r"[A-Za-z_]\w*=.*")
+_NO_SHELL = re.compile(r"[^$`*?~<>|&;()]*")
 
 
-def check_entrypoint(entrypoint: object, context: Context) -> list[str]:
-    """Problems of the trial that `entrypoint` names with `--trial module:Class`, or as `module:Class` alone.
-
-    What cannot be known without running the code (a computed class, a base class from elsewhere) is no problem.
+@dataclass(frozen=True)
+class Context:
+    """The code of an experiment as it lies before a job's copy is made of it: the context directory, and what is put
+    beside its files.
     """
-    try:
-        words = _words(entrypoint)
-        trial = _trial(words)
-    except ValueError as error:
-        return [f"entrypoint: {error}"]
-    if problems := [*command_problems(words, context)]:
-        return problems
-    if meant := _dotted_trial(words, context):
-        return [f"entrypoint: {words[0]} is no command; a trial is named by module and class, as {meant}"]
-    if trial is None:
-        return []
-    module, class_name = trial
-    file = _module_file(context, module)
-    if file is None:
-        return [] if _is_installed(module) else [missing(f"module {module!r}", context)]
-    try:
-        tree = _parse(file)
-    except SyntaxError as error:
-        return [f"entrypoint: {file}:{error.lineno or 1}: {error.msg}"]
-    except OSError as error:
-        return [f"entrypoint: {file}: cannot be read: {error}"]
-    return _class_problems(tree, class_name, file)
+
+    folder: Path
+    includes: tuple[Path, ...] = ()
+    """Files and folders, absolute; each has its own name beside what is in `folder`."""
+
+    def path(self, name: str) -> Path:
+        """Where that lies which a job will find as `name` in its folder."""
+        return self.folder_of(name) / name
+
+    def folder_of(self, name: str) -> Path:
+        """The folder in which `name` is to be looked up."""
+        first = PurePath(name).parts[:1]
+        return next((include.parent for include in self.includes if (include.name,) == first), self.folder)
+
+    def python_files(self) -> str:
+        """The names of the Python files at the top, for a message."""
+        included = (path for path in self.includes if path.suffix == ".py")
+        names = sorted(file.name for file in (*self.folder.glob("*.py"), *included))
+        return ", ".join(names) or "no Python file"
+
+    def module_file(self, module: str) -> Path | None:
+        """The file of a module that lies here."""
+        base = module.replace(".", "/")
+        candidates = (self.path(f"{base}/__init__.py"), self.path(f"{base}.py"))
+        return next((file for file in candidates if file.is_file()), None)
 
 
-def silent_script(entrypoint: object, context: Context) -> str | None:
-    """The Python script that the entrypoint starts, if it reports no metric: neither the script nor a module that it
-    imports from the context directory imports hpc_det.
+def words_of(entrypoint: object) -> list[str]:
+    """Return the words of the command; none for a value that is no entrypoint, which the schema reports.
 
-    None for a trial, and for what cannot be known without running it, such as a shell script.
+    Raises ValueError for quotes that do not match.
     """
-    return _script_without(_REPORTING, entrypoint, context)
-
-
-def script_without_trainer(entrypoint: object, context: Context) -> str | None:
-    """The same of a script that has no `Trainer`: it, and what it imports, never imports hpc_det.pytorch."""
-    return _script_without(_TRAINING, entrypoint, context)
-
-
-def _script_without(packages: tuple[str, ...], entrypoint: object, context: Context) -> str | None:
-    with suppress(OSError, SyntaxError, ValueError):
-        words = _words(entrypoint)
-        script = started_script(words)
-        if _argument(words) is None and script and script.endswith(".py"):
-            return None if _reaches(packages, context.path(script), context, seen=set()) else script
-    return None
-
-
-def _reaches(packages: tuple[str, ...], file: Path, context: Context, seen: set[Path]) -> bool:
-    """Whether importing this file imports one of the packages, or may."""
-    seen.add(file)
-    tree = _parse(file)
-    modules = {module for node in ast.walk(tree) for module in _modules_of(node)}
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    if used & {"__import__", "exec", "eval"} or any(f"{module}.".startswith(packages) for module in modules):
-        return True
-    places = (context, Context(file.parent))
-    files = {found for module in modules for place in places if (found := _module_file(place, module))} - seen
-    return any(_reaches(packages, found, context, seen) for found in sorted(files))
-
-
-def _modules_of(node: ast.AST) -> list[str]:
-    """That this statement imports, with those that may be attributes of them."""
-    match node:
-        case ast.Import(names=names):
-            return [alias.name for alias in names]
-        case ast.ImportFrom(module=module, names=names):
-            base = module or ""
-            return [base, *(f"{base}.{alias.name}".lstrip(".") for alias in names)]
-    return []
-
-
-def speaks_determined(entrypoint: object, context: Context) -> bool:
-    """Whether this was written for Determined: it names a launcher of Determined's, or nothing but `module:Class`, or
-    the file of its trial, or a script that it names, imports `determined`.
-    """
-    with suppress(OSError, SyntaxError, ValueError):
-        words = _words(entrypoint)
-        if len(words) == 1 and TRIAL.fullmatch(words[0]):
-            return True
-        if any("determined.launch." in word for word in words):
-            return True
-        return any("determined" in _imported(_parse(file)) for file in _own_files(words, context))
-    return False
-
-
-def trial_class(entrypoint: object, context: Context) -> tuple[str, ast.ClassDef] | None:
-    """The source of the file that defines the trial, and the class; None where running the code may change it.
-
-    Raises ValueError, OSError and SyntaxError where it cannot be read.
-    """
-    trial = _trial(_words(entrypoint))
-    file = _module_file(context, trial[0]) if trial else None
-    if trial is None or file is None:
-        return None
-    tree = _parse(file)
-    found = _classes(tree).get(trial[1], [])
-    if len(found) != 1 or found[0].decorator_list or _is_dynamic(tree):
-        return None
-    return file.read_text(encoding="utf-8"), found[0]
-
-
-def trial_name(entrypoint: object) -> str | None:
-    """The `module:Class` that the entrypoint names, if any."""
-    return _argument(_words(entrypoint))
-
-
-def _dotted_trial(words: list[str], context: Context) -> str | None:
-    """The `module:Class` that was meant by a command of nothing but `module.Class`."""
-    if len(words) != 1 or "." not in words[0]:
-        return None
-    module, _, class_name = words[0].rpartition(".")
-    if not class_name.isidentifier() or _module_file(context, module) is None or context.path(words[0]).exists():
-        return None
-    return f"{module}:{class_name}"
-
-
-def _words(entrypoint: object) -> list[str]:
-    """None at all of what is no entrypoint: that is the schema's to say."""
     words = _shell_words(entrypoint) if isinstance(entrypoint, str) else entrypoint
     return words if isinstance(words, list) and all(isinstance(word, str) for word in words) else []
-
-
-def _own_files(words: list[str], context: Context) -> Iterator[Path]:
-    if (trial := _trial(words)) and (file := _module_file(context, trial[0])):
-        yield file
-    scripts = (context.path(word) for word in words if word.endswith(".py"))
-    yield from (script for script in scripts if script.is_file())
-
-
-def _trial(words: list[str]) -> tuple[str, str] | None:
-    """(module, class), or None where the entrypoint names no trial in the context directory."""
-    if any("PYTHONPATH" in word for word in words) or "cd" in words:
-        return None
-    name = _argument(words)
-    if name is None or "$" in name:
-        return None
-    match = TRIAL.fullmatch(name)
-    if not match:
-        raise ValueError(f"--trial got {name!r}; expected module:Class, such as model_def:MyTrial")
-    return match[1], match[2]
 
 
 def _shell_words(command: str) -> list[str]:
@@ -178,7 +66,26 @@ def _shell_words(command: str) -> list[str]:
     return list(lexer)
 
 
-def _argument(words: list[str]) -> str | None:
+def trial_name(entrypoint: object) -> str | None:
+    """The `module:Class` that the entrypoint names, if any."""
+    return named_trial(words_of(entrypoint))
+
+
+def trial_of(words: list[str]) -> tuple[str, str] | None:
+    """(module, class), or None where the entrypoint names no trial in the context directory."""
+    if any("PYTHONPATH" in word for word in words) or "cd" in words:
+        return None
+    name = named_trial(words)
+    if name is None or "$" in name:
+        return None
+    match = TRIAL.fullmatch(name)
+    if not match:
+        raise ValueError(f"--trial got {name!r}; expected module:Class, such as model_def:MyTrial")
+    return match[1], match[2]
+
+
+def named_trial(words: list[str]) -> str | None:
+    """Return what these words name as `module:Class`, whatever it looks like."""
     if len(words) == 1 and TRIAL.fullmatch(words[0]):
         return words[0]
     for word, following in pairwise([*words, ""]):
@@ -189,113 +96,57 @@ def _argument(words: list[str]) -> str | None:
     return None
 
 
-def _module_file(context: Context, module: str) -> Path | None:
-    base = module.replace(".", "/")
-    candidates = (context.path(f"{base}/__init__.py"), context.path(f"{base}.py"))
-    return next((file for file in candidates if file.is_file()), None)
+def command_problems(words: Sequence[str], context: Context) -> Iterator[str]:
+    """A launcher that there is not, or a script that is not in the context directory."""
+    for match in filter(None, map(_LAUNCHER.fullmatch, words)):
+        package, launcher = match.groups()
+        if launcher not in (*LAUNCHERS, *_BEHIND_LAUNCHERS):
+            yield (
+                f"entrypoint: {match[0]}: hpc_det has no such launcher; in {package}.launch there are "
+                f"{', '.join(LAUNCHERS)}"
+            )
+    started = started_script(words)
+    if started is None or context.path(started).exists():
+        return
+    if TRIAL.fullmatch(started):
+        yield f"entrypoint: {started} is no script; a trial is named by --trial {started}"
+    elif started.endswith(".py"):
+        yield missing(f"file {started!r}", context)
 
 
-def _is_installed(module: str) -> bool:
-    site = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    return PathFinder.find_spec(module.split(".")[0], site) is not None
+def missing(what: str, context: Context) -> str:
+    """The problem of an entrypoint that names something of the context directory that is not there."""
+    return f"entrypoint: no {what} in context_dir {context.folder}, which holds {context.python_files()}"
 
 
-def _parse(file: Path) -> ast.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a doubtful escape in the user's code is not our message to give
-        try:
-            return ast.parse(file.read_bytes(), filename=str(file))
-        except (MemoryError, RecursionError):
-            raise SyntaxError("nested too deeply for Python's parser") from None
-        except ValueError as error:  # so Python 3.11.2 says that there is a null byte, 3.11.7 by a SyntaxError
-            raise SyntaxError(str(error)) from None
-
-
-def _class_problems(tree: ast.Module, class_name: str, file: Path) -> list[str]:
-    names = set(_bound_names(tree))
-    if class_name not in names:
-        classes = ", ".join(node.name for node in tree.body if isinstance(node, ast.ClassDef)) or "no class"
-        hidden = names & {"*", "__getattr__"} or _is_dynamic(tree)
-        return [] if hidden else [f"entrypoint: {file} does not define {class_name!r}; it defines {classes}"]
-    methods = None if _is_dynamic(tree) else _methods(class_name, _classes(tree))
-    if methods is None:
-        return []
-    lacking = [name for name in _REQUIRED if name not in methods]
-    evaluates = [name for name in _EVALUATE if name in methods]
-    where = f"entrypoint: {class_name} in {file}"
-    problems = [f"{where} lacks {', '.join(lacking)}; a trial needs them"] if lacking else []
-    if not evaluates:
-        problems.append(f"{where} defines neither {' nor '.join(_EVALUATE)}; define one of them")
-    elif len(evaluates) > 1:
-        problems.append(f"{where} defines both {' and '.join(_EVALUATE)}; keep one of them")
-    return problems
-
-
-def _scope(body: ast.Module | ast.ClassDef) -> Iterator[ast.AST]:
-    """The nodes of this scope, with those under if, try and with, without those of inner scopes."""
-    pending: list[ast.AST] = list(body.body)
-    while pending:
-        node = pending.pop(0)
-        yield node
-        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            pending.extend(ast.iter_child_nodes(node))
-
-
-def _imported(tree: ast.Module) -> set[str]:
-    """The packages that this module's top level imports."""
-    modules: set[str] = set()
-    for node in _scope(tree):
-        match node:
-            case ast.Import(names=names):
-                modules |= {alias.name for alias in names}
-            case ast.ImportFrom(module=str(module), level=0):
-                modules.add(module)
-    return {module.partition(".")[0] for module in modules}
-
-
-def _bound_names(body: ast.Module | ast.ClassDef) -> Iterator[str]:
-    for node in _scope(body):
-        match node:
-            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                yield name
-            case ast.alias(name=name, asname=asname):
-                yield asname or name
-            case ast.Name(id=name, ctx=ast.Store()):
-                yield name
-
-
-def _is_dynamic(tree: ast.Module) -> bool:
-    """Names or methods may come from calls, or from assignments to a class, that only running the code shows."""
-    used = {node.id for node in _scope(tree) if isinstance(node, ast.Name)}
-    patched = {
-        getattr(node.value, "id", "")
-        for node in _scope(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    }
-    return bool(used & {"setattr", "globals", "exec"} or patched & set(_classes(tree)))
-
-
-def _classes(tree: ast.Module) -> dict[str, list[ast.ClassDef]]:
-    classes: dict[str, list[ast.ClassDef]] = {}
-    for node in _scope(tree):
-        if isinstance(node, ast.ClassDef):
-            classes.setdefault(node.name, []).append(node)
-    return classes
-
-
-def _methods(name: str, classes: dict[str, list[ast.ClassDef]]) -> set[str] | None:
-    """All that a trial of this file defines, itself or through classes of this file; None if that is unknown."""
-    if len(classes.get(name, [])) != 1:
+def started_script(words: Sequence[str]) -> str | None:
+    """The script that each rank starts, through whichever launchers; None where only a shell knows."""
+    if "cd" in words or not all(map(_NO_SHELL.fullmatch, words)):
         return None
-    (node,) = classes[name]
-    if node.decorator_list or node.keywords or not node.bases:
+    command = [*dropwhile(lambda word: word == "exec" or _SETTING.fullmatch(word), words)]
+    if not command or not _PYTHON.fullmatch(command[0]):
         return None
-    others = {known: nodes for known, nodes in classes.items() if known != name}
-    methods = set(_bound_names(node))
-    for base in node.bases:
-        last = base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
-        inherited = _methods(last, others) if last in classes else set() if last in _ROOTS else None
-        if inherited is None:
-            return None
-        methods |= inherited
-    return methods
+    command = [*dropwhile("-u".__eq__, command[1:])]
+    if command[:1] == ["-m"]:
+        launcher = _LAUNCHER.fullmatch(command[1]) if len(command) > 1 else None
+        return _behind(command[2:]) if launcher and launcher[2] in LAUNCHERS else None
+    return command[0] if command else None
+
+
+def _behind(words: Sequence[str]) -> str | None:
+    """What a launcher with these arguments starts."""
+    border = words.index("--") + 1 if "--" in words else 0
+    target = [*dropwhile("--autohorovod".__eq__, words[border:])]
+    if not target or target[0].startswith("-"):
+        return None
+    return started_script(target) if _PYTHON.fullmatch(target[0]) else target[0]
+
+
+def dotted_trial(words: list[str], context: Context) -> str | None:
+    """The `module:Class` that was meant by a command of nothing but `module.Class`."""
+    if len(words) != 1 or "." not in words[0]:
+        return None
+    module, _, class_name = words[0].rpartition(".")
+    if not class_name.isidentifier() or context.module_file(module) is None or context.path(words[0]).exists():
+        return None
+    return f"{module}:{class_name}"

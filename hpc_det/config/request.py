@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from hpc_det.config.context import Context
+from hpc_det.config.entrypoint import Context
 from hpc_det.config.merge import Tree, join
 from hpc_det.config.plain_yaml import load_yaml, parse_yaml
 from hpc_det.errors import UsageError, nearest
@@ -36,7 +36,7 @@ class Request:
     config: Tree
     context_dir: Path
     includes: tuple[Path, ...] = ()
-    """What a job gets beside the files of `context_dir`, see hpc_det.config.context."""
+    """What a job gets beside the files of `context_dir`, see hpc_det.config.entrypoint."""
     overrides: tuple[tuple[str, Tree], ...] = ()
     """Layers above the config, each with its name: what --test and --local set."""
     default_name: str | None = None

@@ -12,18 +12,17 @@ from pydantic import ValidationError
 
 from hpc_det.config.checks import FREE_FORM, searcher_name, space_problems, text_problems
 from hpc_det.config.cluster import Cluster
-from hpc_det.config.context import Context
 from hpc_det.config.cross_checks import cross_problems
 from hpc_det.config.determined_keys import in_todays_names, notes
-from hpc_det.config.entrypoint import check_entrypoint, silent_script, speaks_determined, trial_name
+from hpc_det.config.entrypoint import Context, trial_name
 from hpc_det.config.merge import Merged, Tree, leaves, merge, merge_layers
-from hpc_det.config.metric_names import metric_notes
 from hpc_det.config.problems import render, schema_problems
 from hpc_det.config.rank_variables import COMPAT, DETERMINED
 from hpc_det.config.request import Request
 from hpc_det.config.schema import LOG_POLICIES, Experiment
 from hpc_det.config.searchers import COMPARING
 from hpc_det.config.section import Section
+from hpc_det.config.trial_code import check_entrypoint, metric_notes, silent_script, speaks_determined
 from hpc_det.errors import Problem, UsageError, shown
 from hpc_det.plan.pool import in_its_pool, pool_notes, pool_problems
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, get_args
 
-from hpc_det.config.entrypoint import script_without_trainer
 from hpc_det.config.fields import Device
 from hpc_det.config.merge import Tree
+from hpc_det.config.trial_code import script_without_trainer
 from hpc_det.plan.effective import Effective
 from hpc_det.search.sample import is_nested, kind_of
 

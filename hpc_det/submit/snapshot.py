@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, TypeAlias
 
-from hpc_det.config.context import Context
+from hpc_det.config.entrypoint import Context
 from hpc_det.errors import UsageError
 from hpc_det.node.files import flush_tree, make_folders, share_copy
 

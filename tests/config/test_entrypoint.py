@@ -4,271 +4,31 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.config.context import Context
-from hpc_det.config.entrypoint import check_entrypoint, silent_script
-from hpc_det.config.entrypoint_command import LAUNCHERS
+from hpc_det.config.entrypoint import Context
 
-LOADERS = "def build_training_data_loader(self): ...\n    def build_validation_data_loader(self): ...\n"
-WHOLE = f"def train_batch(self): ...\n    def evaluate_batch(self): ...\n    {LOADERS}"
-HEAD = "from hpc_det.pytorch import PyTorchTrial\nimport hpc_det.pytorch as pt\n"
-ENTRYPOINT = "python3 -m hpc_det.launch.torch_distributed --trial model_def:T"
-
-
-def check(tmp_path: Path, source: str, entrypoint: object = ENTRYPOINT) -> list[str]:
-    (tmp_path / "model_def.py").write_text(source)
-    return [problem.replace(f"{tmp_path}/", "") for problem in check_entrypoint(entrypoint, Context(tmp_path))]
+CONTEXT = Context(Path("/code"), (Path("/lib/model_def.py"), Path("/other/layers")))
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("name", "path"),
     [
-        f"{HEAD}class T(PyTorchTrial):\n    {WHOLE}",
-        f"{HEAD}class T(pt.PyTorchTrial):\n    {WHOLE}",
-        f"from hpc_det.pytorch.deepspeed import DeepSpeedTrial\nclass T(DeepSpeedTrial):\n    {WHOLE}",
-        f"{HEAD}class Base(PyTorchTrial):\n    {LOADERS}\nclass T(Base):\n"
-        "    def train_batch(self): ...\n    def evaluate_full_dataset(self): ...\n",
-        f"{HEAD}class T(PyTorchTrial):\n    {LOADERS}    train_batch = evaluate_batch = print\n",
-        f"{HEAD}import torch\ntorch.backends.x = 1\nclass T(PyTorchTrial):\n    {WHOLE}",
-        f"{HEAD}if True:\n    class T(PyTorchTrial):\n        def train_batch(self): ...\n    T.evaluate_batch = 1",
-        f"{HEAD}pattern = '\\d'\nclass T(PyTorchTrial):\n    {WHOLE}",
+        ("train.py", "/code/train.py"),
+        ("model_def.py", "/lib/model_def.py"),
+        ("./model_def.py", "/lib/model_def.py"),
+        ("layers/deep/conv.py", "/other/layers/deep/conv.py"),
+        ("layers.py", "/code/layers.py"),
+        ("sub/model_def.py", "/code/sub/model_def.py"),
+        ("/abs/model_def.py", "/abs/model_def.py"),
+        ("", "/code"),
     ],
 )
-def test_a_whole_trial_passes(tmp_path: Path, source: str) -> None:
-    assert check(tmp_path, source) == []
+def test_a_name_of_the_job_is_looked_up_where_it_comes_from(name: str, path: str) -> None:
+    assert CONTEXT.path(name) == Path(path)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "from other import T",
-        "from other import *",
-        "T = make_trial()",
-        "from other import Base\nclass T(Base): ...",
-        f"{HEAD}from other import Mixin\nclass T(Mixin, PyTorchTrial): ...",
-        f"{HEAD}@complete\nclass T(PyTorchTrial): ...",
-        f"{HEAD}class T(PyTorchTrial, metaclass=M): ...",
-        f"{HEAD}class T(PyTorchTrial): ...\nsetattr(T, 'train_batch', f)",
-        "class T: ...",
-        "globals()['T'] = 1",
-        "def __getattr__(name): ...",
-    ],
-)
-def test_what_only_running_the_code_shows_is_no_problem(tmp_path: Path, source: str) -> None:
-    assert check(tmp_path, source) == []
-
-
-@pytest.mark.parametrize(
-    ("source", "problems"),
-    [
-        (
-            "from hpc_det.pytorch.deepspeed import DeepSpeedTrial\n"
-            f"class T(DeepSpeedTrial):\n    {LOADERS}    def evaluate_batch(self): ...\n",
-            ["entrypoint: T in model_def.py lacks train_batch; a trial needs them"],
-        ),
-        (
-            f"{HEAD}class T(PyTorchTrial):\n    def train_batch(self): ...\n    def evaluate_batch(self): ...\n",
-            [
-                "entrypoint: T in model_def.py lacks build_training_data_loader, build_validation_data_loader; "
-                "a trial needs them"
-            ],
-        ),
-        (
-            f"{HEAD}class T(PyTorchTrial):\n    def train_batch(self): ...\n    {LOADERS}",
-            [
-                "entrypoint: T in model_def.py defines neither evaluate_batch nor evaluate_full_dataset; "
-                "define one of them"
-            ],
-        ),
-        (
-            f"{HEAD}class T(PyTorchTrial):\n    {WHOLE}    def evaluate_full_dataset(self): ...\n",
-            ["entrypoint: T in model_def.py defines both evaluate_batch and evaluate_full_dataset; keep one of them"],
-        ),
-        (f"{HEAD}class Tee(PyTorchTrial): ...", ["entrypoint: model_def.py does not define 'T'; it defines Tee"]),
-        ("def f(:\n", ["entrypoint: model_def.py:1: invalid syntax"]),
-        ("x = 1\n\0", ["entrypoint: model_def.py:1: source code string cannot contain null bytes"]),
-    ],
-)
-def test_a_trial_that_cannot_train_is_told(tmp_path: Path, source: str, problems: list[str]) -> None:
-    assert check(tmp_path, source) == problems
-
-
-@pytest.mark.parametrize(
-    "entrypoint",
-    [
-        "python3 -m x --trial=model_def:Other",
-        "python3 x.py --trial model_def:Other; true|cat",
-        "model_def:Other",
-        ["python3", "-m", "x", "--trial", "model_def:Other"],
-    ],
-)
-def test_every_form_of_naming_a_trial_is_found(tmp_path: Path, entrypoint: object) -> None:
-    assert check(tmp_path, "class T: ...", entrypoint) == [
-        "entrypoint: model_def.py does not define 'Other'; it defines T"
-    ]
-
-
-@pytest.mark.parametrize(
-    "entrypoint",
-    [
-        "python3 -m train",
-        "cd src && python3 -m x --trial none:T",
-        "PYTHONPATH=src python3 -m x --trial none:T",
-        "python3 -m x --trial $TRIAL",
-        "python3 -m x --trial yaml.loader:Loader",
-        None,
-        5,
-    ],
-)
-def test_an_entrypoint_that_names_no_module_of_the_folder_is_left_alone(tmp_path: Path, entrypoint: object) -> None:
-    assert check_entrypoint(entrypoint, Context(tmp_path)) == []
-
-
-@pytest.mark.parametrize(
-    ("entrypoint", "problem"),
-    [
-        ("python3 -m determined.launch.nobody --trial model_def:T", "determined.launch.nobody: hpc_det has no such"),
-        ("python3 -m hpc_det.launch.torchrun -m x", "hpc_det.launch.torchrun: hpc_det has no such launcher"),
-    ],
-)
-def test_a_launcher_that_there_is_not_is_told_before_the_job_waits(
-    tmp_path: Path, entrypoint: str, problem: str
-) -> None:
-    (told,) = check(tmp_path, "class T: ...", entrypoint)
-    assert told.startswith(f"entrypoint: {problem}")
-    assert told.endswith(f"launch there are {', '.join(LAUNCHERS)}")
-    assert "torch_distributed" in told
-
-
-@pytest.mark.parametrize("package", ["determined", "hpc_det"])
-@pytest.mark.parametrize("launcher", [*LAUNCHERS, "wrap_rank 0 python3"])
-def test_a_launcher_that_there_is_is_no_problem(tmp_path: Path, package: str, launcher: str) -> None:
+def test_included_python_files_stand_with_the_others(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
-    assert check_entrypoint(f"python3 -m {package}.launch.{launcher} train.py", Context(tmp_path)) == []
-
-
-@pytest.mark.parametrize(
-    "entrypoint",
-    [
-        "python3 x.py --trial=model_def:T",
-        "/usr/bin/python3.11 -u x.py",
-        ["python3", "x.py"],
-        "SEED=1 exec python x.py",
-        "python3 -m hpc_det.launch.direct x.py --lr 0.1",
-        "python3 -m hpc_det.launch.torch_distributed --log-dir y -- x.py",
-        "python3 -m determined.launch.horovod --fp16-compression -- --autohorovod python3 x.py",
-        "python3 -m hpc_det.launch.mpi -- python3 -m hpc_det.launch.torch_distributed x.py",
-    ],
-)
-def test_a_script_that_is_not_there_is_told_before_the_job_waits(tmp_path: Path, entrypoint: object) -> None:
-    assert check(tmp_path, f"{HEAD}class T(PyTorchTrial):\n    {WHOLE}", entrypoint) == [
-        f"entrypoint: no file 'x.py' in context_dir {tmp_path}, which holds model_def.py"
-    ]
-    (tmp_path / "x.py").touch()
-    assert check_entrypoint(entrypoint, Context(tmp_path)) == []
-
-
-@pytest.mark.parametrize(
-    "entrypoint",
-    [
-        "cd src && python3 x.py",
-        "python3 $SCRIPT.py",
-        "make x.py; python3 x.py",
-        "python3 -c x.py",
-        "train x.py",
-        "python3",
-    ],
-)
-def test_where_only_a_shell_knows_which_script_is_meant_nothing_is_said(tmp_path: Path, entrypoint: str) -> None:
-    assert check_entrypoint(entrypoint, Context(tmp_path)) == []
-
-
-def test_a_trial_without_its_flag_is_told(tmp_path: Path) -> None:
-    assert check(tmp_path, "", "python3 -m hpc_det.launch.direct model_def:T") == [
-        "entrypoint: model_def:T is no script; a trial is named by --trial model_def:T"
-    ]
-
-
-def test_a_missing_module_is_told_with_what_there_is(tmp_path: Path) -> None:
-    assert check(tmp_path, "", "python3 -m x --trial model:T") == [
-        f"entrypoint: no module 'model' in context_dir {tmp_path}, which holds model_def.py"
-    ]
-
-
-def test_a_dot_in_the_place_of_the_colon_is_told(tmp_path: Path) -> None:
-    assert check(tmp_path, "class T: ...", "model_def.T") == [
-        "entrypoint: model_def.T is no command; a trial is named by module and class, as model_def:T"
-    ]
-    assert check(tmp_path, "class T: ...", "model_def.py") == [], "a file, which may be one to execute"
-    assert check(tmp_path, "class T: ...", "train.sh") == []
-
-
-def test_a_module_may_be_a_package_or_lie_in_one(tmp_path: Path) -> None:
-    (tmp_path / "pkg").mkdir()
-    (tmp_path / "pkg/__init__.py").write_text("class T: ...")
-    (tmp_path / "pkg/inner.py").write_text("class U: ...")
-    assert check_entrypoint("pkg:T", Context(tmp_path)) == []
-    assert check_entrypoint("pkg.inner:U", Context(tmp_path)) == []
-    assert len(check_entrypoint("pkg.inner:T", Context(tmp_path))) == 1
-
-
-@pytest.mark.parametrize(
-    ("entrypoint", "problem"),
-    [
-        ("python3 -m x --trial model_def", "entrypoint: --trial got 'model_def'; expected module:Class"),
-        ("python3 -m x --trial", "entrypoint: --trial got ''; expected module:Class"),
-        ("python3 'x.py", "entrypoint: No closing quotation"),
-    ],
-)
-def test_an_entrypoint_that_cannot_be_read_is_told(tmp_path: Path, entrypoint: str, problem: str) -> None:
-    assert [line.partition(", such as")[0] for line in check_entrypoint(entrypoint, Context(tmp_path))] == [problem]
-
-
-def test_the_users_code_is_never_run(tmp_path: Path) -> None:
-    assert check(tmp_path, f"raise SystemExit(3)\n{HEAD}class T(PyTorchTrial):\n    {WHOLE}") == []
-
-
-# --- scripts that report no metric
-
-
-@pytest.mark.parametrize(
-    ("entrypoint", "files"),
-    [
-        ("python3 train.py --lr 0.1", {"train.py": "import torch"}),
-        (["python3", "-u", "train.py"], {"train.py": "import model", "model.py": "import torch"}),
-        ("python3 -m hpc_det.launch.torch_distributed train.py", {"train.py": "print('hpc_det')"}),
-        ("python3 -m hpc_det.launch.torch_distributed -- python3 src/train.py", {"src/train.py": "from .x import y"}),
-    ],
-)
-def test_a_script_without_the_package_reports_nothing(
-    tmp_path: Path, entrypoint: object, files: dict[str, str]
-) -> None:
-    assert silent_script(entrypoint, written(tmp_path, files)) in ("train.py", "src/train.py")
-
-
-@pytest.mark.parametrize(
-    ("entrypoint", "files"),
-    [
-        ("python3 train.py", {"train.py": "def main():\n    from hpc_det import pytorch"}),
-        ("python3 train.py", {"train.py": "import determined as det"}),
-        ("python3 train.py", {"train.py": "import a", "a.py": "import b, a", "b/__init__.py": "import hpc_det.sgd"}),
-        ("python3 src/train.py", {"src/train.py": "from loops import run", "src/loops.py": "from hpc_det import sgd"}),
-        ("python3 src/train.py", {"src/train.py": "from . import loops", "src/loops.py": "import hpc_det"}),
-        ("python3 train.py", {"train.py": "import importlib"}),
-        ("python3 train.py", {"train.py": "exec(open('other').read())"}),
-        ("python3 train.py", {"train.py": "if"}),
-        ("bash train.sh", {"train.sh": ""}),
-        ("cd src && python3 train.py", {"src/train.py": ""}),
-        ("python3 -m hpc_det.launch.torch_distributed --trial model_def:T", {"model_def.py": ""}),
-        ("model_def:T", {"model_def.py": ""}),
-        ("python3 train.py", {}),
-    ],
-)
-def test_what_may_report_is_no_silent_script(tmp_path: Path, entrypoint: object, files: dict[str, str]) -> None:
-    assert silent_script(entrypoint, written(tmp_path, files)) is None
-
-
-def written(folder: Path, files: dict[str, str]) -> Context:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
-    return Context(folder)
+    (tmp_path / "data.csv").touch()
+    assert Context(tmp_path).python_files() == "train.py"
+    assert Context(tmp_path, CONTEXT.includes).python_files() == "model_def.py, train.py"
+    assert Context(tmp_path / "none").python_files() == "no Python file"

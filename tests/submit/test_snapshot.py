@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.config.context import Context
+from hpc_det.config.entrypoint import Context
 from hpc_det.errors import UsageError
 from hpc_det.submit.snapshot import LIMIT_BYTES, copy_snapshot, snapshot_files
 

@@ -1,0 +1,299 @@
+"""Does the entrypoint name a trial that can train, and which metrics does it return? Answered by reading the code,
+never by importing it.
+"""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from hpc_det.config.entrypoint import (
+    TRIAL,
+    Context,
+    command_problems,
+    dotted_trial,
+    missing,
+    named_trial,
+    started_script,
+    trial_of,
+    words_of,
+)
+from hpc_det.errors import nearest
+
+_REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data_loader")
+_EVALUATE = ("evaluate_batch", "evaluate_full_dataset")
+_LOADING = ("importlib.", "runpy.")
+_REPORTING = ("hpc_det.", "determined.", *_LOADING)
+"""Packages that report a trial's metrics, or load what may."""
+_TRAINING = ("hpc_det.pytorch.", "determined.pytorch.", *_LOADING)
+"""Those with the loop of trials."""
+_ROOTS = ("PyTorchTrial", "DeepSpeedTrial")
+
+
+def check_entrypoint(entrypoint: object, context: Context) -> list[str]:
+    """Problems of the trial that `entrypoint` names with `--trial module:Class`, or as `module:Class` alone.
+
+    What cannot be known without running the code (a computed class, a base class from elsewhere) is no problem.
+    """
+    try:
+        words = words_of(entrypoint)
+        trial = trial_of(words)
+    except ValueError as error:
+        return [f"entrypoint: {error}"]
+    if problems := [*command_problems(words, context)]:
+        return problems
+    if meant := dotted_trial(words, context):
+        return [f"entrypoint: {words[0]} is no command; a trial is named by module and class, as {meant}"]
+    if trial is None:
+        return []
+    module, class_name = trial
+    file = context.module_file(module)
+    if file is None:
+        return [] if _is_installed(module) else [missing(f"module {module!r}", context)]
+    try:
+        tree = _parse(file)
+    except SyntaxError as error:
+        return [f"entrypoint: {file}:{error.lineno or 1}: {error.msg}"]
+    except OSError as error:
+        return [f"entrypoint: {file}: cannot be read: {error}"]
+    return _class_problems(tree, class_name, file)
+
+
+def silent_script(entrypoint: object, context: Context) -> str | None:
+    """The Python script that the entrypoint starts, if it reports no metric: neither the script nor a module that it
+    imports from the context directory imports hpc_det.
+
+    None for a trial, and for what cannot be known without running it, such as a shell script.
+    """
+    return _script_without(_REPORTING, entrypoint, context)
+
+
+def script_without_trainer(entrypoint: object, context: Context) -> str | None:
+    """The same of a script that has no `Trainer`: it, and what it imports, never imports hpc_det.pytorch."""
+    return _script_without(_TRAINING, entrypoint, context)
+
+
+def _script_without(packages: tuple[str, ...], entrypoint: object, context: Context) -> str | None:
+    with suppress(OSError, SyntaxError, ValueError):
+        words = words_of(entrypoint)
+        script = started_script(words)
+        if named_trial(words) is None and script and script.endswith(".py"):
+            return None if _reaches(packages, context.path(script), context, seen=set()) else script
+    return None
+
+
+def _reaches(packages: tuple[str, ...], file: Path, context: Context, seen: set[Path]) -> bool:
+    """Whether importing this file imports one of the packages, or may."""
+    seen.add(file)
+    tree = _parse(file)
+    modules = {module for node in ast.walk(tree) for module in _modules_of(node)}
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if used & {"__import__", "exec", "eval"} or any(f"{module}.".startswith(packages) for module in modules):
+        return True
+    places = (context, Context(file.parent))
+    files = {found for module in modules for place in places if (found := place.module_file(module))} - seen
+    return any(_reaches(packages, found, context, seen) for found in sorted(files))
+
+
+def _modules_of(node: ast.AST) -> list[str]:
+    """That this statement imports, with those that may be attributes of them."""
+    match node:
+        case ast.Import(names=names):
+            return [alias.name for alias in names]
+        case ast.ImportFrom(module=module, names=names):
+            base = module or ""
+            return [base, *(f"{base}.{alias.name}".lstrip(".") for alias in names)]
+    return []
+
+
+def speaks_determined(entrypoint: object, context: Context) -> bool:
+    """Whether this was written for Determined: it names a launcher of Determined's, or nothing but `module:Class`, or
+    the file of its trial, or a script that it names, imports `determined`.
+    """
+    with suppress(OSError, SyntaxError, ValueError):
+        words = words_of(entrypoint)
+        if len(words) == 1 and TRIAL.fullmatch(words[0]):
+            return True
+        if any("determined.launch." in word for word in words):
+            return True
+        return any("determined" in _imported(_parse(file)) for file in _own_files(words, context))
+    return False
+
+
+def trial_class(entrypoint: object, context: Context) -> tuple[str, ast.ClassDef] | None:
+    """The source of the file that defines the trial, and the class; None where running the code may change it.
+
+    Raises ValueError, OSError and SyntaxError where it cannot be read.
+    """
+    trial = trial_of(words_of(entrypoint))
+    file = context.module_file(trial[0]) if trial else None
+    if trial is None or file is None:
+        return None
+    tree = _parse(file)
+    found = _classes(tree).get(trial[1], [])
+    if len(found) != 1 or found[0].decorator_list or _is_dynamic(tree):
+        return None
+    return file.read_text(encoding="utf-8"), found[0]
+
+
+def _own_files(words: list[str], context: Context) -> Iterator[Path]:
+    if (trial := trial_of(words)) and (file := context.module_file(trial[0])):
+        yield file
+    scripts = (context.path(word) for word in words if word.endswith(".py"))
+    yield from (script for script in scripts if script.is_file())
+
+
+def _is_installed(module: str) -> bool:
+    site = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    return PathFinder.find_spec(module.split(".")[0], site) is not None
+
+
+def _parse(file: Path) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a doubtful escape in the user's code is not our message to give
+        try:
+            return ast.parse(file.read_bytes(), filename=str(file))
+        except (MemoryError, RecursionError):
+            raise SyntaxError("nested too deeply for Python's parser") from None
+        except ValueError as error:  # so Python 3.11.2 says that there is a null byte, 3.11.7 by a SyntaxError
+            raise SyntaxError(str(error)) from None
+
+
+def _class_problems(tree: ast.Module, class_name: str, file: Path) -> list[str]:
+    names = set(_bound_names(tree))
+    if class_name not in names:
+        classes = ", ".join(node.name for node in tree.body if isinstance(node, ast.ClassDef)) or "no class"
+        hidden = names & {"*", "__getattr__"} or _is_dynamic(tree)
+        return [] if hidden else [f"entrypoint: {file} does not define {class_name!r}; it defines {classes}"]
+    methods = None if _is_dynamic(tree) else _methods(class_name, _classes(tree))
+    if methods is None:
+        return []
+    lacking = [name for name in _REQUIRED if name not in methods]
+    evaluates = [name for name in _EVALUATE if name in methods]
+    where = f"entrypoint: {class_name} in {file}"
+    problems = [f"{where} lacks {', '.join(lacking)}; a trial needs them"] if lacking else []
+    if not evaluates:
+        problems.append(f"{where} defines neither {' nor '.join(_EVALUATE)}; define one of them")
+    elif len(evaluates) > 1:
+        problems.append(f"{where} defines both {' and '.join(_EVALUATE)}; keep one of them")
+    return problems
+
+
+def _scope(body: ast.Module | ast.ClassDef) -> Iterator[ast.AST]:
+    """The nodes of this scope, with those under if, try and with, without those of inner scopes."""
+    pending: list[ast.AST] = list(body.body)
+    while pending:
+        node = pending.pop(0)
+        yield node
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            pending.extend(ast.iter_child_nodes(node))
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """The packages that this module's top level imports."""
+    modules: set[str] = set()
+    for node in _scope(tree):
+        match node:
+            case ast.Import(names=names):
+                modules |= {alias.name for alias in names}
+            case ast.ImportFrom(module=str(module), level=0):
+                modules.add(module)
+    return {module.partition(".")[0] for module in modules}
+
+
+def _bound_names(body: ast.Module | ast.ClassDef) -> Iterator[str]:
+    for node in _scope(body):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.alias(name=name, asname=asname):
+                yield asname or name
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield name
+
+
+def _is_dynamic(tree: ast.Module) -> bool:
+    """Names or methods may come from calls, or from assignments to a class, that only running the code shows."""
+    used = {node.id for node in _scope(tree) if isinstance(node, ast.Name)}
+    patched = {
+        getattr(node.value, "id", "")
+        for node in _scope(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    return bool(used & {"setattr", "globals", "exec"} or patched & set(_classes(tree)))
+
+
+def _classes(tree: ast.Module) -> dict[str, list[ast.ClassDef]]:
+    classes: dict[str, list[ast.ClassDef]] = {}
+    for node in _scope(tree):
+        if isinstance(node, ast.ClassDef):
+            classes.setdefault(node.name, []).append(node)
+    return classes
+
+
+def _methods(name: str, classes: dict[str, list[ast.ClassDef]]) -> set[str] | None:
+    """All that a trial of this file defines, itself or through classes of this file; None if that is unknown."""
+    if len(classes.get(name, [])) != 1:
+        return None
+    (node,) = classes[name]
+    if node.decorator_list or node.keywords or not node.bases:
+        return None
+    others = {known: nodes for known, nodes in classes.items() if known != name}
+    methods = set(_bound_names(node))
+    for base in node.bases:
+        last = base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
+        inherited = _methods(last, others) if last in classes else set() if last in _ROOTS else None
+        if inherited is None:
+            return None
+        methods |= inherited
+    return methods
+
+
+# --- the metrics that the trial returns
+
+_ADDS = ("wrap_reducer", "on_validation_end")
+"""Where these are in the code, other metrics may come to those that are returned."""
+
+
+def metric_notes(entrypoint: object, context: Context, metric: str) -> list[str]:
+    """A note where it is not. The first validation of the trial would find it out, after all training by default."""
+    with suppress(OSError, SyntaxError, ValueError):
+        if found := trial_class(entrypoint, context):
+            source, node = found
+            names = None if any(word in source for word in _ADDS) else _returned(node)
+            if names is not None and metric not in names:
+                known = f"searcher.metric: {metric!r} is not among the metrics {sorted(names)} that {node.name} returns"
+                return [f"{known}; {nearest(metric, names) or 'name one of those'}"]
+    return []
+
+
+def _returned(trial: ast.ClassDef) -> set[str] | None:
+    """The names of the validation metrics; None if that takes running the code."""
+    methods = [node for node in trial.body if isinstance(node, ast.FunctionDef) and node.name in _EVALUATE]
+    if len(methods) != 1 or methods[0].decorator_list:
+        return None
+    names: set[str] = set()
+    for returned in _returns(methods[0]):
+        if not isinstance(returned.value, ast.Dict):
+            return None
+        for key in returned.value.keys:
+            if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
+                return None
+            names.add(key.value)
+    return names or None
+
+
+def _returns(function: ast.FunctionDef) -> Iterator[ast.Return]:
+    """Its own, without those of functions inside it."""
+    pending: list[ast.AST] = list(function.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Return):
+            yield node
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            pending.extend(ast.iter_child_nodes(node))
