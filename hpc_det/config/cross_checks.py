@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.entrypoint import trial_name
 from hpc_det.config.fields import time_limit_min
 from hpc_det.config.job_sections import Resources
 from hpc_det.config.merge import Tree
-from hpc_det.config.notify import hook_problems
 from hpc_det.config.schema import Experiment
 from hpc_det.config.section import expectation
 from hpc_det.config.storage import is_below
 from hpc_det.errors import MISSING, Problem, shown
 
 _HALVING = ("async_halving", "adaptive_asha")
+_WAYS = ("command", "webhook", "mail")
+"""Of a hook: it has one of them."""
 
 
 def cross_problems(experiment: Tree, cluster: Tree) -> Iterator[Problem]:
@@ -31,7 +34,7 @@ def cross_problems(experiment: Tree, cluster: Tree) -> Iterator[Problem]:
     yield from _storage_problems(experiment)
     yield from _profiling_problems(experiment)
     yield from _log_policy_problems(experiment)
-    yield from hook_problems(experiment)
+    yield from _hook_problems(experiment)
 
 
 def _searcher_problems(experiment: Tree) -> Iterator[Problem]:
@@ -186,6 +189,37 @@ def _log_policy_problems(experiment: Tree) -> Iterator[Problem]:
         names.append(name)
         if isinstance(policy, dict) and name is None and policy.get("pattern") is None:
             yield Problem(f"log_policies[{i}].pattern", MISSING, "give a pattern, or the name of a default policy")
+
+
+def _hook_problems(experiment: Tree) -> Iterator[Problem]:
+    """The address of a webhook is a secret, and no message shows it."""
+    hooks = experiment.get("notify")
+    for i, hook in enumerate(hooks if isinstance(hooks, list) else ()):
+        if not isinstance(hook, dict):
+            continue
+        ways = [way for way in _WAYS if hook.get(way) is not None]
+        if len(ways) != 1:
+            what = f"{' and '.join(ways)} are given together" if ways else "nobody is named"
+            yield Problem(f"notify[{i}]", what, f"give one of {', '.join(_WAYS)}; a list may have several hooks")
+        if wrong := _not_an_address(hook.get("webhook")):
+            yield Problem(f"notify[{i}].webhook", wrong, "give an address such as https://hooks.example.org/a/b")
+
+
+def _not_an_address(url: Any) -> str | None:
+    if not isinstance(url, str) or not url.strip():  # the schema's to say
+        return None
+    if not re.fullmatch(r"[!-~]+", url):
+        return "holds blanks or characters that an address has to escape"
+    try:
+        parts = urlsplit(url)
+        host, _port = parts.hostname, parts.port
+    except ValueError:
+        return "has a host or a port that is none"
+    if parts.scheme not in ("http", "https"):
+        return "is no address of http or https"
+    if not host:
+        return "names no host"
+    return "holds a name or password before its host, which is not supported" if "@" in parts.netloc else None
 
 
 def _get(tree: Any, *keys: str) -> Any:

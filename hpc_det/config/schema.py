@@ -16,13 +16,13 @@ from hpc_det.config.fields import (
     FreeMap,
     Length,
     NotNegative,
+    OptionalText,
     Period,
     Positive,
     Regex,
     Text,
 )
 from hpc_det.config.job_sections import BindMount, Environment, Pbs, Resources, Slurm
-from hpc_det.config.notify import Hook
 from hpc_det.config.searchers import Searcher
 from hpc_det.config.section import Section
 from hpc_det.config.storage import CheckpointStorage, OwnFolder
@@ -105,6 +105,35 @@ class LogPolicy(Section):
         "jobs of the experiment keep away from the node of the rank whose log it is. Matches are noted in the trial's "
         "journal.",
     )
+
+
+_State: TypeAlias = Literal["RUNNING", "PAUSED", "COMPLETED", "ERROR", "CANCELED"]
+_Command = Annotated[
+    list[str], Field(min_length=1), Expected("a list of words, such as [./tell.sh, --loud]; for a shell, [sh, -c, ...]")
+]
+# An address as browsers take it (HTML, 4.10.5.1.5), or the name of a user of this machine; no list, no other header.
+_NAME = r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]+"
+_Mail = Annotated[
+    str,
+    Field(pattern=rf"^{_NAME}(@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*)?$"),
+    Expected("one address, such as ada@example.org"),
+]
+
+
+class Hook(Section):
+    """One of command, webhook and mail."""
+
+    command: _Command | None = Field(
+        default=None,
+        description="A program that is run in the folder of the experiment's code, with the news on standard input.",
+    )
+    webhook: OptionalText = Field(
+        default=None, description="An address that gets the news by POST; hidden wherever the config is shown."
+    )
+    mail: _Mail | None = Field(default=None, description="Who gets a mail, by the sendmail of the machine.")
+    states: Annotated[
+        list[_State], Field(min_length=1), Expected("a list of RUNNING, PAUSED, COMPLETED, ERROR and CANCELED")
+    ] = Field(default=["COMPLETED", "ERROR", "CANCELED"], description="The news that this hook wants.")
 
 
 class RetentionPolicy(Section):
