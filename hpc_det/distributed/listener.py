@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from hpc_det.node.agent_socket import Line
+from hpc_det.node.channel import Line
 from hpc_det.node.process import SignalPipe
 
 
@@ -44,18 +44,18 @@ class Listener:
                 self._on_line(self._line)
 
     def _on_signals(self, received: list[signal.Signals]) -> None:
-        """The agent rings for all ranks; without one the gang was started by hand, and this rank speaks for it."""
+        """The agent tells all ranks to stop; without one the gang was started by hand, and this rank speaks for it."""
         for number in received:
             if self._line:
-                self._line.send({"heard": number.name})
+                self._line.send({"signal": number.name})
             else:
                 self._give_notice(None)
 
     def _on_line(self, line: Line) -> None:
-        messages = line.receive()
+        messages = line.receive_some()
         if messages is None:
             print("hpc-det: the node agent is gone; this rank leaves", file=sys.stderr, flush=True)
             os._exit(1)
         for message in messages:
-            if "stop" in message:
-                self._give_notice(message.get("deadline"))
+            if "stop" in message.head:
+                self._give_notice(message.head.get("deadline"))

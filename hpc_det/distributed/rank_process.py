@@ -14,9 +14,10 @@ from pathlib import Path
 
 from hpc_det.errors import HpcDetError, InvalidHP
 from hpc_det.node import full_disk
-from hpc_det.node.agent_socket import Line
+from hpc_det.node.agent_socket import report_exit, say_hello
+from hpc_det.node.channel import Line, connect_local
 from hpc_det.node.files import make_folders, open_log, take_umask_of
-from hpc_det.node.heartbeat import Heart
+from hpc_det.node.heartbeat import Heartbeat
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 from hpc_det.store.attempt import Attempt, failure_now, note_failure
 
@@ -28,12 +29,12 @@ class RankProcess:
     attempt: Attempt
     signals: SignalPipe
     line: Line
-    heart: Heart
+    heartbeat: Heartbeat
 
-    def say_goodbye(self, code: int) -> None:
+    def report_exit(self, code: int) -> None:
         """Send the exit code to the agent, after the output is flushed: the agent then kills a failed rank."""
         flush_output()
-        self.line.say_goodbye(code)
+        report_exit(self.line, code)
 
 
 def join_gang(env: Mapping[str, str]) -> RankProcess:
@@ -44,11 +45,11 @@ def join_gang(env: Mapping[str, str]) -> RankProcess:
     process = RankProcess(
         attempt=attempt,
         signals=SignalPipe(STOP_SIGNALS),
-        line=Line.connect(attempt.socket),
-        heart=Heart(attempt.socket, rank),
+        line=connect_local(attempt.socket),
+        heartbeat=Heartbeat(attempt.socket, rank),
     )
-    os.register_at_fork(after_in_child=lambda: _let_go(process.line, process.heart.line))
-    process.line.send({"hello": rank, "pid": os.getpid()})
+    os.register_at_fork(after_in_child=lambda: _let_go(process.line, process.heartbeat.line))
+    say_hello(process.line, rank, os.getpid())
     return process
 
 

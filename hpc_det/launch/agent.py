@@ -28,7 +28,7 @@ from hpc_det.launch.log_tail import how_it_ended, size_of, written_since
 from hpc_det.launch.log_watch import LogWatch
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
 from hpc_det.launch.watch.supervisor import Gang, IllNode, vigil
-from hpc_det.node.agent_socket import Doorbell
+from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.files import take_umask_of, write_atomic
 from hpc_det.node.network import limit_look_ups, own_address
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants, outlives_parent, shielded
@@ -66,12 +66,12 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
         self._selector.register(self._signals.fd, selectors.EVENT_READ, self._on_signals)
-        self._doorbell = Doorbell(self._socket, self._selector)
-        self._doorbell.on_lost = self._on_lost
-        self._doorbell.on_failed = self._end
-        self._doorbell.on_heard = self._on_stop_signal
+        self._ranks = AgentSocket(self._socket, self._selector)
+        self._ranks.on_lost = self._on_lost
+        self._ranks.on_failed = self._end
+        self._ranks.on_signal = self._on_stop_signal
         gang = Gang(trial, plan, number, own_scheduler.hosts(os.environ))
-        self._vigil = vigil(gang, self._node_rank, self._selector, self._doorbell, end=self._end)
+        self._vigil = vigil(gang, self._node_rank, self._selector, self._ranks, end=self._end)
         self._parent = os.getppid()
         outlives_parent()
         self._ended = False
@@ -89,7 +89,7 @@ class Agent:
             end_descendants()
             self._log_watch.close()
             self._vigil.close()
-            self._doorbell.close()
+            self._ranks.close()
         return code
 
     def _watch(self, entrypoint: subprocess.Popen[bytes]) -> int:
@@ -101,6 +101,7 @@ class Agent:
                 key.data()
             self._log_watch.poll()
             self._poll_run_folder()
+            self._ranks.turn()
             self._vigil.poll()
         if not self._ended:
             self._hear_last_words()
@@ -170,7 +171,7 @@ class Agent:
 
     def _on_stop_signal(self, name: str) -> None:
         deadline = end_of_grace(self._plan, name)
-        self._doorbell.ring("signal", deadline)
+        self._ranks.send_stop("signal", deadline)
         source = f"{name} on {socket.gethostname()}"
         with suppress(OSError):  # where the disk is full, the ranks may still save on another one
             self._obey(
@@ -191,24 +192,24 @@ class Agent:
         if request.reason == "kill":
             self._end()
         else:
-            self._doorbell.ring(request.reason, request.deadline)
+            self._ranks.send_stop(request.reason, request.deadline)
 
     def _on_lost(self, rank: int) -> None:
-        """A rank's process is gone without a bye: no collective of its peers can end well."""
-        message = f"process {self._doorbell.ranks[rank]} was gone without a word (killed, or crashed)"
+        """A rank's process is gone and has reported no exit code: no collective of its peers can end well."""
+        message = f"process {self._ranks.ranks[rank]} was gone without a word (killed, or crashed)"
         note_failure(self._trial, self._number, failure_now(rank, message, lost=True))
         self._end()
 
     def _end(self) -> None:
         """End the attempt on this node, and note the ranks that are lost already.
 
-        A failed rank waits for the answer to its bye, so no launcher has killed its peers yet. The line of a killed
+        A failed rank waits for the answer to its report, so no launcher has killed its peers yet. The line of a killed
         rank may close a moment after its connections to peers.
         """
         if self._ended:
             return
         self._ended = True
-        for rank in self._doorbell.gone():
+        for rank in self._ranks.dead_ranks():
             self._on_lost(rank)
 
     def _note_entrypoint(self, code: int) -> None:

@@ -25,7 +25,7 @@ from typing import BinaryIO
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.launchers.arguments import Launch, parse_or_note
 from hpc_det.launch.log_tail import how_it_ended, size_of
-from hpc_det.node.agent_socket import Line
+from hpc_det.node.channel import connect_local
 from hpc_det.node.files import make_folders, open_log
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.process import SignalPipe, ends_with_parent, exit_code
@@ -78,7 +78,7 @@ class Ranks:
         self._selector = selectors.DefaultSelector()
         self._signals = SignalPipe([signal.SIGCHLD])
         self._selector.register(self._signals.fd, selectors.EVENT_READ, self._on_child)
-        self._agent = Line.connect(attempt.socket)
+        self._agent = connect_local(attempt.socket)
         self._selector.register(self._agent.connection, selectors.EVENT_READ, self._on_agent)
 
     def run(self) -> int:
@@ -142,12 +142,12 @@ class Ranks:
         note_failure(self._attempt.trial, self._attempt.number, failure_now(rank, message, lost=code < 0))
 
     def _on_agent(self) -> None:
-        messages = self._agent.receive()
+        messages = self._agent.receive_some()
         if messages is None:  # nobody would end the ranks any more
             self._selector.unregister(self._agent.connection)
             self._code = 1
             self._send(signal.SIGKILL)
-        elif any("stop" in message for message in messages) and not self._launch.joins_by_itself:
+        elif any("stop" in message.head for message in messages) and not self._launch.joins_by_itself:
             self._was_told = True
             self._send(signal.SIGTERM)
 

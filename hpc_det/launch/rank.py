@@ -15,7 +15,7 @@ from hpc_det.errors import HpcDetError
 def main(trial_name: str) -> int:
     process = join_gang(os.environ)
     code = _run(trial_name, process)
-    process.say_goodbye(code)
+    process.report_exit(code)
     return code
 
 

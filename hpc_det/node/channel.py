@@ -1,7 +1,7 @@
-"""Authenticated connections between the processes of a run, over TCP; frames says what crosses them.
+"""Lines between the processes of a run: connections over TCP or a Unix socket that carry frames.
 
-This is the client's end, and what both ends share. The listener's end is a switchboard: of a driver, of rank 0, of node
-0's agent, of a node's launcher.
+This is the client's end, and what both ends share. The listener's end is a server of lines: of a driver, of rank 0, of
+node 0's agent, of a node's launcher, of a node's agent for its ranks.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class NoLine(HpcDetError):
 
 
 class Line:
-    """One end of a connection between two who hold the same key."""
+    """One end of a connection between two who hold the same key, or are processes of one user on one node."""
 
     identity: dict[str, Any]
-    """What the client said of itself when it showed the key."""
+    """What the client said of itself when it showed the key; over a Unix socket what the kernel says of it."""
     seals: Seals
     """Of what is sent."""
     feed: Feed
@@ -102,6 +102,15 @@ class Line:
                 if not self.take():
                     return None
             return self.received.popleft()
+
+    def receive_some(self) -> list[Message] | None:
+        """The messages that have come, waiting for a part of one; None at the end of the line. For whoever waits for
+        several connections at once. At the client's end only.
+        """
+        with self._receiving:
+            if not self.take():
+                return None
+            return [self.received.popleft() for _ in range(len(self.received))]
 
     def take(self) -> bool:
         """Read what has come; whether the line still stands."""
@@ -174,10 +183,25 @@ def _introduced(
     except BaseException:
         connection.close()
         raise
+    return _line(connection, identity, Seals(handshake.to_listener), Seals(handshake.to_client))
+
+
+def connect_local(path: str) -> Line:
+    """The client's end of a line over the Unix socket `path`. Raises OSError where nobody listens."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    return line_over(connection)
+
+
+def line_over(connection: socket.socket) -> Line:
+    """One end of a connection to a process of this user on this node; nobody shows a key."""
+    return _line(connection, {}, Seals(None), Seals(None))
+
+
+def _line(connection: socket.socket, identity: dict[str, Any], sent: Seals, received: Seals) -> Line:
     line = Line(connection, memoryview(bytearray(READ_BYTES)))
-    line.identity = identity
-    line.seals = Seals(handshake.to_listener)
-    line.feed = Feed(_put_into(line.received, Seals(handshake.to_client)))
+    line.identity, line.seals = identity, sent
+    line.feed = Feed(_put_into(line.received, received))
     return line
 
 

@@ -1,14 +1,18 @@
-"""What crosses an authenticated connection, byte by byte; no sockets here.
+"""What crosses a line, byte by byte; no sockets here. Over TCP both ends first show that they hold the same key:
 
     listener -> client    nonce
     client -> listener    nonce, proof, length of the identity, identity (JSON)
     listener -> client    proof
-    and then, both ways   length of the head, length of the body, SHA-256 of both, seal; head (JSON), body
+
+and then each sends messages:
+
+    length of the head, length of the body, SHA-256 of both, seal; head (JSON), body
 
 Proofs and seals are HMAC-SHA256. Proofs and the keys of the two directions are derived from the shared key, both nonces
 and the identity, so that no recording fits another line; a seal covers the number of its message, so that none is
 repeated, left out, or moved. Lengths are believed after the seal, and nothing is parsed before all of it was checked.
-Whoever listens on the network can read along.
+Whoever listens on the network can read along. Processes of one user on one node need no key: a Unix socket lets in this
+user alone. Their messages have no seal and no body.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 NONCE_BYTES = MAC_BYTES = 32
 LONGEST_IDENTITY = 1024
 LONGEST_HEAD = 2**20
+_LONGEST_BODY = 2**64
 HELLO = struct.Struct(f">{NONCE_BYTES}s{MAC_BYTES}sH")
 _LENGTHS = struct.Struct(">IQ32s")
 
@@ -75,13 +80,18 @@ class Handshake:
 
 
 class Seals:
-    """Those of the messages in one direction, in their order."""
+    """Those of the messages in one direction, in their order. Without a key the messages have none."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes | None) -> None:
         self._key = key
         self._messages = 0
+        self.size = 0 if key is None else MAC_BYTES
+        self.longest_body = 0 if key is None else _LONGEST_BODY
+        """Lengths that nobody has sealed are not to be believed."""
 
     def next(self, lengths: Bytes) -> bytes:
+        if self._key is None:
+            return b""
         self._messages += 1
         return hmac.digest(self._key, struct.pack(">Q", self._messages) + lengths, "sha256")
 
@@ -100,17 +110,18 @@ class Unsealed:
 
     def opening(self, seals: Seals) -> bytes:
         """All but the body."""
+        assert len(self.body) <= seals.longest_body
         return self._lengths + seals.next(self._lengths) + self._head
 
 
 def message(seals: Seals) -> Generator[int, Bytes, Message]:
     """The next one. Raises BrokenRule."""
     lengths = yield from exactly(_LENGTHS.size)
-    seal = yield from exactly(MAC_BYTES)
+    seal = yield from exactly(seals.size)
     if not hmac.compare_digest(seal, seals.next(lengths)):
         raise BrokenRule
     head_length, body_length, expected = _LENGTHS.unpack(lengths)
-    if head_length > LONGEST_HEAD:
+    if head_length > LONGEST_HEAD or body_length > seals.longest_body:
         raise BrokenRule
     checksum = hashlib.sha256()
     head = yield from exactly(head_length, checksum)

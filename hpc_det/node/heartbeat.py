@@ -1,6 +1,6 @@
-"""A rank's signs of life: a thread that answers its agent, on a line of its own, whatever the main thread is doing.
+"""A rank's heartbeat: a thread that answers its agent, on a line of its own, whatever the main thread is doing.
 
-agent -> rank: {"ask": "progress" | "stacks"}; rank -> agent: {"heart": RANK} with its Progress, and for stacks with
+agent -> rank: {"ask": "progress" | "stacks"}; rank -> agent: {"heartbeat": RANK} with its Progress, and for stacks with
 "at", the place in the main thread, after the stacks of all threads went to the rank's log. Nobody asks where nobody
 watches, and then the thread costs nothing. A process that cannot answer, because a C call keeps the interpreter's lock,
 still writes its stacks when it gets STACKS_SIGNAL.
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
-from hpc_det.node.agent_socket import Line
+from hpc_det.node.channel import connect_local
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 """A real-time signal: schedulers, launchers and libraries send none of these."""
@@ -38,27 +38,26 @@ class Progress(NamedTuple):
     """Of the loop that it is in, or was in last."""
 
 
-class Heart:
+class Heartbeat:
     def __init__(self, socket: str, rank: int) -> None:
         self.progress: Callable[[], Progress] = lambda: Progress("outside", 0)
         """What the main thread is doing; called by another thread."""
         self._rank = rank
-        self.line = Line.connect(socket)
+        self.line = connect_local(socket)
         faulthandler.register(STACKS_SIGNAL, file=_STDERR, all_threads=True)
-        self._say({})
-        threading.Thread(target=self._answer, name="heart", daemon=True).start()
+        self._send({})
+        threading.Thread(target=self._answer, name="heartbeat", daemon=True).start()
 
     def _answer(self) -> None:
-        while (messages := self.line.receive()) is not None:
-            for message in messages:
-                if message.get("ask") == "stacks":
-                    faulthandler.dump_traceback(file=_STDERR, all_threads=True)
-                    self._say({"at": place_of_main_thread()})
-                elif message.get("ask") == "progress":
-                    self._say({})
+        while (message := self.line.receive()) is not None:
+            if message.head.get("ask") == "stacks":
+                faulthandler.dump_traceback(file=_STDERR, all_threads=True)
+                self._send({"at": place_of_main_thread()})
+            elif message.head.get("ask") == "progress":
+                self._send({})
 
-    def _say(self, more: dict[str, Any]) -> None:
-        self.line.send({"heart": self._rank, **self.progress()._asdict(), **more})
+    def _send(self, more: dict[str, Any]) -> None:
+        self.line.send({"heartbeat": self._rank, **self.progress()._asdict(), **more})
 
 
 def place_of_main_thread() -> str:

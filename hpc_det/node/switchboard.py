@@ -1,7 +1,7 @@
-"""The listener's end of all lines: one thread that listens and reads, and never waits for one of them.
+"""The listener's end of lines: whoever serves them listens and reads, and never waits for one of them.
 
-Strangers are hung up on without a word. There are few of them at a time and not for long, the oldest goes first, and
-nothing that they say is believed before they have shown the key.
+Over TCP strangers are hung up on without a word. There are few of them at a time and not for long, the oldest goes
+first, and nothing that they say is believed before they have shown the key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -59,37 +59,20 @@ class Event(NamedTuple):
     """Of what was said."""
 
 
-class Switchboard:
-    """Listens at a free port of the one address `host`. Raises HpcDetError where it cannot.
-
-    `key_for`: the key that whoever has this identity must show; None where there can be nobody like that.
-    `is_allowed`: whether anybody may come from that address. `on_event`: takes the events instead of the queue. All
-    are called by the switchboard's thread. `gone_s`: a silent host is given up then. Without a thread, `turn` does the
-    work whenever `fileno` is readable, and every second at least.
+class LineServer:
+    """Serves the lines of one listening socket. `on_event`: takes the events instead of the queue, and is called by the
+    server's thread. Without a thread, `turn` does the work whenever `fileno` is readable, and every second at least.
     """
 
     def __init__(
-        self,
-        host: str,
-        key_for: Callable[[dict[str, Any]], bytes | None],
-        is_allowed: Callable[[str], bool],
-        on_event: Callable[[Event], None] | None = None,
-        *,
-        gone_s: float = GONE_S,
-        has_thread: bool = True,
+        self, server: socket.socket, on_event: Callable[[Event], None] | None = None, *, has_thread: bool = True
     ) -> None:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._emit = on_event or self.events.put
         self.answers: dict[str, Callable[[Line, Message], None]] = {}
-        """By a message's "do": called by the switchboard's thread, and the message is no event."""
-        self._key_for, self._is_allowed = key_for, is_allowed
-        self._gone_s = gone_s
-        try:
-            self._server = socket.create_server((host, 0), backlog=4096)
-        except OSError as error:
-            raise HpcDetError(f"this node cannot listen on {host}: {error.strerror}") from None
+        """By a message's "do": called by the server's thread, and the message is no event."""
+        self._server = server
         self._server.setblocking(False)
-        self.host, self.port = self._server.getsockname()[:2]
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._strangers: dict[_Caller, float] = {}
         """Until when each is borne with, the oldest first."""
@@ -102,12 +85,20 @@ class Switchboard:
         self._selector.register(self._server, _READ, self._accept)
         self._selector.register(self._bell, _READ, self._answer_bell)
         self._is_open = True
-        self._thread = threading.Thread(target=self._serve, name="switchboard", daemon=True) if has_thread else None
+        self._thread = threading.Thread(target=self._serve, name="lines", daemon=True) if has_thread else None
         if self._thread:
             self._thread.start()
 
     def fileno(self) -> int:
         return self._selector.fileno()
+
+    def _admits(self, connection: socket.socket, address: Any) -> bool:
+        """Whether to listen at all to whoever has connected."""
+        raise NotImplementedError
+
+    def _introduction(self, caller: _Caller) -> Generator[int, Bytes, Seals]:
+        """Find out who calls, and set its `identity` and `seals`; the seals of what it sends. Raises BrokenRule."""
+        raise NotImplementedError
 
     def turn(self) -> None:
         """Do what there is to do, without waiting."""
@@ -171,7 +162,7 @@ class Switchboard:
                 self._selector.unregister(self._server)
                 self._rests_until = time.monotonic() + REST_S
             return  # otherwise the caller has gone again
-        if not self._is_allowed(address[0]):
+        if not self._admits(connection, address):
             connection.close()
             return
         connection.setblocking(False)
@@ -183,37 +174,12 @@ class Switchboard:
         caller.feed = Feed(self._conversation(caller))
 
     def _conversation(self, caller: _Caller) -> Reading:
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        caller.write(nonce)
-        hello = yield from exactly(HELLO.size)
-        client_nonce, proof, length = HELLO.unpack(hello)
-        if length > LONGEST_IDENTITY:
-            raise BrokenRule
-        said = yield from exactly(length)
-        identity = parsed(said)
-        handshake = Handshake(self._key_of(identity), nonce, client_nonce, bytes(said))
-        if not hmac.compare_digest(proof, handshake.client_proof):
-            raise BrokenRule
-        caller.write(handshake.listener_proof)
-        self._welcome(caller, identity, handshake)
-        seals = Seals(handshake.to_listener)
-        while True:
-            self._deliver(caller, (yield from message(seals)))
-
-    def _key_of(self, identity: dict[str, Any]) -> bytes:
-        """For somebody who cannot be, one that nobody holds: all are refused alike."""
-        with suppress(Exception):  # a stranger may say anything of itself
-            if key := self._key_for(identity):
-                return key
-        return secrets.token_bytes(NONCE_BYTES)
-
-    def _welcome(self, caller: _Caller, identity: dict[str, Any], handshake: Handshake) -> None:
-        set_up(caller.connection, self._gone_s)
-        caller.identity = identity
-        caller.seals = Seals(handshake.to_client)
+        seals = yield from self._introduction(caller)
         del self._strangers[caller]
         self._lines.add(caller)
         self._emit(Event("arrived", caller, None))
+        while True:
+            self._deliver(caller, (yield from message(seals)))
 
     def _deliver(self, caller: _Caller, said: Message) -> None:
         do = said.head.get("do")
@@ -254,8 +220,63 @@ class Switchboard:
                 self._selector.modify(caller.connection, _READ | _WRITE, self._selector.get_key(caller.connection).data)
 
 
+class Switchboard(LineServer):
+    """Listens at a free port of the one address `host`. Raises HpcDetError where it cannot.
+
+    `key_for`: the key that whoever has this identity must show; None where there can be nobody like that.
+    `is_allowed`: whether anybody may come from that address. Both are called by the server's thread. `gone_s`: a silent
+    host is given up then.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        key_for: Callable[[dict[str, Any]], bytes | None],
+        is_allowed: Callable[[str], bool],
+        on_event: Callable[[Event], None] | None = None,
+        *,
+        gone_s: float = GONE_S,
+        has_thread: bool = True,
+    ) -> None:
+        self._key_for, self._is_allowed = key_for, is_allowed
+        self._gone_s = gone_s
+        try:
+            server = socket.create_server((host, 0), backlog=4096)
+        except OSError as error:
+            raise HpcDetError(f"this node cannot listen on {host}: {error.strerror}") from None
+        self.host, self.port = server.getsockname()[:2]
+        super().__init__(server, on_event, has_thread=has_thread)
+
+    def _admits(self, connection: socket.socket, address: Any) -> bool:
+        return self._is_allowed(address[0])
+
+    def _introduction(self, caller: _Caller) -> Generator[int, Bytes, Seals]:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        caller.write(nonce)
+        hello = yield from exactly(HELLO.size)
+        client_nonce, proof, length = HELLO.unpack(hello)
+        if length > LONGEST_IDENTITY:
+            raise BrokenRule
+        said = yield from exactly(length)
+        caller.identity = parsed(said)
+        handshake = Handshake(self._key_of(caller.identity), nonce, client_nonce, bytes(said))
+        if not hmac.compare_digest(proof, handshake.client_proof):
+            raise BrokenRule
+        caller.write(handshake.listener_proof)
+        set_up(caller.connection, self._gone_s)
+        caller.seals = Seals(handshake.to_client)
+        return Seals(handshake.to_listener)
+
+    def _key_of(self, identity: dict[str, Any]) -> bytes:
+        """For somebody who cannot be, one that nobody holds: all are refused alike."""
+        with suppress(Exception):  # a stranger may say anything of itself
+            if key := self._key_for(identity):
+                return key
+        return secrets.token_bytes(NONCE_BYTES)
+
+
 class _Caller(Line):
-    """The switchboard's end: what the network does not take at once leaves later, and no sender waits."""
+    """The server's end: what the network does not take at once leaves later, and no sender waits."""
 
     def __init__(self, connection: socket.socket, buffer: memoryview, send_later: Callable[[_Caller], None]) -> None:
         super().__init__(connection, buffer)
@@ -273,7 +294,7 @@ class _Caller(Line):
             return self._push()
 
     def close(self) -> None:
-        """The switchboard sees the end, and drops it."""
+        """The server sees the end, and drops it."""
         with self._sending, suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
@@ -295,7 +316,7 @@ class _Caller(Line):
             self._send_later(self)
 
     def _push(self) -> bool:
-        """One piece at a time: whoever else needs the lock, or the switchboard, need not wait for a long body."""
+        """One piece at a time: whoever else needs the lock, or the server, need not wait for a long body."""
         try:
             if self._outbox:
                 sent = self.connection.send(self._outbox[0])

@@ -159,7 +159,7 @@ def in_json(value: object) -> dict[str, Any]:
 def main() -> int:
     process = join_gang(os.environ)
     code = Rank(process, os.environ).run()
-    process.say_goodbye(code)
+    process.report_exit(code)
     return code
 
 

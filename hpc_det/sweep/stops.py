@@ -66,15 +66,15 @@ class Stops:
         while True:
             ready = select.select([line.connection.fileno(), signals.fd], [], [])[0]
             if signals.fd in ready:
-                for number in signals.received():  # the agent rings for all ranks
-                    line.send({"heard": number.name})
+                for number in signals.received():  # the agent tells all ranks to stop
+                    line.send({"signal": number.name})
             if line.connection.fileno() not in ready:
                 continue
-            messages = line.receive()
+            messages = line.receive_some()
             if messages is None:
                 print("hpc-det: the node agent is gone; this rank leaves", file=sys.stderr, flush=True)
                 os._exit(1)
-            if any("stop" in message for message in messages):
+            if any("stop" in message.head for message in messages):
                 self._interrupt()
                 return
 
@@ -94,7 +94,7 @@ class Stops:
         self._is_over = True
         saved = self._checkpoint is not None and self._saves(self._checkpoint)
         self._on_stop(saved)
-        self._process.say_goodbye(0)
+        self._process.report_exit(0)
         leave(0)
         raise AssertionError("os._exit returned")
 

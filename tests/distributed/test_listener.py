@@ -13,7 +13,7 @@ import pytest
 
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.listener import Listener
-from hpc_det.node.agent_socket import Line
+from hpc_det.node.channel import Message, line_over
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 from tests.distributed.ranks import OnRanks
 from tests.wait import DEADLINE_S
@@ -31,22 +31,22 @@ def test_without_an_agent_a_signal_is_a_notice(on_ranks: OnRanks, number: signal
     assert on_ranks(1, signalled_by_hand, number) == [True]
 
 
-def signalled_under_an_agent(distributed: Distributed) -> tuple[list[dict[str, str]] | None, bool, float | None]:
-    """What the agent heard, whether notice was given before it rang, and the deadline that the ranks then know."""
+def signalled_under_an_agent(distributed: Distributed) -> tuple[Message | None, bool, float | None]:
+    """What the agent received, whether notice was given before it told the ranks to stop, and their deadline."""
     notices: queue.Queue[float | None] = queue.Queue()
-    bell, line = map(Line, socket.socketpair())
+    agent, line = map(line_over, socket.socketpair())
     Listener(SignalPipe(STOP_SIGNALS), line, notices.put)
     os.kill(os.getpid(), signal.SIGUSR2)
-    heard, before = bell.receive(), not notices.empty()
-    bell.send({"something": "else"})
-    bell.send({"stop": "preempted", "deadline": 12.5})
+    received, before = agent.receive(), not notices.empty()
+    agent.send({"something": "else"})
+    agent.send({"stop": "preempted", "deadline": 12.5})
     deadline = notices.get(timeout=DEADLINE_S)
-    bell.connection.detach()  # stays open to the end of the process, which the end of the line would bring about
-    return heard, before, deadline
+    agent.connection.detach()  # stays open to the end of the process, which the end of the line would bring about
+    return received, before, deadline
 
 
-def test_an_agent_hears_of_a_signal_and_rings_for_all(on_ranks: OnRanks) -> None:
-    assert on_ranks(1, signalled_under_an_agent) == [([{"heard": "SIGUSR2"}], False, 12.5)]
+def test_a_signal_is_sent_to_the_agent_which_tells_all_to_stop(on_ranks: OnRanks) -> None:
+    assert on_ranks(1, signalled_under_an_agent) == [(Message({"signal": "SIGUSR2"}, b""), False, 12.5)]
 
 
 def orphaned(distributed: Distributed) -> tuple[int, str]:
@@ -57,7 +57,7 @@ def orphaned(distributed: Distributed) -> tuple[int, str]:
         os.dup2(write, 2)
         sys.stderr = os.fdopen(2, "w")
         ours, theirs = socket.socketpair()
-        Listener(SignalPipe(STOP_SIGNALS), Line(theirs), lambda _: None)
+        Listener(SignalPipe(STOP_SIGNALS), line_over(theirs), lambda _: None)
         ours.close()
         threading.Event().wait(DEADLINE_S)
         os._exit(0)

@@ -25,24 +25,24 @@ from tests.plan.plans import job_plan
 from tests.processes import modules
 from tests.wait import DEADLINE_S, wait_for
 
-# A rank without torch: it says hello, waits for the bell, saves, says bye. Without its agent it leaves.
+# A rank without torch: it says hello, waits for a stop, saves, reports its exit. Without its agent it leaves.
 RANK = """
 import os, sys
 from pathlib import Path
 from hpc_det.store.attempt import Attempt
-from hpc_det.node.agent_socket import Line
+from hpc_det.node.agent_socket import report_exit, say_hello
+from hpc_det.node.channel import connect_local
 
 rank, attempt = int(sys.argv[1]), Attempt.from_env(os.environ)
-line = Line.connect(attempt.socket)
-line.send({"hello": rank, "pid": os.getpid()})
+line = connect_local(attempt.socket)
+say_hello(line, rank, os.getpid())
 Path(f"rank-{rank}.part").write_text(str(os.getpid()))
 os.replace(f"rank-{rank}.part", f"rank-{rank}.up")
 deaf = "deaf" in sys.argv
-while (messages := line.receive()) is not None:
-    reasons = [message["stop"] for message in messages if "stop" in message]
-    if reasons and not deaf:
-        Path(f"rank-{rank}.saved").write_text(reasons[0])
-        line.send({"bye": 0})
+while (message := line.receive()) is not None:
+    if "stop" in message.head and not deaf:
+        Path(f"rank-{rank}.saved").write_text(message.head["stop"])
+        report_exit(line, 0)
         sys.exit(0)
 Path(f"rank-{rank}.orphaned").touch()
 sys.exit(1)

@@ -259,10 +259,11 @@ def test_a_rank_that_leaves_with_an_error_ends_the_node_without_being_called_los
     (gang.code / "fails.py").write_text(
         "import os, sys\n"
         "from hpc_det.store.attempt import Attempt\n"
-        "from hpc_det.node.agent_socket import Line\n"
-        "line = Line.connect(Attempt.from_env(os.environ).socket)\n"
-        "line.send({'hello': 1, 'pid': os.getpid()})\n"
-        "line.send({'bye': 1})\n"
+        "from hpc_det.node.agent_socket import say_hello\n"
+        "from hpc_det.node.channel import connect_local\n"
+        "line = connect_local(Attempt.from_env(os.environ).socket)\n"
+        "say_hello(line, 1, os.getpid())\n"
+        "line.send({'exit': 1})\n"
         "sys.exit(1)\n"
     )
     gang.plan("setsid -w $PYTHON rank.py 0 & while ! [ -e rank-0.up ]; do sleep 0.01; done; $PYTHON fails.py; wait")
@@ -277,16 +278,17 @@ FAILS = """
 import os, sys, time
 from pathlib import Path
 from hpc_det.store.attempt import Attempt
-from hpc_det.node.agent_socket import Line
+from hpc_det.node.agent_socket import report_exit, say_hello
+from hpc_det.node.channel import connect_local
 from hpc_det.store.attempt import failure_now, note_failure
 
 attempt = Attempt.from_env(os.environ)
-line = Line.connect(attempt.socket)
-line.send({"hello": 0, "pid": os.getpid()})
+line = connect_local(attempt.socket)
+say_hello(line, 0, os.getpid())
 while not Path("go").exists():
     time.sleep(0.01)
 note_failure(attempt.trial, 1, failure_now(0, "its own mistake"))
-line.say_goodbye(1)
+report_exit(line, 1)
 sys.exit(1)
 """
 """Rank 0 fails when the file "go" exists."""
@@ -295,10 +297,11 @@ CRASHES = """
 import os, subprocess, termios, time
 from fcntl import ioctl
 from hpc_det.store.attempt import Attempt
-from hpc_det.node.agent_socket import Line
+from hpc_det.node.agent_socket import say_hello
+from hpc_det.node.channel import connect_local
 
-line = Line.connect(Attempt.from_env(os.environ).socket)
-line.send({"hello": 1, "pid": os.getpid()})
+line = connect_local(Attempt.from_env(os.environ).socket)
+say_hello(line, 1, os.getpid())
 while any(ioctl(line.connection, termios.TIOCOUTQ, bytes(4))):  # the agent has not read it
     time.sleep(0.01)
 subprocess.Popen(["sleep", "60"], pass_fds=[line.connection.fileno()])

@@ -59,7 +59,7 @@ class Board:
         for client in self._clients:
             client.close()
         self.switchboard.close()
-        assert "switchboard" not in [thread.name for thread in threading.enumerate()]
+        assert "lines" not in [thread.name for thread in threading.enumerate()]
         assert open_files() == self._open_files
 
 

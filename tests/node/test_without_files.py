@@ -53,15 +53,16 @@ def turn(within_s):
     board.turn()
 """
 
-DOORBELL = """
-from hpc_det.node.agent_socket import Doorbell
+AGENT_SOCKET = """
+from hpc_det.node.agent_socket import AgentSocket
 address, client = "socket", socket.socket(socket.AF_UNIX)
 selector = selectors.DefaultSelector()
-bell = Doorbell(address, selector)
-bell.ring("signal")
+agent = AgentSocket(address, selector)
+agent.send_stop("signal")
 def turn(within_s):
     for key, ready in selector.select(within_s):
         key.data()
+    agent.turn()
 """
 
 HEARS = """
@@ -76,7 +77,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("listen", [SWITCHBOARD, WITHOUT_THREAD, DOORBELL])
+@pytest.mark.parametrize("listen", [SWITCHBOARD, WITHOUT_THREAD, AGENT_SOCKET])
 def test_a_listener_without_files_uses_no_processor_and_accepts_later(listen: str, tmp_path: Path) -> None:
     program = textwrap.dedent(CHILD).format(listen=listen, is_accepted=HEARS)
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)

@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from hpc_det.distributed.rank_process import log_to
-from hpc_det.node import agent_socket as doorbell
+from hpc_det.node.channel import line_over
 from hpc_det.node.process import STOP_SIGNALS, ends_with_parent
 from hpc_det.sgd.elastic import node
 from hpc_det.sgd.rank import fork_server as nursery
@@ -62,7 +62,7 @@ def _start_nursery(buffers: list[int]) -> node.Nursery:
     own, its = socket.socketpair()
     with its:
         process = Forked(multiprocessing.get_context("fork").Process(target=_nursery, args=(own, its, buffers)))
-    return node.Nursery(process, doorbell.Line(own))  # type: ignore[arg-type]
+    return node.Nursery(process, line_over(own))  # type: ignore[arg-type]
 
 
 def _nursery(agents: socket.socket, its: socket.socket, buffers: list[int]) -> None:

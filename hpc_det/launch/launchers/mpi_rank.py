@@ -20,7 +20,8 @@ from hpc_det.distributed.rank_process import leave, note_error
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch import rank as trial_rank
 from hpc_det.launch.launchers.arguments import is_for_python, is_trial
-from hpc_det.node.agent_socket import Line
+from hpc_det.node.agent_socket import report_exit, say_hello
+from hpc_det.node.channel import connect_local
 from hpc_det.node.network import free_port
 from hpc_det.node.process import hear_again
 from hpc_det.store.attempt import Attempt, failure_now, note_failure
@@ -93,11 +94,11 @@ def _run(attempt: Attempt, command: Sequence[str]) -> int:
     if is_trial(command):
         return trial_rank.main(command[2])
     rank = int(os.environ["RANK"])
-    line = Line.connect(attempt.socket)
+    line = connect_local(attempt.socket)
     os.register_at_fork(after_in_child=line.connection.close)  # or the agent would not see that the rank is gone
-    line.send({"hello": rank, "pid": os.getpid()})
+    say_hello(line, rank, os.getpid())
     code = _run_script(attempt, rank, command)
-    line.say_goodbye(code)
+    report_exit(line, code)
     return code
 
 

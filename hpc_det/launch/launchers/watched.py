@@ -16,7 +16,8 @@ import sys
 from collections.abc import Sequence
 
 from hpc_det.launch.launchers.arguments import for_python, is_trial
-from hpc_det.node.agent_socket import Line
+from hpc_det.node.agent_socket import report_exit, say_hello
+from hpc_det.node.channel import Line, connect_local
 from hpc_det.node.process import SignalPipe, adopt_orphans, end_descendants, exit_code
 from hpc_det.store.attempt import Attempt, failure_now, note_failure
 
@@ -30,16 +31,16 @@ def as_rank(command: Sequence[str]) -> list[str]:
 
 def watch(command: Sequence[str], attempt: Attempt, rank: int) -> int:
     """Its exit code, or 1 when the agent is gone."""
-    line, signals = Line.connect(attempt.socket), SignalPipe([signal.SIGCHLD])
+    line, signals = connect_local(attempt.socket), SignalPipe([signal.SIGCHLD])
     script = subprocess.Popen(command)
-    line.send({"hello": rank, "pid": script.pid})
+    say_hello(line, rank, script.pid)
     with selectors.DefaultSelector() as selector:
         for source in (line.connection.fileno(), signals.fd):
             selector.register(source, selectors.EVENT_READ)
         while script.poll() is None:
             ready = {key.fd for key, _ in selector.select()}
             signals.received()
-            if line.connection.fileno() in ready and line.receive() is None:
+            if line.connection.fileno() in ready and line.receive_some() is None:
                 end_descendants()
                 return 1
     return _tell(attempt, rank, script.returncode, line)
@@ -50,7 +51,7 @@ def _tell(attempt: Attempt, rank: int, returncode: int, line: Line) -> int:
     if code:
         ended = f"ended by signal {signal.Signals(-returncode).name}" if returncode < 0 else f"exit code {code}"
         note_failure(attempt.trial, attempt.number, failure_now(rank, ended))
-    line.say_goodbye(code)
+    report_exit(line, code)
     return code
 
 

@@ -1,4 +1,4 @@
-"""The agent's end of its ranks' hearts: it asks all of them, and keeps what each said last."""
+"""The agent's end of its ranks' heartbeats: it asks all of them, and keeps what each sent last."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ import os
 from contextlib import suppress
 from typing import Any
 
-from hpc_det.node.agent_socket import Doorbell, Line, number_in, peer_of
+from hpc_det.node.agent_socket import AgentSocket, number_in
+from hpc_det.node.channel import Line
 from hpc_det.node.frames import BrokenRule
 from hpc_det.node.heartbeat import STACKS_SIGNAL
 
 Message = dict[str, Any]
-"""What a heart says: see hpc_det.node.heartbeat."""
+"""What a heartbeat sends: see hpc_det.node.heartbeat."""
 
 
-class Hearts:
-    def __init__(self, doorbell: Doorbell) -> None:
+class HeartbeatServer:
+    def __init__(self, socket: AgentSocket) -> None:
         self._lines: dict[int, Line] = {}
-        self._said: dict[int, Message] = {}
+        self._last: dict[int, Message] = {}
         self._news: dict[int, Message] = {}
         self._asked: set[int] = set()
         """Those that have not answered yet."""
-        doorbell.on_heart = self._hear
+        socket.on_heartbeat = self._take
 
     def ask(self, what: str) -> None:
-        """A heart that owes an answer is not asked for progress again: what it does not read would pile up."""
+        """A rank that owes an answer is not asked for progress again: what it does not read would pile up."""
         for rank, line in self._lines.items():
             if what == "stacks" or rank not in self._asked:
                 line.send({"ask": what})
         self._asked = set(self._lines)
 
     def news(self) -> list[Message]:
-        """What they said since the last call."""
+        """What they sent since the last call."""
         news, self._news = list(self._news.values()), {}
         return news
 
@@ -39,20 +40,20 @@ class Hearts:
         """From ranks that do not answer: by a signal, which needs nothing of their interpreters."""
         for rank in self._asked:
             with suppress(OSError):
-                os.kill(_process_behind(self._lines[rank]), STACKS_SIGNAL)
+                os.kill(self._lines[rank].identity["pid"], STACKS_SIGNAL)  # its number here, also in a container
 
     def report_silent(self) -> None:
         """As news: these ranks have not answered."""
         for rank in self._asked:
-            self._news[rank] = {**self._said[rank], "at": "no answer, a C call may keep the interpreter's lock"}
+            self._news[rank] = {**self._last[rank], "at": "no answer, a C call may keep the interpreter's lock"}
 
-    def _hear(self, line: Line, message: Message) -> None:
+    def _take(self, line: Line, message: Message) -> None:
         """Raises BrokenRule."""
-        rank = number_in(message, "heart")
+        rank = number_in(message, "heartbeat")
         _check(message)
         self._lines[rank] = line
         self._asked.discard(rank)
-        self._said[rank] = self._news[rank] = message
+        self._last[rank] = self._news[rank] = message
 
 
 def _check(message: Message) -> None:
@@ -63,8 +64,3 @@ def _check(message: Message) -> None:
         raise BrokenRule
     if type(message.get("warm")) is not bool:
         raise BrokenRule
-
-
-def _process_behind(line: Line) -> int:
-    """Also of a rank in a container with process numbers of its own."""
-    return peer_of(line.connection)[0]

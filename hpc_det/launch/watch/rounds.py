@@ -30,13 +30,13 @@ class Rounds:
         """When they were asked for."""
         self._places: dict[int, Standing] = {}
 
-    def take(self, said: Iterable[Message]) -> None:
-        """What hearts have said."""
-        for message in said:
+    def take(self, news: Iterable[Message]) -> None:
+        """What heartbeats have sent."""
+        for message in news:
             progress = Progress(*(message[name] for name in Progress._fields))
-            self._judge.hears(message["heart"], progress)
+            self._judge.hears(message["heartbeat"], progress)
             if "at" in message:
-                self._places[message["heart"]] = (progress, message["at"])
+                self._places[message["heartbeat"]] = (progress, message["at"])
 
     def failure(self) -> Failure | None:
         """Asked every second at least: of a gang that hangs, once its ranks have shown where."""

@@ -5,8 +5,8 @@ Node 0 gathers what all say and gives the verdict, since a node with a dead file
 waits for anybody but an ill node, for its word to arrive: ranks load their libraries in the meantime. A node that is
 lost, or whose agent fails, ends the gang at once; node 0 leaves last.
 
-node -> node 0: {"hello": true}, {"time": ..., "problems": [...]}, then {"ranks": [what hearts said]}; node 0 -> node:
-{"ask": "progress" | "stacks"}, and {"heard": true} to an ill one. Both at last: {"bye": EXIT CODE}.
+node -> node 0: {"hello": true}, {"time": ..., "problems": [...]}, then {"ranks": [what heartbeats sent]}; node 0 ->
+node: {"ask": "progress" | "stacks"}, and {"heard": true} to an ill one. Both at last: {"bye": EXIT CODE}.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from hpc_det.launch.node_folders import NodeFolders
 from hpc_det.launch.watch import peers
 from hpc_det.launch.watch.arrivals import ARRIVE_S, Arrivals
 from hpc_det.launch.watch.health import ANSWER_S, Problem, problems_of_node, wrong_clocks
-from hpc_det.launch.watch.heartbeat_server import Hearts, Message
+from hpc_det.launch.watch.heartbeat_server import HeartbeatServer, Message
 from hpc_det.launch.watch.peers import Peers, ToNode0
 from hpc_det.launch.watch.rounds import Rounds
-from hpc_det.node.agent_socket import Doorbell
+from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.channel import NoLine
 from hpc_det.node.json_files import write_json
 from hpc_det.node.network import Rendezvous, await_rendezvous, publish
@@ -68,13 +68,13 @@ class Vigil:
     """One node's part."""
 
     def __init__(
-        self, gang: Gang, selector: selectors.BaseSelector, doorbell: Doorbell, end: Callable[[], None]
+        self, gang: Gang, selector: selectors.BaseSelector, socket: AgentSocket, end: Callable[[], None]
     ) -> None:
         """`end` ends the attempt on this node, and with it the gang."""
         self.gang = gang
         self.selector = selector
         self.end = end
-        self.hearts = Hearts(doorbell)
+        self.heartbeats = HeartbeatServer(socket)
         self._clock = AwakeClock()
         """Of all waits: while the job is suspended, nobody can answer."""
         self._force_at = self._report_at = float("inf")
@@ -93,15 +93,15 @@ class Vigil:
         now = self._clock.seconds()
         if now > self._force_at:
             self._force_at, self._report_at = float("inf"), now + _WRITE_S
-            self.hearts.force_stacks()
+            self.heartbeats.force_stacks()
         if now > self._report_at:
             self._report_at = float("inf")
-            self.hearts.report_silent()
+            self.heartbeats.report_silent()
 
     def ask_ranks(self, what: str) -> None:
         if what == "stacks":
             self._force_at = self._clock.seconds() + _STACKS_S
-        self.hearts.ask(what)
+        self.heartbeats.ask(what)
 
     def say_goodbye(self, code: int) -> None:
         """To the other agents: the ranks here are done, or are ended, and this agent leaves with `code`."""
@@ -131,9 +131,9 @@ class Vigil:
 
 class VigilOfNode0(Vigil):
     def __init__(
-        self, gang: Gang, selector: selectors.BaseSelector, doorbell: Doorbell, end: Callable[[], None]
+        self, gang: Gang, selector: selectors.BaseSelector, socket: AgentSocket, end: Callable[[], None]
     ) -> None:
-        super().__init__(gang, selector, doorbell, end)
+        super().__init__(gang, selector, socket, end)
         self._peers: Peers | None = None
         self._rounds = Rounds(gang.plan, gang.hosts, self._ask_all, self._clock)
         self._offsets = {0: 0.0}
@@ -176,7 +176,7 @@ class VigilOfNode0(Vigil):
         if self._clock.seconds() >= self._lost_at:
             self._note_lost()
             self.end()
-        self._rounds.take(self.hearts.news())
+        self._rounds.take(self.heartbeats.news())
         if failure := self._rounds.failure():
             note_failure(self.gang.trial, self.gang.attempt, failure)
             self.end()
@@ -265,9 +265,9 @@ class VigilOfNode0(Vigil):
 
 class VigilOfAnotherNode(Vigil):
     def __init__(
-        self, gang: Gang, selector: selectors.BaseSelector, doorbell: Doorbell, end: Callable[[], None], node: int
+        self, gang: Gang, selector: selectors.BaseSelector, socket: AgentSocket, end: Callable[[], None], node: int
     ) -> None:
-        super().__init__(gang, selector, doorbell, end)
+        super().__init__(gang, selector, socket, end)
         self._node = node
         self._node_0: ToNode0 | None = None
         self._has_lost_node_0 = False
@@ -294,7 +294,7 @@ class VigilOfAnotherNode(Vigil):
     def poll(self) -> None:
         super().poll()
         now = self._clock.seconds()
-        if self._node_0 and now >= self._send_at and (news := self.hearts.news()):
+        if self._node_0 and now >= self._send_at and (news := self.heartbeats.news()):
             self._send_at = now + _SEND_EVERY_S
             self._node_0.tell({"ranks": news})
 
@@ -339,9 +339,9 @@ class VigilOfAnotherNode(Vigil):
 
 
 def vigil(
-    gang: Gang, node: int, selector: selectors.BaseSelector, doorbell: Doorbell, end: Callable[[], None]
+    gang: Gang, node: int, selector: selectors.BaseSelector, socket: AgentSocket, end: Callable[[], None]
 ) -> Vigil:
     """The part of node `node`; `end` ends the attempt on this node, and with it the gang."""
     if node == 0:
-        return VigilOfNode0(gang, selector, doorbell, end)
-    return VigilOfAnotherNode(gang, selector, doorbell, end, node)
+        return VigilOfNode0(gang, selector, socket, end)
+    return VigilOfAnotherNode(gang, selector, socket, end, node)

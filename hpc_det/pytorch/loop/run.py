@@ -31,7 +31,7 @@ from hpc_det.distributed.preempt import StopAgreement, give_notice
 from hpc_det.distributed.rank_process import RankProcess
 from hpc_det.distributed.searcher import SearcherContext
 from hpc_det.errors import UsageError
-from hpc_det.node.agent_socket import Line
+from hpc_det.node.channel import Line
 from hpc_det.node.heartbeat import Progress
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.process import SignalPipe
@@ -82,12 +82,12 @@ class Run:
     @contextmanager
     def of_attempt(cls, process: RankProcess, env: Mapping[str, str]) -> Iterator[Run]:
         """A rank that a node agent's launcher has started."""
-        attempt, distributed, outside = process.attempt, Distributed.from_env(env), process.heart.progress
-        process.heart.progress = lambda: Progress("meeting", 0)
+        attempt, distributed, outside = process.attempt, Distributed.from_env(env), process.heartbeat.progress
+        process.heartbeat.progress = lambda: Progress("meeting", 0)
         stop_class = ForcedStop if RESUME_CHECK in env else StopAgreement
         with gang(distributed), _stops(distributed, process.signals, process.line, stop_class) as stop:
             distributed.barrier()  # a network that joins ranks and carries nothing shows here
-            process.heart.progress = lambda: stop.progress
+            process.heartbeat.progress = lambda: stop.progress
             if distributed.is_chief:
                 keep_code(attempt.trial.experiment().code)
             spec = json.loads(attempt.trial.trial.read_text(encoding="utf-8"))
@@ -107,7 +107,7 @@ class Run:
                 mirror=_mirror(attempt.trial, spec["config"]) if distributed.is_chief else None,
                 policy=partial(policy_of, attempt.trial),
             )
-            process.heart.progress = outside
+            process.heartbeat.progress = outside
 
     @classmethod
     @contextmanager

@@ -234,7 +234,7 @@ def _in_job() -> Iterator[Run]:
     except BaseException as error:
         note_error(process.attempt, int(os.environ["RANK"]), error)
         raise
-    process.say_goodbye(0)
+    process.report_exit(0)
 
 
 def _rank_without_launcher(attempt: Attempt) -> dict[str, str]:

@@ -35,8 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_det.node import agent_socket as doorbell
-from hpc_det.node.channel import Line
+from hpc_det.node.channel import Line, line_over
 from hpc_det.node.frames import Message
 from hpc_det.node.key import derived
 from hpc_det.node.network import limit_look_ups, own_address
@@ -61,7 +60,7 @@ class Nursery:
     """The agent's end of the process that ranks are forked from."""
 
     process: subprocess.Popen[bytes]
-    line: doorbell.Line
+    line: Line
 
     @classmethod
     def start(cls, buffers: list[int]) -> Nursery:
@@ -74,7 +73,7 @@ class Nursery:
                 start_new_session=True,
                 preexec_fn=ends_with_parent,
             )
-        return cls(process, doorbell.Line(own))
+        return cls(process, line_over(own))
 
 
 class Node:
@@ -177,11 +176,11 @@ class Node:
 
     def _on_nursery(self) -> None:
         assert self._nursery
-        messages = self._nursery.line.receive()
+        messages = self._nursery.line.receive_some()
         if messages is None:
             self._lose_nursery(self._nursery)
         for message in messages or []:
-            self._driver.send(message)
+            self._driver.send(message.head)
 
     def _lose_nursery(self, nursery: Nursery) -> None:
         """It has failed, and its ranks with it. Nobody else tells of those that it was still to fork."""

@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from hpc_det.distributed.rank_process import leave
-from hpc_det.node.agent_socket import Line
+from hpc_det.node.channel import Line, line_over
 from hpc_det.node.process import SignalPipe, adopt_orphans, end_descendants, ends_with_parent
 
 PRELOADED = (
@@ -54,13 +54,13 @@ class Nursery:
         return 0
 
     def _on_orders(self) -> None:
-        orders = self._line.receive()
+        orders = self._line.receive_some()
         self._is_over = orders is None
         for order in orders or []:
-            if "fork" in order:
-                self._fork(order["fork"])
+            if "fork" in order.head:
+                self._fork(order.head["fork"])
             else:
-                self._end(order["end"])
+                self._end(order.head["end"])
 
     def _fork(self, order: dict[str, Any]) -> None:
         pid = os.fork()
@@ -105,7 +105,7 @@ class Nursery:
 
 def main(argv: list[str]) -> int:
     adopt_orphans()
-    line = Line(socket.socket(fileno=int(argv[0])))
+    line = line_over(socket.socket(fileno=int(argv[0])))
     # What an import makes stays: to look through it for garbage would take long, in each rank again.
     gc.disable()
     for module in PRELOADED:

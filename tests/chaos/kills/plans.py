@@ -86,7 +86,7 @@ NO_RANK = -1
 HAS_FINISHED = (FINISHED,)
 STARTS = Time(
     (
-        "hpc_det.node.heartbeat:Heart.__init__",
+        "hpc_det.node.heartbeat:Heartbeat.__init__",
         "hpc_det.distributed.collectives:Distributed.start",
         "hpc_det.pytorch.loop.loop:Loop._begin",
     )

@@ -25,7 +25,7 @@ class Gang:
 
     def says(self, rank: int, **more: str) -> None:
         progress = {"phase": "training", "steps": 7, "alone": False, "warm": True, "batch": 7}
-        self.rounds.take([{"heart": rank, **progress, **more}])
+        self.rounds.take([{"heartbeat": rank, **progress, **more}])
 
     def until_stacks_are_asked_for(self) -> None:
         until = self.now + 2 * LIMIT_S

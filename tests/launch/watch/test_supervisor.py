@@ -18,7 +18,7 @@ import pytest
 from hpc_det.launch.watch import arrivals
 from hpc_det.launch.watch import supervisor as vigil
 from hpc_det.launch.watch.peers import key_of
-from hpc_det.node.agent_socket import Doorbell
+from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.channel import Line, connect
 from hpc_det.node.json_files import read_json
 from hpc_det.plan.job_plan import JobPlan
@@ -31,19 +31,19 @@ from tests.wait import DEADLINE_S, wait_for
 # Says hello, makes a few steps and stands still: `stuck` is where rank 1 hangs.
 RANK = """
 import os, re, sys, time
-from hpc_det.node.heartbeat import Heart, Progress
+from hpc_det.node.heartbeat import Heartbeat, Progress
 from hpc_det.distributed.rank_process import join_gang
 
 def waits_for_others():
-    process.heart.progress = progress
+    process.heartbeat.progress = progress
     time.sleep(3600)
 
 def hangs():
-    process.heart.progress = progress
+    process.heartbeat.progress = progress
     time.sleep(3600)
 
 def keeps_the_lock():
-    process.heart.progress = progress
+    process.heartbeat.progress = progress
     while len(asked) < 2:  # until it is known to train
         time.sleep(0.01)
     re.match("(a+)+$", "a" * 60 + "b")
@@ -169,7 +169,7 @@ class Node0:
     def __init__(self, gang: Gang, private: str, nodes: int) -> None:
         gang.plan("true", scheduler="slurm", nodes=nodes, ranks_per_node=1)
         self.selector = selectors.DefaultSelector()
-        self.doorbell = Doorbell(f"{private}/agent", self.selector)
+        self.doorbell = AgentSocket(f"{private}/agent", self.selector)
         self.ended, self.is_open = False, True
         hosts = [f"node{number + 1}" for number in range(nodes)]
         watched = vigil.Gang(gang.trial, JobPlan.of(gang.experiment), 1, hosts)
@@ -365,7 +365,7 @@ def test_ranks_that_were_suspended_have_time_to_show_their_stacks(
     suspension: Suspension, node_0: Node0, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forced: list[bool] = []
-    monkeypatch.setattr(node_0.vigil.hearts, "force_stacks", lambda: forced.append(True))
+    monkeypatch.setattr(node_0.vigil.heartbeats, "force_stacks", lambda: forced.append(True))
     node_0.vigil.ask_ranks("stacks")
     suspension.lasts()
     node_0.vigil.poll()

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.node.agent_socket import Doorbell
+from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.search.journal import SearchJournal
 from hpc_det.store.attempt import Attempt, Failure, first_failure
@@ -66,10 +66,10 @@ class Agent:
         self.events: list[tuple[str, Any]] = []
         self.socket = str(private / "agent")
         self._selector = selectors.DefaultSelector()
-        self._doorbell = Doorbell(self.socket, self._selector)
-        self._doorbell.on_lost = lambda rank: self.events.append(("lost", rank))
-        self._doorbell.on_failed = lambda: self.events.append(("failed", None))
-        self._doorbell.on_heard = self._on_heard
+        self._ranks = AgentSocket(self.socket, self._selector)
+        self._ranks.on_lost = lambda rank: self.events.append(("lost", rank))
+        self._ranks.on_failed = lambda: self.events.append(("failed", None))
+        self._ranks.on_signal = self._on_heard
 
     def run(self, trial_name: str, *, fresh: bool = False, **config: Any) -> int:
         """Train a trial on rank 0 of 1; its exit code."""
@@ -114,11 +114,11 @@ class Agent:
             code = rank.wait()
         while self._serve(0):  # its last words, and the end of the line
             pass
-        assert self._doorbell.ranks == ({0: rank.pid} if ranks == 1 else {})
+        assert self._ranks.ranks == ({0: rank.pid} if ranks == 1 else {})
         return code
 
     def close(self) -> None:
-        self._doorbell.close()
+        self._ranks.close()
         self._selector.close()
 
     @property
@@ -133,7 +133,7 @@ class Agent:
 
     def _on_heard(self, signal: str) -> None:
         self.events.append(("heard", signal))
-        self._doorbell.ring("signal")
+        self._ranks.send_stop("signal")
 
     def _serve(self, timeout: float) -> bool:
         """Whether there was anything to hear."""
