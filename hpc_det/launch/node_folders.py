@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.leftovers import PREFIX, owned, remove_leftovers
 from hpc_det.plan.job_plan import JobPlan
 
 LONGEST_SOCKET_FOLDER = 80
@@ -56,3 +59,46 @@ def _base(scratch: str) -> str:
     if not os.path.isdir(base):
         raise UsageError(f"cluster.scratch: {scratch!r} is {base!r} on {socket.gethostname()}, and no folder there")
     return base
+
+
+PREFIX, OWNER = "hpc-det-", ".owner"
+_NAME = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")
+"""As tempfile makes them."""
+
+
+@contextmanager
+def owned(folder: str) -> Iterator[None]:
+    """While this process is in here, nobody takes the folder for a leftover."""
+    with ExitStack() as held:
+        with suppress(OSError):  # full, or a file system without locks: such a folder is nobody's to remove
+            file = held.enter_context(open(os.path.join(folder, OWNER), "xb", buffering=0))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.write(_boot())  # last: without it the lock does not count
+        yield
+
+
+def remove_leftovers(base: str) -> None:
+    """Those of this user in the folder `base`. No link is followed, and nothing that goes wrong is an error."""
+    with suppress(OSError):
+        for name in filter(_NAME.fullmatch, os.listdir(base)):
+            with suppress(OSError):
+                _remove_if_left(os.path.join(base, name))
+
+
+def _remove_if_left(path: str) -> None:
+    """Raises OSError where its owner lives, or nobody knows."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(folder).st_uid != os.geteuid():
+            return
+        owner = os.open(OWNER, os.O_RDWR | os.O_NOFOLLOW, dir_fd=folder)
+    finally:
+        os.close(folder)
+    with open(owner, "rb") as file:
+        if file.read() == _boot():
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path)
+
+
+def _boot() -> bytes:
+    return Path("/proc/sys/kernel/random/boot_id").read_bytes()

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.leftovers import OWNER, PREFIX, owned, remove_leftovers
-from hpc_det.launch.node_folders import node_folders
+from hpc_det.launch.node_folders import OWNER, PREFIX, node_folders, owned, remove_leftovers
 from tests.plan.plans import job_plan
 
 OWN = """
 import sys
-from hpc_det.launch.leftovers import owned
+from hpc_det.launch.node_folders import owned
 with owned(sys.argv[1]):
     print("owned", flush=True)
     sys.stdin.read()
