@@ -24,8 +24,7 @@ from pathlib import Path
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.launch.environment import environment_of
 from hpc_det.launch.job.clock import end_of_grace
-from hpc_det.launch.log_tail import how_it_ended, size_of, written_since
-from hpc_det.launch.log_watch import LogWatch
+from hpc_det.launch.log_tail import LogWatch, how_it_ended, size_of, written_since
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
 from hpc_det.launch.watch.supervisor import Gang, IllNode, vigil
 from hpc_det.node.agent_socket import AgentSocket

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
+import time
+from collections.abc import Iterable
 from pathlib import Path
+
+from hpc_det.store.log_lines import LogTimes
 
 LONGEST_SEARCH, LONGEST_LINE = 16384, 200
 """Bytes at the end of a log that are searched for its last line, and characters of that which are told."""
@@ -40,3 +44,42 @@ def how_it_ended(code: int, log: Path, begin: int) -> str:
     last_words = last_line(log, begin)
     said = f" after {last_words!r}" if last_words else ""
     return f"{how}{said}; its output stands in {log}"
+
+
+LOOK_S = 0.2
+"""Between two looks while logs grow. An agent takes 0.15 % of a core while all of 8 ranks print, and 0.03 % while none
+does, instead of 0.02 % (measured). On NFS, a look also sends what the ranks have written: other nodes see it.
+"""
+LONGEST_PAUSE_S = 1.0
+"""Between two looks as long as nothing grows. The time that is noted then is still that of the last write."""
+
+
+class LogWatch:
+    def __init__(self, logs: Iterable[Path]) -> None:
+        """Logs that may come later."""
+        self._times = [LogTimes(log) for log in logs]
+        self._pause_s = LOOK_S
+        self._next_look = 0.0
+
+    @property
+    def pause_s(self) -> float:
+        """Until a look is due."""
+        return max(self._next_look - time.monotonic(), 0)
+
+    def poll(self) -> None:
+        """Look, if that is due."""
+        if not self.pause_s:
+            has_grown = self._look()
+            self._pause_s = LOOK_S if has_grown else min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._next_look = time.monotonic() + self._pause_s
+
+    def close(self) -> None:
+        """With a look at what the ranks said last."""
+        self._look()
+        for times in self._times:
+            times.close()
+
+    def _look(self) -> bool:
+        """Whether any has grown."""
+        grown = [times.look() for times in self._times]
+        return any(grown)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.log_tail import last_line
+from hpc_det.launch.log_tail import LONGEST_PAUSE_S, LOOK_S, LogWatch, last_line
+from hpc_det.store.folders import times_of
+from hpc_det.store.log_lines import moments_after
+from hpc_det.view.logs.trial import TrialLogs
+from hpc_det.view.logs.wanted import Wanted
+from tests.launch.gang import Gang
 
 REPORT = """\
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
@@ -34,3 +42,99 @@ def test_the_last_line_is_told_but_for_a_frame_that_torchrun_draws(tmp_path: Pat
     log = tmp_path / "job.log"
     log.write_text(written)
     assert last_line(log, 0) == told
+
+
+TURNS = """
+import os, signal, time
+from pathlib import Path
+
+rank, logs = int(os.environ["RANK"]), Path(LOGS)
+
+def is_noted():
+    log = logs / f"rank-{rank}.log"
+    index = log.with_suffix(".times")
+    noted = index.read_text().split() if index.exists() else []
+    return noted[-2:-1] == [str(log.stat().st_size)]
+
+for turn in range(6):
+    while turn and not Path(f"turn-{turn}").exists():
+        time.sleep(0.01)
+    if turn % 2 == rank:
+        print(f"turn {turn}")
+        time.sleep(0.02)  # the time of a file goes by the kernel's ticks
+        while not is_noted():
+            time.sleep(0.01)
+        Path(f"turn-{turn + 1}").touch()
+if rank == 0:
+    while not Path("turn-6").exists():
+        time.sleep(0.01)
+    print("last words")
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
+
+
+def test_logs_are_looked_at_often_while_they_grow_and_ever_less_otherwise(tmp_path: Path, now: list[float]) -> None:
+    log = tmp_path / "rank-0.log"
+    watch = LogWatch([log, tmp_path / "rank-1.log"])
+    assert watch.pause_s == 0
+    pauses = []
+    for is_quiet in (False, False, True, True, True, True, False):
+        with log.open("a") as file:
+            file.write("" if is_quiet else "a line\n")
+        watch.poll()
+        pauses.append(round(watch.pause_s, 3))
+        now[0] += watch.pause_s
+    watch.close()
+    assert pauses == [LOOK_S, LOOK_S, 0.4, 0.8, LONGEST_PAUSE_S, LONGEST_PAUSE_S, LOOK_S]
+    assert [moment.size for moment in moments_after(log, 0)] == [7, 14, 21]
+
+
+def test_between_looks_nothing_is_done_but_the_last_words_are_noted(tmp_path: Path, now: list[float]) -> None:
+    log = tmp_path / "rank-0.log"
+    watch = LogWatch([log])
+    watch.poll()
+    log.write_text("last words\n")
+    watch.poll()
+    assert not times_of(log).exists()
+    watch.close()
+    assert [moment.size for moment in moments_after(log, 0)] == [11]
+
+
+def test_a_look_at_the_logs_of_a_node_costs_its_ranks_nothing(tmp_path: Path) -> None:
+    """40 to 80 us of its agent are measured, five times a second. The bound is far from that."""
+    logs = [tmp_path / f"rank-{rank}.log" for rank in range(8)]
+    spent_s = 0.0
+    for _ in range(50):
+        for log in logs:
+            with log.open("a") as file:
+                file.write("a line\n")
+        watch = LogWatch(logs)
+        before = time.process_time()
+        watch.poll()
+        spent_s += time.process_time() - before
+        watch.close()
+    assert spent_s / 50 < 0.01 * LOOK_S
+
+
+def test_what_ranks_print_in_turns_is_read_in_turns_with_the_last_words_of_a_killed_one(gang: Gang) -> None:
+    script = TURNS.replace("LOGS", repr(str(gang.trial.rank_log(1, 0).parent)))
+    (gang.code / "train.py").write_text(script)
+    gang.plan([sys.executable, "-m", "hpc_det.launch.direct", "train.py"])
+    code, _ = gang.run_job()
+    assert code == 1
+    passages = list(TrialLogs(gang.trial, Wanted()).passages(final=True))
+    told = [(passage.source.rank, line) for passage in passages for line in passage.lines]
+    of_ranks = [(rank, line) for rank, line in told if rank is not None]
+    assert of_ranks == [*((turn % 2, f"turn {turn}") for turn in range(6)), (0, "last words")]
+    begins, ends = (next(i for i, line in enumerate(told) if word in line[1]) for word in ("begins", "attempt 1 ended"))
+    assert begins < told.index((0, "turn 0")) < told.index((0, "last words")) < ends
+    assert all(passage.is_timed for passage in passages)
+    assert os.stat(times_of(gang.trial.job_log)).st_mode & 0o777 == 0o600
