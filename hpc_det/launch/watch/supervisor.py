@@ -21,10 +21,10 @@ from typing import NamedTuple
 from hpc_det.errors import HpcDetError
 from hpc_det.launch.node_folders import NodeFolders
 from hpc_det.launch.watch import peers
+from hpc_det.launch.watch.hang import Rounds
 from hpc_det.launch.watch.health import ANSWER_S, Problem, problems_of_node, wrong_clocks
 from hpc_det.launch.watch.heartbeat_server import HeartbeatServer, Message
 from hpc_det.launch.watch.peers import ARRIVE_S, Arrivals, Peers, ToNode0
-from hpc_det.launch.watch.rounds import Rounds
 from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.channel import NoLine
 from hpc_det.node.json_files import write_json
