@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.job.progress import SHORTEST_S, was_too_short
+from hpc_det.launch.job.causes import SHORTEST_S, was_too_short
 from hpc_det.node.json_files import append_line, write_json
 from hpc_det.store.attempt import request_stop
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
