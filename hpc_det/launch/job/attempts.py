@@ -21,13 +21,13 @@ from hpc_det.launch.job.causes import (
     cause_of_silence,
     cause_of_stop,
     full_disk_of,
+    matches,
     newest_saved,
     unexplained,
     was_too_short,
 )
 from hpc_det.launch.job.clock import JobClock, end_of_grace
 from hpc_det.launch.job.excluded import Exclusions
-from hpc_det.launch.job.log_policies import matches
 from hpc_det.launch.job.space import Space
 from hpc_det.launch.log_tail import size_of, written_since
 from hpc_det.node import full_disk
