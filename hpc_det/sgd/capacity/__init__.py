@@ -2,7 +2,7 @@
 
 local        a child of the driver
 allocation   the job that the driver runs in: starters has srun, PBS' commands, mpiexec
-job, pool    jobs of their own through submitit: executors, queue; what runs in them is hpc_det.sgd.elastic.task
+job, pool    jobs of their own through submitit: executors, queue; what runs in them is hpc_det.sgd.elastic.agents
 profile      a cluster's profile as parameters of such a job
 processes    what the driver has started itself
 """

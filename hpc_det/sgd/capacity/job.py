@@ -16,8 +16,7 @@ from hpc_det.sgd.capacity.executors import cluster_of, cpus_of, executor_of, gpu
 from hpc_det.sgd.capacity.processes import LEAVE_S
 from hpc_det.sgd.capacity.queue import Queue
 from hpc_det.sgd.elastic import agents
-from hpc_det.sgd.elastic.agents import BackOff
-from hpc_det.sgd.elastic.task import AgentTask
+from hpc_det.sgd.elastic.agents import AgentTask, BackOff
 
 if TYPE_CHECKING:
     from submitit.core.core import Executor, Job

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.sgd.elastic.agents import BackOff
-from hpc_det.sgd.elastic.task import AgentTask
+from hpc_det.sgd.elastic.agents import AgentTask, BackOff
 from tests.launch.gang import is_there
 from tests.wait import DEADLINE_S, wait_for
 
