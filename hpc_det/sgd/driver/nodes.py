@@ -16,8 +16,7 @@ from hpc_det.node.suspension import AwakeClock
 from hpc_det.node.switchboard import Event, Switchboard
 from hpc_det.sgd.capacity import Capacity
 from hpc_det.sgd.driver.failures import NotEnoughRanks
-from hpc_det.sgd.elastic.claim import check_free, claim
-from hpc_det.sgd.elastic.meeting import Driver, Guests, announce, withdraw
+from hpc_det.sgd.elastic.meeting import Driver, Guests, announce, check_free, claim, withdraw
 from hpc_det.store.run_folder import RunFolder
 
 POLL_S = 1.0

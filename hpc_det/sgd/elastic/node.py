@@ -43,9 +43,8 @@ from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_de
 from hpc_det.node.suspension import guarded
 from hpc_det.schedulers.pbs.scheduler import Pbs
 from hpc_det.schedulers.slurm.scheduler import Slurm
-from hpc_det.sgd.elastic.claim import is_abandoned
 from hpc_det.sgd.elastic.held import BUFFERS, Buffer, Held, Keeper
-from hpc_det.sgd.elastic.meeting import call_driver
+from hpc_det.sgd.elastic.meeting import call_driver, is_abandoned
 from hpc_det.store.run_folder import RunFolder
 
 BEAT_S, END_S = 1.0, 1.0

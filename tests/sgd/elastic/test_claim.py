@@ -11,8 +11,7 @@ import pytest
 
 from hpc_det.errors import UsageError
 from hpc_det.node.files import write_first
-from hpc_det.sgd.elastic.claim import check_free, claim
-from hpc_det.sgd.elastic.meeting import Driver
+from hpc_det.sgd.elastic.meeting import Driver, check_free, claim
 from hpc_det.store.run_folder import RunFolder
 
 NOWHERE = Driver("127.0.0.1", 1)
@@ -21,7 +20,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from hpc_det.errors import UsageError
-from hpc_det.sgd.elastic.claim import claim
+from hpc_det.sgd.elastic.meeting import claim
 from hpc_det.sgd.elastic.meeting import Driver
 from hpc_det.store.run_folder import RunFolder
 
@@ -106,7 +105,7 @@ def test_whoever_was_too_slow_to_take_a_number_does_not_take_the_run(
         return write_first(path, content)
 
     with monkeypatch.context() as patched:
-        patched.setattr("hpc_det.sgd.elastic.claim.write_first", after_two_others)
+        patched.setattr("hpc_det.sgd.elastic.meeting.write_first", after_two_others)
         with pytest.raises(UsageError, match="another program drives this run"):
             claim(run, NOWHERE)
     assert [path.name for path in run.drivers.iterdir()] == ["3.json"]
