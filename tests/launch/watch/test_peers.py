@@ -13,7 +13,7 @@ from tests.wait import wait_for
 
 @pytest.fixture(autouse=True)
 def _asks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(peers, "ASK_EVERY_S", 0.0)
 
 
 class Answers:
@@ -33,14 +33,14 @@ class Answers:
 
 def test_a_scheduler_that_was_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     sinfo = Answers(NoAnswer("sinfo: away"), "node2\n")
-    monkeypatch.setattr(arrivals, "run_command", sinfo)
+    monkeypatch.setattr(peers, "run_command", sinfo)
     waits = Arrivals("slurm", ["node1", "node2", "node3"])
     wait_for(lambda: waits.down([1, 2]) == [1])
 
 
 def test_a_node_without_the_command_does_not_try_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     sinfo = Answers(CommandError("sinfo: not found on PATH"))
-    monkeypatch.setattr(arrivals, "run_command", sinfo)
+    monkeypatch.setattr(peers, "run_command", sinfo)
     waits = Arrivals("slurm", ["node1", "node2"])
     waits.down([1])
     wait_for(lambda: sinfo.asked == 1 and waits._asking is not None and not waits._asking.is_alive())

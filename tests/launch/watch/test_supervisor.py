@@ -224,7 +224,7 @@ def sentences(gang: Gang) -> list[str]:
 
 def test_a_node_that_does_not_come_is_named(gang: Gang, node_0: Node0, monkeypatch: pytest.MonkeyPatch) -> None:
     line = arrives(node_0, 2)
-    monkeypatch.setattr(arrivals, "ARRIVE_S", 0.0)
+    monkeypatch.setattr(peers, "ARRIVE_S", 0.0)
     node_0.until(lambda: node_0.ended)
     assert sentences(gang) == ["node node2: no word from its agent in 600 s"]
     line.close()
