@@ -21,19 +21,27 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
+from hpc_det import compat
+from hpc_det.config.rank_variables import asks_for_compat
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.launch.environment import environment_of
 from hpc_det.launch.job.clock import end_of_grace
 from hpc_det.launch.log_tail import LogWatch, how_it_ended, size_of, written_since
 from hpc_det.launch.node_folders import BadFolder, NodeFolders, node_folders
 from hpc_det.launch.watch.supervisor import Gang, IllNode, vigil
 from hpc_det.node.agent_socket import AgentSocket
 from hpc_det.node.files import take_umask_of, write_atomic
-from hpc_det.node.network import limit_look_ups, own_address
+from hpc_det.node.network import limit_look_ups, own_address, variables
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants, outlives_parent, shielded
 from hpc_det.node.suspension import guarded
 from hpc_det.plan.container import Container
-from hpc_det.plan.container_command import ENVIRONMENT_FILE, contained, environment_file, inside, make_mount_points
+from hpc_det.plan.container_command import (
+    ENVIRONMENT_FILE,
+    contained,
+    environment_file,
+    inside,
+    make_mount_points,
+    of_the_job,
+)
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.store.attempt import (
@@ -220,6 +228,29 @@ class Agent:
             )
             failure = failure_now(None, message, user_error=user_error, scheduler_away=away)
             note_failure(self._trial, self._number, failure)
+
+
+def environment_of(plan: JobPlan, attempt: Attempt, interface: str | None, scratch: str | None) -> dict[str, str]:
+    """On this node. `interface`: of the network between the nodes; `scratch`: the node's folder, for temporary files.
+
+    Into a container that the agent starts goes of the job's environment only what ranks need wherever they run.
+    """
+    is_inside = plan.container is not None and plan.container.starts_entrypoint
+    given = of_the_job(os.environ) if is_inside else os.environ
+    wanted = dict(item.split("=", 1) for item in plan.environment)
+    environment = {**given, **({"TMPDIR": scratch} if scratch else {}), **wanted, **attempt.to_env()}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [plan.code, environment.get("PYTHONPATH")]))
+    environment["HPC_DET_SLOT_TYPE"] = plan.slot_type
+    if plan.slot_type == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # a node may have GPUs that this gang did not ask for
+        environment.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed says on every rank that it has found no GPU
+    if plan.container:  # runtimes show the home folder, and Python takes packages from it
+        environment.setdefault("PYTHONNOUSERSITE", "1")
+    environment.setdefault("OMP_NUM_THREADS", str(plan.cpus_per_rank))
+    limit_look_ups(environment)
+    if interface:
+        environment = {**variables(interface), **environment}
+    return compat.for_children(environment) if asks_for_compat(environment) else environment
 
 
 def main(argv: list[str]) -> int:

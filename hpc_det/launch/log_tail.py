@@ -1,4 +1,7 @@
-"""The end of a log: often all that is known of a program that has failed."""
+"""Logs of ranks while they grow, and their end: often all that is known of a program that has failed.
+
+When a log grows is noted beside it, for those who read the logs of all ranks merged by time.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,12 @@ LONGEST_SEARCH, LONGEST_LINE = 16384, 200
 """Bytes at the end of a log that are searched for its last line, and characters of that which are told."""
 _ERROR = re.compile(r"[\w.]+(?:Error|Exception|Interrupt): \S")
 """How Python's tracebacks end."""
+LOOK_S = 0.2
+"""Between two looks while logs grow. An agent takes 0.15 % of a core while all of 8 ranks print, and 0.03 % while none
+does, instead of 0.02 % (measured). On NFS, a look also sends what the ranks have written: other nodes see it.
+"""
+LONGEST_PAUSE_S = 1.0
+"""Between two looks as long as nothing grows. The time that is noted then is still that of the last write."""
 
 
 def size_of(log: Path) -> int:
@@ -44,14 +53,6 @@ def how_it_ended(code: int, log: Path, begin: int) -> str:
     last_words = last_line(log, begin)
     said = f" after {last_words!r}" if last_words else ""
     return f"{how}{said}; its output stands in {log}"
-
-
-LOOK_S = 0.2
-"""Between two looks while logs grow. An agent takes 0.15 % of a core while all of 8 ranks print, and 0.03 % while none
-does, instead of 0.02 % (measured). On NFS, a look also sends what the ranks have written: other nodes see it.
-"""
-LONGEST_PAUSE_S = 1.0
-"""Between two looks as long as nothing grows. The time that is noted then is still that of the last write."""
 
 
 class LogWatch:

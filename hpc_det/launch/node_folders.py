@@ -1,4 +1,10 @@
-"""The folders that an attempt has on a node, for its owner alone, and gone with it, or else with the next one there."""
+"""The folders that an attempt has on a node, for its owner alone, and gone with it, or else with the next one there.
+
+What agents that were KILLed have left on a node is removed by whoever begins there next. The owner of a folder holds a
+lock on a file in it for as long as it lives; the kernel lets go of it, whatever ends the owner. In the file stands the
+boot of the owner's kernel, since a folder may lie on a file system that other nodes see, too, and not every one of
+these tells nodes of each other's locks.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +24,9 @@ from hpc_det.plan.job_plan import JobPlan
 
 LONGEST_SOCKET_FOLDER = 80
 """A Unix socket's path has 108 bytes (unix(7)); a `$TMPDIR` may be longer."""
+PREFIX, OWNER = "hpc-det-", ".owner"
+_NAME = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")
+"""As tempfile makes them."""
 
 
 class BadFolder(HpcDetError):
@@ -59,11 +68,6 @@ def _base(scratch: str) -> str:
     if not os.path.isdir(base):
         raise UsageError(f"cluster.scratch: {scratch!r} is {base!r} on {socket.gethostname()}, and no folder there")
     return base
-
-
-PREFIX, OWNER = "hpc-det-", ".owner"
-_NAME = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")
-"""As tempfile makes them."""
 
 
 @contextmanager

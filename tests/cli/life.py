@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from hpc_det.checkpoint.committed import Committed, checksum
 from hpc_det.checkpoint.staging import Staging
-from hpc_det.launch.job.new_trial import prepare_trial
+from hpc_det.launch.job.worker import prepare_trial
 from hpc_det.node.files import write_atomic
 from hpc_det.node.json_files import append_line, write_json
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from hpc_det.launch.job.new_trial import prepare_trial
+from hpc_det.launch.job.worker import prepare_trial
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision
 from hpc_det.search.journal import SearchJournal

@@ -1,4 +1,6 @@
-"""Why an attempt ended, from facts: the ranks' outcome, the failures, the stop request, the scheduler."""
+"""Why an attempt ended, from facts: the ranks' outcome, the failures, the stop request, the scheduler; what it has
+saved, and whether it had the time to; and what its logs say by the experiment's log policies (Determined's).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,6 @@ from hpc_det.store.save_times import read_saves
 
 _ENDS = {"finished": Cause.FINISHED, "waiting": Cause.WAITING}
 """By what rank 0 wrote; otherwise it was stopped."""
-
 _CAUSES = {
     "time limit": Cause.TIME_LIMIT,
     "pause": Cause.PAUSED,
@@ -32,6 +33,12 @@ _CAUSES = {
     "resume check": Cause.RESUME_CHECK,
 }
 """By the reason of a stop request. What a signal means, only the scheduler knows."""
+SHORTEST_S = 60.0
+"""Training for less than this, or for less than the longest save so far takes, leaves no time for a checkpoint."""
+MAY_BE_TOO_SHORT = (Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.NODE_LOST, Cause.UNHEALTHY, Cause.SCHEDULER_AWAY)
+"""What comes from outside of the training. What hangs is no matter of time."""
+Policies = Sequence[Mapping[str, Any]]
+"""As the effective configuration has them: name, pattern, action."""
 
 
 def cause_of_end(trial: TrialFolder, plan: JobPlan, number: int, code: int, failure: Failure | None) -> Cause:
@@ -95,12 +102,6 @@ def unexplained(code: int) -> str:
     return "the entrypoint ended with exit code 0, and no rank wrote an outcome"
 
 
-SHORTEST_S = 60.0
-"""Training for less than this, or for less than the longest save so far takes, leaves no time for a checkpoint."""
-MAY_BE_TOO_SHORT = (Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.NODE_LOST, Cause.UNHEALTHY, Cause.SCHEDULER_AWAY)
-"""What comes from outside of the training. What hangs is no matter of time."""
-
-
 def newest_saved(trial: TrialFolder) -> int:
     """Batches in the newest checkpoint. An app that saves by itself counts how often it did."""
     outcome = read_json(trial.outcome) or {}
@@ -137,10 +138,6 @@ def _times(trial: TrialFolder, attempt: int) -> list[float]:
         return []
     has_begun = any(record["kind"] == BEGINS for record in records)
     return [record["time"] for record in records] if has_begun else []
-
-
-Policies = Sequence[Mapping[str, Any]]
-"""As the effective configuration has them: name, pattern, action."""
 
 
 class Match(NamedTuple):

@@ -1,10 +1,10 @@
-"""When a gang hangs: pure arithmetic over what its ranks say of themselves. Node 0's agent asks it.
+"""When a gang hangs: node 0 asks all ranks, round by round, how far they are, and those that stand still where.
 
 Ranks that train together stand still together, so the question is when any of them moved last. How long they may stand
 still depends on what the last of them do, for whom the others wait: in the loops over batches a limit, which the user
 sets or which is learned; the first step of a loop may compile for long, and what lies between the steps, such as
 saving, may take hours. A function of the user's may take as long as it likes, unless the user sets a limit or another
-rank is through with it.
+rank is through with it. The judge is pure arithmetic.
 """
 
 from __future__ import annotations
@@ -33,6 +33,64 @@ _FUNCTIONS = ("setup", "function", "loop")
 _FUNCTION_S = 4 * 3600.0
 _ROUNDS_PER_LIMIT = 20
 _ROUND_S = (0.25, 30.0)
+_VERDICT_S = 10.0
+"""How long the stacks of all ranks may take."""
+_COLLECTIVES = "(distributed_c10d.py:"
+"""In the place of a rank that waits for others, by a call of torch.distributed's."""
+Standing = tuple[Progress, str]
+"""Where a rank stands: its progress, and the place in its code."""
+
+
+class Rounds:
+    def __init__(self, plan: JobPlan, hosts: Sequence[str], ask_all: Callable[[str], None], clock: AwakeClock) -> None:
+        """`hosts`: of the gang's nodes, by rank. `ask_all` asks every rank for "progress" or "stacks"."""
+        self._plan = plan
+        self._hosts = hosts
+        self._ask_all = ask_all
+        self._clock = clock
+        self._judge = HangJudge(plan.world_size, plan.hang_timeout_s)
+        self._next_round = 0.0 if plan.hang_timeout_s != 0 else float("inf")
+        self._stacks_at: float | None = None
+        """When they were asked for."""
+        self._places: dict[int, Standing] = {}
+
+    def take(self, news: Iterable[Message]) -> None:
+        """What heartbeats have sent."""
+        for message in news:
+            progress = Progress(*(message[name] for name in Progress._fields))
+            self._judge.hears(message["heartbeat"], progress)
+            if "at" in message:
+                self._places[message["heartbeat"]] = (progress, message["at"])
+
+    def failure(self) -> Failure | None:
+        """Asked every second at least: of a gang that hangs, once its ranks have shown where."""
+        now = self._clock.seconds()
+        if self._stacks_at is not None:
+            return self._verdict(now, self._stacks_at + _VERDICT_S)
+        if now >= self._next_round:
+            self._next_round = now + self._judge.round_s
+            self._ask_all("progress")
+            now = self._clock.seconds()  # asking may have taken long
+            if self._judge.is_hung(now):
+                self._stacks_at = now
+                self._ask_all("stacks")
+        return None
+
+    def _verdict(self, now: float, until: float) -> Failure | None:
+        """Once all stacks are there, or their time is over. Ranks that moved in the meantime are let alone."""
+        if len(self._places) < self._plan.world_size and now < until:
+            return None
+        self._stacks_at = None
+        unknown = {rank: (progress, "no answer from its node") for rank, progress in self._judge.ranks.items()}
+        groups = last_first(unknown | self._places)
+        self._places = {}
+        if not self._judge.stands_still:
+            print("hpc-det: ranks that seemed to hang have gone on", file=sys.stderr, flush=True)
+            return None
+        rank = groups[0][1][0]
+        host = self._hosts[rank // self._plan.ranks_per_node]
+        message = sentence(self._judge.still_s, groups)
+        return Failure(rank=rank, host=host, time=time.time(), message=message, hung=True)
 
 
 class HangJudge:
@@ -101,13 +159,6 @@ class HangJudge:
         return max(self.limit_s, _FUNCTION_S) if has_been_done else float("inf")
 
 
-_COLLECTIVES = "(distributed_c10d.py:"
-"""In the place of a rank that waits for others, by a call of torch.distributed's."""
-
-Standing = tuple[Progress, str]
-"""Where a rank stands: its progress, and the place in its code."""
-
-
 def last_first(ranks: Mapping[int, Standing]) -> list[tuple[Standing, list[int]]]:
     """Ranks that stand at the same place together, those furthest behind first, and of these the odd ones out.
 
@@ -142,59 +193,3 @@ def _named(ranks: list[int]) -> str:
             runs.append([rank])
     numbers = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
     return f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"
-
-
-_VERDICT_S = 10.0
-"""How long the stacks of all ranks may take."""
-
-
-class Rounds:
-    def __init__(self, plan: JobPlan, hosts: Sequence[str], ask_all: Callable[[str], None], clock: AwakeClock) -> None:
-        """`hosts`: of the gang's nodes, by rank. `ask_all` asks every rank for "progress" or "stacks"."""
-        self._plan = plan
-        self._hosts = hosts
-        self._ask_all = ask_all
-        self._clock = clock
-        self._judge = HangJudge(plan.world_size, plan.hang_timeout_s)
-        self._next_round = 0.0 if plan.hang_timeout_s != 0 else float("inf")
-        self._stacks_at: float | None = None
-        """When they were asked for."""
-        self._places: dict[int, Standing] = {}
-
-    def take(self, news: Iterable[Message]) -> None:
-        """What heartbeats have sent."""
-        for message in news:
-            progress = Progress(*(message[name] for name in Progress._fields))
-            self._judge.hears(message["heartbeat"], progress)
-            if "at" in message:
-                self._places[message["heartbeat"]] = (progress, message["at"])
-
-    def failure(self) -> Failure | None:
-        """Asked every second at least: of a gang that hangs, once its ranks have shown where."""
-        now = self._clock.seconds()
-        if self._stacks_at is not None:
-            return self._verdict(now, self._stacks_at + _VERDICT_S)
-        if now >= self._next_round:
-            self._next_round = now + self._judge.round_s
-            self._ask_all("progress")
-            now = self._clock.seconds()  # asking may have taken long
-            if self._judge.is_hung(now):
-                self._stacks_at = now
-                self._ask_all("stacks")
-        return None
-
-    def _verdict(self, now: float, until: float) -> Failure | None:
-        """Once all stacks are there, or their time is over. Ranks that moved in the meantime are let alone."""
-        if len(self._places) < self._plan.world_size and now < until:
-            return None
-        self._stacks_at = None
-        unknown = {rank: (progress, "no answer from its node") for rank, progress in self._judge.ranks.items()}
-        groups = last_first(unknown | self._places)
-        self._places = {}
-        if not self._judge.stands_still:
-            print("hpc-det: ranks that seemed to hang have gone on", file=sys.stderr, flush=True)
-            return None
-        rank = groups[0][1][0]
-        host = self._hosts[rank // self._plan.ranks_per_node]
-        message = sentence(self._judge.still_s, groups)
-        return Failure(rank=rank, host=host, time=time.time(), message=message, hung=True)

@@ -1,7 +1,9 @@
 """What a node is asked before its ranks start: its devices, its memory, the folders that the run needs, its clock.
 
 Each check is a process of its own, since one that asks a dead file server never comes back, and could not even be
-killed: its silence is then its answer. All of them together take a few milliseconds on a healthy node.
+killed: its silence is then its answer. All of them together take a few milliseconds on a healthy node. The NVIDIA
+driver is asked through its own library, since nvidia-smi takes ten times longer: NVML, nvml.h of the CUDA toolkit. It
+shows no more devices than the job's cgroup or container does.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ ANSWER_S = 20.0
 LEAST_MEMORY_MB = 512
 CLOCK_S = 60.0
 """Clocks further apart than this are wrong: ends of jobs and orders of failures are read off them."""
+MOST_USED = 0.5
+"""Of a device's memory. Our own ranks are not there yet."""
+_UUID_LENGTH = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
 
 
 class Problem(NamedTuple):
@@ -162,11 +167,6 @@ def _answer(name: str, process: int, answer: int, end: float, within_s: float) -
         return Problem(f"the check of {name} was killed")
     problem = json.loads(said)
     return Problem(*problem) if problem else None
-
-
-_UUID_LENGTH = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
-MOST_USED = 0.5
-"""Of a device's memory. Our own ranks are not there yet."""
 
 
 class _Memory(ctypes.Structure):

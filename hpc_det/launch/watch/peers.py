@@ -1,12 +1,12 @@
-"""The lines between the node agents of a gang: each of the others holds one to node 0's, O(nodes) in all.
+"""The node agents of a gang: node 0 waits until all have come, and each of them holds a line to it, O(nodes) in all.
 
-A line stands from an agent's first moment to its goodbye. One that ends without it is a lost node: it was powered off,
-its agent was killed, or it answered nothing for LOST_S. No agent sends heartbeats: the kernels ask each other (tcp(7),
-SO_KEEPALIVE and TCP_USER_TIMEOUT), and answer for processes that are suspended, starved, or wait for a file system, so
-none of these is taken for lost.
+A line stands from an agent's first moment until it reports its exit. One that ends without it is a lost node: it was
+powered off, its agent was killed, or it answered nothing for LOST_S. No agent sends heartbeats: the kernels ask each
+other (tcp(7), SO_KEEPALIVE and TCP_USER_TIMEOUT), and answer for processes that are suspended, starved, or wait for a
+file system, so none of these is taken for lost. Of a node that does not come the scheduler may know that it is down.
 
-What else the agents say to each other is the business of hpc_det.launch.watch.supervisor; how a line is opened
-and sealed is that of hpc_det.node.
+What else the agents send each other is the business of hpc_det.launch.watch.supervisor; how a line is opened and sealed
+is that of hpc_det.node.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from hpc_det.node.suspension import AwakeClock
 from hpc_det.node.switchboard import Event, Switchboard
 from hpc_det.schedulers.scheduler import NoAnswer, run_command, scheduler
 
+ARRIVE_S = 600.0
+"""Nodes of one job may start minutes apart: prologs, cold file systems."""
+ASK_EVERY_S = 10.0
 LOST_S = 15.0
 """A node whose kernel answers nothing for so long is lost."""
 OTHER_FILES = 256
@@ -33,8 +36,41 @@ OTHER_FILES = 256
 ANSWER_S = 5.0
 _SILENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 """How the kernel reports it (tcp(7)): with the last error of the network, where there was one."""
-
 Message = dict[str, Any]
+
+
+class Arrivals:
+    def __init__(self, scheduler_name: str, hosts: Sequence[str]) -> None:
+        """`hosts`: of the gang's nodes, by rank."""
+        self._scheduler = scheduler(scheduler_name)
+        self._hosts = hosts
+        self._clock = AwakeClock()
+        self._ask_at = ASK_EVERY_S
+        self._asking: threading.Thread | None = None
+        self._down: Collection[str] = ()
+
+    @property
+    def are_late(self) -> bool:
+        return self._clock.seconds() > ARRIVE_S
+
+    def down(self, missing: Sequence[int]) -> list[int]:
+        """Those of the missing nodes that the scheduler has called down since the last call."""
+        now = self._clock.seconds()
+        if missing and now >= self._ask_at and not (self._asking and self._asking.is_alive()):
+            self._ask_at = now + ASK_EVERY_S
+            self._asking = threading.Thread(target=self._ask, args=[missing], daemon=True)
+            self._asking.start()
+        known, self._down = self._down, ()
+        return [node for node in missing if self._hosts[node] in known]
+
+    def _ask(self, missing: Sequence[int]) -> None:
+        """In a thread: a command may take as long as it likes."""
+        try:
+            self._down = self._scheduler.down_hosts([self._hosts[node] for node in missing], run_command)
+        except NoAnswer:  # it is asked again
+            pass
+        except (HpcDetError, ValueError, KeyError):  # nodes may lack its commands
+            self._ask_at = float("inf")
 
 
 def key_of(secret: str) -> bytes:
@@ -191,42 +227,3 @@ def _allow_files(needed: int) -> None:
     limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if resource.RLIM_INFINITY != soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-
-
-ARRIVE_S = 600.0
-"""Nodes of one job may start minutes apart: prologs, cold file systems."""
-ASK_EVERY_S = 10.0
-
-
-class Arrivals:
-    def __init__(self, scheduler_name: str, hosts: Sequence[str]) -> None:
-        """`hosts`: of the gang's nodes, by rank."""
-        self._scheduler = scheduler(scheduler_name)
-        self._hosts = hosts
-        self._clock = AwakeClock()
-        self._ask_at = ASK_EVERY_S
-        self._asking: threading.Thread | None = None
-        self._down: Collection[str] = ()
-
-    @property
-    def are_late(self) -> bool:
-        return self._clock.seconds() > ARRIVE_S
-
-    def down(self, missing: Sequence[int]) -> list[int]:
-        """Those of the missing nodes that the scheduler has called down since the last call."""
-        now = self._clock.seconds()
-        if missing and now >= self._ask_at and not (self._asking and self._asking.is_alive()):
-            self._ask_at = now + ASK_EVERY_S
-            self._asking = threading.Thread(target=self._ask, args=[missing], daemon=True)
-            self._asking.start()
-        known, self._down = self._down, ()
-        return [node for node in missing if self._hosts[node] in known]
-
-    def _ask(self, missing: Sequence[int]) -> None:
-        """In a thread: a command may take as long as it likes."""
-        try:
-            self._down = self._scheduler.down_hosts([self._hosts[node] for node in missing], run_command)
-        except NoAnswer:  # it is asked again
-            pass
-        except (HpcDetError, ValueError, KeyError):  # nodes may lack its commands
-            self._ask_at = float("inf")

@@ -1,4 +1,6 @@
-"""How a node agent is started, whoever does it (hpc_det.sgd.capacity)."""
+"""How a node agent is started, whoever does it (hpc_det.sgd.capacity), and what a job of ours runs in each of its
+tasks: one node agent, which submitit starts from a pickle.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from hpc_det.store.run_folder import RunFolder
 MODULE = "hpc_det.sgd.elastic.node"
 # The log is named on the node itself. A node agent that is replaced goes on in the log of the one before.
 _INTO_LOG = 'exec "$@" >>"$0/node-$(uname -n).log" 2>&1'
+POLL_S = 0.5
 
 
 def arguments(run: Path, slots: int) -> tuple[str, ...]:
@@ -50,9 +53,6 @@ class BackOff:
         lasted = now - self._started > self._lasted_s
         self._wait_s = 1.0 if lasted else min(2 * self._wait_s, self._most_s)
         self._started = now
-
-
-POLL_S = 0.5
 
 
 @dataclass(frozen=True)

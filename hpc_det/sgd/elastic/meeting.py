@@ -1,4 +1,10 @@
-"""How the agents of a run find its driver, and how the driver knows which addresses may call: by files of the run."""
+"""How the agents of a run find its driver, which addresses may call it, and whose run it is: by files of the run.
+
+A run is one driver's at a time, on whatever machine. Claims are numbered, and the highest counts. Each is made by
+link(2), which succeeds for one process only, and only by one that has found the claim before it withdrawn, or its
+driver dead. So a driver that was KILLed keeps nobody out, and of several that find it dead at the same time one comes
+next. The number of a claim is never given again.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from hpc_det.launch.watch import peers
 from hpc_det.launch.watch.peers import Arrivals
 from hpc_det.schedulers.scheduler import CommandError, NoAnswer
 from tests.wait import wait_for

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from hpc_det.launch.watch import peers
 from hpc_det.launch.watch import supervisor as vigil
 from hpc_det.launch.watch.peers import key_of
 from hpc_det.node.agent_socket import AgentSocket
