@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import fnmatch
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from hpc_det.cli.confirm import yes_option
-from hpc_det.cli.experiment.keep import output_dir
+from hpc_det.checkpoint.storage import is_here
+from hpc_det.cli.confirm import confirm, yes_option
+from hpc_det.cli.experiment.download import copy, output_dir
 from hpc_det.cli.groups import Group
-from hpc_det.cli.ids import store
-from hpc_det.cli.output import Output, output_options, show
+from hpc_det.cli.ids import insist_on_own, store
+from hpc_det.cli.output import Output, Record, output_options, show
 from hpc_det.cli.several import at_once
-
-if TYPE_CHECKING:
-    from hpc_det.view.checkpoints import StoredCheckpoint
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.view.checkpoints import StoredCheckpoint, find
+from hpc_det.view.ended import beginning_with, insist_on_end
+from hpc_det.view.formatting import count, iso, labelled, size, values_in_words
+from hpc_det.view.trial_history import read_tolerantly
+from hpc_det.view.watch import say
 
 
 def stored_checkpoints(text: str) -> list[StoredCheckpoint]:
     """Checkpoints by their uuids, or the beginnings of these, with commas between; each once."""
-    from hpc_det.view.checkpoints import find
-
     found = at_once(list(dict.fromkeys(text.split(","))), lambda uuid: find(store(), uuid))
     return list({item.uuid: item for item in found}.values())
 
@@ -55,8 +60,6 @@ def describe(checkpoints: list[StoredCheckpoint], verify: bool, output: Output) 
        "removed": [], "damage": null}
     `validation` is null where there was none at these batches; `removed` names files that `checkpoint rm --glob` took.
     """
-    from hpc_det.cli.checkpoint_records import described, in_words, insist_on_whole
-
     records = [described(item, verify=verify) for item in checkpoints]
     if output.is_for_people:
         show("\n\n".join(in_words(record) for record in records))
@@ -77,8 +80,6 @@ def download(checkpoints: list[StoredCheckpoint], target: Path) -> None:
     Example:
       hpc-det checkpoint download 1f0c -o best
     """
-    from hpc_det.cli.download import download as copy
-
     copy(checkpoints, target)
 
 
@@ -95,6 +96,94 @@ def rm(checkpoints: list[StoredCheckpoint], pattern: str | None, yes: bool) -> N
     Example:
       hpc-det checkpoint rm 1f0c --yes
     """
-    from hpc_det.cli.remove_checkpoints import remove
+    experiments = at_once(list(dict.fromkeys(item.trial.experiment() for item in checkpoints)), insist_on_own)
+    insist_on_end(experiments)
+    for warning in beginning_with([item.checkpoint.path for item in checkpoints], experiments[0].root()):
+        say(f"warning: {warning}")
+    if pattern is None:
+        _remove_whole(checkpoints, yes=yes)
+    else:
+        _remove_files(checkpoints, pattern, yes=yes)
 
-    remove(checkpoints, pattern, yes=yes)
+
+def described(item: StoredCheckpoint, *, verify: bool) -> dict[str, Any]:
+    checkpoint = item.checkpoint
+    spec = read_tolerantly(item.trial.trial) or {}
+    return {
+        "uuid": item.uuid,
+        "experiment": item.trial.experiment().id,
+        "trial": item.trial.id,
+        "batches": checkpoint.steps,
+        "state": item.state,
+        "time": iso(checkpoint.time),
+        "size_bytes": checkpoint.size_bytes,
+        "places": [item.set_aside.place] if item.set_aside else item.storage.places(item.uuid),
+        "validation": item.metrics or None,
+        "hyperparameters": spec.get("hparams"),
+        "files": [{"name": name, "size_bytes": entry.size} for name, entry in sorted(checkpoint.files.items())],
+        "removed": sorted(checkpoint.removed),
+        "damage": _damage(item) if verify else None,
+    }
+
+
+def insist_on_whole(records: Sequence[Record]) -> None:
+    """Raises HpcDetError where a verified one is damaged."""
+    problems = [
+        f"checkpoint {record['uuid']}: damaged: {problem}" for record in records for problem in record["damage"] or []
+    ]
+    if problems:
+        raise HpcDetError(problems)
+
+
+def _damage(item: StoredCheckpoint) -> list[str]:
+    """Raises HpcDetError for one that is in a store alone."""
+    if item.set_aside:
+        return item.set_aside.problems
+    if not is_here(item.checkpoint.path):
+        raise HpcDetError(
+            f"checkpoint {item.uuid}: lies in {', '.join(item.storage.places(item.uuid))} alone; "
+            f"`hpc-det checkpoint download {item.uuid}` verifies it on the way"
+        )
+    return [*item.checkpoint.damage(), *item.checkpoint.code_damage()]
+
+
+def in_words(record: Record) -> str:
+    files = [f"  {size(file['size_bytes']):>10}  {file['name']}" for file in record["files"]]
+    rows = {
+        "Trial": f"{record['experiment']}/{record['trial']}",
+        "Batches": str(record["batches"]),
+        "State": record["state"],
+        "Saved": record["time"],
+        "Size": size(record["size_bytes"]),
+        "Validation": values_in_words(record["validation"] or {}) or "none at these batches",
+        "Hparams": json.dumps(record["hyperparameters"]),
+        "Place": ", ".join(record["places"]),
+        **({"Removed": ", ".join(record["removed"])} if record["removed"] else {}),
+        **({} if record["damage"] is None else {"Damage": "; ".join(record["damage"]) or "none"}),
+    }
+    return "\n".join([f"Checkpoint {record['uuid']}", *labelled(rows), "  Files:", *files])
+
+
+def _remove_whole(checkpoints: Sequence[StoredCheckpoint], *, yes: bool) -> None:
+    total = size(sum(item.checkpoint.size_bytes for item in checkpoints))
+    confirm(f"Remove {count(len(checkpoints), 'checkpoint')} ({total}) for good?", yes=yes)
+    for item in checkpoints:
+        item.storage.remove(item.uuid)
+        click.echo(f"Removed checkpoint {item.uuid}")
+
+
+def _remove_files(checkpoints: Sequence[StoredCheckpoint], pattern: str, *, yes: bool) -> None:
+    matching = {item.uuid: fnmatch.filter(item.checkpoint.files, pattern) for item in checkpoints}
+    problems = [
+        f"--glob {pattern}: checkpoint {item.uuid} has no such file; it has {', '.join(sorted(item.checkpoint.files))}"
+        for item in checkpoints
+        if not matching[item.uuid]
+    ]
+    if problems:
+        raise UsageError(problems)
+    names = [f"{uuid}/{name}" for uuid, matched in matching.items() for name in matched]
+    click.echo("\n".join(names))
+    confirm(f"Remove {count(len(names), 'file')} for good? No trial goes on from what is left.", yes=yes)
+    for item in checkpoints:
+        item.storage.remove_files(item.checkpoint, matching[item.uuid])
+        click.echo(f"Removed {count(len(matching[item.uuid]), 'file')} of checkpoint {item.uuid}")

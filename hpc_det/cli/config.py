@@ -35,7 +35,7 @@ def check(context: click.Context, request: Request) -> None:
       hpc-det config check digits.yaml --cluster slurm
       digits.yaml: valid: 1 trial of 2 slots, 20 epochs at most, on cluster slurm
     """
-    from hpc_det.cli.create import say_notes
+    from hpc_det.cli.experiment.create import say_notes
     from hpc_det.plan.effective import effective
     from hpc_det.submit.submission import prepare
 

@@ -18,15 +18,14 @@ class LazyCommand:
 
     name: str
     where: str
-    """module:attribute, without hpc_det.cli."""
+    """The module below hpc_det.cli that has the command of this name."""
     help: str
     """The command's own first sentence, repeated here so that `--help` imports nothing."""
     alias: str | None = None
 
     def load(self) -> click.Command:
-        module, attribute = self.where.split(":")
-        command: click.Command = getattr(import_module(f"hpc_det.cli.{module}"), attribute)
-        return command
+        found = vars(import_module(f"hpc_det.cli.{self.where}")).values()
+        return next(each for each in found if isinstance(each, click.Command) and each.name == self.name)
 
     @property
     def names(self) -> str:

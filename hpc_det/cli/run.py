@@ -35,13 +35,13 @@ def run(overrides: tuple[str, ...], includes: tuple[Path, ...], choices: Choices
 
     add_includes = partial(with_includes, paths=includes)
     if multirun:
-        from hpc_det.cli.multirun import submit_or_show_multirun
+        from hpc_det.cli.experiment.create import submit_or_show_multirun
         from hpc_det.plan.multirun import multirun_from_hydra
 
         points = multirun_from_hydra(overrides, os.environ)
         submit_or_show_multirun(points.with_requests(add_includes), choices)
         return
-    from hpc_det.cli.create import submit_or_show
+    from hpc_det.cli.experiment.create import submit_or_show
     from hpc_det.config.request import from_hydra
 
     submit_or_show(add_includes(from_hydra(overrides, os.environ)), choices)

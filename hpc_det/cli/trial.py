@@ -6,12 +6,15 @@ from pathlib import Path
 
 import click
 
-from hpc_det.cli.experiment.keep import output_dir
+from hpc_det.cli.experiment.download import output_dir
+from hpc_det.cli.experiment.list_checkpoints import best_option, show_checkpoints
+from hpc_det.cli.experiment.logs import LogChoices, log_options
+from hpc_det.cli.experiment.stop import kill_trial
 from hpc_det.cli.groups import Group
 from hpc_det.cli.ids import any_trial_argument, trial_argument
-from hpc_det.cli.log_choices import LogChoices, log_options
 from hpc_det.cli.output import Output, output_options, show
 from hpc_det.store.folders import TrialFolder
+from hpc_det.view.checkpoints import effective_config, of_trial, set_aside_in
 
 
 @click.group(cls=Group)
@@ -99,7 +102,7 @@ def profile(trial: TrialFolder, output: Output) -> None:
 
 @trial.command("list-checkpoints")
 @any_trial_argument
-@click.option("--best", type=click.IntRange(min=1), metavar="N", help="Only the best N, by the searcher's metric.")
+@best_option
 @output_options
 def list_checkpoints(trial: TrialFolder, best: int | None, output: Output) -> None:
     """List the checkpoints of a trial, the newest first.
@@ -108,9 +111,9 @@ def list_checkpoints(trial: TrialFolder, best: int | None, output: Output) -> No
     Example:
       hpc-det trial list-checkpoints 12/7
     """
-    from hpc_det.cli.checkpoint_records import COLUMNS, KEYS, listed_of_trial
-
-    output.table(listed_of_trial(trial, best), COLUMNS, KEYS)
+    config = effective_config(trial.experiment())
+    found, set_aside = of_trial(trial, config), set_aside_in(trial, config)
+    show_checkpoints(found, set_aside, config["searcher"], best, output)
 
 
 @trial.command()
@@ -128,8 +131,7 @@ def download(trial: TrialFolder, target: Path, best: bool, latest: bool, uuid: s
     Example:
       hpc-det trial download 12/7 --best -o best
     """
-    from hpc_det.cli.download import download as copy
-    from hpc_det.cli.download import of_one_trial
+    from hpc_det.cli.experiment.download import copy, of_one_trial
 
     if best + latest + (uuid is not None) > 1:
         raise click.UsageError("give only one of --best, --latest and --uuid")
@@ -145,9 +147,7 @@ def kill(trial: TrialFolder) -> None:
     Example:
       hpc-det trial kill 13/1
     """
-    from hpc_det.cli import control
-
-    show(control.kill_trial(trial))
+    show(kill_trial(trial))
 
 
 @trial.command()
@@ -163,6 +163,6 @@ def logs(trial: TrialFolder, choices: LogChoices) -> None:
       hpc-det trial logs 12/7 --follow --rank 0
       hpc-det trial logs 12/7 --tail 100 --timestamps
     """
-    from hpc_det.cli.logs import print_trial
+    from hpc_det.cli.experiment.logs import print_trial
 
     print_trial(trial, choices)

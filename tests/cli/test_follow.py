@@ -5,8 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from hpc_det.cli.follow import follow
-from hpc_det.cli.follow_one import MetricsReader, OneTrial
+from hpc_det.cli.experiment.follow import MetricsReader, OneTrial, follow
 from hpc_det.errors import HpcDetError
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState
@@ -57,7 +56,7 @@ def test_on_a_terminal_a_bar_comes_before_what_came_of_it(
     life.finishes()
     terminal = io.StringIO()
     shown = Console(file=terminal, force_terminal=True, color_system=None, width=90)
-    monkeypatch.setattr("hpc_det.cli.follow.Console", lambda: shown)
+    monkeypatch.setattr("hpc_det.cli.experiment.follow.Console", lambda: shown)
     follow(life.folder)
     assert "experiment 1 COMPLETED" in terminal.getvalue()
     assert "400/400 batches" in terminal.getvalue()

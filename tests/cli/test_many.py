@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hpc_det.cli.follow import follow
-from hpc_det.cli.follow_many import ManyTrials
+from hpc_det.cli.experiment.follow import ManyTrials, follow
 from hpc_det.errors import HpcDetError
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState
@@ -58,7 +57,7 @@ def test_a_list_reads_no_file_of_a_trial(
     def refuse(*_: object) -> None:
         raise AssertionError("a trial was read")
 
-    for read in ("story.Metrics.read", "story.Journal"):
+    for read in ("trial_history.Metrics.read", "trial_history.Journal"):
         monkeypatch.setattr(f"hpc_det.view.{read}", refuse)
     assert "RUNNING  0/4 trials, " in hpc_det("e", "list").out
 

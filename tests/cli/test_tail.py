@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpc_det.cli.tail import Tail
+from hpc_det.cli.experiment.follow import Tail
 from hpc_det.node.files import write_atomic
 
 

@@ -63,8 +63,8 @@ def config(tmp_path: Path, code: Path) -> Path:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     found = Cluster(loading)
-    monkeypatch.setattr("hpc_det.cli.throughput.submit", found.submit)
-    monkeypatch.setattr("hpc_det.cli.short_runs.POLL_S", 0)
+    monkeypatch.setattr("hpc_det.cli.experiment.tune_throughput.submit", found.submit)
+    monkeypatch.setattr("hpc_det.cli.experiment.short_runs.POLL_S", 0)
     return found
 
 

@@ -92,8 +92,8 @@ def config(tmp_path: Path, code: Path) -> Path:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     found = Cluster()
-    monkeypatch.setattr("hpc_det.cli.verify_resume.submit", found.submit)
-    monkeypatch.setattr("hpc_det.cli.short_runs.POLL_S", 0)
+    monkeypatch.setattr("hpc_det.cli.experiment.verify_resume.submit", found.submit)
+    monkeypatch.setattr("hpc_det.cli.experiment.short_runs.POLL_S", 0)
     return found
 
 

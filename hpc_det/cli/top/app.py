@@ -15,7 +15,9 @@ from textual.containers import Container
 from textual.message import Message
 from textual.widgets import DataTable, Input, Static
 
-from hpc_det.cli import again, control, describe
+from hpc_det.cli.experiment import describe
+from hpc_det.cli.experiment.continue_ import activate_one
+from hpc_det.cli.experiment.stop import kill_one, pause_one
 from hpc_det.cli.output import COLOURS
 from hpc_det.cli.top import cells
 from hpc_det.cli.top.experiments import Experiments, Row, Seen
@@ -209,16 +211,16 @@ class Top(App[None]):
     # --- keys
 
     def action_pause(self) -> None:
-        self._act(control.pause)
+        self._act(pause_one)
 
     def action_activate(self) -> None:
-        self._act(again.activate)
+        self._act(activate_one)
 
     def action_kill(self) -> None:
         if row := self._selected():
             folder = self._store.folder(row.summary.id)
             question = f"Kill experiment {folder.id}, {row.summary.name}, without another checkpoint?"
-            self.push_screen(Question(question), lambda yes: self._do(control.kill, folder) if yes else None)
+            self.push_screen(Question(question), lambda yes: self._do(kill_one, folder) if yes else None)
 
     def action_logs(self) -> None:
         if row := self._selected():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_det.cli.follow_one import MetricsReader
+from hpc_det.cli.experiment.follow import MetricsReader
 from hpc_det.cli.top.gpus import gpu_use
 from hpc_det.cli.top.jobs import Answers, Job, in_queue
 from hpc_det.errors import HpcDetError

@@ -162,7 +162,7 @@ def test_p_pauses_and_a_activates(
         activated.append(folder.id)
         return 1
 
-    monkeypatch.setattr("hpc_det.cli.again.submit_again", again)
+    monkeypatch.setattr("hpc_det.cli.experiment.continue_.submit_again", again)
 
     async def story(seen: Seen) -> None:
         await seen.until(lambda: "RUNNING" in seen.row(1))
@@ -259,7 +259,7 @@ def test_details_of_an_experiment_that_is_deleted_while_they_are_read_say_what_i
     def deleted(*_: object) -> str:
         raise FileNotFoundError(2, "No such file or directory", "plan.json")
 
-    monkeypatch.setattr("hpc_det.cli.describe.told", deleted)
+    monkeypatch.setattr("hpc_det.cli.experiment.describe.told", deleted)
 
     async def story(seen: Seen) -> None:
         await seen.until(lambda: "RUNNING" in seen.row(1))

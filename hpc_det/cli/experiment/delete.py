@@ -1,30 +1,43 @@
-"""hpc-det experiment delete, and what is left of deletions that were killed."""
+"""hpc-det experiment delete and delete-tb-files, and what is left of deletions that were killed."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+
+import click
 
 from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.remote import Remote, options
 from hpc_det.checkpoint.storage import answering
-from hpc_det.cli.confirm import confirm
-from hpc_det.cli.control import withdraw_jobs_left
+from hpc_det.cli.confirm import confirm, yes_option
+from hpc_det.cli.experiment.stop import withdraw_jobs_left
+from hpc_det.cli.ids import experiments_argument
 from hpc_det.cli.several import at_once, each
-from hpc_det.errors import HpcDetError
+from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.json_files import read_json
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.ended import beginning_with, insist_on_end
 from hpc_det.view.formatting import count, size
-from hpc_det.view.watch import say
+from hpc_det.view.state import ExperimentView
+from hpc_det.view.watch import say, state
 
 
-def delete(experiments: Sequence[ExperimentFolder], *, yes: bool) -> None:
-    """All of them, or none. Raises UsageError where one has not ended."""
+@click.command()
+@experiments_argument
+@yes_option
+def delete(experiments: list[ExperimentFolder], yes: bool) -> None:
+    """Delete experiments that have ended, with their checkpoints, wherever these lie.
+
+    Numbers of experiments do not come again.
+
+    \b
+    Example:
+      hpc-det experiment delete 12 --yes
+    """
     insist_on_end(experiments)
     root = experiments[0].root()
     for warning in beginning_with([experiment.path for experiment in experiments], root):
@@ -99,3 +112,40 @@ def _remove(entry: Path) -> None:
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
+
+
+@click.command("delete-tb-files")
+@experiments_argument
+@yes_option
+def delete_tb_files(experiments: list[ExperimentFolder], yes: bool) -> None:
+    """Delete the TensorBoard files of experiments that have ended, profiler traces too.
+
+    \b
+    Example:
+      hpc-det experiment delete-tb-files 12 --yes
+    """
+    at_once(experiments, _insist_on_end)
+    total = sum(file.stat().st_size for experiment in experiments for file in _files(experiment))
+    confirm(
+        f"Delete the TensorBoard files of {count(len(experiments), 'experiment')} ({size(total)}) for good?", yes=yes
+    )
+    each(experiments, _delete)
+
+
+def _insist_on_end(experiment: ExperimentFolder) -> None:
+    if not (found := state(ExperimentView(experiment))).is_final:
+        raise UsageError(
+            f"experiment {experiment.id} is {found.value}, and its ranks write TensorBoard files; wait for its end, or "
+            f"end it with `hpc-det experiment kill {experiment.id}`"
+        )
+
+
+def _files(experiment: ExperimentFolder) -> list[Path]:
+    return [file for trial in experiment.trials() for file in trial.tensorboard.rglob("*") if file.is_file()]
+
+
+def _delete(experiment: ExperimentFolder) -> str:
+    number = len(_files(experiment))
+    for trial in experiment.trials():
+        shutil.rmtree(trial.tensorboard, ignore_errors=True)
+    return f"Deleted {count(number, 'TensorBoard file')} of experiment {experiment.id}"

@@ -1,4 +1,4 @@
-"""Commands that change what the jobs do."""
+"""hpc-det experiment pause, cancel and kill: stop the trials and jobs of experiments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import getpass
 import time
 from contextlib import suppress
 
+import click
+
 from hpc_det.checkpoint.collect import collect
+from hpc_det.cli.ids import experiments_argument
+from hpc_det.cli.several import each
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.notify.change import tell_rest
 from hpc_det.schedulers import scheduler as schedulers
@@ -17,19 +21,50 @@ from hpc_det.store.attempt import Reason, request_stop
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trials import state_now
-from hpc_det.view.watch import POLL_S, Watch, ask_every_s, insist_on_completion, say, state
+from hpc_det.view.watch import POLL_S, ask_every_s, say, state
+
+
+@click.command()
+@experiments_argument
+def pause(experiments: list[ExperimentFolder]) -> None:
+    """Have the trials of experiments save, and free their nodes until `activate`.
+
+    \b
+    Example:
+      hpc-det experiment pause 13
+    """
+    each(experiments, pause_one)
+
+
+@click.command()
+@experiments_argument
+def cancel(experiments: list[ExperimentFolder]) -> None:
+    """End experiments after another checkpoint of each of their trials.
+
+    \b
+    Example:
+      hpc-det experiment cancel 13
+    """
+    each(experiments, cancel_one)
+
+
+@click.command()
+@experiments_argument
+def kill(experiments: list[ExperimentFolder]) -> None:
+    """End experiments now, with all their trials and jobs, without another checkpoint.
+
+    \b
+    Example:
+      hpc-det experiment kill 13,14
+    """
+    each(experiments, kill_one, side_by_side=8)  # most of it is waiting until the jobs are gone
+
 
 KILL_WAIT_S = 40.0
 """Slurm itself waits KillWait, 30 s by default, between TERM and KILL (slurm.conf(5))."""
 
 
-def wait(experiment: ExperimentFolder, poll_s: float) -> None:
-    """Returns when it is COMPLETED; raises HpcDetError, which says why, when it has ended otherwise."""
-    watch = Watch(experiment)
-    insist_on_completion(watch.view, watch.wait(poll_s))
-
-
-def pause(experiment: ExperimentFolder) -> str:
+def pause_one(experiment: ExperimentFolder) -> str:
     """Have the trials of an experiment save and leave their nodes, until `activate`; what was done, in a sentence.
 
     Raises UsageError where it has ended already.
@@ -45,7 +80,7 @@ def pause(experiment: ExperimentFolder) -> str:
     return f"Paused experiment {experiment.id}; go on with `hpc-det experiment activate {experiment.id}`"
 
 
-def cancel(experiment: ExperimentFolder) -> str:
+def cancel_one(experiment: ExperimentFolder) -> str:
     """Have the trials of an experiment save and end; what was done, in a sentence.
 
     Raises UsageError where it has ended already.
@@ -62,7 +97,7 @@ def cancel(experiment: ExperimentFolder) -> str:
     return f"Canceled experiment {experiment.id}: its trials save and end"
 
 
-def kill(experiment: ExperimentFolder) -> str:
+def kill_one(experiment: ExperimentFolder) -> str:
     """End all trials and jobs of the experiment without saving; what came of it, in a sentence.
 
     Raises UsageError where it has ended already, HpcDetError where it does not end.

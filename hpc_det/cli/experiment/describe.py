@@ -7,10 +7,14 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import click
+
 from hpc_det.cli import describe_trial
 from hpc_det.cli.describe_trial import TrialFacts
-from hpc_det.cli.listing import progress_in_words
-from hpc_det.cli.trials import table as trials_table
+from hpc_det.cli.experiment.list import progress_in_words
+from hpc_det.cli.experiment.list_trials import table as trials_table
+from hpc_det.cli.ids import any_experiments_argument
+from hpc_det.cli.output import Output, output_options, show
 from hpc_det.errors import printable
 from hpc_det.node.json_files import Shape
 from hpc_det.store.folders import ExperimentFolder
@@ -22,9 +26,57 @@ from hpc_det.view.trials import TrialState
 from hpc_det.view.watch import state as state_of
 from hpc_det.view.watch import what_to_do
 
+
+@click.command()
+@any_experiments_argument
+@output_options
+def describe(experiments: list[ExperimentFolder], output: Output) -> None:
+    """Describe experiments: state and trials, or attempts, metrics and checkpoints of the only trial.
+
+    \b
+    Example:
+      hpc-det experiment describe 12 --json
+      {"id": 12, "name": "digits", "state": "RUNNING", "why": null,
+       "code": {"commit": "1a2b3c4...", "branch": "main", "dirty": true,
+                "remote": "git@example.org:me/digits.git"},
+       "folder": "/home/me/hpc_det/experiments/12",
+       "owner": "me", "shared_with": null, "entrypoint": "...",
+       "searcher": {"name": "single", "metric": "accuracy", ...},
+       "slots": 8, "nodes": 2, "ranks_per_node": 4,
+       "scheduler": "slurm", "job_id": "4711", "job_ids": ["4711"],
+       "submitted": "2026-11-20T10:02:05+01:00",
+       "trial_counts": {"expected": 1, "created": 1, "running": 1,
+                        "completed": 0, "failed": 0, "invalid": 0},
+       "batches": 200, "total_batches": 460,
+       "best": {"metric": "accuracy", "value": 0.97,
+                "batches": 180, "trial": 1}, "progress": 0.43,
+       "training": {"loss": 0.1}, "validation": {"accuracy": 0.96},
+       "checkpoints": [{"uuid": "...", "batches": 180, "complete": true,
+                        "time": "2026-11-20T10:05:00+01:00"}],
+       "set_aside": [],
+       "attempts": [{"number": 1, "job_id": "4711", "host": "node1",
+                     "started": "...", "ended": "...",
+                     "cause": "preempted", "batches": 120,
+                     "action": "requeue", "why": "preempted",
+                     "failure": null, "problems": []}],
+       "trials": [...]}
+    Each of `trials` is what `hpc-det trial describe` prints. Of several trials,
+    `training` and `validation` are null here, and `checkpoints` and `attempts`
+    empty. `code` is null where git knew nothing of it. `why` says in a sentence
+    what ended an ERROR or CANCELED experiment.
+    `complete`: every file is there in its size. Of an open attempt, all from
+    `ended` on is null. `cause` is finished, failed, preempted, time limit,
+    node lost, unhealthy node, scheduler away, disk full, hung, cancelled, paused,
+    waiting (for the searcher) or resume check; `action` done, restart, requeue, give up, pause or wait.
+    """
+    if output.is_for_people:
+        show("\n\n".join(in_words(experiment) for experiment in experiments))
+    else:
+        output.details([described(experiment) for experiment in experiments])
+
+
 _COMMIT: Shape = {"commit": str, "branch": str | None, "remote": str | None, "dirty": bool}
 """Of git.json."""
-
 Record = dict[str, Any]
 
 

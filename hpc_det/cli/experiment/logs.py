@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Protocol
 
-from hpc_det.cli.log_choices import LogChoices
-from hpc_det.cli.output import log_line
+import click
+
+from hpc_det.cli.ids import any_experiment_argument, created_trial
+from hpc_det.cli.output import Output, log_line, output_options
+from hpc_det.cli.parameters import bundle
 from hpc_det.errors import UsageError, visible
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view.formatting import date_and_time, iso
 from hpc_det.view.logs.experiment import ExperimentLogs
-from hpc_det.view.logs.levels import Levels
+from hpc_det.view.logs.levels import LEVELS, Levels
 from hpc_det.view.logs.passage import Passage, Source, first
 from hpc_det.view.logs.trial import MARKED, TrialLogs
 from hpc_det.view.logs.wanted import Wanted
@@ -22,6 +28,84 @@ from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trial_history import attempt_in_words, read_attempts
 from hpc_det.view.trials import TrialState, state_now
 from hpc_det.view.watch import POLL_S, Watch, say
+
+_COUNT = click.IntRange(min=0)
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_AGE = re.compile(r"(\d{1,9})([smhdw])")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogChoices:
+    """Which lines are shown, and how."""
+
+    follow: bool = False
+    rank: int | None = None
+    head: int | None = None
+    tail: int | None = None
+    level: str | None = None
+    since: float | None = None
+    timestamps: bool = False
+    output: Output
+
+    def __post_init__(self) -> None:
+        if self.head is not None and self.tail is not None:
+            raise UsageError(f"--head {self.head}: --tail {self.tail} was given, too; give one of them")
+
+
+def moment(text: str) -> float:
+    """A moment or an age on the command line: seconds since the epoch."""
+    if age := _AGE.fullmatch(text):
+        return time.time() - int(age[1]) * _UNITS_S[age[2]]
+    try:
+        return datetime.fromisoformat(re.sub("Z$", "+00:00", text)).timestamp()
+    except (ValueError, OverflowError):
+        expected = "expected one such as 2026-11-20T10:00, or an age such as 10m, 2h or 1d"
+        raise click.BadParameter(f"{text!r} is no time; {expected}") from None
+
+
+log_options = bundle(
+    "choices",
+    LogChoices,
+    click.option("-f", "--follow", is_flag=True, help="Go on until the end, across requeues and pauses."),
+    click.option("--rank", "--rank-id", "rank", type=int, metavar="R", help="Only the lines of this rank."),
+    click.option("--head", type=_COUNT, metavar="N", help="Only the first N lines."),
+    click.option("--tail", type=_COUNT, metavar="N", help="Only the last N lines, and those to come."),
+    click.option("--level", type=click.Choice(LEVELS, case_sensitive=False), help="Only lines of this level or above."),
+    click.option("--since", type=moment, metavar="TIME", help="Only lines since then: a moment, or 10m, 2h, 1d ago."),
+    click.option("-T", "--timestamps", is_flag=True, help="Begin each line with the time when it was written."),
+    output_options,
+)
+"""The command gets one argument `choices` for all the flags."""
+
+
+@click.command()
+@any_experiment_argument
+@click.option("--trial", type=int, metavar="T", help="Only the lines of this trial.")
+@log_options
+def logs(experiment: ExperimentFolder, trial: int | None, choices: LogChoices) -> None:
+    """Print what the jobs and their ranks printed, attempt after attempt, merged by time.
+
+    The lines of a rank begin with [rank=R], those of a job outside of any attempt with [job=J], and of several trials
+    each one's with [trial=T]; one trial comes after the other, but for --tail and what is followed. With --follow, a
+    requeued job that the scheduler holds back is released.
+
+    A level is recognised from the usual ways to print one. A line that names none belongs to the one above it, or is
+    INFO where it was printed later.
+
+    \b
+    Example:
+      hpc-det experiment logs 12 --follow --rank 0
+      hpc-det experiment logs 12 --since 2h --level WARNING
+      hpc-det experiment logs 12 --tail 1 --json
+      {"time": "2026-11-20T10:02:09+01:00", "trial": 1, "attempt": 1,
+       "rank": 0, "job": null, "level": "INFO", "line": "epoch 3"}
+    `job`: outside of any attempt, the name of the job's log.
+    """
+    if trial is None:
+        print_experiment(experiment, choices)
+    else:
+        print_trial(created_trial(experiment, trial), choices)
+
 
 FIELDS = ("time", *Source._fields, "level", "line")
 """Of a line, as programs get it."""

@@ -1,17 +1,34 @@
-"""The table of an experiment's trials: `experiment list-trials`, and a part of `experiment describe`."""
+"""hpc-det experiment list-trials, and the same table as a part of `experiment describe`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import click
+
 from hpc_det.cli import describe_trial
 from hpc_det.cli.describe_trial import TrialFacts
-from hpc_det.cli.output import Column, Record, column, rows
+from hpc_det.cli.ids import any_experiment_argument
+from hpc_det.cli.output import Column, Output, Record, column, output_options, rows
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.view.formatting import columns, number_if_known
 from hpc_det.view.state import ExperimentView
 from hpc_det.view.trials import differing, flattened
 from hpc_det.view.watch import state
+
+
+@click.command("list-trials")
+@any_experiment_argument
+@output_options
+def list_trials(experiment: ExperimentFolder, output: Output) -> None:
+    """List the trials of an experiment, with the hyperparameters in which they differ.
+
+    \b
+    Example:
+      hpc-det experiment list-trials 12 --csv
+    """
+    output.table(*listed(experiment), KEYS)
+
 
 KEYS = "id state worker job_id hyperparameters seed batches total_batches training validation best"
 """Of a record."""

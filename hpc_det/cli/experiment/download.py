@@ -1,4 +1,4 @@
-"""Copies of checkpoints, and of the code of an experiment, for their owner."""
+"""hpc-det experiment download and download-model-def, and how `checkpoint` and `trial` copy checkpoints."""
 
 from __future__ import annotations
 
@@ -9,14 +9,73 @@ from pathlib import Path
 
 import click
 
+from hpc_det.cli.ids import any_experiment_argument
 from hpc_det.cli.several import at_once
 from hpc_det.errors import UsageError
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.view.checkpoints import StoredCheckpoint, best_first, effective_config, of_experiment, of_trial
 from hpc_det.view.watch import say
 
+output_dir = click.option(
+    "-o",
+    "--output-dir",
+    "target",
+    type=click.Path(path_type=Path),
+    default="checkpoints",
+    show_default=True,
+    help="Where each checkpoint gets a folder, named by its uuid.",
+)
 
-def download(checkpoints: Sequence[StoredCheckpoint], output: Path) -> None:
+
+@click.command()
+@any_experiment_argument
+@output_dir
+@click.option("--best", is_flag=True, help="The best checkpoint; this is the default.")
+@click.option("--top-n", type=click.IntRange(min=1), metavar="N", help="The best N.")
+@click.option("--sort-by", metavar="METRIC", help="What decides; by default the searcher's metric.")
+@click.option("--smaller-is-better/--greater-is-better", default=None, help="By default as the searcher says.")
+def download(
+    experiment: ExperimentFolder,
+    target: Path,
+    best: bool,
+    top_n: int | None,
+    sort_by: str | None,
+    smaller_is_better: bool | None,
+) -> None:
+    """Copy the best checkpoints of an experiment, and print their folders.
+
+    Every byte is compared with the checksums of the manifest, and nothing is overwritten. Where checkpoints lie in an
+    object store, they come from there.
+
+    \b
+    Example:
+      hpc-det experiment download 12 --top-n 2 -o best
+    """
+    if best and top_n is not None:
+        raise click.UsageError("--best: --top-n was given, too; give one of them")
+    copy(best_of_experiment(experiment, top_n or 1, sort_by, smaller_is_better), target)
+
+
+@click.command("download-model-def")
+@any_experiment_argument
+@click.option(
+    "-o",
+    "--output-dir",
+    "target",
+    type=click.Path(path_type=Path),
+    help="The new folder; by default experiment-ID-model-def.",
+)
+def download_model_def(experiment: ExperimentFolder, target: Path | None) -> None:
+    """Copy the code of an experiment as it was submitted, and print the folder.
+
+    \b
+    Example:
+      hpc-det experiment download-model-def 12 -o code-of-12
+    """
+    click.echo(copy_model_def(experiment, target))
+
+
+def copy(checkpoints: Sequence[StoredCheckpoint], output: Path) -> None:
     """Each into a folder of `output` that is named by its uuid. Raises HpcDetError for those that are damaged."""
 
     def copied(item: StoredCheckpoint) -> None:
@@ -74,7 +133,7 @@ def _best(
     raise UsageError(f"no checkpoint has a validation with {by!r}: {has}")
 
 
-def download_model_def(experiment: ExperimentFolder, output: Path | None) -> Path:
+def copy_model_def(experiment: ExperimentFolder, output: Path | None) -> Path:
     """A copy of the submitted code; the folder."""
     if experiment.code.is_symlink():
         raise UsageError(

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hpc_det.cli.create import say_notes
+import click
+
+from hpc_det.cli.experiment.create import say_notes
+from hpc_det.cli.experiment.short_runs import Ended, Series, ShortRuns, effective_of, once
 from hpc_det.cli.ids import store
-from hpc_det.cli.short_runs import Ended, Series, ShortRuns, effective_of, once
+from hpc_det.cli.output import Output, output_options
+from hpc_det.cli.parameters import request_options
+from hpc_det.cli.throughput_words import show_plan, show_results
 from hpc_det.config.request import Request
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.plan.effective import Effective, effective
@@ -17,6 +22,54 @@ from hpc_det.store.metrics import samples_per_second
 from hpc_det.submit.submission import prepare, submit
 from hpc_det.view.throughput.measurement import Aim, Measured, Measurement
 from hpc_det.view.throughput.variations import Variations, larger_batch, variations
+
+
+@click.command("tune-throughput")
+@request_options
+@click.option(
+    "--batches",
+    type=click.IntRange(min=10),
+    default=200,
+    show_default=True,
+    metavar="N",
+    help="How long each training is. Its first tenth does not count.",
+)
+@click.option(
+    "--max-slots",
+    "most_slots",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Measure 1, 2, 4, ... up to so many slots; by default up to the experiment's own.",
+)
+@click.option("--keep", is_flag=True, help="Leave the experiments of all trainings, not only of those that failed.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be measured.")
+@output_options
+def tune_throughput(
+    request: Request,
+    batches: int,
+    most_slots: int | None,
+    keep: bool,
+    dry_run: bool,
+    output: Output,
+) -> None:
+    """Find out what limits the throughput of an experiment, and which settings to try.
+
+    Short trainings of it, with one thing otherwise each, are compared with it: on its first batch over and over (is it
+    the data?), with gradients that are hardly ever exchanged (is it the network?), on fewer slots, with larger batches.
+    They are experiments of their own, which save nothing, and are deleted afterwards. Where no scheduler queues them,
+    one waits for the other. Ctrl-C ends them all.
+
+    \b
+    Example:
+      hpc-det experiment tune-throughput digits.yaml . --config hyperparameters.lr=0.01 \\
+          --cluster slurm --max-slots 4 --dry-run
+    """
+    tuning = Tuning.of(request, batches, most_slots)
+    if dry_run:
+        show_plan(tuning.variations, output)
+    else:
+        show_results(tuning.variations, tuning.run(keep=keep), output)
+
 
 SIDE_BY_SIDE = 16
 """Where a scheduler queues jobs, and gives each its own slots."""

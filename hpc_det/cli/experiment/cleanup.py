@@ -7,7 +7,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_det.cli.delete import finish_deletions
+import click
+
+from hpc_det.cli.experiment.delete import finish_deletions
+from hpc_det.cli.ids import store
+from hpc_det.cli.output import show
 from hpc_det.errors import HpcDetError
 from hpc_det.node.files import make_folder
 from hpc_det.store.experiments import ExperimentStore
@@ -17,10 +21,27 @@ from hpc_det.view.state import ExperimentView
 from hpc_det.view.trial_history import read_tolerantly
 from hpc_det.view.watch import readable_states, say
 
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+def cleanup(dry_run: bool) -> None:
+    """Delete logs that are older than their experiment's `retention_policy` says; fit for cron.
+
+    The logs of an experiment that has ended go so many days after its end. `experiment create` does the same once a
+    day. What was left of an `experiment delete` that was killed goes, too.
+
+    \b
+    Example:
+      hpc-det experiment cleanup --dry-run
+    """
+    for line in clean_up(store(), dry_run=dry_run):
+        show(line)
+
+
 DAY_S = 24 * 3600.0
 
 
-def cleanup(store: ExperimentStore, *, dry_run: bool) -> Iterator[str]:
+def clean_up(store: ExperimentStore, *, dry_run: bool) -> Iterator[str]:
     """Do it; a sentence for each experiment. One whose files are damaged is left alone.
 
     Deletions that were killed are finished last: HpcDetError tells of stores that do not answer.
@@ -40,7 +61,7 @@ def cleanup_daily(store: ExperimentStore) -> None:
     if _age_s(store.cleaned) < DAY_S:
         return
     try:
-        for _ in cleanup(store, dry_run=False):
+        for _ in clean_up(store, dry_run=False):
             pass
     except (HpcDetError, OSError) as error:
         say(f"note: `hpc-det experiment cleanup`: {error}")

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from hpc_det.cli.control import kill
-from hpc_det.cli.delete import delete_one
+from hpc_det.cli.experiment.delete import delete_one
+from hpc_det.cli.experiment.stop import kill_one as kill
 from hpc_det.config.merge import Tree
 from hpc_det.config.request import Request
 from hpc_det.errors import HpcDetError, UsageError

@@ -1,0 +1,59 @@
+"""hpc-det experiment archive and unarchive: which experiments lists leave out."""
+
+from __future__ import annotations
+
+import click
+
+from hpc_det.cli.ids import experiments_argument
+from hpc_det.cli.several import each
+from hpc_det.errors import UsageError
+from hpc_det.store.experiment_config import write_about
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.view.state import ExperimentView
+from hpc_det.view.watch import state
+
+
+@click.command()
+@experiments_argument
+def archive(experiments: list[ExperimentFolder]) -> None:
+    """Have lists leave out experiments that have ended.
+
+    \b
+    Example:
+      hpc-det experiment archive 12
+    """
+    each(experiments, archive_one)
+
+
+@click.command()
+@experiments_argument
+def unarchive(experiments: list[ExperimentFolder]) -> None:
+    """Have lists show experiments again.
+
+    \b
+    Example:
+      hpc-det experiment unarchive 12
+    """
+    each(experiments, unarchive_one)
+
+
+def archive_one(experiment: ExperimentFolder) -> str:
+    """What was done, in a sentence. Raises UsageError for one that has not ended."""
+    view = ExperimentView(experiment)
+    if not (found := state(view)).is_final:
+        raise UsageError(
+            f"experiment {experiment.id} is {found.value}; only what has ended can be archived: wait for its end, or "
+            f"end it with `hpc-det experiment kill {experiment.id}`"
+        )
+    if view.about().archived:
+        return f"Experiment {experiment.id} was archived before"
+    write_about(experiment, archived=True)
+    return f"Archived experiment {experiment.id}: lists show it with --all"
+
+
+def unarchive_one(experiment: ExperimentFolder) -> str:
+    """What was done, in a sentence."""
+    if not ExperimentView(experiment).about().archived:
+        return f"Experiment {experiment.id} is not archived"
+    write_about(experiment, archived=False)
+    return f"Unarchived experiment {experiment.id}"

@@ -1,0 +1,111 @@
+"""hpc-det experiment continue, fork and activate: train again with what there is."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import click
+
+from hpc_det.cli.experiment.create import run_here, say_notes, show_and_submit, show_training
+from hpc_det.cli.ids import any_experiment_argument, experiment_argument, experiments_argument
+from hpc_det.cli.parameters import Choices, choices_options, completed_names
+from hpc_det.cli.several import each
+from hpc_det.config.plain_yaml import load_yaml
+from hpc_det.config.request import find
+from hpc_det.errors import UsageError
+from hpc_det.schedulers.shared_answers import ASK_S
+from hpc_det.store.experiment_config import write_about
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.submit.again import go_on, stored, submit_again
+from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.watch import state
+
+
+@click.command("continue")
+@experiment_argument
+@click.option("--config", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key; repeatable.")
+@click.option("-f", "--follow", is_flag=True, help="Show the training until it ends.")
+def continue_(experiment: ExperimentFolder, overrides: tuple[str, ...], follow: bool) -> None:
+    """Go on with an experiment that was cancelled, has failed, or shall train longer.
+
+    Trials go on from their newest checkpoints. Hyperparameters, the seed and the entrypoint stay what they are.
+
+    \b
+    Example:
+      hpc-det experiment continue 12 --config searcher.max_length.epochs=40
+    """
+    found = state(ExperimentView(experiment))
+    if not found.is_final:
+        raise UsageError(
+            f"experiment {experiment.id} is {found.value}; wait for its end, or end it with "
+            f"`hpc-det experiment kill {experiment.id}`"
+        )
+    trials = go_on(experiment, overrides)
+    if ExperimentView(experiment).about().archived:  # lists would leave out what trains again
+        write_about(experiment, archived=False)
+    click.echo(f"Continued experiment {experiment.id}: {trials} trial{'s' * (trials > 1)}")
+    if follow:
+        show_training(experiment)
+
+
+@click.command()
+@any_experiment_argument
+@click.option("--config", "overrides", metavar="KEY=VALUE", multiple=True, help="Set a key; repeatable.")
+@click.option("--cluster", metavar="NAME", shell_complete=completed_names("cluster"), help="Another cluster profile.")
+@choices_options
+def fork(experiment: ExperimentFolder, overrides: tuple[str, ...], cluster: str | None, choices: Choices) -> None:
+    """Run an experiment again, as another one.
+
+    Configuration, seed and code are those that the experiment was created with, so the same trials come. On CPUs they
+    come to the same bits. What a colleague shares is forked as ada:12, without ada's secrets.
+
+    \b
+    Example:
+      hpc-det experiment fork 12 --config hyperparameters.dropout=0.5
+    """
+    if experiment.sweep.exists():
+        raise UsageError(
+            f"experiment {experiment.id}: is a sweep of a Hydra app, and only the app can start that; start the app "
+            f"again, or only what failed with `hpc-det experiment continue {experiment.id}`"
+        )
+    profile = load_yaml(find("cluster", cluster, os.environ)) if cluster else None
+    found = stored(experiment, overrides, profile)
+    say_notes(found)
+    if choices.local:
+        run_here(found, test=choices.test, debug=choices.pdb)
+    else:
+        show_and_submit(found, choices)
+
+
+@click.command()
+@experiments_argument
+def activate(experiments: list[ExperimentFolder]) -> None:
+    """Go on with experiments that were paused.
+
+    \b
+    Example:
+      hpc-det experiment activate 14
+    """
+    each(experiments, activate_one)
+
+
+LEAVE_S = 60.0
+"""How long `activate` waits for trials that still save."""
+
+
+def activate_one(experiment: ExperimentFolder) -> str:
+    """What was done, in a sentence.
+
+    Raises UsageError for an experiment that is not paused, or whose trials have not left within a minute.
+    """
+    view = ExperimentView(experiment)
+    end = time.monotonic() + LEAVE_S
+    while (found := state(view)) is not ExperimentState.PAUSED:
+        if not view.search.paused or found.is_final:
+            raise UsageError(f"experiment {experiment.id} is {found.value}; only a paused one can be activated")
+        if time.monotonic() > end:
+            raise UsageError(f"experiment {experiment.id} is still {found.value}: its trials save; try again later")
+        time.sleep(ASK_S)
+    trials = submit_again(experiment)
+    return f"Activated experiment {experiment.id}: {trials} trial{'s' * (trials > 1)}"

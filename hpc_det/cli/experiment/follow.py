@@ -1,0 +1,292 @@
+"""--follow: the training of an experiment, live on a terminal, as plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from hpc_det.cli.output import show
+from hpc_det.config.merge import Tree
+from hpc_det.errors import visible
+from hpc_det.node.json_files import parse_line
+from hpc_det.search.best import BestTrial, best_trial
+from hpc_det.search.method import Exit
+from hpc_det.search.metric import better
+from hpc_det.search.state import Entry
+from hpc_det.store.folders import ExperimentFolder, TrialFolder
+from hpc_det.store.metrics import Record, reports_of
+from hpc_det.view.formatting import duration, length_in_words, number, values_in_words
+from hpc_det.view.state import ExperimentState, ExperimentView
+from hpc_det.view.trial_history import Metrics, checkpoint_to_take, why_not_completed
+from hpc_det.view.trials import TrialCounts, counted, length_unit
+from hpc_det.view.watch import POLL_S, Watch, insist_on_completion
+
+
+class Training(Protocol):
+    """An experiment under way; either `news` or `bar` is asked, at every look at the files."""
+
+    def news(self) -> Iterator[str]:
+        """A line for each thing that has happened since the last call."""
+
+    def bar(self, state: ExperimentState) -> RenderableType:
+        """How far it is."""
+
+    def summary(self, state: ExperimentState, seconds: float) -> Iterator[str]:
+        """What came of it."""
+
+
+def follow(experiment: ExperimentFolder) -> None:
+    """Show the training until it ends, then what came of it. Raises HpcDetError unless it is COMPLETED."""
+    began = time.monotonic()
+    watch = Watch(experiment)
+    training: Training = ManyTrials(watch.view) if watch.view.has_many_trials else OneTrial(watch.view)
+    try:
+        state = _watch(watch, training)
+    except KeyboardInterrupt:
+        click.echo(
+            f"\nStopped following; experiment {experiment.id} goes on.\n"
+            f"Follow it: hpc-det experiment logs {experiment.id} -f\n"
+            f"End it:    hpc-det experiment kill {experiment.id}"
+        )
+        raise
+    for line in training.summary(state, time.monotonic() - began):
+        show(line)
+    insist_on_completion(watch.view, state)
+    click.echo(f"Next: hpc-det experiment describe {experiment.id}")
+
+
+def _watch(watch: Watch, training: Training) -> ExperimentState:
+    """Returns the final state."""
+    with _display(watch.view.id, training) as display:
+        while True:
+            state = watch.state()
+            display.update(state)
+            if state.is_final:
+                return state
+            time.sleep(POLL_S)
+
+
+class Display(Protocol):
+    def update(self, state: ExperimentState) -> None: ...
+
+
+@contextmanager
+def _display(experiment_id: int, training: Training) -> Iterator[Display]:
+    console = Console()
+    if not console.is_terminal:
+        yield Lines(experiment_id, training)
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        yield Bar(live, training)
+
+
+class Lines:
+    """One line for each change of the state and each thing that happens."""
+
+    def __init__(self, experiment_id: int, training: Training) -> None:
+        self._id = experiment_id
+        self._training = training
+        self._state: ExperimentState | None = None
+
+    def update(self, state: ExperimentState) -> None:
+        if not state.is_final:
+            self._tell(state)
+        for line in self._training.news():
+            show(line)
+        self._tell(state)
+
+    def _tell(self, state: ExperimentState) -> None:
+        if state is not self._state:
+            self._state = state
+            click.echo(f"experiment {self._id}: {state.value}")
+
+
+class Bar:
+    def __init__(self, live: Live, training: Training) -> None:
+        self._live = live
+        self._training = training
+
+    def update(self, state: ExperimentState) -> None:
+        self._live.update(self._training.bar(state), refresh=True)
+
+
+class OneTrial:
+    def __init__(self, view: ExperimentView) -> None:
+        self._view = view
+        self._reader = MetricsReader(view.folder.trial(), view.config["searcher"])
+        self._training: Mapping[str, float | str] = {}
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("batches"),
+            TimeElapsedColumn(),
+        )
+        self._task = self._progress.add_task("", total=None)
+
+    def news(self) -> Iterator[str]:
+        """A line for each validation."""
+        for record in self._reader.read():
+            if record["kind"] == "training":
+                self._training = record["metrics"]
+            else:
+                yield f"batch {record['steps']} of {record['total']}: {_last(self._training, record['metrics'])}"
+
+    def bar(self, state: ExperimentState) -> Group:
+        """The last metrics stand below it."""
+        self._reader.read()
+        metrics = self._reader.metrics
+        description = f"experiment {self._view.id} {state.value}"
+        self._progress.update(self._task, description=description, completed=metrics.batches, total=metrics.total)
+        last = Text(visible(_last(metrics.training, metrics.validation)), no_wrap=True, overflow="ellipsis")
+        return Group(self._progress, last)
+
+    def summary(self, state: ExperimentState, seconds: float) -> Iterator[str]:
+        """The state, the best validation and its checkpoint."""
+        trial = self._view.folder.trial()
+        metrics = Metrics.read(trial, self._view.config["searcher"])
+        yield f"Experiment {self._view.id}: {state.value} after {metrics.batches} batches in {duration(seconds)}"
+        if best := metrics.best:
+            yield f"Best validation: {best.metric} {number(best.value)} at batch {best.batches}"
+        if checkpoint := checkpoint_to_take(trial, metrics.best):
+            yield f"Checkpoint: {checkpoint.path} (batch {checkpoint.steps})"
+
+
+class MetricsReader:
+    """The metrics so far. Each call reads what was appended since the last one."""
+
+    def __init__(self, trial: TrialFolder, searcher: Tree) -> None:
+        self._trial, self._searcher = trial, searcher
+        self._tail = Tail(trial.metrics)
+        self.metrics = Metrics(searcher)
+
+    def read(self) -> list[Record]:
+        """The reports that are new since the last call."""
+        lines = [record for line in self._tail.lines() if (record := parse_line(line))]
+        reports = reports_of(lines)
+        if len(reports) < len(lines):  # an attempt began, and what earlier ones reported may be void
+            self.metrics = Metrics.read(self._trial, self._searcher)
+        else:
+            self.metrics.take(reports)
+        return reports
+
+
+def _last(training: Mapping[str, float | str], validation: Mapping[str, float | str]) -> str:
+    shown = {"training": training, "validation": validation}
+    return "   ".join(f"{kind}: {values_in_words(metrics)}" for kind, metrics in shown.items() if metrics)
+
+
+class ManyTrials:
+    def __init__(self, view: ExperimentView) -> None:
+        self._view = view
+        self._searcher = view.config["searcher"]
+        self._read = 0
+        self._best: float | None = None
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[told]}", markup=False),
+            TimeElapsedColumn(),
+        )
+        self._task = self._progress.add_task("", total=1.0, told="")
+
+    def news(self) -> Iterator[str]:
+        """A line for each report of a trial to the search, and each failure."""
+        for entry in self._view.told[self._read :]:
+            yield self._reported(entry) if entry["event"] == "reported" else self._ended(entry)
+        self._read = len(self._view.told)
+
+    def bar(self, state: ExperimentState) -> Progress:
+        """In one line, with the best trial so far."""
+        search = self._view.search
+        counts = counted(search, is_running=state.has_job)
+        best = best_trial(self._view.told, self._searcher)
+        parts = [f"{counts.ended}/{counts.expected} trials", f"{counts.running} running", *_invalid(counts)]
+        self._progress.update(
+            self._task,
+            description=f"experiment {self._view.id} {state.value}",
+            completed=search.method.progress,
+            told=", ".join([*parts, *([f"best {_in_words(best, self._view)}"] if best else [])]),
+        )
+        return self._progress
+
+    def summary(self, state: ExperimentState, seconds: float) -> Iterator[str]:
+        """The state, the best trial and its checkpoint."""
+        view = self._view
+        counts = counted(view.search, is_running=False)
+        failed = [f"{counts.failed} failed"] if counts.failed else []
+        created = f"Experiment {view.id}: {state.value} with {counts.created} trials in {duration(seconds)}"
+        yield ", ".join([created, *failed, *_invalid(counts)])
+        best = best_trial(view.told, self._searcher)
+        if best is None:
+            return
+        yield f"Best validation: {_in_words(best, view)}"
+        trial = view.folder.trial(best.trial)
+        if checkpoint := checkpoint_to_take(trial, Metrics.read(trial, self._searcher).best):
+            yield f"Checkpoint: {checkpoint.path} (batch {checkpoint.steps})"
+
+    def _reported(self, entry: Entry) -> str:
+        trial, value = entry["trial"], math.nan if entry["value"] is None else entry["value"]
+        is_best = better(value, self._best, self._searcher["smaller_is_better"])
+        self._best = value if is_best else self._best
+        mark = " (best)" if is_best else ""
+        end = ", completed" if self._view.search.method.is_closed(trial) else ""
+        at = _at(entry["until"], self._view)
+        return f"trial {trial}{at}: {self._searcher['metric']} {number(value)}{mark}{end}"
+
+    def _ended(self, entry: Entry) -> str:
+        trial, how = entry["trial"], Exit(entry["how"])
+        failed = how in (Exit.FAILED, Exit.INVALID_HP)
+        why = f": {why_not_completed(self._view.folder.trial(trial))}" if failed else ""
+        return f"trial {trial} ended: {how.value}{why}"
+
+
+def _invalid(counts: TrialCounts) -> list[str]:
+    return [f"{counts.invalid} invalid"] if counts.invalid else []
+
+
+def _in_words(best: BestTrial, view: ExperimentView) -> str:
+    return f"{best.metric} {number(best.value)} of trial {best.trial}{_at(best.length, view)}"
+
+
+def _at(length: int | None, view: ExperimentView) -> str:
+    unit = length_unit(view.config["searcher"])
+    if length is None or unit is None:
+        return ""
+    return f" at {length_in_words(length, unit)}"
+
+
+class Tail:
+    """The new lines of a file at each call; the file may come later, and may be replaced by another one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode: int | None = None
+        self._offset = 0
+
+    def lines(self) -> Iterator[str]:
+        """Whole lines without their end."""
+        with suppress(FileNotFoundError), open(self._path, "rb") as file:
+            self._continue(os.fstat(file.fileno()))
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                yield line.removesuffix(b"\n").decode(errors="replace")
+
+    def _continue(self, found: os.stat_result) -> None:
+        if found.st_ino != self._inode or found.st_size < self._offset:
+            self._inode, self._offset = found.st_ino, 0

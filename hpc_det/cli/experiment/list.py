@@ -1,0 +1,101 @@
+"""hpc-det experiment list."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from operator import itemgetter
+
+import click
+
+from hpc_det.cli.ids import store
+from hpc_det.cli.output import Column, Output, Record, output_options
+from hpc_det.store.experiments import ExperimentStore
+from hpc_det.view.all import summaries
+from hpc_det.view.formatting import NONE, clock, iso, number, percent, reached
+from hpc_det.view.summary import Summary
+
+STATES = ("SUBMITTING", "QUEUED", "RUNNING", "SUSPENDED", "PAUSED", "COMPLETED", "ERROR", "CANCELED")
+
+
+@click.command("list")
+@click.option("--of", "owner", metavar="OWNER", help="Those that a colleague shares: a user, or their HPC_DET_ROOT.")
+@click.option("-a", "--all", "with_archived", is_flag=True, help="Archived ones, too.")
+@click.option("--state", "wanted", multiple=True, type=click.Choice(STATES), help="Only these; repeatable.")
+@click.option("--label", "labels", multiple=True, metavar="LABEL", help="Only those that have it; repeatable.")
+@output_options
+def list_(
+    owner: str | None, with_archived: bool, wanted: tuple[str, ...], labels: tuple[str, ...], output: Output
+) -> None:
+    """List experiments.
+
+    The state is SUBMITTING, QUEUED, RUNNING, SUSPENDED, PAUSED, COMPLETED,
+    ERROR or CANCELED.
+
+    \b
+    Example:
+      hpc-det experiment list --json
+      [{"id": 12, "name": "digits", "description": "",
+        "labels": ["baseline"], "archived": false, "state": "RUNNING",
+        "batches": 200, "total_batches": 460,
+        "best": {"metric": "accuracy", "value": 0.97,
+                 "batches": 180, "trial": 1},
+        "trials": {"expected": 1, "created": 1, "running": 1,
+                   "completed": 0, "failed": 0, "invalid": 0},
+        "progress": 0.43,
+        "submitted": "2026-11-20T10:02:05+01:00"}]
+    `total_batches` and `best` are null before the first report, and `batches`
+    and `total_batches` where there are several trials; `best` is then by what
+    the trials told the search. A metric is a number or one of "NaN",
+    "Infinity", "-Infinity".
+    """
+    records = (
+        record
+        for record in listed(store(owner))
+        if (with_archived or not record["archived"])
+        and (not wanted or record["state"] in wanted)
+        and set(labels) <= set(record["labels"])
+    )
+    output.table(list(records), COLUMNS, KEYS)
+
+
+def listed(store: ExperimentStore) -> list[Record]:
+    """One record for each experiment, as `list --json` prints it."""
+    return [_record(each) for each in summaries(store)]
+
+
+def _record(found: Summary) -> Record:
+    submitted = iso(found.submitted) if found.submitted else None
+    return {
+        **{key: getattr(found, key) for key in KEYS.split()},
+        "state": found.state.value,
+        "submitted": submitted,
+    }
+
+
+def _best(record: Record) -> str:
+    best, trials = record["best"], record["trials"]
+    whose = f" (trial {best['trial']})" if best and trials["expected"] > 1 else ""
+    return f"{best['metric']} {number(best['value'])}{whose}" if best else NONE
+
+
+def progress_in_words(record: Record) -> str:
+    if record["batches"] is not None:
+        return f"{reached(record)} batches"
+    return reached(record) + (f", {percent(record['progress'])}" if record["trials"] else "")
+
+
+def _when(submitted: str | None) -> str:
+    return clock(datetime.fromisoformat(submitted).timestamp(), time.time()) if submitted else NONE
+
+
+KEYS = "id name description labels archived state batches total_batches best trials progress submitted"
+"""Of a record."""
+COLUMNS = (
+    Column("ID", lambda record: str(record["id"])),
+    Column("NAME", itemgetter("name")),
+    Column("STATE", itemgetter("state")),
+    Column("PROGRESS", progress_in_words),
+    Column("BEST", _best),
+    Column("SUBMITTED", lambda record: _when(record["submitted"])),
+)

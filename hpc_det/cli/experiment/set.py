@@ -1,0 +1,196 @@
+"""hpc-det experiment set: what an owner changes after the submission."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import click
+
+from hpc_det.checkpoint.collect import Superfluous, superfluous_in
+from hpc_det.checkpoint.policy import policies_of
+from hpc_det.cli.confirm import confirm, yes_option
+from hpc_det.cli.groups import Group
+from hpc_det.cli.ids import experiments_argument
+from hpc_det.cli.job.of_experiments import update_jobs
+from hpc_det.cli.parameters import words
+from hpc_det.cli.several import at_once, each
+from hpc_det.config.merge import Tree
+from hpc_det.config.secrets import masked
+from hpc_det.errors import UsageError
+from hpc_det.node.json_files import read_json, read_map
+from hpc_det.store.experiment_config import write_about, write_secrets
+from hpc_det.store.folders import ExperimentFolder
+from hpc_det.submit.again import set_once_more
+from hpc_det.submit.submission import write_config, write_effective
+from hpc_det.view.checkpoints import effective_config
+from hpc_det.view.ended import beginning_with
+from hpc_det.view.formatting import count, size
+from hpc_det.view.state import ExperimentView
+from hpc_det.view.watch import say, states
+
+_COUNT = click.IntRange(min=0)
+
+
+@click.group("set", cls=Group)
+def set_() -> None:
+    """Change what is said of experiments, and what is kept of them."""
+
+
+@set_.command()
+@experiments_argument
+@click.argument("name", type=words)
+def name(experiments: list[ExperimentFolder], name: str) -> None:
+    """Give experiments another name.
+
+    \b
+    Example:
+      hpc-det experiment set name 12 digits-wide
+    """
+    each(experiments, lambda experiment: rename(experiment, name))
+
+
+@set_.command()
+@experiments_argument
+@click.argument("description")
+def description(experiments: list[ExperimentFolder], description: str) -> None:
+    """Say in free text what experiments are about.
+
+    \b
+    Example:
+      hpc-det experiment set description 12 "with dropout, for the paper"
+    """
+    each(experiments, lambda experiment: describe_as(experiment, description))
+
+
+@set_.command("max-slots")
+@experiments_argument
+@click.argument("slots", type=click.IntRange(min=1))
+def max_slots(experiments: list[ExperimentFolder], slots: int) -> None:
+    """Limit the slots that all trials of an experiment have together.
+
+    The jobs that are in the queue keep their limit; `pause` and `activate` make others.
+
+    \b
+    Example:
+      hpc-det experiment set max-slots 13 4
+    """
+    each(experiments, lambda experiment: set_max_slots(experiment, slots))
+
+
+@set_.command("gc-policy")
+@experiments_argument
+@click.option("--save-experiment-best", type=_COUNT, metavar="N", help="Keep the best N of the experiment.")
+@click.option("--save-trial-best", type=_COUNT, metavar="N", help="Keep the best N of each trial.")
+@click.option("--save-trial-latest", type=_COUNT, metavar="N", help="Keep the latest N of each trial.")
+@yes_option
+def gc_policy(experiments: list[ExperimentFolder], yes: bool, **limits: int | None) -> None:
+    """Change how many checkpoints experiments keep.
+
+    Of an experiment that has ended, those that the new policy does not keep are shown and, if you agree, deleted. One
+    that has not ended keeps to the new policy from its next checkpoint on; what is gone already does not come back.
+
+    \b
+    Example:
+      hpc-det experiment set gc-policy 12 --save-experiment-best 1 \\
+          --save-trial-best 0 --save-trial-latest 0 --yes
+    """
+    counts = {key: count for key, count in limits.items() if count is not None}
+    if not counts:
+        raise UsageError(
+            "set gc-policy: give at least one of --save-experiment-best, --save-trial-best and --save-trial-latest"
+        )
+    ended = {number: state.is_final for number, state in states(map(ExperimentView, experiments)).items()}
+    changes = at_once(experiments, lambda experiment: _change(experiment, counts, has_ended=ended[experiment.id]))
+    gone = [found for change in changes for found in change.gone]
+    if gone:
+        total = size(sum(found.checkpoint.size_bytes for found in gone))
+        click.echo("\n".join(map(_in_words, gone)))
+        for warning in beginning_with([found.checkpoint.path for found in gone], experiments[0].root()):
+            say(f"warning: {warning}")
+        confirm(f"Delete {count(len(gone), 'checkpoint')} ({total}) for good?", yes=yes)
+    each(changes, _apply)
+
+
+@set_.command()
+@experiments_argument
+@click.argument("priority", metavar="N")
+def priority(experiments: list[ExperimentFolder], priority: str) -> None:
+    """Change the priority of the jobs of experiments: from 1 to 99, lower is earlier.
+
+    Does for all their jobs what `hpc-det job update` does for one.
+
+    \b
+    Example:
+      hpc-det experiment set priority 15 60
+    """
+    click.echo("\n".join(update_jobs(experiments, priority)))
+
+
+def rename(experiment: ExperimentFolder, name: str) -> str:
+    """What was done, in a sentence. Its jobs in the queue keep their name."""
+    former = ExperimentView(experiment).about().name
+    write_about(experiment, name=name)
+    return f"Renamed experiment {experiment.id}: {former} is now {name}"
+
+
+def describe_as(experiment: ExperimentFolder, description: str) -> str:
+    """What was done, in a sentence."""
+    write_about(experiment, description=description)
+    return f"Described experiment {experiment.id}: {description or 'nothing'}"
+
+
+def set_max_slots(experiment: ExperimentFolder, slots: int) -> str:
+    """What was done, in a sentence. Raises UsageError for a number that no trial fits into."""
+    needed = (read_json(experiment.effective) or {})["resources"]["slots_per_trial"]
+    if slots < needed:
+        raise UsageError(f"experiment {experiment.id}: max-slots {slots}: a trial has {needed}; give at least as many")
+    set_once_more(experiment, [f"resources.max_slots={slots}"])
+    return f"Experiment {experiment.id} has at most {slots} slots, from its next jobs on"
+
+
+@dataclass(frozen=True)
+class Change:
+    """Of one experiment."""
+
+    experiment: ExperimentFolder
+    config: Tree
+    """The effective one, with the new policy."""
+    points: list[Tree]
+    origins: dict[str, str]
+    has_ended: bool
+    gone: list[Superfluous]
+    """What the new policy does not keep, where it has ended."""
+
+
+def _in_words(found: Superfluous) -> str:
+    trial, checkpoint = found.storage.trial, found.checkpoint
+    whose = f"trial {trial.experiment().id}/{trial.id} at batch {checkpoint.steps}"
+    return f"{checkpoint.uuid} of {whose}, {size(checkpoint.size_bytes)}, is not kept"
+
+
+def _change(experiment: ExperimentFolder, counts: Mapping[str, int], *, has_ended: bool) -> Change:
+    config = _with(effective_config(experiment), counts)
+    points = [_with(point, counts) for point in read_json(experiment.points) or []]
+    origins = {**(read_map(experiment.origin) or {}), **{f"checkpoint_storage.{key}": "config" for key in counts}}
+    gone = superfluous_in(experiment, policies_of(config, points)) if has_ended else []
+    return Change(experiment, config, points, origins, has_ended, gone)
+
+
+def _with(tree: Tree, counts: Mapping[str, int]) -> Tree:
+    """A point of a multirun may have a policy of its own."""
+    storage = tree.get("checkpoint_storage")
+    return tree if storage is None else {**tree, "checkpoint_storage": {**storage, **counts}}
+
+
+def _apply(change: Change) -> str:
+    experiment = change.experiment
+    if change.points:
+        write_secrets(experiment.points, change.points, [masked(point) for point in change.points])
+    write_effective(experiment, change.config)
+    write_config(experiment, change.config, change.origins)
+    for storage, checkpoint in change.gone:
+        storage.remove(checkpoint.uuid)
+    if change.has_ended:
+        return f"Experiment {experiment.id}: {count(len(change.gone), 'checkpoint')} deleted"
+    return f"Experiment {experiment.id}: has not ended; its trials keep to the policy from their next checkpoints on"
