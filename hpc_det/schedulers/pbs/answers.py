@@ -1,25 +1,93 @@
-"""What the commands of PBS answer, recorded on OpenPBS 23.06. A failed query is no news, never a state."""
+"""What qstat and qsub of PBS answer about jobs, recorded on OpenPBS 23.06. A failed query is no news, never a state.
+
+`qstat -f -F json A B C` prints only the first job that PBS knows. With -E (in every version that has -F json) it prints
+all that PBS knows, and leaves out the others without an error. Those are asked about again without -E: PBS then names
+each job that has ended, as unknown (exit code 153) or as finished (35). It takes 0.2 s for each of them, so a command
+has few. Each server's jobs have commands of their own: with -E an id of a server that cannot be reached may hide all
+other jobs.
+
+Ids have two forms: PBS' own, `12.server` and `12[3].server`, where `12[].server` is an array, and that of submitit,
+`12` and `12_3`, which it splits at "_".
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from hpc_det.plan.job_plan import JobPlan
-from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Run, reading
+from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Run, array_of, reading
 
+
+class State(NamedTuple):
+    """What a letter of PBS means: to us, and as the word of Slurm's that submitit knows."""
+
+    ours: JobState
+    word: str
+
+
+# qstat(1B), job states.
+STATES = {
+    "Q": State(JobState.QUEUED, "PENDING"),
+    "H": State(JobState.QUEUED, "PENDING"),  # for another job, or by somebody's qhold, which is not ours to lift
+    "W": State(JobState.QUEUED, "PENDING"),
+    "T": State(JobState.QUEUED, "PENDING"),  # on its way to another queue
+    "M": State(JobState.UNKNOWN, "PENDING"),  # moved to another server, which has it now
+    "B": State(JobState.RUNNING, "RUNNING"),  # an array that has begun: its elements say more
+    "R": State(JobState.RUNNING, "RUNNING"),
+    "S": State(JobState.RUNNING, "PREEMPTED"),  # suspended by the scheduler or by qsig; submitit has no word for it
+    "U": State(JobState.RUNNING, "PREEMPTED"),  # suspended by the user of a workstation that is a node
+    "E": State(JobState.RUNNING, "COMPLETING"),  # its processes may still write; a requeued job passes through here too
+    "X": State(JobState.ENDED, "COMPLETED"),
+    "F": State(JobState.ENDED, "COMPLETED"),  # `word_of` says how
+}
+FROM_A_NEWER_PBS = State(JobState.UNKNOWN, "UNKNOWN")
+"""Of a letter that is not in the table: never a crash."""
+SUSPENDED = ("S", "U")
+_WALLTIME_EXCEEDED, _DELETED = -29, 91
+"""An Exit_status, and the substate after qdel."""
+# pbs_job_attributes(7B), Hold_Types.
+_HOLDS = {
+    "u": "its user; let it go with `hpc-det job release {job_id}`, or with `qrls {job_id}`",
+    "o": "an operator of the site, who can let it go with `qrls -h o {job_id}`",
+    "s": "PBS or a manager of the site, who can let it go with `qrls -h s {job_id}`",
+    "p": "PBS for a wrong password; a manager of the site can let it go with `qrls -h p {job_id}`",
+}
+SCHEDULER = "Scheduler"
+"""Who has ended a job that was preempted."""
 IDS_AT_ONCE = 200
 NAMES_AT_ONCE = 50
 """Without -E."""
 _ID = r"(\d[^\s;]*)"
 _A_JOB = re.compile(r"(?<![\w.-])\d+(\[\d*\])?\.[A-Za-z]")
 _OVER = re.compile(f"Unknown Job Id {_ID}|{_ID} Job has finished|has finished {_ID}")
+_PBS_ID = re.compile(r"([0-9]+)(?:\[([0-9]*)\])?(?:\.\S+)?")
+
+
+def from_pbs(pbs_id: str) -> str:
+    """submitit's id: `12[3].server` -> `12_3`, and `12[].server` -> `12`. Raises ValueError for no id of PBS."""
+    found = _PBS_ID.fullmatch(pbs_id.strip())
+    if not found:
+        raise ValueError(f"{pbs_id!r} is no job id of PBS, such as 12.server or 12[3].server")
+    return f"{found[1]}_{found[2]}" if found[2] else found[1]
+
+
+def to_pbs(job_id: str) -> str:
+    """PBS' id of submitit's `12_3`, without the server, which PBS' commands add."""
+    number, _, index = job_id.partition("_")
+    return f"{number}[{index}]" if index else number
+
+
+def submitted_id(output: str) -> str:
+    """The id in what qsub has printed. Raises ValueError where there is none, or more than one."""
+    found = re.findall(r"^(\d+(?:\[\d*\])?\.\S+)$", output, re.MULTILINE)
+    if len(found) != 1:  # a site's wrapper may talk beside it
+        raise ValueError(f"qsub: no job id in its answer {output.strip()!r}")
+    return str(found[0])
 
 
 @dataclass(frozen=True)
@@ -52,7 +120,17 @@ def ask(job_ids: Sequence[str], run: Run, *flags: str) -> Answer:
     return answer
 
 
-def listed(job_ids: Sequence[str], run: Run, *flags: str) -> Answer:
+def ask_elements(job_ids: Iterable[str], run: Run) -> Answer:
+    """The same of jobs and elements by submitit's ids, in the answer, too. Of those that have just ended the history is
+    asked: it says how they ended, where the site keeps one, which is not the default of PBS.
+    """
+    answer = ask(sorted({array_of(to_pbs(job_id)) for job_id in job_ids}), run, "-t")
+    past = _listed(sorted(answer.over), run, "-x", "-t") if answer.over else Answer()
+    jobs = {from_pbs(pbs_id): job for pbs_id, job in {**past.jobs, **answer.jobs}.items() if "[]" not in pbs_id}
+    return Answer(jobs, frozenset(map(from_pbs, answer.over)), answer.trouble)
+
+
+def _listed(job_ids: Sequence[str], run: Run, *flags: str) -> Answer:
     """One query for all that PBS knows."""
     return _qstat(run, "-E", *flags, *job_ids)
 
@@ -63,7 +141,7 @@ def over_in(said: str) -> frozenset[str]:
 
 
 def _asked(job_ids: Sequence[str], run: Run, flags: Sequence[str]) -> Answer:
-    first = listed(job_ids, run, *flags)
+    first = _listed(job_ids, run, *flags)
     named = set(map(_number, (*first.jobs, *first.over)))
     left_out = [job_id for job_id in job_ids if _number(job_id) not in named]
     if first.trouble and not named:
@@ -107,32 +185,6 @@ def _jobs(output: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from [(job_id, job) for job_id, job in jobs if isinstance(job, dict)]
 
 
-SUSPENDED = ("S", "U")
-"""By the scheduler or by `qsig`, and by the user who works at a workstation that is a node."""
-# qstat(1B), job states. A letter that is not here is news from a newer PBS: UNKNOWN, never a crash.
-STATES = {
-    "Q": JobState.QUEUED,
-    "H": JobState.QUEUED,  # for another job, or by somebody's qhold, which is not ours to lift
-    "W": JobState.QUEUED,
-    "T": JobState.QUEUED,
-    "R": JobState.RUNNING,
-    "S": JobState.RUNNING,
-    "U": JobState.RUNNING,
-    "E": JobState.RUNNING,  # its processes may still write; a requeued job passes through here too
-    "X": JobState.ENDED,
-    "F": JobState.ENDED,
-}
-# pbs_job_attributes(7B), Hold_Types.
-_HOLDS = {
-    "u": "its user; let it go with `hpc-det job release {job_id}`, or with `qrls {job_id}`",
-    "o": "an operator of the site, who can let it go with `qrls -h o {job_id}`",
-    "s": "PBS or a manager of the site, who can let it go with `qrls -h s {job_id}`",
-    "p": "PBS for a wrong password; a manager of the site can let it go with `qrls -h p {job_id}`",
-}
-SCHEDULER = "Scheduler"
-"""Who has ended a job that was preempted."""
-
-
 def check_is_pbs(run: Run) -> None:
     """Torque, and the commands of the same names that Slurm may bring, drop what they do not know."""
     try:
@@ -151,17 +203,23 @@ def check_is_pbs(run: Run) -> None:
 def statuses(job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
     """A job is over when qstat says so of its id. That it says nothing of it is no news."""
     answer = ask(job_ids, run)
-    return {job_id: status_in(answer, job_id, job_id) for job_id in job_ids}
+    return {job_id: _status_in(answer, job_id) for job_id in job_ids}
 
 
-def status_in(answer: Answer, job_id: str, *names: str) -> JobStatus:
-    """`names`: the ids by which PBS may call its end, which for an element of an array can be the array's."""
+def element_statuses(job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
+    """The same by submitit's ids."""
+    answer = ask_elements(job_ids, run)
+    return {job_id: _status_in(answer, job_id) for job_id in job_ids}
+
+
+def _status_in(answer: Answer, job_id: str) -> JobStatus:
+    """PBS may call the end of an element by its array's id."""
     if job_id in answer.jobs:
         try:
             return status_of(answer.jobs[job_id], job_id)
         except CommandError as error:
             return JobStatus(JobState.UNKNOWN, str(error))
-    if answer.over.intersection(names):
+    if answer.over & {job_id, array_of(job_id)}:
         return JobStatus(JobState.ENDED, "finished, or forgotten by PBS")
     return JobStatus(JobState.UNKNOWN, answer.why_silent(job_id))
 
@@ -170,11 +228,37 @@ def status_in(answer: Answer, job_id: str, *names: str) -> JobStatus:
 def status_of(job: Mapping[str, Any], job_id: str) -> JobStatus:
     """Of a job's attributes, as qstat -f tells them."""
     letter = str(job.get("job_state"))
-    state = _of_elements(job) if letter == "B" else STATES.get(letter, JobState.UNKNOWN)
+    state = _of_elements(job) if letter == "B" else state_of(job).ours
     if letter == "H":  # PBS keeps the comment of before
         return JobStatus(state, why_held(job, job_id))
     reason = str(job.get("comment") or {"W": "waits for its time"}.get(letter, ""))
     return JobStatus(state, reason, is_suspended=letter in SUSPENDED)
+
+
+def state_of(job: Mapping[str, Any]) -> State:
+    """Of a job's attributes; of an array, whose elements may all wait, that it has begun."""
+    return STATES.get(str(job.get("job_state")), FROM_A_NEWER_PBS)
+
+
+def word_of(answer: Answer, job_id: str) -> str | None:
+    """A job's state as submitit names it; "ENDED" where PBS has forgotten how it ended. None: no news."""
+    if job := answer.jobs.get(job_id):
+        return _word(job)
+    return "ENDED" if answer.over & {job_id, array_of(job_id)} else None
+
+
+def _word(job: Mapping[str, Any]) -> str:
+    """State F alone, or X of an array's element, says nothing. What never ran has no exit status, and may have substate
+    92, as if it had succeeded.
+    """
+    state, status = state_of(job), job.get("Exit_status")
+    if state.ours is not JobState.ENDED:
+        return state.word
+    if status == _WALLTIME_EXCEEDED:
+        return "TIMEOUT"
+    if status is None or job.get("substate") == _DELETED:
+        return "CANCELLED"
+    return "FAILED" if status else state.word
 
 
 def holds_of(job: Mapping[str, Any]) -> str:
@@ -212,6 +296,14 @@ def shown(job_id: str, run: Run) -> dict[str, Any]:
     return dict(json.loads(run(["qstat", "-f", "-F", "json", job_id]))["Jobs"][job_id])
 
 
+def shown_or_nothing(job_id: str, run: Run) -> dict[str, Any]:
+    """The same, but empty where qstat has no answer: it may be missing on compute nodes."""
+    try:
+        return shown(job_id, run)
+    except CommandError:
+        return {}
+
+
 def ended_by(job: Mapping[str, Any]) -> str | None:
     """Who asked for the job's end, by name; PBS writes it down as soon as it tells the job. None: nobody did."""
     found = re.search(r"terminated by ([^@\s]+)@", str(job.get("comment", "")))
@@ -227,13 +319,3 @@ def end_of(job: Mapping[str, Any]) -> float | None:
     hours, minutes, seconds = (["0", "0", *str(limit).split(":")])[-3:]
     allowed = int(hours) * 3600 + int(minutes) * 60 + int(seconds)
     return datetime.strptime(started, "%a %b %d %H:%M:%S %Y").timestamp() + allowed
-
-
-def end_by_our_clock(plan: JobPlan, env: Mapping[str, str]) -> float | None:
-    """PBS writes the list of nodes right before the job starts."""
-    if plan.time_limit_min is None:
-        return None
-    try:
-        return os.stat(env["PBS_NODEFILE"]).st_mtime + 60 * plan.time_limit_min
-    except (KeyError, OSError):
-        return None

@@ -5,6 +5,7 @@ After qsub(1B), qstat(1B), pbs_resources(7B) and recordings of OpenPBS 23.06.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import time
@@ -20,14 +21,15 @@ from hpc_det.requeue import Cause
 from hpc_det.schedulers.pbs.answers import (
     IDS_AT_ONCE,
     SCHEDULER,
-    STATES,
     check_is_pbs,
-    end_by_our_clock,
     end_of,
     ended_by,
     over_in,
     shown,
+    shown_or_nothing,
+    state_of,
     statuses,
+    submitted_id,
     waiting,
 )
 from hpc_det.schedulers.pbs.hosts import TooFewHosts, down_hosts, hosts_in, named_hosts
@@ -77,10 +79,7 @@ class Pbs:
         return ["qsub", *flags, submission.script]
 
     def parse_submit(self, output: str, element: int | None = None) -> str:
-        found = re.findall(r"^(\d+(?:\[\d*\])?\.\S+)$", output, re.MULTILINE)
-        if len(found) != 1:
-            raise ValueError(f"qsub: no job id in its answer {output.strip()!r}")
-        return str(found[0])
+        return submitted_id(output)
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
         """Without -x: that needs a history, which a site may not keep, and says no more of the living."""
@@ -161,11 +160,11 @@ class Pbs:
 
     def ends_at(self, plan: JobPlan, env: Mapping[str, str], run: Run) -> float | None:
         """PBS warns of no end, so its default limit counts too, where the plan has none."""
-        return _end(_shown(self.job_id(env), run), plan, env)
+        return _end(shown_or_nothing(self.job_id(env), run), plan, env)
 
     def stop_cause(self, plan: JobPlan, env: Mapping[str, str], signalled_at: float, run: Run) -> Cause:
         """TERM comes for all alike. A deletion names who asked for it, the scheduler when it preempts."""
-        job = _shown(self.job_id(env), run)
+        job = shown_or_nothing(self.job_id(env), run)
         if by := ended_by(job):
             return Cause.PREEMPTED if by == SCHEDULER else Cause.CANCELLED
         end = _end(job, plan, env)
@@ -178,19 +177,11 @@ class Pbs:
     def requeue(self, job_id: str, env: Mapping[str, str], run: Run) -> None:
         """Where PBS preempts by requeue it does so whatever the job does; nobody but operators can do it otherwise."""
         job = shown(job_id, run)
-        if job.get("substate") == BEING_REQUEUED or STATES.get(str(job.get("job_state"))) is JobState.QUEUED:
+        if job.get("substate") == BEING_REQUEUED or state_of(job).ours is JobState.QUEUED:
             return
         raise CommandError(
             "PBS lets no user requeue a job; set `resume` in the cluster profile to successor, resubmit or chain"
         )
-
-
-def _shown(job_id: str, run: Run) -> dict[str, Any]:
-    """Empty where qstat has no answer: it may be missing on compute nodes."""
-    try:
-        return shown(job_id, run)
-    except CommandError:
-        return {}
 
 
 def _end(job: Mapping[str, Any], plan: JobPlan, env: Mapping[str, str]) -> float | None:
@@ -198,7 +189,17 @@ def _end(job: Mapping[str, Any], plan: JobPlan, env: Mapping[str, str]) -> float
     with suppress(CommandError):
         if job:
             return end_of(job)
-    return end_by_our_clock(plan, env)
+    return _end_by_our_clock(plan, env)
+
+
+def _end_by_our_clock(plan: JobPlan, env: Mapping[str, str]) -> float | None:
+    """PBS writes the list of nodes right before the job starts."""
+    if plan.time_limit_min is None:
+        return None
+    try:
+        return os.stat(env["PBS_NODEFILE"]).st_mtime + 60 * plan.time_limit_min
+    except (KeyError, OSError):
+        return None
 
 
 def _after(job_id: str) -> list[str]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.schedulers import shared_answers
-from hpc_det.schedulers.pbs.answers import status_in
+from hpc_det.schedulers.pbs.answers import element_statuses, from_pbs, to_pbs
 from hpc_det.schedulers.pbs.scheduler import Pbs
 from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Run, array_of, run_command
 from hpc_det.schedulers.shared_answers import SharedAnswers
@@ -28,10 +28,7 @@ class PbsById(Pbs):
     """Jobs by submitit's ids: `12` and `12_3`."""
 
     def status(self, job_ids: Sequence[str], run: Run) -> dict[str, JobStatus]:
-        from hpc_det.submit.submitit_pbs.qstat import ask
-
-        answer = ask(job_ids)
-        return {job_id: status_in(answer, job_id, job_id, job_id.partition("_")[0]) for job_id in job_ids}
+        return element_statuses(job_ids, run)
 
 
 class Queue:
@@ -51,11 +48,7 @@ class Queue:
 
     def id_of(self, job: str) -> str:
         """submitit's, of the job that calls itself this in its environment."""
-        if self._is_slurm:
-            return job
-        from hpc_det.submit.submitit_pbs import ids
-
-        return ids.from_pbs(job)
+        return job if self._is_slurm else from_pbs(job)
 
     def withdraw(self, jobs: Collection[Job[Any]]) -> None:
         """What waits for its start."""
@@ -78,8 +71,4 @@ class Queue:
                 _run(["scancel", "--quiet", *command])
 
     def _array_id(self, job_id: str) -> str:
-        if self._is_slurm:
-            return array_of(job_id)
-        from hpc_det.submit.submitit_pbs import ids
-
-        return ids.array_of(job_id) or ids.to_pbs(job_id)
+        return array_of(job_id if self._is_slurm else to_pbs(job_id))

@@ -19,8 +19,8 @@ from typing import Any
 
 from submitit.core import core, utils
 
+from hpc_det.schedulers.pbs.answers import from_pbs, submitted_id
 from hpc_det.submit.submitit_pbs.environment import write_environment
-from hpc_det.submit.submitit_pbs.ids import from_pbs
 from hpc_det.submit.submitit_pbs.job import PbsJob
 from hpc_det.submit.submitit_pbs.parameters import GENERIC, Parameters
 from hpc_det.submit.submitit_pbs.paths import PbsJobPaths
@@ -117,9 +117,9 @@ class PbsExecutor(core.PicklingExecutor):
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
         try:
-            return from_pbs(string if isinstance(string, str) else string.decode())
+            return from_pbs(submitted_id(string if isinstance(string, str) else string.decode()))
         except ValueError as error:
-            raise utils.FailedSubmissionError(f"qsub: {error}") from None
+            raise utils.FailedSubmissionError(str(error)) from None
 
     def _output(self, uid: str) -> Path:
         return self._new_file(f".submission_output_{uid}.log")

@@ -20,14 +20,12 @@ from submitit.core.job_environment import JobEnvironment
 from submitit.core.logger import get_logger
 
 from hpc_det.node.files import write_atomic
-from hpc_det.schedulers.pbs.answers import SCHEDULER, ended_by
+from hpc_det.schedulers.pbs.answers import SCHEDULER, ended_by, from_pbs, shown_or_nothing, submitted_id, to_pbs
 from hpc_det.schedulers.pbs.hosts import hosts_in
-from hpc_det.schedulers.scheduler import temporary_folder
+from hpc_det.schedulers.scheduler import run_command, temporary_folder
 from hpc_det.submit.submitit_pbs.environment import write_environment
-from hpc_det.submit.submitit_pbs.ids import from_pbs, to_pbs
 from hpc_det.submit.submitit_pbs.on_node import first_failure, start_tasks
 from hpc_det.submit.submitit_pbs.paths import PbsJobPaths, Reason
-from hpc_det.submit.submitit_pbs.qstat import ask
 
 Process = subprocess.Popen[bytes]
 
@@ -162,7 +160,7 @@ class FirstProcess:
                 os.kill(int(self._paths.ready.read_text()), signum)
 
     def _come_back(self, reason: Reason) -> None:
-        if reason is Reason.PREEMPTED and not _deleted_by_scheduler(self._own_id):
+        if reason is Reason.PREEMPTED and not _deleted_by_scheduler():
             get_logger().info("PBS runs this job again, or somebody has deleted it.")
             return
         goes_on_for = f"SUBMITIT_PBS_JOB_ID={self._paths.job_id}"  # digits, which -v does not break
@@ -174,7 +172,7 @@ class FirstProcess:
                 f"The work is saved, and PBS refused the job to go on with it: {done.stderr.strip()}", file=sys.stderr
             )
             return
-        new = from_pbs(done.stdout)
+        new = from_pbs(submitted_id(done.stdout))
         write_atomic(self._paths.next, "".join(f"{job_id}\n" for job_id in [*self._paths.chain()[1:], new]))
         get_logger().info(f"Job {new} of PBS goes on for {self._paths.job_id}.")
         if self._paths.cancelled.exists():  # meanwhile
@@ -186,9 +184,9 @@ def unharmed(*command: str) -> list[str]:
     return ["/bin/bash", "-c", "trap '' TERM; exec \"$@\"", "bash", *command]
 
 
-def _deleted_by_scheduler(job_id: str) -> bool:
-    """A job that is preempted by deletion never comes back."""
-    return ended_by(ask([job_id]).jobs.get(job_id, {})) == SCHEDULER
+def _deleted_by_scheduler() -> bool:
+    """Whether this job is preempted by deletion, after which it never comes back."""
+    return ended_by(shown_or_nothing(os.environ["PBS_JOBID"], run_command)) == SCHEDULER
 
 
 def main() -> None:

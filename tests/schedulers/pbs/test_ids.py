@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from hpc_det.submit.submitit_pbs.ids import array_of, from_pbs, to_pbs
+from hpc_det.schedulers.pbs.answers import from_pbs, to_pbs
+from hpc_det.schedulers.scheduler import array_of
 
 
 @pytest.mark.parametrize(
@@ -21,7 +24,7 @@ def test_the_server_is_left_out_and_an_index_stands_behind_a_line(pbs_id: str, j
 
 @pytest.mark.parametrize("text", ["", "qsub: waiting", "Submitted batch job 12", "[3].pbshead", "12[a].pbshead"])
 def test_what_is_no_id_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no job id of PBS"):
+    with pytest.raises(ValueError, match=re.escape(repr(text))):
         from_pbs(text)
 
 
@@ -31,4 +34,4 @@ def test_an_id_comes_back(pbs_id: str) -> None:
 
 
 def test_an_element_belongs_to_an_array() -> None:
-    assert (array_of("12_3"), array_of("12")) == ("12[]", None)
+    assert (array_of(to_pbs("12_3")), array_of(to_pbs("12"))) == ("12[]", "12")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from submitit.core.utils import FailedJobError
 
+from hpc_det.schedulers.pbs.answers import ask_elements
 from hpc_det.submit.submitit_pbs.job import PbsJob
-from hpc_det.submit.submitit_pbs.qstat import ask
 from tests.submit.submitit_pbs.site import StubSite
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -125,12 +125,12 @@ def test_the_next_job_may_be_written_down_while_pbs_answers(
     site: StubSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    def answered_late(job_ids: Any) -> Any:
-        answer = ask(job_ids)
+    def answered_late(job_ids: Any, run: Any) -> Any:
+        answer = ask_elements(job_ids, run)
         (tmp_path / "12_next").write_text("13")
         return answer
 
-    monkeypatch.setattr("hpc_det.submit.submitit_pbs.watcher.ask", answered_late)
+    monkeypatch.setattr("hpc_det.submit.submitit_pbs.job.ask_elements", answered_late)
     site.answer({"12.pbshead": {"job_state": "F", "Exit_status": 255}})
     job: PbsJob[Any] = PbsJob(tmp_path, "12")
     assert not job.done(force_check=True)
