@@ -178,6 +178,27 @@ class StopAgreement:
         return f"{self._name}: {kind}"
 
 
+class ForcedStop(StopAgreement):
+    """Also stops at a tick that all ranks know beforehand, without an agreement. Other stops are agreed on as usual."""
+
+    _forced_at = math.inf
+
+    def force(self) -> None:
+        """Every rank calls this between the same two ticks: the next one stops."""
+        self._forced_at = self._tick + 1
+
+    @property
+    def is_forced(self) -> bool:
+        return self._tick >= self._forced_at
+
+    @property
+    def stopped(self) -> bool:
+        return self.is_forced or super().stopped
+
+    def should_stop(self) -> bool:
+        return super().should_stop() or self.is_forced
+
+
 def give_notice(messages: GangMessages, name: str = "stop") -> None:
     """Ask for a stop; any rank may, and more than once."""
     messages.to_rank_0(f"{name}: notice", None)

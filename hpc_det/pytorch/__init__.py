@@ -3,15 +3,13 @@
 from hpc_det.distributed.metrics import Reducer
 from hpc_det.pytorch import samplers
 from hpc_det.pytorch.data import DataLoader, TorchData
+from hpc_det.pytorch.loop.schedule import Batch, Epoch, TrainUnit
 from hpc_det.pytorch.loop.trainer import Trainer, init
 from hpc_det.pytorch.state.load import CheckpointLoadContext, load_trial_from_checkpoint_path
 from hpc_det.pytorch.trial.callback import PyTorchCallback
-from hpc_det.pytorch.trial.context import PyTorchTrialContext
-from hpc_det.pytorch.trial.experimental import PyTorchExperimentalContext
-from hpc_det.pytorch.trial.lr_scheduler import LRScheduler
+from hpc_det.pytorch.trial.context import LRScheduler, PyTorchExperimentalContext, PyTorchTrialContext
 from hpc_det.pytorch.trial.reducer import MetricReducer
 from hpc_det.pytorch.trial.trial import PyTorchTrial
-from hpc_det.pytorch.trial.units import Batch, Epoch, TrainUnit
 
 __all__ = [
     "Batch",

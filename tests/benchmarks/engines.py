@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch.deepspeed import DeepSpeedTrial, DeepSpeedTrialContext
-from hpc_det.pytorch.deepspeed.start import prepare
+from hpc_det.pytorch.deepspeed.runtime import prepare
 from tests.benchmarks import loops
 from tests.benchmarks.turns import (
     CLASSES,

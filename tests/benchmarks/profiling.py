@@ -17,8 +17,7 @@ from torch import nn
 from hpc_det.config.merge import merge
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch import PyTorchTrial
-from hpc_det.pytorch.profiling.lines import Lines
-from hpc_det.pytorch.profiling.system import SystemMetrics
+from hpc_det.pytorch.profiling.system import BufferedLines, SystemMetrics
 from hpc_det.pytorch.profiling.timer import Timer
 from hpc_det.pytorch.strategies.device import ToDevice
 from tests.benchmarks.loop_overhead import row, silence
@@ -164,7 +163,7 @@ def _turn_us(batches: Iterator[Batch], count: int = 1000) -> float:
 
 def look_s(folder: Path) -> float:
     """Of a core, for one of LOOKS."""
-    system = SystemMetrics(Lines(folder / "system.jsonl"), {})
+    system = SystemMetrics(BufferedLines(folder / "system.jsonl"), {})
     system.close()
     began = time.process_time()
     for _ in range(LOOKS):

@@ -19,7 +19,7 @@ import torch
 from hpc_det.checkpoint.checkpoints import CheckpointContext
 from hpc_det.checkpoint.committed import committed
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.pytorch.state.stored import stored_state
+from hpc_det.pytorch.state.state import stored_state
 from tests.machine import smallest
 
 MB = 64

@@ -13,7 +13,7 @@ from torch import nn
 from hpc_det.checkpoint.committed import committed
 from hpc_det.pytorch import PyTorchCallback, PyTorchTrialContext
 from hpc_det.pytorch.state.load import load_trial_from_checkpoint_path
-from hpc_det.pytorch.state.stored import stored_state
+from hpc_det.pytorch.state.state import stored_state
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
 
 
@@ -111,7 +111,7 @@ def test_a_loaded_trial_does_not_lean_on_the_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_memory_does_not_hold_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_det.pytorch.state.stored.is_in_memory", lambda path: False)
+    monkeypatch.setattr("hpc_det.pytorch.state.state.is_in_memory", lambda path: False)
     life = Life.begin(tmp_path, Averaging)
     life.attempt(StopAt(5))
     KeepsTensors.mapped_at_load = False

@@ -14,7 +14,7 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import PyTorchTrialContext
 from hpc_det.pytorch.loop.training_report import TrainingReport
-from hpc_det.pytorch.strategies.model_parallel import make_data_parallel_mpu
+from hpc_det.pytorch.strategies.strategy import make_data_parallel_mpu
 from hpc_det.pytorch.trial.callback import Callbacks
 from tests.distributed.ranks import OnRanks
 from tests.pytorch.exchanged import Exchange, exchanged

@@ -155,7 +155,7 @@ def run_here(found: Effective, *, test: bool, debug: bool) -> None:
         )
     _set_environment(found)
     gc.disable()  # what an import makes stays, see hpc_det.launch.rank
-    from hpc_det.pytorch.loop.local import run_locally  # loads torch, which reads the environment
+    from hpc_det.pytorch.loop.harness import run_locally
 
     gc.freeze()
     gc.enable()

@@ -4,11 +4,40 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
+import re
+import sys
 
 import torch
 
-from hpc_det.pytorch.deepspeed.installed import check_installed
+AT_LEAST, BELOW = (0, 19), (0, 20)
+"""0.18 breaks ZeRO with torch 2.13; what checkpoint_engine.py and universal.py know of DeepSpeed's files is 0.19's."""
+
+
+def check_installed() -> None:
+    """Raise ModuleNotFoundError or ImportError, with the command that mends it, unless the DeepSpeed that this package
+    needs is installed.
+    """
+    remedy = "run: pip install 'hpc_det[deepspeed]'"
+    if importlib.util.find_spec("deepspeed") is None:
+        raise ModuleNotFoundError(
+            f"hpc_det.pytorch.deepspeed needs DeepSpeed, which is not there for {sys.executable}; {remedy}",
+            name="deepspeed",
+        )
+    found = importlib.metadata.version("deepspeed")
+    if not AT_LEAST <= _numbers(found) < BELOW:
+        wanted = ">={}.{},<{}.{}".format(*AT_LEAST, *BELOW)
+        raise ImportError(
+            f"hpc_det.pytorch.deepspeed needs DeepSpeed {wanted}, and {sys.executable} has {found}; {remedy}",
+            name="deepspeed",
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
 
 check_installed()
 # DeepSpeed chooses at its import, and warns on every rank where it finds no GPU by itself.
@@ -16,9 +45,9 @@ os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else
 
 from hpc_det.pytorch.deepspeed.config import get_ds_config_from_hparams, overwrite_deepspeed_config
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
-from hpc_det.pytorch.deepspeed.trainer import Trainer, init
-from hpc_det.pytorch.deepspeed.trial import DeepSpeedTrial
-from hpc_det.pytorch.strategies.model_parallel import ModelParallelUnit, make_data_parallel_mpu, make_deepspeed_mpu
+from hpc_det.pytorch.deepspeed.trial import DeepSpeedTrial, init
+from hpc_det.pytorch.loop.trainer import Trainer
+from hpc_det.pytorch.strategies.strategy import ModelParallelUnit, make_data_parallel_mpu, make_deepspeed_mpu
 
 __all__ = [
     "DeepSpeedTrial",

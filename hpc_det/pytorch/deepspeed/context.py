@@ -11,13 +11,13 @@ from deepspeed import DeepSpeedEngine, PipelineEngine
 
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError, shown
-from hpc_det.pytorch.deepspeed.shards import ShardFiles
-from hpc_det.pytorch.deepspeed.start import prepare
-from hpc_det.pytorch.strategies.model_parallel import (
+from hpc_det.pytorch.deepspeed.checkpoint_engine import ShardFiles
+from hpc_det.pytorch.deepspeed.runtime import prepare
+from hpc_det.pytorch.strategies.strategy import (
     ModelParallelUnit,
+    checked_unit,
     make_data_parallel_mpu,
     make_deepspeed_mpu,
-    plain,
 )
 from hpc_det.pytorch.trial.trial_context import TrialContext
 from hpc_det.store.folders import TrialFolder
@@ -84,7 +84,7 @@ class DeepSpeedTrialContext(TrialContext):
             raise UsageError("set_mpu: no model engine is wrapped yet; call wrap_model_engine first")
         if self._mpu_is_given:
             raise UsageError("set_mpu: the ModelParallelUnit is set already; call it once")
-        self.mpu = plain(mpu, self.distributed.size)
+        self.mpu = checked_unit(mpu, self.distributed.size)
         self._mpu_is_given = True
 
     wrap_mpu = set_mpu

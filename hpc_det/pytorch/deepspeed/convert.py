@@ -16,7 +16,7 @@ from pathlib import Path
 
 from deepspeed.checkpoint import ds_to_universal
 
-from hpc_det.pytorch.deepspeed.shards import deepspeeds_own_allowed, refused_names
+from hpc_det.pytorch.deepspeed.checkpoint_engine import deepspeeds_own_allowed, refused_names
 
 _WORKERS = 4
 _MORE = "more than tensors, numbers, texts, lists and maps, and to load it could run code that it brings"

@@ -15,16 +15,24 @@ from hpc_det.distributed.metrics import MetricWindow, number_of
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import Counted, Evaluation, TrainingData
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
-from hpc_det.pytorch.deepspeed.engines import expected, facts, is_read_by, load_engines, save_facts, settings, tag
-from hpc_det.pytorch.deepspeed.failures import explained
-from hpc_det.pytorch.deepspeed.state import rank_state, restore_rank, stored_rank
-from hpc_det.pytorch.loop.progress import Progress
+from hpc_det.pytorch.deepspeed.runtime import explained
+from hpc_det.pytorch.deepspeed.state import (
+    expected,
+    facts,
+    is_read_by,
+    load_engines,
+    rank_state,
+    restore_rank,
+    save_facts,
+    settings,
+    stored_rank,
+    tag,
+)
+from hpc_det.pytorch.loop.schedule import Progress
 from hpc_det.pytorch.loop.training_report import named
 from hpc_det.pytorch.state.state import PROGRESS, rank_file
-from hpc_det.pytorch.strategies.model_parallel import ModelParallelUnit
-from hpc_det.pytorch.strategies.strategy import Trained
+from hpc_det.pytorch.strategies.strategy import ModelParallelUnit, Trained, numbered
 from hpc_det.pytorch.trial.callback import Callbacks
-from hpc_det.pytorch.trial.evaluation import numbered
 from hpc_det.pytorch.trial.trial import implements
 from hpc_det.pytorch.trial.trial_context import TrialContext
 

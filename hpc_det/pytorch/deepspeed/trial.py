@@ -1,17 +1,22 @@
-"""What a user of DeepSpeed implements."""
+"""What a user of DeepSpeed implements, and the Trainer form: a script of the user's own, under any launcher or none."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch.data import DataLoader
 from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
-from hpc_det.pytorch.deepspeed.engines import load_engines, tag
+from hpc_det.pytorch.deepspeed.runtime import explained
+from hpc_det.pytorch.deepspeed.state import load_engines, tag
 from hpc_det.pytorch.deepspeed.strategy import DeepSpeedStrategy
+from hpc_det.pytorch.loop.run import Run
+from hpc_det.pytorch.loop.trainer import context_of_script
 from hpc_det.pytorch.trial.trial import Trial
 
 
@@ -68,3 +73,25 @@ class DeepSpeedTrial(Trial):
         Raises UsageError where the engines are of another kind than those that were saved, HpcDetError for damage.
         """
         load_engines(context, load_path)
+
+
+class TrainerContext(DeepSpeedTrialContext):
+    """A context that knows where it runs, for the Trainer."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run.spec, run.distributed, run.folder)
+        self.run = run
+
+
+@contextmanager
+def init(
+    *,
+    hparams: dict[str, Any] | None = None,
+    exp_conf: dict[str, Any] | None = None,
+    distributed: Distributed | None = None,
+    enable_tensorboard_logging: bool = True,
+) -> Iterator[TrainerContext]:
+    """As `hpc_det.pytorch.init`, for a DeepSpeedTrial. Enter it before deepspeed.initialize."""
+    where = (hparams, exp_conf, distributed, enable_tensorboard_logging)
+    with context_of_script(TrainerContext, *where) as context, explained():
+        yield context

@@ -22,7 +22,7 @@ from deepspeed.pipe import TiedLayerSpec
 
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError, UsageError
-from hpc_det.pytorch.deepspeed.shards import deepspeeds_own_allowed
+from hpc_det.pytorch.deepspeed.checkpoint_engine import deepspeeds_own_allowed
 
 Facts = dict[str, Any]
 _STATES = {"exp_avg", "exp_avg_sq"}

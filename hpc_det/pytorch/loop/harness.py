@@ -1,17 +1,32 @@
-"""From the name of a trial class to its outcome: what one rank does between its start and its last word."""
+"""From the name of a trial class to its outcome: as a rank of a job, or in this process alone."""
 
 from __future__ import annotations
 
+import bdb
 import importlib
+import os
+import pdb
+import shutil
+import signal
+import sys
+import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
+from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.rank_process import RankProcess
 from hpc_det.distributed.rng import seed_everything
-from hpc_det.errors import UsageError
+from hpc_det.errors import HpcDetError, UsageError
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe
 from hpc_det.pytorch.loop.run import Outcome, Run
 from hpc_det.pytorch.loop.schedule import Schedule
 from hpc_det.pytorch.trial.trial import Trial, interface_problems
+from hpc_det.store.experiments import state_root
+from hpc_det.store.folders import TrialFolder
 
 
 def run_trial(trial_name: str, process: RankProcess, env: Mapping[str, str]) -> None:
@@ -60,3 +75,64 @@ def _cause(error: Exception) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 1 else ""
     return f"{type(error).__name__}: {error}{where}"
+
+
+# --- without a job: no agent, no other rank
+
+
+STOP_SIGNALS_BUT_INTERRUPT = [number for number in STOP_SIGNALS if number != signal.SIGINT]
+"""Somebody sits at the keyboard: Control-C means now."""
+
+
+def run_locally(trial_name: str, spec: dict[str, Any], context_dir: Path, *, test: bool, debug: bool) -> Outcome:
+    """Train `module:Class` from `context_dir`.
+
+    `test`: one batch of everything, of which no file remains. `debug`: an error of the trial opens the debugger where
+    it was raised. Raises HpcDetError after a failure of the trial, whose traceback is printed.
+    """
+    with _folder(test) as folder, _explained(debug), closing(SignalPipe(STOP_SIGNALS_BUT_INTERRUPT)) as signals:
+        os.chdir(context_dir)
+        sys.path.insert(0, str(context_dir))
+        with Run.unmanaged(spec, folder, Distributed(), signals, test=test) as run:
+            return train_by_name(trial_name, run)
+
+
+def new_folder() -> TrialFolder:
+    """For a run that no scheduler knows, below the state root."""
+    parent = state_root(os.environ) / "local"
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = TrialFolder(Path(tempfile.mkdtemp(prefix=datetime.now().strftime("%Y%m%d-%H%M%S-"), dir=parent)))
+    folder.checkpoints.mkdir(mode=0o700)
+    return folder
+
+
+@contextmanager
+def _folder(test: bool) -> Iterator[TrialFolder]:
+    folder = new_folder()
+    if not test:
+        announce(folder)
+    try:
+        yield folder
+    finally:
+        if test:
+            shutil.rmtree(folder.path)
+
+
+def announce(folder: TrialFolder) -> None:
+    print(f"hpc-det: checkpoints and metrics are in {folder.path}", flush=True)
+
+
+@contextmanager
+def _explained(debug: bool) -> Iterator[None]:
+    try:
+        yield
+    except HpcDetError:
+        raise
+    except bdb.BdbQuit:  # out of a breakpoint() of the trial's
+        raise KeyboardInterrupt from None
+    except Exception as error:
+        traceback.print_exc()
+        if debug:
+            pdb.post_mortem(error.__traceback__)
+            sys.stdout.flush()  # the debugger's last line comes before ours
+        raise HpcDetError(f"the trial failed: {type(error).__name__}: {error}") from None

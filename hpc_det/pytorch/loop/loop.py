@@ -27,19 +27,17 @@ from hpc_det.distributed.metrics import MetricsLog
 from hpc_det.distributed.preempt import StopAgreement
 from hpc_det.distributed.rng import restore_rng, seed_everything
 from hpc_det.distributed.searcher import SearcherContext
-from hpc_det.pytorch.loop.progress import Progress
-from hpc_det.pytorch.loop.saving import Saving
-from hpc_det.pytorch.loop.schedule import Schedule
+from hpc_det.pytorch.loop.checkpoint_saver import Saving
+from hpc_det.pytorch.loop.schedule import Progress, Schedule
+from hpc_det.pytorch.loop.search import Search
 from hpc_det.pytorch.loop.training_report import TrainingReport
 from hpc_det.pytorch.loop.validation import Validation
 from hpc_det.pytorch.profiling.measurements import Measurements
 from hpc_det.pytorch.profiling.timer import untimed
 from hpc_det.pytorch.state.portable import Portable
 from hpc_det.pytorch.state.state import restored_progress
-from hpc_det.pytorch.strategies.model_parallel import reporting_ranks
-from hpc_det.pytorch.strategies.strategy import Strategy
+from hpc_det.pytorch.strategies.strategy import Strategy, reporting_ranks
 from hpc_det.pytorch.trial.callback import Callbacks
-from hpc_det.pytorch.trial.search import Search
 from hpc_det.pytorch.trial.trial import Trial
 from hpc_det.pytorch.trial.trial_context import TrialContext
 from hpc_det.pytorch.trial.trial_data import TrialData

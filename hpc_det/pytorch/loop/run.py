@@ -24,10 +24,9 @@ from hpc_det.checkpoint.remote import remote_of
 from hpc_det.checkpoint.save_pace import SavePace
 from hpc_det.config.rank_variables import RESUME_CHECK, THROUGHPUT, TrainsOn, stops_of, trains_on
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.distributed.forced_stop import ForcedStop
 from hpc_det.distributed.listener import Listener
 from hpc_det.distributed.metrics import MetricsLog
-from hpc_det.distributed.preempt import StopAgreement, give_notice
+from hpc_det.distributed.preempt import ForcedStop, StopAgreement, give_notice
 from hpc_det.distributed.rank_process import RankProcess
 from hpc_det.distributed.searcher import SearcherContext
 from hpc_det.errors import UsageError
@@ -37,7 +36,6 @@ from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.process import SignalPipe
 from hpc_det.pytorch.loop.loop import Loop
 from hpc_det.pytorch.loop.schedule import Schedule
-from hpc_det.pytorch.loop.shown_log import ShownLog
 from hpc_det.pytorch.profiling.measurements import Measurements
 from hpc_det.pytorch.state.portable import Portable, keep_code
 from hpc_det.pytorch.strategies.strategy import Strategy
@@ -48,6 +46,7 @@ from hpc_det.store.journal import Journal
 
 if TYPE_CHECKING:
     from hpc_det.pytorch.state.resume_trace import ResumeTrace
+
 
 Outcome = dict[str, Any]
 """The content of outcome.json: the attempt, how it ended (`Loop.end`), the batches trained, whether they are saved."""
@@ -285,3 +284,16 @@ def _stops(
     finally:
         listener.close()
         stop.close()
+
+
+class ShownLog(MetricsLog):
+    """Also prints the metrics, of a run that nobody follows from outside."""
+
+    def report(self, kind: str, steps: int, total: int, metrics: Mapping[str, Any], **facts: float) -> None:
+        super().report(kind, steps, total, metrics, **facts)
+        values = ", ".join(f"{name} {_short(value)}" for name, value in metrics.items())
+        print(f"hpc-det: {kind} at batch {steps} of {total}: {values}", flush=True)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -19,13 +19,12 @@ from hpc_det.distributed.rank_process import join_gang, note_error
 from hpc_det.distributed.rng import seed_everything
 from hpc_det.errors import UsageError, nearest, shown
 from hpc_det.node.process import SignalPipe
-from hpc_det.pytorch.loop.local import STOP_SIGNALS_BUT_INTERRUPT, announce, new_folder
+from hpc_det.pytorch.loop.harness import STOP_SIGNALS_BUT_INTERRUPT, announce, new_folder
 from hpc_det.pytorch.loop.run import Run, gang, is_test
-from hpc_det.pytorch.loop.schedule import CheckpointPolicy, Schedule
+from hpc_det.pytorch.loop.schedule import Batch, CheckpointPolicy, Schedule, TrainUnit, unit_from_config, unit_of
 from hpc_det.pytorch.trial.context import PyTorchTrialContext
 from hpc_det.pytorch.trial.trial import Trial, interface_problems
 from hpc_det.pytorch.trial.trial_context import TrialContext
-from hpc_det.pytorch.trial.units import Batch, TrainUnit, unit_from_config, unit_of
 from hpc_det.search.sample import first_sample
 from hpc_det.store.attempt import Attempt
 from hpc_det.store.folders import TrialFolder

@@ -10,7 +10,7 @@ import torch
 
 from hpc_det.distributed.metrics import MetricWindow
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.strategies.model_parallel import ModelParallelUnit
+from hpc_det.pytorch.strategies.strategy import ModelParallelUnit
 from hpc_det.pytorch.trial.callback import Callbacks
 from hpc_det.pytorch.trial.reducer import joined
 from hpc_det.pytorch.trial.trial_context import TrialContext

@@ -1,20 +1,21 @@
-"""Which batches are measured, and what of the loop counts as what."""
+"""Where the time of training goes: which batches are measured, what of the loop counts as what, and a line for each
+stretch of batches, from each rank.
+"""
 
 from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.node.files import make_folder
-from hpc_det.pytorch.loop.progress import Progress
-from hpc_det.pytorch.profiling.communication import Exchange
-from hpc_det.pytorch.profiling.lines import Lines
-from hpc_det.pytorch.profiling.system import SystemMetrics
+from hpc_det.pytorch.loop.schedule import Progress
+from hpc_det.pytorch.profiling.system import BufferedLines, SystemMetrics
 from hpc_det.pytorch.profiling.timer import Timer, synchronized
-from hpc_det.pytorch.profiling.timings import Timings
 from hpc_det.pytorch.strategies.ddp import DataParallel
 from hpc_det.pytorch.trial.context import PyTorchTrialContext
 from hpc_det.store.folders import TrialFolder
@@ -90,10 +91,10 @@ class Measurements:
     def _begin(self, progress: Progress) -> None:
         folder, rank, local_size = self._trial.profile, self._distributed.rank, self._distributed.local_size
         make_folder(folder)
-        timings = Lines(self._trial.timings(rank))
+        timings = BufferedLines(self._trial.timings(rank))
         self._timings = Timings(self._timer, self._exchange, timings, self._facts, self._shares)
         if self._distributed.local_rank == 0:
-            self._system = SystemMetrics(Lines(self._trial.system_metrics(rank // local_size)), self._facts)
+            self._system = SystemMetrics(BufferedLines(self._trial.system_metrics(rank // local_size)), self._facts)
         self._timings.begin(progress, self._report.records)
 
     def end(self, progress: Progress) -> None:
@@ -107,3 +108,118 @@ class Measurements:
 
 def _replace(thing: object, method: str, function: Callable[..., Any]) -> None:
     setattr(thing, method, function)
+
+
+SHORTEST_S = 1.0
+"""Of a stretch, and of an epoch that has one of its own: a small model trains thousands of batches a second."""
+
+
+class Timings:
+    """What is due at the end of a stretch belongs to it: validations and checkpoints, too."""
+
+    def __init__(
+        self, timer: Timer, exchange: Exchange | None, lines: BufferedLines, facts: Mapping[str, Any], shares: int
+    ) -> None:
+        """`facts`: what each line says. `shares`: of ranks that train on records of their own."""
+        self._timer = timer
+        self._exchange = exchange
+        self._lines = lines
+        self._facts = facts
+        self._shares = shares
+
+    def begin(self, progress: Progress, records: int) -> None:
+        """`records`: of this rank so far, here and below."""
+        self._stretch = self._epoch = Mark.now(progress, records)
+        self._timer.start()
+
+    def at(self, progress: Progress, records: int) -> None:
+        """Training goes on from here: where a stretch was long enough, the next one begins."""
+        since = self._epoch if progress.epoch_ended else self._stretch
+        if time.perf_counter() - since.time >= SHORTEST_S:
+            self._end_stretch(progress, records)
+
+    def end(self, progress: Progress, records: int) -> None:
+        self._timer.stop()
+        self._end_stretch(progress, records)
+        self._lines.write()
+
+    def _end_stretch(self, progress: Progress, records: int) -> None:
+        now, begun = Mark.now(progress, records), self._stretch
+        if now.batches == begun.batches:
+            return
+        self._stretch = now
+        if progress.epoch_ended:
+            self._epoch = now
+        wall_s, count = now.time - begun.time, now.batches - begun.batches
+        self._lines.add(
+            {
+                "time": time.time(),
+                **self._facts,
+                "epoch": progress.last_epoch,
+                "batches": now.batches,
+                "count": count,
+                "wall_s": round(wall_s, 6),
+                "records": now.records - begun.records,
+                "samples_per_second": round((now.records - begun.records) * self._shares / wall_s, 3),
+                "seconds": {name: round(seconds, 6) for name, seconds in self._timer.take().items()},
+                "exposed_communication_s": self._exchange.take(count) if self._exchange else None,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where a stretch begins."""
+
+    time: float
+    batches: int
+    records: int
+    """Of this rank."""
+
+    @classmethod
+    def now(cls, progress: Progress, records: int) -> Mark:
+        return cls(time.perf_counter(), progress.steps, records)
+
+
+EXCHANGES_PER_TIMED_ONE = 10
+"""On a GPU, DDP waits for the end of one that it times; to ask for its times costs a few microseconds."""
+
+
+class Exchange:
+    """How long a rank waits for gradients that it has computed: the part of their exchange, once a batch, that nothing
+    hides.
+
+    DistributedDataParallel notes it by itself, in what its logger calls backward_comm_time and
+    backward_compute_comm_overlap_time (torch/csrc/distributed/c10d/logger.cpp, in nanoseconds), for some of the
+    exchanges.
+    """
+
+    def __init__(self, models: Sequence[DataParallel], aggregation: int) -> None:
+        """`aggregation`: batches for each exchange."""
+        self._models = models
+        self._aggregation = aggregation
+        self._exposed: list[float] = []
+        self._time_some()
+
+    def end_batch(self, number: int) -> None:
+        """Before anybody resizes buckets."""
+        if not (number + 1) % (self._aggregation * EXCHANGES_PER_TIMED_ONE):
+            self._exposed.append(sum(map(exposed_s, self._models)))
+            self._time_some()
+
+    def _time_some(self) -> None:
+        """Said again and again, since with new buckets DDP begins anew."""
+        for model in self._models:
+            model._set_ddp_runtime_logging_sample_rate(EXCHANGES_PER_TIMED_ONE)  # type: ignore[no-untyped-call]
+
+    def take(self, batches: int) -> float | None:
+        """Seconds in so many batches, by those that were timed since the last `take`; None where none was."""
+        taken, self._exposed = self._exposed, []
+        return sum(taken) / len(taken) * batches / self._aggregation if taken else None
+
+
+def exposed_s(model: DataParallel) -> float:
+    """In the last exchange that was timed; 0 before the first."""
+    logger: Any = model.logger
+    times: dict[str, int] = logger._get_ddp_logging_data().ints_map
+    return (times.get("backward_comm_time", 0) - times.get("backward_compute_comm_overlap_time", 0)) / 1e9

@@ -4,44 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from hpc_det.pytorch.profiling.gpus import Gpus
-from hpc_det.pytorch.profiling.lines import Lines
+from hpc_det.node.json_files import append_lines
 
 EVERY_S = 1.0
 """A look takes about a millisecond of a core, and the driver's own use of a GPU is a mean of up to a second."""
 
 
-@dataclass(frozen=True)
-class Counters:
-    """Of all disks and networks of the node, since its start."""
-
-    time: float
-    disk_operations: int
-    disk_read: int
-    disk_write: int
-    net_sent: int
-    net_received: int
-
-    def rates(self, before: Counters) -> dict[str, float]:
-        """A second, between the two."""
-        seconds = max(self.time - before.time, 1e-9)
-        return {
-            "disk_iops": (self.disk_operations - before.disk_operations) / seconds,
-            "disk_read": (self.disk_read - before.disk_read) / seconds,
-            "disk_write": (self.disk_write - before.disk_write) / seconds,
-            "net_sent": (self.net_sent - before.net_sent) / seconds,
-            "net_received": (self.net_received - before.net_received) / seconds,
-        }
-
-
 class SystemMetrics:
     """Of the node of this rank, while it is open."""
 
-    def __init__(self, lines: Lines, facts: Mapping[str, Any]) -> None:
+    def __init__(self, lines: BufferedLines, facts: Mapping[str, Any]) -> None:
         """`facts`: what each line says."""
         import psutil
 
@@ -99,9 +77,105 @@ class SystemMetrics:
         )
 
 
+@dataclass(frozen=True)
+class Counters:
+    """Of all disks and networks of the node, since its start."""
+
+    time: float
+    disk_operations: int
+    disk_read: int
+    disk_write: int
+    net_sent: int
+    net_received: int
+
+    def rates(self, before: Counters) -> dict[str, float]:
+        """A second, between the two."""
+        seconds = max(self.time - before.time, 1e-9)
+        return {
+            "disk_iops": (self.disk_operations - before.disk_operations) / seconds,
+            "disk_read": (self.disk_read - before.disk_read) / seconds,
+            "disk_write": (self.disk_write - before.disk_write) / seconds,
+            "net_sent": (self.net_sent - before.net_sent) / seconds,
+            "net_received": (self.net_received - before.net_received) / seconds,
+        }
+
+
 def _told(count: Callable[[], Any]) -> Any:
     """None where the node has no such file: psutil says NotImplementedError then."""
     try:
         return count()
     except (NotImplementedError, OSError):
         return None
+
+
+class Gpus:
+    """Those that the job's cgroup or container shows; none on a node without them, or without the driver."""
+
+    def __init__(self) -> None:
+        self._nvml, self._handles = _started()
+
+    def look(self) -> dict[str, dict[str, float]]:
+        """{UUID: {"util": percent of the time in which it computed anything, "memory_free": bytes}}.
+
+        A GPU that is cut into MIG devices does not say it, and is left out.
+        """
+        return dict(self._answers())
+
+    def _answers(self) -> Iterator[tuple[str, dict[str, float]]]:
+        nvml = self._nvml
+        for uuid, handle in self._handles.items():
+            try:
+                util, memory = nvml.nvmlDeviceGetUtilizationRates(handle), nvml.nvmlDeviceGetMemoryInfo(handle)
+            except nvml.NVMLError:
+                continue
+            yield uuid, {"util": float(util.gpu), "memory_free": int(memory.free)}
+
+    def close(self) -> None:
+        if self._handles:
+            self._nvml.nvmlShutdown()
+
+
+def _started() -> tuple[Any, dict[str, Any]]:
+    """The library, and a handle for each GPU by its UUID."""
+    try:
+        import pynvml
+    except ImportError:
+        return None, {}
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return pynvml, {}
+    return pynvml, dict(_handles(pynvml))
+
+
+def _handles(nvml: Any) -> Iterator[tuple[str, Any]]:
+    """Of the GPUs that answer: one that has fallen off the bus says nothing, and need not be this trial's."""
+    for index in range(nvml.nvmlDeviceGetCount()):
+        with suppress(nvml.NVMLError):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            yield nvml.nvmlDeviceGetUUID(handle), handle
+
+
+WRITTEN_S = 10.0
+"""Between two writes (as Determined's profiler does it)."""
+
+
+class BufferedLines:
+    """Measurements on their way to a file that has one writer: in groups, since each write costs as much as many."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._waiting: list[dict[str, Any]] = []
+        self._written = time.monotonic()
+
+    def add(self, record: dict[str, Any]) -> None:
+        self._waiting.append(record)
+        if time.monotonic() - self._written >= WRITTEN_S:
+            self.write()
+
+    def write(self) -> None:
+        """All that wait."""
+        if self._waiting:
+            append_lines(self._path, self._waiting, durable=False)
+            self._waiting = []
+        self._written = time.monotonic()

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
-from contextlib import nullcontext
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from importlib.machinery import PathFinder
 from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hpc_det.checkpoint.committed import CODE, LOAD_DATA, MANIFEST, OddManifest, read_manifest
@@ -19,10 +22,8 @@ from hpc_det.checkpoint.inspection import in_words, irregularities
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.json_files import read_json
-from hpc_det.pytorch.state.fresh_import import importing_from
 from hpc_det.pytorch.state.portable import METADATA
-from hpc_det.pytorch.state.state import restore_models
-from hpc_det.pytorch.state.stored import state_file, stored_state
+from hpc_det.pytorch.state.state import restore_models, state_file, stored_state
 from hpc_det.pytorch.trial.context import PyTorchTrialContext
 from hpc_det.pytorch.trial.trial import PyTorchTrial
 
@@ -170,3 +171,55 @@ def _remedy(error: ImportError) -> str:
     if (error.name or "").split(".")[0] == "determined":
         return "call hpc_det.compat.install() first: then it imports hpc_det instead"
     return "install what it imports, or pass the class as trial_class"
+
+
+@contextmanager
+def importing_from(folder: Path) -> Iterator[None]:
+    """Import modules of `folder` without leaving them: two folders may both have a `model_def`.
+
+    Within, modules of `folder` are found there, whatever else has their names; afterwards all is as it was before.
+
+    The standard library and hpc_det come first. A folder that does not exist has no modules.
+    """
+    names = _modules_in(folder)
+    path, writes_bytecode = [*sys.path], sys.dont_write_bytecode
+    others = {name: module for name, module in sys.modules.items() if _root(name) in names}
+    for name in others:
+        del sys.modules[name]
+    before = {*sys.modules}
+    sys.path.insert(0, str(folder))
+    sys.dont_write_bytecode = True  # the folder stays as it is
+    importlib.invalidate_caches()  # it may be younger than Python's last look at it
+    try:
+        yield
+    finally:
+        for name, module in [*sys.modules.items()]:
+            if name not in before and (_root(name) in names or _lies_in(folder, module)):
+                del sys.modules[name]
+        sys.modules.update(others)
+        sys.path[:] = path
+        sys.dont_write_bytecode = writes_bytecode
+
+
+def _modules_in(folder: Path) -> set[str]:
+    stems = {path.name.partition(".")[0] for path in folder.glob("*")}
+    return {name for name in stems - sys.stdlib_module_names - {"hpc_det"} if _is_found_in(folder, name)}
+
+
+def _is_found_in(folder: Path, name: str) -> bool:
+    """Python prefers a package elsewhere to a mere folder here: it may hold data, and be called `datasets`."""
+    here = PathFinder.find_spec(name, [str(folder)])
+    if here is None or here.origin is not None:
+        return here is not None
+    anywhere = PathFinder.find_spec(name, [str(folder), *sys.path])
+    is_loaded = getattr(sys.modules.get(name), "__file__", None) is not None
+    return not is_loaded and anywhere is not None and anywhere.origin is None
+
+
+def _lies_in(folder: Path, module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).is_relative_to(folder)
+
+
+def _root(name: str) -> str:
+    return name.partition(".")[0]

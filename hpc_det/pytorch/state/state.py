@@ -2,7 +2,7 @@
 
 state_dict.pth    models_state_dict, optimizers_state_dict, lr_schedulers_state_dict, callbacks    rank 0
                   and scaler_state_dict where losses are scaled
-shard-R.pth       of sharded models: see hpc_det.pytorch.state.shards                                    each rank
+shard-R.pth       of sharded models: see hpc_det.pytorch.state.sharded_tensors                     each rank
 progress.pth      batches, position, validation state, number of ranks                             rank 0
 rank-R.pth        random generators, gradients that wait for an optimizer step, the open windows   each rank
                   of metrics and reducers, the lengths of event files, what is frozen or in eval
@@ -13,23 +13,26 @@ rank-R.pth        random generators, gradients that wait for an optimizer step, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from hpc_det.checkpoint.content import load
+from hpc_det.checkpoint.content import load, read
+from hpc_det.checkpoint.page_cache import is_in_memory
 from hpc_det.distributed.metrics import MetricWindow
 from hpc_det.distributed.rng import rng_state
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.pytorch.data import Position
-from hpc_det.pytorch.loop.progress import Progress
-from hpc_det.pytorch.state.shards import StoredShards, likes_of, part_like
+from hpc_det.pytorch.loop.schedule import Progress
+from hpc_det.pytorch.state.sharded_tensors import StoredShards, likes_of, part_like
 from hpc_det.pytorch.strategies.ddp import DataParallel, shares_buffers
-from hpc_det.pytorch.strategies.modes import modes, named_parameters, set_modes
+from hpc_det.pytorch.strategies.parameters import modes, named_parameters, set_modes
 from hpc_det.pytorch.trial.callback import Callbacks
 from hpc_det.pytorch.trial.context import PyTorchTrialContext
 from hpc_det.pytorch.trial.trial_context import TrialContext, parameters_of
@@ -42,6 +45,55 @@ GRADIENTS = "gradients"
 
 def rank_file(rank: int) -> str:
     return f"rank-{rank}.pth"
+
+
+# --- files
+
+
+PLACES = (STATE_DICT, f"determined/{STATE_DICT}", f"pedl/{STATE_DICT}", "checkpoint.pt")
+"""Where the state is, ours and Determined's through the years."""
+_DDP_PREFIX = "module."
+
+
+def stored_state(folder: Path, models: Sequence[torch.nn.Module] = (), **options: Any) -> dict[str, Any]:
+    """The content of a checkpoint's state_dict.pth, at any of its places, with the four keys of the API guide.
+
+    It is read without unpickling anything but tensors, numbers, texts and plain containers.
+
+    Fitted to `models`: Determined stored those of several slots with DDP's "module." before each name.
+
+    `options` are torch.load's `map_location` and `mmap`. Without the second, the file is mapped where it is in memory
+    anyway, as after CheckpointContext.newest: all ranks of a node share that. So keep copies of tensors alone.
+
+    Raises UsageError where there is no such file, HpcDetError for one that is damaged, holds objects, or is none.
+    """
+    file = state_file(folder)
+    state = read(file, **{"mmap": is_zipfile(file) and is_in_memory(file), **options})
+    if not isinstance(state, dict) or "models_state_dict" not in state:
+        raise HpcDetError(f"{file}: has no models_state_dict, so it is not the state of a PyTorchTrial")
+    stored = state["models_state_dict"]
+    fitted = [_without_prefix(content, model) for content, model in zip(stored, models, strict=False)]
+    return {
+        "optimizers_state_dict": [],
+        "lr_schedulers_state_dict": [],
+        "callbacks": {},
+        **state,
+        "models_state_dict": [*fitted, *stored[len(fitted) :]],
+    }
+
+
+def state_file(folder: Path) -> Path:
+    found = next((folder / place for place in PLACES if (folder / place).is_file()), None)
+    if found is None:
+        raise UsageError(f"{folder}: none of {', '.join(PLACES)} is there; name the folder of a checkpoint")
+    return found
+
+
+def _without_prefix(content: dict[str, Any], model: torch.nn.Module) -> dict[str, Any]:
+    """A model may have a child called `module` itself."""
+    if content.keys() != model.state_dict().keys() and all(name.startswith(_DDP_PREFIX) for name in content):
+        consume_prefix_in_state_dict_if_present(content, _DDP_PREFIX)
+    return content
 
 
 # --- models

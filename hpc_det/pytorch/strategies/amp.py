@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.state.nested import mapped
+from hpc_det.pytorch.strategies.device import mapped
 
 
 class Precision:

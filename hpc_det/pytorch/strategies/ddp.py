@@ -24,7 +24,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.strategies.modes import shown_names
+from hpc_det.pytorch.strategies.parameters import shown_names
 
 
 class DataParallel(DistributedDataParallel):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
@@ -13,10 +15,7 @@ from hpc_det.errors import UsageError
 from hpc_det.pytorch.strategies.amp import Precision
 from hpc_det.pytorch.strategies.ddp import DataParallel, data_parallel, synchronized_batch_norm
 from hpc_det.pytorch.strategies.fusion import FusionTuner
-from hpc_det.pytorch.strategies.sharded import is_sharded, obstacles
-from hpc_det.pytorch.strategies.unshared import Unshared
-from hpc_det.pytorch.trial.experimental import PyTorchExperimentalContext
-from hpc_det.pytorch.trial.lr_scheduler import LRScheduler, ScheduledStep
+from hpc_det.pytorch.strategies.parameters import Unshared, is_sharded, obstacles
 from hpc_det.pytorch.trial.trial_context import TrialContext, parameters_of
 from hpc_det.store.folders import TrialFolder
 
@@ -256,3 +255,70 @@ class PyTorchTrialContext(TrialContext):
         for model in self.wrapped_models:
             if isinstance(model, DataParallel) and any(id(parameter) in trained for parameter in model.parameters()):
                 model.compress_gradients()
+
+
+class PyTorchExperimentalContext:
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        self._context = context
+
+    def use_amp(self, dtype: torch.dtype | None = None) -> None:
+        """Automatic mixed precision, all of it: forward passes under autocast, losses scaled where float16 needs it.
+
+        Call it before `wrap_model`, and not together with `wrap_scaler`. `dtype`: torch.float16, which comes with a
+        gradient scaler, or torch.bfloat16, which needs none; by default float16 on a GPU and bfloat16 on a CPU.
+        """
+        self._context.precision.use_amp(dtype)
+
+    def disable_dataset_reproducibility_checks(self) -> None:
+        """Allow other loaders than hpc_det's. They shuffle, repeat, shard and skip by themselves."""
+        self._context.checks_dataset_reproducibility = False
+
+    def disable_auto_to_device(self) -> None:
+        """The trial moves each batch by itself, with `context.to_device`."""
+        self._context.to_device_automatically = False
+
+
+class LRScheduler:
+    """Upstream's name for the place where the step modes live."""
+
+    class StepMode(enum.Enum):
+        STEP_EVERY_EPOCH = 1
+        STEP_EVERY_BATCH = 2
+        MANUAL_STEP = 3
+        STEP_EVERY_OPTIMIZER_STEP = 4
+
+
+@dataclass(frozen=True)
+class ScheduledStep:
+    """A wrapped scheduler and when the loop steps it.
+
+    Never on a batch without an optimizer step: with gradients aggregated over several batches, what the batches since
+    the last optimizer step were owed is made up for at the next one.
+    """
+
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    mode: LRScheduler.StepMode
+    frequency: int
+
+    def after_optimizer_step(self, batch: int, aggregation: int, epochs: Callable[[], range]) -> None:
+        """After the optimizer step of `batch` (from 0), which ends a window of `aggregation` batches.
+
+        `epochs()`: the epochs that end before the next optimizer step, whose batch lies in a later one.
+        """
+        for _ in range(self._steps(batch, aggregation, epochs)):
+            self.scheduler.step()
+
+    def _steps(self, batch: int, aggregation: int, epochs: Callable[[], range]) -> int:
+        if self.mode is LRScheduler.StepMode.STEP_EVERY_BATCH:
+            return _multiples(range(batch + 1 - aggregation, batch + 1), self.frequency)
+        if self.mode is LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP:
+            step = batch // aggregation
+            return _multiples(range(step, step + 1), self.frequency)
+        if self.mode is LRScheduler.StepMode.STEP_EVERY_EPOCH:
+            return _multiples(epochs(), self.frequency)
+        return 0
+
+
+def _multiples(numbers: range, frequency: int) -> int:
+    """How many n of `numbers` complete a period: (n + 1) % frequency == 0."""
+    return numbers.stop // frequency - numbers.start // frequency

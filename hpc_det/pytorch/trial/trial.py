@@ -11,7 +11,7 @@ import torch
 from hpc_det.distributed.metrics import Reducer
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import DataLoader
-from hpc_det.pytorch.strategies.plain import PlainStrategy
+from hpc_det.pytorch.strategies.pytorch_strategy import PlainStrategy
 from hpc_det.pytorch.strategies.strategy import Strategy
 from hpc_det.pytorch.trial.callback import PyTorchCallback
 from hpc_det.pytorch.trial.context import PyTorchTrialContext

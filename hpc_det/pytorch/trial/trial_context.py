@@ -12,10 +12,9 @@ import torch
 from hpc_det.config.rank_variables import TrainsOn
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.profiling.profiler import Profiler
 from hpc_det.pytorch.strategies.device import ToDevice, prefetched
 from hpc_det.pytorch.trial.reducer import MetricReducer, Reducers
-from hpc_det.pytorch.trial.tensorboard import TensorBoard
+from hpc_det.pytorch.trial.tensorboard import Profiler, TensorBoard
 from hpc_det.search.sample import sample
 from hpc_det.store.folders import TrialFolder
 

@@ -8,7 +8,7 @@ from typing import Any
 from hpc_det.config.rank_variables import NO_WHOLE_BATCH
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import DataLoader, Evaluation, Position, training_data, validation_data
-from hpc_det.pytorch.state.nested import mapped
+from hpc_det.pytorch.strategies.device import mapped
 from hpc_det.pytorch.strategies.strategy import Strategy
 from hpc_det.pytorch.trial.trial import Trial
 from hpc_det.pytorch.trial.trial_context import TrialContext

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpc_det.pytorch.strategies.ddp import data_parallel
 from hpc_det.pytorch.strategies.device import ToDevice
-from hpc_det.pytorch.strategies.unshared import Unshared
+from hpc_det.pytorch.strategies.parameters import Unshared
 from hpc_det.sgd.operator import registered
 from hpc_det.sgd.operator.errors import MissingLoader
 from hpc_det.sgd.operator.options import check_options

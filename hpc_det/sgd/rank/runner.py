@@ -25,7 +25,7 @@ from hpc_det.distributed.metrics import plain
 from hpc_det.distributed.rng import mixed_seed, restore_rng, rng_state, seed_everything
 from hpc_det.distributed.sealed import SealedGroup, shared_secret
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.strategies.modes import modes, set_modes
+from hpc_det.pytorch.strategies.parameters import modes, set_modes
 from hpc_det.sgd.operator.constants import EPOCH_IDX, NUM_STEPS, USE_FP16
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 from hpc_det.sgd.place import Place, Settings

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.state.nested import mapped
 from hpc_det.pytorch.state.state import keep_types
 from hpc_det.pytorch.strategies.ddp import shares_buffers
+from hpc_det.pytorch.strategies.device import mapped
 from hpc_det.sgd.operator.precision import Amp
 from hpc_det.sgd.operator.training_operator import TrainingOperator
 

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from hpc_det.distributed.gloo_ports import closed_once_connected
+from hpc_det.distributed.collectives import closed_once_connected
 from hpc_det.node.channel import connect
 from hpc_det.node.frames import Message
 from hpc_det.node.heartbeat import Phase, Progress, place_of_main_thread

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from hpc_det.pytorch.deepspeed import start  # its first import sets environment variables
+from hpc_det.pytorch.deepspeed import runtime  # its first import sets environment variables
 
-__all__ = ["start"]
+__all__ = ["runtime"]

@@ -10,8 +10,8 @@ import torch
 from deepspeed.pipe import LayerSpec, PipelineModule
 
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.pytorch.deepspeed.shards import ShardFiles
-from hpc_det.pytorch.deepspeed.start import prepare
+from hpc_det.pytorch.deepspeed.checkpoint_engine import ShardFiles
+from hpc_det.pytorch.deepspeed.runtime import prepare
 
 RECORDS, FEATURES = 4096, 8
 MICRO = 2

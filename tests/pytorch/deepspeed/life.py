@@ -9,7 +9,7 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.content import load
 from hpc_det.config.merge import merge
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.pytorch.deepspeed.shards import ShardFiles
+from hpc_det.pytorch.deepspeed.checkpoint_engine import ShardFiles
 from hpc_det.pytorch.trial.trial import Trial
 from hpc_det.store.folders import TrialFolder
 from tests.pytorch.trials import CONFIG, Life

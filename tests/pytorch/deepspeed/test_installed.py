@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hpc_det.pytorch.deepspeed.installed import check_installed
+from hpc_det.pytorch.deepspeed import check_installed
 
 
 def test_without_deepspeed_the_message_says_for_which_python_and_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError
 from hpc_det.pytorch import Reducer
 from hpc_det.pytorch.deepspeed import DeepSpeedTrial, DeepSpeedTrialContext
-from hpc_det.pytorch.deepspeed.engines import save_facts
-from hpc_det.pytorch.trial.evaluation import numbered
+from hpc_det.pytorch.deepspeed.state import save_facts
+from hpc_det.pytorch.strategies.strategy import numbered
 from hpc_det.pytorch.trial.trial import implements, interface_problems
 from tests.distributed.ranks import OnRanks
 from tests.pytorch.deepspeed.engines import config, new_engine, train

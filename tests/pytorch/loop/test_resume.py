@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch import DataLoader, PyTorchTrialContext
 from hpc_det.pytorch.state.state import rank_state
-from hpc_det.pytorch.strategies import plain
+from hpc_det.pytorch.strategies import pytorch_strategy
 from tests.distributed.ranks import OnRanks
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same
 
@@ -100,7 +100,7 @@ def test_a_checkpoint_of_an_older_version_knows_nothing_of_event_files_and_bucke
 ) -> None:
     cut, whole = Life.begin(tmp_path / "cut"), Life.begin(tmp_path / "whole")
     with monkeypatch.context() as older:
-        older.setattr(plain, "rank_state", _older)
+        older.setattr(pytorch_strategy, "rank_state", _older)
         cut.attempt(StopAt(7))
     cut.attempt()
     whole.attempt()

@@ -20,7 +20,7 @@ from hpc_det.distributed.rng import restore_rng, rng_state, seed_everything
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import read_json, read_lines
 from hpc_det.pytorch import Batch, Epoch, PyTorchTrial, PyTorchTrialContext, Trainer, TrainUnit, init
-from hpc_det.pytorch.state.stored import stored_state
+from hpc_det.pytorch.state.state import stored_state
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
 from tests.distributed.ranks import OnRanks

@@ -12,9 +12,7 @@ import pytest
 
 from hpc_det.node.json_files import read_lines
 from hpc_det.pytorch.profiling import system
-from hpc_det.pytorch.profiling.gpus import Gpus
-from hpc_det.pytorch.profiling.lines import Lines
-from hpc_det.pytorch.profiling.system import Counters, SystemMetrics
+from hpc_det.pytorch.profiling.system import BufferedLines, Counters, Gpus, SystemMetrics
 from tests.wait import wait_for
 
 FACTS = {"attempt": 2, "host": "n1"}
@@ -66,9 +64,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 def test_a_node_is_looked_at_until_the_end(tmp_path: Path, nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "EVERY_S", 0.01)
-    monkeypatch.setattr("hpc_det.pytorch.profiling.lines.WRITTEN_S", 0.02)
+    monkeypatch.setattr("hpc_det.pytorch.profiling.system.WRITTEN_S", 0.02)
     file = tmp_path / "system-0.jsonl"
-    metrics = SystemMetrics(Lines(file), FACTS)
+    metrics = SystemMetrics(BufferedLines(file), FACTS)
     wait_for(lambda: len(read_lines(file)) > 3)
     metrics.close()
     lines = read_lines(file)
@@ -84,7 +82,7 @@ def test_a_node_is_looked_at_until_the_end(tmp_path: Path, nvml: Nvml, monkeypat
 
 
 def test_a_training_that_is_over_at_once_has_one_look(tmp_path: Path) -> None:
-    SystemMetrics(Lines(tmp_path / "system-0.jsonl"), FACTS).close()
+    SystemMetrics(BufferedLines(tmp_path / "system-0.jsonl"), FACTS).close()
     assert len(read_lines(tmp_path / "system-0.jsonl")) == 1
 
 
@@ -109,7 +107,7 @@ def test_a_node_without_disks_has_no_operations(
 ) -> None:
     monkeypatch.setattr("psutil.disk_io_counters", counters)
     monkeypatch.setattr("psutil.net_io_counters", counters)
-    SystemMetrics(Lines(tmp_path / "system-0.jsonl"), FACTS).close()
+    SystemMetrics(BufferedLines(tmp_path / "system-0.jsonl"), FACTS).close()
     (line,) = read_lines(tmp_path / "system-0.jsonl")
     assert (line["disk_iops"], line["disk_write"], line["net_sent"]) == (0, 0, 0)
 
@@ -137,5 +135,21 @@ def test_where_the_library_is_not_installed_there_are_no_gpus(monkeypatch: pytes
 
 
 def test_training_goes_on_where_the_file_cannot_be_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    SystemMetrics(Lines(tmp_path / "missing" / "system-0.jsonl"), FACTS).close()
+    SystemMetrics(BufferedLines(tmp_path / "missing" / "system-0.jsonl"), FACTS).close()
     assert "hpc-det: no more system metrics: " in capfd.readouterr().out
+
+
+def test_lines_wait_for_each_other_and_none_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, now = tmp_path / "timings-0.jsonl", 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    waiting = BufferedLines(file)
+    waiting.write()
+    assert not file.exists(), "nothing was measured"
+    for now in (1.0, 9.9):
+        waiting.add({"time": now})
+        assert not file.exists()
+    for now in (10.0, 12.0):
+        waiting.add({"time": now})
+        assert [line["time"] for line in read_lines(file)] == [1.0, 9.9, 10.0]
+    waiting.write()
+    assert [line["time"] for line in read_lines(file)] == [1.0, 9.9, 10.0, 12.0]

@@ -26,7 +26,7 @@ from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.pytorch import LRScheduler, PyTorchTrial
 from hpc_det.pytorch.state.load import CheckpointLoadContext, load_trial_from_checkpoint_path
 from hpc_det.pytorch.state.portable import Portable
-from hpc_det.pytorch.state.stored import stored_state
+from hpc_det.pytorch.state.state import stored_state
 from tests.pytorch.trials import Life, StopAt, Tiny, differences
 
 MODEL_DEF = """

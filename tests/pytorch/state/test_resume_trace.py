@@ -12,8 +12,8 @@ import pytest
 
 from hpc_det.checkpoint.save_pace import SavePace
 from hpc_det.distributed.collectives import Distributed
-from hpc_det.distributed.forced_stop import ForcedStop
 from hpc_det.distributed.metrics import MetricsLog
+from hpc_det.distributed.preempt import ForcedStop
 from hpc_det.distributed.rng import seed_everything
 from hpc_det.pytorch.loop.run import Run
 from hpc_det.pytorch.loop.schedule import Schedule

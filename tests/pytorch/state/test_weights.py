@@ -12,7 +12,7 @@ from torch import nn
 from hpc_det.checkpoint.committed import committed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import PyTorchCallback, PyTorchTrialContext
-from hpc_det.pytorch.state.stored import stored_state
+from hpc_det.pytorch.state.state import stored_state
 from tests.pytorch.trials import Life, StopAt, Tiny
 
 BIAS = "0.bias"

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-from typing import Any
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_padded_sequence
 
-from hpc_det.pytorch.strategies.device import ToDevice, prefetched
+from hpc_det.pytorch.strategies.device import ToDevice, mapped, prefetched
 
 
 class Movable:
@@ -39,3 +41,40 @@ def test_prefetched_batches_are_all_there_and_in_order() -> None:
     batches = [torch.full((1000, 1000), float(number)).pin_memory() for number in range(5)]
     means = [batch.mean().item() for batch in prefetched(batches, ToDevice(device), device)]
     assert means == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+class Pair(NamedTuple):
+    first: int
+    second: list[int]
+
+
+def test_every_value_is_mapped_and_the_nesting_stays() -> None:
+    data = {"a": [1, (2, Pair(3, [4]))], "b": {"c": 5}, "d": ()}
+    assert mapped(lambda value: value * 10, data) == {"a": [10, (20, Pair(30, [40]))], "b": {"c": 50}, "d": ()}
+    assert isinstance(mapped(lambda value: value, data)["a"][1][1], Pair)
+
+
+def test_a_bare_value_is_mapped() -> None:
+    assert mapped(str, 7) == "7"
+
+
+class Outputs(OrderedDict[str, Any]):
+    """As model libraries return them: a dict whose items are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def test_a_dict_of_a_class_of_its_own_stays_one_and_the_original_as_it_is() -> None:
+    outputs = Outputs(loss=1, extra=[2])
+    found = mapped(lambda value: value * 10, outputs)
+    assert (type(found), found.loss, found.extra) == (Outputs, 10, [20])
+    assert outputs.loss == 1
+
+
+def test_what_moves_itself_is_one_value() -> None:
+    packed = pack_padded_sequence(torch.ones(3, 2, 1), torch.tensor([3, 2]))
+    assert mapped(lambda value: value, packed) is packed

@@ -19,7 +19,7 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.pytorch import PyTorchTrialContext, load_trial_from_checkpoint_path
-from hpc_det.pytorch.strategies.plain import PlainStrategy
+from hpc_det.pytorch.strategies.pytorch_strategy import PlainStrategy
 from tests.distributed.ranks import OnRanks
 from tests.pytorch.trials import Life, StopAt, Tiny, assert_same, differences
 

@@ -7,8 +7,7 @@ from typing import Any
 from hpc_det.distributed.metrics import scalar
 from hpc_det.distributed.searcher import SearcherContext
 from hpc_det.errors import UsageError, nearest
-from hpc_det.pytorch.loop.progress import Progress
-from hpc_det.pytorch.loop.schedule import Schedule
+from hpc_det.pytorch.loop.schedule import Progress, Schedule
 from hpc_det.search.metric import better
 
 

@@ -17,7 +17,7 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.pinned_staging import WarmCopies
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError
-from hpc_det.pytorch.deepspeed.shards import ShardFiles, refused_names
+from hpc_det.pytorch.deepspeed.checkpoint_engine import ShardFiles, refused_names
 from tests.distributed.ranks import OnRanks
 from tests.pytorch.deepspeed.engines import config, new_engine, new_pipeline, train
 

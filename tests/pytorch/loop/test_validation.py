@@ -15,7 +15,7 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import DataLoader, PyTorchTrial, PyTorchTrialContext, Reducer, Trainer, init
 from hpc_det.pytorch.loop.harness import load_trial_class
-from hpc_det.pytorch.trial.evaluation import numbered
+from hpc_det.pytorch.strategies.strategy import numbered
 from hpc_det.pytorch.trial.trial import interface_problems
 from hpc_det.store.metrics import read_reports
 from tests.distributed.ranks import OnRanks

@@ -20,12 +20,12 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog, MetricWindow
 from hpc_det.distributed.preempt import StopAgreement
 from hpc_det.distributed.rng import unchanged_generators
-from hpc_det.pytorch.loop.progress import Progress
+from hpc_det.pytorch.loop.schedule import Progress
+from hpc_det.pytorch.loop.search import Search
 from hpc_det.pytorch.state.portable import Portable
 from hpc_det.pytorch.state.state import PROGRESS, progress_state
 from hpc_det.pytorch.strategies.strategy import Strategy
 from hpc_det.pytorch.trial.callback import Callbacks
-from hpc_det.pytorch.trial.search import Search
 
 WAIT_S = 2.0
 """Most disks have committed a checkpoint by then, and it is of the batch at which it is due."""

@@ -17,8 +17,8 @@ from hpc_det.checkpoint.content import check_loadable
 from hpc_det.distributed.metrics import MetricWindow
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import Evaluation, TrainingData
-from hpc_det.pytorch.loop.progress import Progress
-from hpc_det.pytorch.state.shards import own_part, shard_file, shards_in, without_shards
+from hpc_det.pytorch.loop.schedule import Progress
+from hpc_det.pytorch.state.sharded_tensors import own_part, shard_file, shards_in, without_shards
 from hpc_det.pytorch.state.state import (
     PROGRESS,
     STATE_DICT,
@@ -28,17 +28,15 @@ from hpc_det.pytorch.state.state import (
     restore_models,
     restore_rank,
     restore_weights,
+    stored_state,
     takes_buffers,
     trained_state,
 )
-from hpc_det.pytorch.state.stored import stored_state
 from hpc_det.pytorch.strategies.ddp import DataParallel, share_buffers
-from hpc_det.pytorch.strategies.model_parallel import make_data_parallel_mpu
-from hpc_det.pytorch.strategies.sharded import is_sharded, reshard
-from hpc_det.pytorch.strategies.strategy import Trained
+from hpc_det.pytorch.strategies.parameters import is_sharded, reshard
+from hpc_det.pytorch.strategies.strategy import Trained, make_data_parallel_mpu, numbered
 from hpc_det.pytorch.trial.callback import Callbacks
 from hpc_det.pytorch.trial.context import PyTorchTrialContext
-from hpc_det.pytorch.trial.evaluation import numbered
 from hpc_det.pytorch.trial.trial_context import TrialContext, parameters_of
 
 if TYPE_CHECKING:

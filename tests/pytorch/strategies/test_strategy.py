@@ -9,11 +9,11 @@ import pytest
 
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.strategies.model_parallel import (
+from hpc_det.pytorch.strategies.strategy import (
     ModelParallelUnit,
+    checked_unit,
     make_data_parallel_mpu,
     make_deepspeed_mpu,
-    plain,
     reporting_ranks,
 )
 
@@ -74,19 +74,19 @@ def test_a_pipeline_of_one_stage_loads_and_reports() -> None:
 
 
 def test_a_subclass_may_have_methods_and_properties() -> None:
-    read = plain(OfMethods(3), ranks=4)
+    read = checked_unit(OfMethods(3), ranks=4)
     assert type(read) is ModelParallelUnit
     assert read == ModelParallelUnit(1, 2, True, False)
 
 
 def test_what_is_no_unit_is_refused() -> None:
     with pytest.raises(UsageError, match="ModelParallelUnit: got 7; pass one, or an object of a subclass"):
-        plain(7, ranks=2)
+        checked_unit(7, ranks=2)
 
 
 def problems(*values: Any, ranks: int = 4) -> list[str]:
     with pytest.raises(UsageError) as caught:
-        plain(ModelParallelUnit(*values), ranks)
+        checked_unit(ModelParallelUnit(*values), ranks)
     return caught.value.problems
 
 

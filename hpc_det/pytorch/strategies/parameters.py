@@ -1,0 +1,141 @@
+"""The parameters of models: which are frozen, which are sharded, and whose gradients ranks do not exchange.
+
+torch's fully_shard (FSDP2) spreads a model over the ranks: each parameter is a DTensor, of which every rank has a part,
+and is whole only while its layer computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+
+from hpc_det.errors import UsageError
+from hpc_det.pytorch.state.sharded_tensors import is_sharded_tensor
+
+_SHOWN = 3
+
+
+# --- frozen, or in eval mode
+
+
+def modes(models: Sequence[torch.nn.Module]) -> dict[str, list[str]]:
+    """The parameters that are frozen, the modules in eval mode."""
+    return {
+        "frozen": [name for name, parameter in named_parameters(models) if not parameter.requires_grad],
+        "evaluating": [name for name, module in _modules(models) if not module.training],
+    }
+
+
+def set_modes(models: Sequence[torch.nn.Module], state: Mapping[str, Any]) -> None:
+    """As in the `modes` of `state`; everything else is trained."""
+    for name, parameter in named_parameters(models):
+        parameter.requires_grad_(name not in state["frozen"])
+    for name, module in _modules(models):
+        module.training = name not in state["evaluating"]
+
+
+def _modules(models: Sequence[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:
+    return [(f"{k}.{name}", module) for k, model in enumerate(models) for name, module in model.named_modules()]
+
+
+def named_parameters(models: Sequence[torch.nn.Module]) -> list[tuple[str, torch.nn.Parameter]]:
+    return [
+        (f"{k}.{name}", parameter) for k, model in enumerate(models) for name, parameter in model.named_parameters()
+    ]
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """The first few of them."""
+    return ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])
+
+
+# --- sharded
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def reshard(models: Iterable[torch.nn.Module]) -> None:
+    """After a forward pass without a backward pass the parameters of the outermost module are still whole ones."""
+    for model in models:
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def obstacles(model: torch.nn.Module, ranks: int, ddp_options: Sequence[str]) -> Iterator[str]:
+    """What keeps a model, sharded or not, from being trained by a gang of so many `ranks`, a sentence each."""
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        yield "it is in FullyShardedDataParallel, whose parameters have lost their shapes; use fully_shard instead"
+    if not is_sharded(model):
+        return
+    if ranks == 1:
+        yield "it is sharded, and there is one rank; call fully_shard where context.distributed.get_size() > 1"
+    elif sizes := {mesh for mesh in _mesh_sizes(model) if mesh != ranks}:
+        yield (
+            f"it is sharded over {', '.join(map(str, sorted(sizes)))} of the {ranks} ranks, which each train on data "
+            f"of their own; give fully_shard a mesh of all of them"
+        )
+    for option in ddp_options:
+        yield f"{option} is for DDP, which a sharded model is not put into; leave it out, and see fully_shard's own"
+    if loose := [name for name, parameter in model.named_parameters() if _is_loose(parameter)]:
+        yield (
+            f"{len(loose)} of its parameters are trained and not sharded ({shown_names(loose)}), so that ranks do not "
+            f"share their gradients; call fully_shard on the model itself, too, after its layers"
+        )
+
+
+def _mesh_sizes(model: torch.nn.Module) -> Iterator[int]:
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor):
+            yield parameter.device_mesh.size()
+
+
+def _is_loose(parameter: torch.nn.Parameter) -> bool:
+    return parameter.requires_grad and not isinstance(parameter, DTensor)
+
+
+# --- not exchanged
+
+
+class Unshared:
+    """Parameters whose gradients ranks do not exchange, since nothing of their model was trained when it was wrapped.
+
+    DDP refuses a model of which nothing is trained; thawed later, each rank would train a model of its own."""
+
+    def __init__(self, wrapped_by: str) -> None:
+        """`wrapped_by`: the method that takes models."""
+        self._wrapped_by = wrapped_by
+        self._models: list[torch.nn.Module] = []
+        self._parameters: list[torch.nn.Parameter] = []
+
+    def add(self, model: torch.nn.Module) -> None:
+        """A model outside DDP, of a gang of several ranks."""
+        self._models.append(model)
+        self._parameters += [parameter for _, parameter in _whole(model)]
+
+    def watch(self, optimizer: object) -> None:
+        """Before each of its steps. Nothing for one that is not torch's."""
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer.register_step_pre_hook(lambda *_: self.check())
+
+    def check(self) -> None:
+        """Raises UsageError where one of them has a gradient, which is of this rank's batch alone."""
+        if not any(parameter.grad is not None for parameter in self._parameters):
+            return
+        for model in self._models:
+            if names := [name for name, parameter in _whole(model) if parameter.grad is not None]:
+                raise UsageError(
+                    f"{len(names)} parameters of {type(model).__name__} ({shown_names(names)}) have gradients that "
+                    f"ranks do not exchange: they were frozen at {self._wrapped_by}, with nothing else of the model "
+                    f"in DDP, and thawed later; call {self._wrapped_by} first, and freeze the model after it"
+                )
+
+
+def _whole(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(name, parameter) for name, parameter in model.named_parameters() if not is_sharded_tensor(parameter)]
