@@ -341,7 +341,7 @@ class Time(Sound):
 
 
 class NoisyKernel(Sound):
-    """Its gradients differ in the last bits, as those of a sum do that is added up in no fixed order."""
+    """Its gradients differ a little, as those of a sum do that is added up in no fixed order."""
 
     class Sum(nn.Module):
         class Noisy(torch.autograd.Function):
@@ -351,7 +351,7 @@ class NoisyKernel(Sound):
 
             @staticmethod
             def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-                return gradients[0] * (1 + 1e-5 * random.SystemRandom().random())
+                return gradients[0] * (1 + 1e-3 * random.SystemRandom().random())
 
         def forward(self, values: torch.Tensor) -> Any:
             return self.Noisy.apply(values)  # type: ignore[no-untyped-call]
