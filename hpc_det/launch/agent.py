@@ -33,7 +33,6 @@ from hpc_det.node.files import take_umask_of, write_atomic
 from hpc_det.node.network import limit_look_ups, own_address, variables
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants, outlives_parent, shielded
 from hpc_det.node.suspension import guarded
-from hpc_det.plan.container import Container
 from hpc_det.plan.container_command import (
     ENVIRONMENT_FILE,
     contained,
@@ -42,7 +41,7 @@ from hpc_det.plan.container_command import (
     make_mount_points,
     of_the_job,
 )
-from hpc_det.plan.job_plan import JobPlan
+from hpc_det.plan.job_plan import Container, JobPlan
 from hpc_det.schedulers.scheduler import scheduler
 from hpc_det.store.attempt import (
     Attempt,

@@ -14,8 +14,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from hpc_det.plan.container import Container, Device, Mount
-from hpc_det.plan.job_plan import JobPlan
+from hpc_det.plan.job_plan import Container, Device, JobPlan, Mount
 
 HPC_DET = "/opt/hpc-det"
 """The folder on the container's PYTHONPATH; only the package lies in it, none of the host's other packages."""

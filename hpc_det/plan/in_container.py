@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_det.plan.container import Container, Device, Mount
+from hpc_det.plan.job_plan import Container, Device, Mount
 
 if TYPE_CHECKING:
     from hpc_det.config.cluster import Cluster

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from hpc_det.node.process import descendants
-from hpc_det.plan.container import Container, Device, Mount
 from hpc_det.plan.container_command import (
     HPC_DET,
     PACKAGE,
@@ -23,6 +22,7 @@ from hpc_det.plan.container_command import (
     of_the_job,
     srun_flags,
 )
+from hpc_det.plan.job_plan import Container, Device, Mount
 from hpc_det.store.attempt import first_failure, request_stop
 from tests.launch.gang import Gang, is_there
 from tests.launch.runtimes import IMAGE, Runtime

@@ -9,8 +9,7 @@ import pytest
 from hpc_det.config.cluster import Cluster
 from hpc_det.config.schema import Experiment
 from hpc_det.errors import UsageError
-from hpc_det.plan.container import Container, Device, Mount
-from hpc_det.plan.job_plan import JobPlan
+from hpc_det.plan.job_plan import Container, Device, JobPlan, Mount
 from hpc_det.plan.placement import placement
 from hpc_det.plan.planner import plan_jobs
 from hpc_det.plan.pool import in_its_pool, pool_problems
