@@ -33,7 +33,7 @@ from hpc_det.node.files import take_umask_of, write_atomic
 from hpc_det.node.network import limit_look_ups, own_address, variables
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants, outlives_parent, shielded
 from hpc_det.node.suspension import guarded
-from hpc_det.plan.container_command import (
+from hpc_det.plan.container import (
     ENVIRONMENT_FILE,
     contained,
     environment_file,

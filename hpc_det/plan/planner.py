@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from hpc_det.errors import UsageError
-from hpc_det.plan.in_container import container, unmountable
+from hpc_det.plan.container import container, unmountable
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.plan.placement import Placement
 from hpc_det.plan.pool import grace_of_preemption_s

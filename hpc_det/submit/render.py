@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from hpc_det.plan.container_command import HPC_DET
+from hpc_det.plan.container import HPC_DET
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.resources import data_path
 from hpc_det.schedulers.scheduler import scheduler

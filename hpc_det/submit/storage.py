@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hpc_det.config.storage import SharedFs, store_url
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import write_json
-from hpc_det.plan.in_container import checkpoint_folder
+from hpc_det.plan.container import checkpoint_folder
 from hpc_det.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpc_det.node.process import descendants
-from hpc_det.plan.container_command import (
+from hpc_det.plan.container import (
     HPC_DET,
     PACKAGE,
     contained,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.plan.container_command import PACKAGE
+from hpc_det.plan.container import PACKAGE
 from hpc_det.plan.job_plan import Container, Device, JobArray, JobPlan, Mount
 from hpc_det.submit.render import render
 from tests.plan.plans import job_plan

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_det.plan.container_command import srun_flags
+from hpc_det.plan.container import srun_flags
 from hpc_det.plan.job_plan import JobArray, JobPlan
 from hpc_det.plan.priority import nice_of
 from hpc_det.requeue import Cause
