@@ -1,23 +1,27 @@
-"""Which container an experiment's ranks run in on a cluster, and what of it the cluster cannot give."""
+"""The container of a node: which one an experiment's ranks run in, what of it a cluster cannot give, and its command
+line: apptainer and podman as argument lists, pyxis as flags of srun.
+
+The ranks of a node share one container. In it they find, besides what the image has: the experiment's folder, the
+agent's private folder with the socket, the node's scratch folder, hpc_det itself below HPC_DET (an image need not have
+it, but Python 3.10 or newer and torch), and what the experiment mounts. No value of the environment stands on a command
+line: a file of mode 0600 in the private folder holds them, and the first process in the container reads it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_det.plan.job_plan import Container, Device, Mount
+from hpc_det.plan.job_plan import Container, Device, JobPlan, Mount
 
 if TYPE_CHECKING:
     from hpc_det.config.cluster import Cluster
     from hpc_det.config.job_sections import BindMount
     from hpc_det.config.schema import Experiment
-import os
-import re
-import shlex
-from collections.abc import Iterable, Mapping
-
-from hpc_det.plan.job_plan import JobPlan
 
 _NO_SHM_SIZE = ("apptainer", "pyxis")
 
@@ -159,6 +163,8 @@ def _mounts_without_container(experiment: Experiment) -> Iterator[str]:
                 "environment.image, or use the host's path"
             )
 
+
+# --- the command line
 
 HPC_DET = "/opt/hpc-det"
 """The folder on the container's PYTHONPATH; only the package lies in it, none of the host's other packages."""

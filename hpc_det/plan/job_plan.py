@@ -40,6 +40,57 @@ class JobArray:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Mount:
+    source: str
+    """On the host, absolute."""
+    target: str
+    """In the container, absolute."""
+    read_only: bool
+    propagation: str
+    """As mount(8) names it: rprivate, rshared, ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    source: str
+    target: str
+    mode: str
+    """Of the letters r (read), w (write) and m (make the node)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """One per node: the ranks of a node share it."""
+
+    runtime: str
+    """apptainer, podman or pyxis."""
+    image: str
+    """A path, an address with ://, or an image's name as Docker writes it."""
+    mounts: tuple[Mount, ...]
+    devices: tuple[Device, ...]
+    shm_size: int | None
+    """Bytes of /dev/shm; None: as the host has it."""
+    args: tuple[str, ...]
+    """The site's own flags for the runtime."""
+
+    @property
+    def starts_entrypoint(self) -> bool:
+        """Whether the node agent starts it, for the entrypoint; srun starts the whole agent in it otherwise."""
+        return self.runtime != "pyxis"
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Container:
+        """Raises DamagedFile."""
+        found = made(cls, data, "container")
+        return replace(
+            found,
+            mounts=tuple(made(Mount, mount, "container") for mount in data["mounts"]),
+            devices=tuple(made(Device, device, "container") for device in data["devices"]),
+            args=tuple(found.args),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobPlan:
     """The same for all jobs of an experiment. Round-trips: `JobPlan.from_json(plan.to_json()) == plan`."""
 
@@ -135,54 +186,3 @@ class JobPlan:
         plan = made(cls, {**data, "container": None}, "plan")
         texts: dict[str, Any] = {name: tuple(value) for name, value in vars(plan).items() if isinstance(value, list)}
         return replace(plan, **texts, container=data["container"] and Container.from_json(data["container"]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mount:
-    source: str
-    """On the host, absolute."""
-    target: str
-    """In the container, absolute."""
-    read_only: bool
-    propagation: str
-    """As mount(8) names it: rprivate, rshared, ..."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Device:
-    source: str
-    target: str
-    mode: str
-    """Of the letters r (read), w (write) and m (make the node)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Container:
-    """One per node: the ranks of a node share it."""
-
-    runtime: str
-    """apptainer, podman or pyxis."""
-    image: str
-    """A path, an address with ://, or an image's name as Docker writes it."""
-    mounts: tuple[Mount, ...]
-    devices: tuple[Device, ...]
-    shm_size: int | None
-    """Bytes of /dev/shm; None: as the host has it."""
-    args: tuple[str, ...]
-    """The site's own flags for the runtime."""
-
-    @property
-    def starts_entrypoint(self) -> bool:
-        """Whether the node agent starts it, for the entrypoint; srun starts the whole agent in it otherwise."""
-        return self.runtime != "pyxis"
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Container:
-        """Raises DamagedFile."""
-        found = made(cls, data, "container")
-        return replace(
-            found,
-            mounts=tuple(made(Mount, mount, "container") for mount in data["mounts"]),
-            devices=tuple(made(Device, device, "container") for device in data["devices"]),
-            args=tuple(found.args),
-        )

@@ -1,32 +1,36 @@
-"""Which jobs do the work of an experiment: how many, how large, how many at the same time."""
+"""Which jobs do the work of an experiment: how many nodes and ranks each has, how many jobs, how many at a time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobArray
 
 if TYPE_CHECKING:
     from hpc_det.config.cluster import Cluster
     from hpc_det.config.schema import Experiment
-from hpc_det.errors import UsageError
-
-if TYPE_CHECKING:
-    from hpc_det.config.cluster import Cluster
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gang:
+class RankLayout:
+    """Of a gang, or of the allocation of a job."""
+
     nodes: int
     ranks_per_node: int
 
 
-def gang(slots: int, cluster: Cluster, path: str = "resources.slots_per_trial") -> Gang:
-    """Raises UsageError, naming `path`, when `slots` fills no whole nodes, or more nodes than the cluster has."""
+def rank_layout(slots: int, cluster: Cluster, path: str = "resources.slots_per_trial") -> RankLayout:
+    """Return the nodes for `slots`, and the ranks on each.
+
+    Determined schedules any number of slots within one node and only whole nodes beyond; a request that fits neither
+    "waits indefinitely" there (its guide, *Scheduling Behavior*). Here it raises UsageError, which names `path` and
+    what would fit, as it does for more nodes than the cluster has.
+    """
     per_node = cluster.slots_per_node
     if slots <= per_node:
-        return Gang(nodes=1, ranks_per_node=slots)
+        return RankLayout(nodes=1, ranks_per_node=slots)
     if cluster.max_nodes is not None and slots > cluster.max_nodes * per_node:
         raise UsageError(
             f"{path}: {slots} is more than cluster '{cluster.name}' has, {cluster.max_nodes} "
@@ -38,13 +42,13 @@ def gang(slots: int, cluster: Cluster, path: str = "resources.slots_per_trial") 
             f"{path}: {slots} does not fill whole nodes of {per_node} slots on cluster "
             f"'{cluster.name}'; use {low} or {low + per_node}"
         )
-    return Gang(nodes=slots // per_node, ranks_per_node=per_node)
+    return RankLayout(nodes=slots // per_node, ranks_per_node=per_node)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    gang: Gang
-    job: Gang
+    gang: RankLayout
+    job: RankLayout
     """The allocation of one job."""
     arrays: tuple[JobArray, ...]
 
@@ -61,7 +65,7 @@ def placement(experiment: Experiment, cluster: Cluster, trials: int, first: int 
     in no way.
     """
     resources = experiment.resources
-    shape = gang(resources.slots_per_trial, cluster)
+    shape = rank_layout(resources.slots_per_trial, cluster)
     at_once = _at_once(experiment, trials)
     shared = resources.packed_slots or (
         _slots_here(cluster, resources.slots_per_trial) if not cluster.has_queue else None
@@ -69,7 +73,7 @@ def placement(experiment: Experiment, cluster: Cluster, trials: int, first: int 
     if shared is None:
         return Placement(gang=shape, job=shape, arrays=_arrays(trials, at_once, cluster.max_array_size, first))
     gangs = min(shared // resources.slots_per_trial, at_once)
-    job = gang(shared, cluster) if gangs > 1 else shape
+    job = rank_layout(shared, cluster) if gangs > 1 else shape
     return Placement(gang=shape, job=job, arrays=(JobArray(first=first, count=1, workers_each=gangs),))
 
 

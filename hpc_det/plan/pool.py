@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hpc_det.errors import UsageError
 from hpc_det.plan.checkpoint_interval import grace_is_too_short
 from hpc_det.plan.container import container_notes, container_problems
-from hpc_det.plan.placement import gang
+from hpc_det.plan.placement import rank_layout
 from hpc_det.plan.priority import priority_notes
 
 if TYPE_CHECKING:
@@ -93,9 +93,9 @@ def _name_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
 def _gang_problems(experiment: Experiment, cluster: Cluster) -> Iterator[str]:
     resources = experiment.resources
     try:
-        shape = gang(resources.slots_per_trial, cluster)
+        shape = rank_layout(resources.slots_per_trial, cluster)
         if resources.packed_slots and resources.packed_slots % resources.slots_per_trial == 0:
-            gang(resources.packed_slots, cluster, "resources.packed_slots")
+            rank_layout(resources.packed_slots, cluster, "resources.packed_slots")
     except UsageError as error:
         yield from error.problems
         return

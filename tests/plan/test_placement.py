@@ -10,7 +10,7 @@ from hpc_det.config.cluster import Cluster
 from hpc_det.config.schema import Experiment
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobArray
-from hpc_det.plan.placement import Gang, Placement, gang, placement
+from hpc_det.plan.placement import Placement, RankLayout, placement, rank_layout
 
 
 def cluster(max_nodes: int | None = None) -> Cluster:
@@ -22,13 +22,13 @@ def cluster(max_nodes: int | None = None) -> Cluster:
     [(1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 1, 4), (8, 2, 4), (12, 3, 4), (4000, 1000, 4)],
 )
 def test_any_number_fits_a_node_and_whole_nodes_fit_beyond(slots: int, nodes: int, ranks_per_node: int) -> None:
-    assert gang(slots, cluster()) == Gang(nodes=nodes, ranks_per_node=ranks_per_node)
+    assert rank_layout(slots, cluster()) == RankLayout(nodes=nodes, ranks_per_node=ranks_per_node)
 
 
 @pytest.mark.parametrize(("slots", "low", "high"), [(5, 4, 8), (7, 4, 8), (9, 8, 12), (4001, 4000, 4004)])
 def test_part_of_a_node_is_an_error_that_names_what_would_fit(slots: int, low: int, high: int) -> None:
     with pytest.raises(UsageError) as error:
-        gang(slots, cluster())
+        rank_layout(slots, cluster())
     assert str(error.value) == (
         f"resources.slots_per_trial: {slots} does not fill whole nodes of 4 slots on cluster 'atlas'; "
         f"use {low} or {high}"
@@ -38,7 +38,7 @@ def test_part_of_a_node_is_an_error_that_names_what_would_fit(slots: int, low: i
 @pytest.mark.parametrize("slots", [9, 10, 12])
 def test_more_than_the_cluster_has_is_an_error_that_names_the_most(slots: int) -> None:
     with pytest.raises(UsageError) as error:
-        gang(slots, cluster(max_nodes=2))
+        rank_layout(slots, cluster(max_nodes=2))
     assert str(error.value) == (
         f"resources.slots_per_trial: {slots} is more than cluster 'atlas' has, 2 node(s) of 4 slots; use at most 8"
     )
@@ -46,15 +46,15 @@ def test_more_than_the_cluster_has_is_an_error_that_names_the_most(slots: int) -
 
 @pytest.mark.parametrize("slots", [1, 4, 8])
 def test_all_of_the_cluster_may_be_asked_for(slots: int) -> None:
-    shape = gang(slots, cluster(max_nodes=2))
+    shape = rank_layout(slots, cluster(max_nodes=2))
     assert shape.nodes * shape.ranks_per_node == slots
 
 
 def test_no_advice_exceeds_the_cluster() -> None:
     with pytest.raises(UsageError, match=r"use 4 or 8$"):
-        gang(7, cluster(max_nodes=2))
+        rank_layout(7, cluster(max_nodes=2))
     with pytest.raises(UsageError, match=r"use at most 4$"):
-        gang(5, cluster(max_nodes=1))
+        rank_layout(5, cluster(max_nodes=1))
 
 
 RANDOM = {"name": "random", "metric": "loss", "max_length": {"batches": 10}}
@@ -80,7 +80,7 @@ def placed(
 
 def test_a_single_trial_is_one_job_of_its_gangs_size() -> None:
     found = placed(1, resources={"slots_per_trial": 8})
-    assert found.gang == found.job == Gang(nodes=2, ranks_per_node=4)
+    assert found.gang == found.job == RankLayout(nodes=2, ranks_per_node=4)
     assert found.arrays == (JobArray(first=0, count=1),)
     assert found.workers == 1
 
@@ -88,7 +88,7 @@ def test_a_single_trial_is_one_job_of_its_gangs_size() -> None:
 def test_each_trial_has_a_job_and_as_many_run_as_may_train_at_the_same_time() -> None:
     found = placed(64, searcher={"max_concurrent_trials": 16})
     assert found.arrays == (JobArray(first=0, count=64, at_once=16),)
-    assert found.job == found.gang == Gang(nodes=1, ranks_per_node=1)
+    assert found.job == found.gang == RankLayout(nodes=1, ranks_per_node=1)
 
 
 @pytest.mark.parametrize("limit", [0, 64, 100])
@@ -115,8 +115,8 @@ def test_arrays_are_as_long_as_the_cluster_allows_and_workers_count_through() ->
 
 def test_packed_slots_are_one_allocation_that_whole_gangs_share() -> None:
     found = placed(64, resources={"slots_per_trial": 2, "packed_slots": 8}, searcher={"max_concurrent_trials": 16})
-    assert found.gang == Gang(nodes=1, ranks_per_node=2)
-    assert found.job == Gang(nodes=2, ranks_per_node=4)
+    assert found.gang == RankLayout(nodes=1, ranks_per_node=2)
+    assert found.job == RankLayout(nodes=2, ranks_per_node=4)
     assert found.arrays == (JobArray(first=0, count=1, workers_each=4),)
     assert found.workers == 4
 
@@ -141,13 +141,13 @@ def test_an_allocation_that_fits_in_no_way_is_refused() -> None:
 
 def test_without_a_queue_all_gangs_that_fit_share_this_machine() -> None:
     found = placed(64, resources={"slots_per_trial": 2}, scheduler="local", slots_per_node=8, max_nodes=1)
-    assert found.job == Gang(nodes=1, ranks_per_node=8)
+    assert found.job == RankLayout(nodes=1, ranks_per_node=8)
     assert found.arrays == (JobArray(first=0, count=1, workers_each=4),)
 
 
 def test_a_single_trial_without_a_queue_takes_what_it_needs() -> None:
     found = placed(1, resources={"slots_per_trial": 2}, scheduler="local", slots_per_node=8, max_nodes=1)
-    assert found.job == found.gang == Gang(nodes=1, ranks_per_node=2)
+    assert found.job == found.gang == RankLayout(nodes=1, ranks_per_node=2)
     assert found.arrays == (JobArray(first=0, count=1, workers_each=1),)
 
 

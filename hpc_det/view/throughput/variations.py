@@ -8,7 +8,7 @@ from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.config.merge import Tree
-from hpc_det.plan.placement import gang
+from hpc_det.plan.placement import rank_layout
 from hpc_det.search.sample import constant
 from hpc_det.view.throughput.measurement import Aim, Measured, Measurement
 
@@ -45,7 +45,7 @@ def variations(experiment: Tree, cluster: Cluster, most_slots: int | None = None
         aggregation_frequency=experiment["optimizations"]["aggregation_frequency"],
     )
     most = most_slots or baseline.slots
-    gang(most, cluster, "--max-slots")
+    rank_layout(most, cluster, "--max-slots")
     others, left_out = [replace(baseline, aim=Aim.INPUT, trains_on="first batch")], list[str]()
     if baseline.slots > 1:
         others.append(replace(baseline, aim=Aim.COMMUNICATION, aggregation_frequency=RARELY))
