@@ -167,6 +167,14 @@ class Cluster(Section):
         """In minutes, rounded up; 0: not at all."""
         return time_limit_min(self.exclude_nodes_for) if self.exclude_nodes_for else 0
 
+    @property
+    def preemption_grace_s(self) -> int | None:
+        """Seconds that a preempted job has for its save; None: unknown, or jobs are never preempted.
+
+        Profiles made from what a scheduler reports have a grace_time_s for pools that preempt nobody, too.
+        """
+        return self.grace_time_s if self.preempt_mode in ("requeue", "cancel") else None
+
     def in_pool(self, name: str | None) -> Cluster:
         """The profile as the pool `name` changes it; None stands for the default pool, and an unknown one for none."""
         pool = self.pools.get(name) if name else next((pool for pool in self.pools.values() if pool.default), None)

@@ -9,7 +9,6 @@ from hpc_det.errors import UsageError
 from hpc_det.plan.container import container, unmountable
 from hpc_det.plan.job_plan import JobPlan
 from hpc_det.plan.placement import Placement
-from hpc_det.plan.pool import grace_of_preemption_s
 from hpc_det.store.folders import ExperimentFolder
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def plan_jobs(
         start_agents_with=cluster.start_agents_with,
         mpi_launcher=tuple(cluster.mpi_launcher),
         network_interface=cluster.dtrain_network_interface,
-        grace_time_s=grace_of_preemption_s(cluster),
+        grace_time_s=cluster.preemption_grace_s,
         resume=way_back(cluster, in_arrays=any(array.count > 1 for array in place.arrays))
         if cluster.has_queue
         else "requeue",

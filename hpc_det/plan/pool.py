@@ -49,7 +49,7 @@ def pool_notes(experiment: Experiment, cluster: Cluster) -> list[str]:
 
 def cluster_notes(cluster: Cluster, pool: str | None) -> list[str]:
     """What a user should know of the pool, None for the default one."""
-    if grace_of_preemption_s(cluster.in_pool(pool)) != 0:
+    if cluster.in_pool(pool).preemption_grace_s != 0:
         return []
     return [
         f"{_pool_of(cluster, pool)} preempts without a grace time: a job may end before it has saved, and goes on from "
@@ -57,20 +57,12 @@ def cluster_notes(cluster: Cluster, pool: str | None) -> list[str]:
     ]
 
 
-def grace_of_preemption_s(cluster: Cluster) -> int | None:
-    """What a preempted job has for its save, `cluster` being the profile in a pool; None: nobody knows, or it never is.
-
-    Profiles made from what a scheduler tells have a grace time for pools that preempt nobody, too.
-    """
-    return cluster.grace_time_s if cluster.preempt_mode in ("requeue", "cancel") else None
-
-
 def save_notes(experiment: Experiment, cluster: Cluster, former: int, times: SaveTimes | None) -> list[str]:
     """What is known before the submission from saves of experiment `former`, whose longest are in `times`.
 
     `cluster` is the profile in the experiment's pool.
     """
-    grace_s = grace_of_preemption_s(cluster)
+    grace_s = cluster.preemption_grace_s
     if not times or not grace_is_too_short(grace_s, times) or experiment.checkpoint_interval == "auto":
         return []
     return [
