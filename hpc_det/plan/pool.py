@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hpc_det.errors import UsageError
 from hpc_det.plan.checkpoint_interval import grace_is_too_short
 from hpc_det.plan.container import container_notes, container_problems
-from hpc_det.plan.placement import rank_layout
+from hpc_det.plan.planner import rank_layout
 from hpc_det.plan.priority import priority_notes
 
 if TYPE_CHECKING:

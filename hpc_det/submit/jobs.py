@@ -15,8 +15,7 @@ from hpc_det.launch.job.excluded import excluded_hosts
 from hpc_det.node.files import write_atomic
 from hpc_det.node.json_files import write_json
 from hpc_det.plan.job_plan import JobArray, JobPlan
-from hpc_det.plan.placement import placement
-from hpc_det.plan.planner import plan_jobs
+from hpc_det.plan.planner import placement, plan_jobs
 from hpc_det.schedulers.own_jobs import unknown_jobs
 from hpc_det.schedulers.scheduler import NoAnswer, Submission, run_command, scheduler
 from hpc_det.search.journal import SearchJournal

@@ -18,8 +18,7 @@ from hpc_det.config.request import Request
 from hpc_det.errors import UsageError
 from hpc_det.plan.effective import Effective, effective
 from hpc_det.plan.job_plan import JobArray, JobPlan
-from hpc_det.plan.placement import placement
-from hpc_det.plan.planner import plan_jobs
+from hpc_det.plan.planner import placement, plan_jobs
 from hpc_det.schedulers.pbs import scheduler as pbs_flags
 from hpc_det.schedulers.slurm import scheduler as slurm_flags
 from hpc_det.store.folders import ExperimentFolder

@@ -10,8 +10,7 @@ from hpc_det.config.cluster import Cluster
 from hpc_det.config.schema import Experiment
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import Container, Device, JobPlan, Mount
-from hpc_det.plan.placement import placement
-from hpc_det.plan.planner import plan_jobs
+from hpc_det.plan.planner import placement, plan_jobs
 from hpc_det.plan.pool import in_its_pool, pool_problems
 from hpc_det.store.folders import ExperimentFolder
 from tests.plan.sites import cluster, experiment

@@ -10,7 +10,7 @@ from hpc_det.config.cluster import Cluster
 from hpc_det.config.schema import Experiment
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobArray
-from hpc_det.plan.placement import Placement, RankLayout, placement, rank_layout
+from hpc_det.plan.planner import Placement, RankLayout, placement, rank_layout
 
 
 def cluster(max_nodes: int | None = None) -> Cluster:

@@ -9,8 +9,7 @@ from hpc_det.config.cluster import Cluster
 from hpc_det.config.schema import Experiment
 from hpc_det.errors import UsageError
 from hpc_det.plan.job_plan import JobPlan
-from hpc_det.plan.placement import placement
-from hpc_det.plan.planner import plan_jobs
+from hpc_det.plan.planner import placement, plan_jobs
 from hpc_det.store.folders import ExperimentFolder
 
 PYTHON = "/opt/venv/bin/python"

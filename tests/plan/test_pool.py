@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.plan.pool import cluster_notes, grace_of_preemption_s, pool_notes, pool_problems, save_notes
+from hpc_det.plan.pool import cluster_notes, pool_notes, pool_problems, save_notes
 from hpc_det.store.save_times import SaveTimes, after_save
 from tests.checkpoint.saved import save
 from tests.plan.sites import cluster, experiment
@@ -112,7 +112,7 @@ def test_a_grace_time_shorter_than_a_save_of_the_former_experiment_is_noted(
 
 @pytest.mark.parametrize(("mode", "known"), [("requeue", 0), ("cancel", 0), ("off", None), ("suspend", None)])
 def test_only_a_pool_that_preempts_has_a_grace_time(mode: str, known: int | None) -> None:
-    assert grace_of_preemption_s(cluster(preempt_mode=mode, grace_time_s=0)) == known
+    assert cluster(preempt_mode=mode, grace_time_s=0).preemption_grace_s == known
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.config.merge import Tree
-from hpc_det.plan.placement import rank_layout
+from hpc_det.plan.planner import rank_layout
 from hpc_det.search.sample import constant
 from hpc_det.view.throughput.measurement import Aim, Measured, Measurement
 
