@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpc_det.search.metric import better
+from hpc_det.search.method import better
 from hpc_det.search.state import Entry
 
 

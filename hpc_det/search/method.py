@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -62,3 +63,12 @@ class SearchMethod(Protocol):
     @property
     def trials_expected(self) -> int:
         """How many trials it will create in all, replacements of invalid ones left out."""
+
+
+def better(value: float, than: float | None, smaller_is_better: bool) -> bool:
+    """Strictly better; NaN is never better, and anything is better than nothing."""
+    if math.isnan(value):
+        return False
+    if than is None or math.isnan(than):
+        return True
+    return value < than if smaller_is_better else value > than

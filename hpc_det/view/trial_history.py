@@ -16,8 +16,7 @@ from hpc_det.checkpoint.committed import Committed, committed, newest_steps
 from hpc_det.config.merge import Tree
 from hpc_det.node.json_files import DamagedFile, Shape, fits, made, read_json, read_map
 from hpc_det.requeue import Action, AttemptEnd, Cause, decide
-from hpc_det.search.method import Exit
-from hpc_det.search.metric import better
+from hpc_det.search.method import Exit, better
 from hpc_det.store.attempt import StopRequest, first_failure
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hpc_det.search.metric import better
+from hpc_det.search.method import better
 
 NAN, INF = math.nan, math.inf
 

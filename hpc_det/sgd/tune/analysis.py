@@ -14,7 +14,7 @@ from hpc_det.checkpoint.committed import committed
 from hpc_det.errors import UsageError, nearest
 from hpc_det.node.json_files import read_json
 from hpc_det.search.journal import SearchJournal
-from hpc_det.search.metric import better
+from hpc_det.search.method import better
 from hpc_det.search.state import TrialState
 from hpc_det.sgd.json_values import number
 from hpc_det.sgd.tune.files import DONE, ITERATION, Mode, TuneFolder, TuneTrial, checkpoint_data
