@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 
-from hpc_det.search.method import Exit, Work
+from hpc_det.search.method import Exit, Trials, Work
 from hpc_det.search.rung import Rung
-from hpc_det.search.trials import Trials
 
 NEARLY_DONE = 0.99
 """Progress of a search that has promoted as many trials as it expected to, and goes on."""

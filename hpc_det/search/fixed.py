@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_det.search.method import Exit, Work
-from hpc_det.search.trials import Trials
+from hpc_det.search.method import Exit, Trials, Work
 
 
 class FixedSearch:

@@ -6,7 +6,7 @@ ROUNDS = '''
 import math
 
 from hpc_det.search.method import Work
-from hpc_det.search.trials import Trials
+from hpc_det.search.method import Trials
 
 
 class Rounds:
