@@ -9,8 +9,7 @@ from typing import Any
 from hpc_det.search.adaptive import adaptive_asha
 from hpc_det.search.asha import AsyncHalving, rung_lengths
 from hpc_det.search.custom import CustomSearch
-from hpc_det.search.fixed import FixedSearch
-from hpc_det.search.method import SearchMethod
+from hpc_det.search.method import FixedSearch, SearchMethod
 from hpc_det.search.population import Population
 from hpc_det.search.sample import GridSampler, PointsSampler, Sampler, Space, SpaceSampler
 

@@ -30,8 +30,7 @@ from typing import Any, Literal
 from hpc_det.errors import HpcDetError, shown
 from hpc_det.node.json_files import Count, DamagedFile, Shape, problem_of
 from hpc_det.search.custom import CustomSearch
-from hpc_det.search.fixed import FixedSearch
-from hpc_det.search.method import Exit, SearchMethod, Work
+from hpc_det.search.method import Exit, FixedSearch, SearchMethod, Work
 
 _SHAPES: dict[str, Shape] = {
     "submitted": {"first": Count, "count": Count, "stay": bool},

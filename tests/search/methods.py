@@ -69,7 +69,7 @@ POPULATION = '''
 import math
 import random
 
-from hpc_det.search.fixed import FixedSearch
+from hpc_det.search.method import FixedSearch
 
 
 class Population(FixedSearch):

@@ -25,9 +25,8 @@ from hpc_det.plan.job_plan import JobPlan
 from hpc_det.requeue import Action, Cause
 from hpc_det.schedulers.scheduler import JobState, run_command, scheduler
 from hpc_det.schedulers.shared_answers import SharedAnswers
-from hpc_det.search.fixed import FixedSearch
 from hpc_det.search.journal import SearchJournal
-from hpc_det.search.method import Exit, Work
+from hpc_det.search.method import Exit, FixedSearch, Work
 from hpc_det.store.attempt import Reason, first_failure, read_stop, request_stop
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.journal import Journal, Overtaken
