@@ -6,7 +6,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_det.search.rung import Rung
+from hpc_det.search.asha import Rung
 
 EVENTS = st.sampled_from(["settle", "pause", "pause", "unpause", "promote", "forget"])
 VALUES = st.one_of(st.sampled_from([0.0, 1.0]), st.floats())
