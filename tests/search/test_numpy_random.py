@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_det.search.numpy_random import NumpyRandom
+from hpc_det.search.sample import NumpyRandom
 
 SEEDS = st.integers(0, 2**32 - 1)
 WIDTHS = st.one_of(
