@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_det.errors import UsageError, nearest
+from hpc_det.search.custom import load_class
 from hpc_det.search.method import Exit
 from hpc_det.search.sample import Space, base_of, constant, is_nested, kind_of
 from hpc_det.search.state import SearchState
-from hpc_det.search.user_class import load_class
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
