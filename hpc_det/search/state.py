@@ -22,7 +22,7 @@ to stay alive, and a decision cannot be lost or taken twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,7 @@ from typing import Any, Literal
 from hpc_det.errors import HpcDetError, shown
 from hpc_det.node.json_files import Count, DamagedFile, Shape, problem_of
 from hpc_det.search.custom import CustomSearch
-from hpc_det.search.method import Exit, FixedSearch, SearchMethod, Work
+from hpc_det.search.method import Exit, FixedSearch, SearchMethod, Work, better
 
 _SHAPES: dict[str, Shape] = {
     "submitted": {"first": Count, "count": Count, "stay": bool},
@@ -272,3 +272,24 @@ def _check_rules(rules: int) -> None:
             f"this search goes by rules {rules} and this hpc_det by rules {RULES}, so decisions would change; use the "
             f"version that it was submitted with, or start it again with `hpc-det experiment fork`"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestTrial:
+    """By all reports to the search."""
+
+    trial: int
+    metric: str
+    value: float
+    length: int | None
+    """At that report, in the unit of searcher.max_length."""
+
+
+def best_trial(told: Iterable[Entry], searcher: Mapping[str, Any]) -> BestTrial | None:
+    """`told`: the journal's entries, or those of them that are reports. None where no trial has reported a number."""
+    best: BestTrial | None = None
+    for entry in told:
+        value = entry.get("value")
+        if value is not None and better(value, best.value if best else None, searcher["smaller_is_better"]):
+            best = BestTrial(trial=entry["trial"], metric=searcher["metric"], value=value, length=entry["until"])
+    return best

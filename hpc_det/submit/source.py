@@ -9,8 +9,8 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import Committed, committed, lacks_files, newest_good
 from hpc_det.errors import UsageError
-from hpc_det.search.best import best_trial
 from hpc_det.search.journal import SearchJournal
+from hpc_det.search.state import best_trial
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 

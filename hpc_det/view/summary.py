@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpc_det.errors import HpcDetError
-from hpc_det.search.best import best_trial
+from hpc_det.search.state import best_trial
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.trial_history import Metrics
 from hpc_det.view.trials import counted, length_unit

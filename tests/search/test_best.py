@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpc_det.search.best import BestTrial, best_trial
 from hpc_det.search.journal import SearchJournal
+from hpc_det.search.state import BestTrial, best_trial
 from tests.cli.life import Life, halving
 
 
