@@ -137,25 +137,27 @@ class AsyncHalving:
         return self._rungs[rung].length - (self._rungs[rung - 1].length if rung else 0)
 
 
-Place: TypeAlias = tuple[bool, float, int, int]
+Standing: TypeAlias = tuple[bool, float, int, int]
 """Whether it is the worst there is, the value (smaller is better), the order of arrival, the trial."""
 
 
 class Rung:
+    """The trials that reported at one length, ranked."""
+
     def __init__(self, length: int) -> None:
         self.length = length
         self._arrived = 0
-        self._places: dict[int, Place] = {}
-        self._paused: list[Place] = []
+        self._standings: dict[int, Standing] = {}
+        self._paused: list[Standing] = []
         """A heap: those that may be promoted."""
-        self._settled: list[Place] = []
+        self._settled: list[Standing] = []
         """In order: those that went on or stopped."""
 
     def settle(self, trial: int, value: float) -> int:
         """The trial goes on or stops; how many of those before it are better. NaN is the worst value."""
-        place = self._arrive(trial, value)
-        better = bisect_left(self._settled, place)
-        self._settled.insert(better, place)
+        standing = self._arrive(trial, value)
+        better = bisect_left(self._settled, standing)
+        self._settled.insert(better, standing)
         return better
 
     def pause(self, trial: int, value: float) -> None:
@@ -164,7 +166,7 @@ class Rung:
 
     def share(self, divisor: float) -> int:
         """How many the best 1/divisor are."""
-        return int(len(self._places) / divisor)
+        return int(len(self._standings) / divisor)
 
     def promotable(self, divisor: float) -> int | None:
         """The best trial that waits, if it is among the best 1/divisor of all: who is better has settled."""
@@ -177,28 +179,28 @@ class Rung:
 
     def unpause(self, trial: int) -> None:
         """The trial waits no longer, and keeps its place."""
-        place = self._places[trial]
-        self._leave(place)
-        insort(self._settled, place)
+        standing = self._standings[trial]
+        self._leave(standing)
+        insort(self._settled, standing)
 
     def forget(self, trial: int) -> None:
         """As if it had never been here."""
-        if place := self._places.pop(trial, None):
-            i = bisect_left(self._settled, place)
-            if self._settled[i : i + 1] == [place]:
+        if place := self._standings.pop(trial, None):
+            i = bisect_left(self._settled, standing)
+            if self._settled[i : i + 1] == [standing]:
                 del self._settled[i]
             else:
-                self._leave(place)
+                self._leave(standing)
 
-    def _arrive(self, trial: int, value: float) -> Place:
+    def _arrive(self, trial: int, value: float) -> Standing:
         self._arrived += 1
         worst = math.isnan(value)
-        place = self._places[trial] = (worst, 0.0 if worst else value, self._arrived, trial)
+        standing = self._standings[trial] = (worst, 0.0 if worst else value, self._arrived, trial)
         return place
 
-    def _leave(self, place: Place) -> None:
-        if place == self._paused[0]:
+    def _leave(self, standing: Standing) -> None:
+        if standing == self._paused[0]:
             heapq.heappop(self._paused)
         else:  # rare: a trial ended that nobody worked on
-            self._paused.remove(place)
+            self._paused.remove(standing)
             heapq.heapify(self._paused)

@@ -110,6 +110,13 @@ class CustomSearch:
         return default
 
 
+# --- a class in the code of a trial, loaded without a trace: no folder on sys.path, no bytecode beside the file
+#
+# Every process that reads the journal of a search loads it, the command line too, often for many experiments. So each
+# file becomes a module of its own name, and what it imports is the standard library, hpc_det.search or an installed
+# package, not a neighbour.
+
+
 def load_class(name: str, code: Path) -> type[Any]:
     """The class `module:Class` of the module's file in the folder `code`.
 

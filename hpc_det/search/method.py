@@ -1,4 +1,7 @@
-"""What a search method is: it says what to train next, from nothing but what it was told."""
+"""What a search method is, what methods share, and the simplest one.
+
+A method says what to train next, from nothing but what it was told.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ class SearchMethod(Protocol):
 
 
 def better(value: float, than: float | None, smaller_is_better: bool) -> bool:
-    """Strictly better; NaN is never better, and anything is better than nothing."""
+    """Whether a value of the searcher's metric is strictly better; NaN never is, and any number is better than none."""
     if math.isnan(value):
         return False
     if than is None or math.isnan(than):
@@ -76,6 +79,8 @@ def better(value: float, than: float | None, smaller_is_better: bool) -> bool:
 
 
 class Trials:
+    """The trials of a search: which exist, which are worked on, which have work that waits, which are closed."""
+
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
         """How many to create, with a replacement for each invalid one."""
@@ -138,7 +143,7 @@ def _place(work: Work) -> tuple[int, int]:
 
 
 class FixedSearch:
-    """single, random, grid and points."""
+    """single, random, grid and points, which look at no metric: a number of trials, each trained in one go."""
 
     def __init__(self, trials: int, until: int | None, *, replaces_invalid: bool = False) -> None:
         """`replaces_invalid`: another trial comes for one with invalid hyperparameters, as no point of a grid can."""

@@ -228,6 +228,11 @@ def base_of(spec: Mapping[str, Any]) -> float:
     return float(spec.get("base") or 10)
 
 
+# --- numpy's legacy `RandomState` of one whole number, in pure Python: the same draws without loading numpy
+#
+# Both it and `random.Random` are the generator MT19937. They differ in how a seed fills its state and in how whole
+# numbers of a range are made of its words.
+
 _WORDS = 624
 _VERSION = 3
 """Of the state that `random.Random.setstate` takes."""

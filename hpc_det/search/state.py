@@ -276,7 +276,7 @@ def _check_rules(rules: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class BestTrial:
-    """By all reports to the search."""
+    """The best trial by all reports to the search."""
 
     trial: int
     metric: str
