@@ -185,7 +185,7 @@ class Rung:
 
     def forget(self, trial: int) -> None:
         """As if it had never been here."""
-        if place := self._standings.pop(trial, None):
+        if standing := self._standings.pop(trial, None):
             i = bisect_left(self._settled, standing)
             if self._settled[i : i + 1] == [standing]:
                 del self._settled[i]
@@ -196,7 +196,7 @@ class Rung:
         self._arrived += 1
         worst = math.isnan(value)
         standing = self._standings[trial] = (worst, 0.0 if worst else value, self._arrived, trial)
-        return place
+        return standing
 
     def _leave(self, standing: Standing) -> None:
         if standing == self._paused[0]:
