@@ -20,10 +20,8 @@ from hpc_det.cli.output import show
 from hpc_det.config.merge import Tree
 from hpc_det.errors import visible
 from hpc_det.node.json_files import parse_line
-from hpc_det.search.best import BestTrial, best_trial
-from hpc_det.search.method import Exit
-from hpc_det.search.metric import better
-from hpc_det.search.state import Entry
+from hpc_det.search.method import Exit, better
+from hpc_det.search.state import BestTrial, Entry, best_trial
 from hpc_det.store.folders import ExperimentFolder, TrialFolder
 from hpc_det.store.metrics import Record, reports_of
 from hpc_det.view.formatting import duration, length_in_words, number, values_in_words
