@@ -8,7 +8,6 @@ from hpc_det.distributed.metrics import scalar
 from hpc_det.distributed.searcher import SearcherContext
 from hpc_det.errors import UsageError, nearest
 from hpc_det.pytorch.loop.schedule import Progress, Schedule
-from hpc_det.pytorch.loop.schedule import Schedule
 from hpc_det.search.method import better
 
 
