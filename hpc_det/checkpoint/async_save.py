@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from hpc_det.checkpoint.committed import FileEntry
+from hpc_det.checkpoint.sealed_files import SaveAbandoned
+from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.checkpoint.staging import Staging
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.gang_messages import RankGone
@@ -25,10 +26,6 @@ REPORT_S = 20.0
 """How often a rank reports to rank 0 that it still writes, and rank 0 to all that the save makes progress."""
 LOOK_S = 1.0
 """Between two looks at whether a save makes progress."""
-
-
-class Abandoned(Exception):
-    """Nobody wants this checkpoint any more."""
 
 
 _FILES, _ENDED = "files of a checkpoint", "end of a save"
@@ -62,7 +59,7 @@ class Pending:
     def everyones(self) -> dict[str, FileEntry]:
         """The entries of all ranks on rank 0, when all have written; nothing on others.
 
-        Raises Abandoned; RankGone, with its number, for a rank that has ended or reports nothing any more.
+        Raises SaveAbandoned; RankGone, with its number, for a rank that has ended or reports nothing any more.
         """
         uuid = self.staging.uuid
         self._report({name: asdict(entry) for name, entry in self._entries.items()})
@@ -88,9 +85,9 @@ class Pending:
 
         def go_on() -> None:
             if time.time() > ends_at():
-                raise Abandoned
+                raise SaveAbandoned
 
-        with suppress(RankGone, Abandoned):
+        with suppress(RankGone, SaveAbandoned):
             self._messages.from_rank_0(
                 _ENDED,
                 f"committed checkpoint {self.staging.uuid}",
@@ -117,7 +114,7 @@ class Pending:
 
     def _go_on(self) -> None:
         if self._abandoned.is_set():
-            raise Abandoned
+            raise SaveAbandoned
         if self._messages.rank == 0:
             self._relay()
 
@@ -167,7 +164,7 @@ class Behind:
     def _run(self, work: Callable[[], object]) -> None:
         try:
             work()
-        except Abandoned:
+        except SaveAbandoned:
             pass
         except BaseException as error:
             self._error = error

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.checkpoint.async_save import Behind, Pending
-from hpc_det.checkpoint.committed import Committed, FileEntry, delete
+from hpc_det.checkpoint.committed import Committed, committed_at, folders, newest_first
+from hpc_det.checkpoint.committed_folder import delete
 from hpc_det.checkpoint.content import check_loadable
-from hpc_det.checkpoint.known import KnownCheckpoints
-from hpc_det.checkpoint.mirror import Mirror
+from hpc_det.checkpoint.object_store import Mirror
 from hpc_det.checkpoint.pinned_staging import WarmCopies
-from hpc_det.checkpoint.prune import superfluous
+from hpc_det.checkpoint.retention import superfluous
+from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.checkpoint.staging import Staging, clear_leftovers
 from hpc_det.checkpoint.verified import Readers, Reads
 from hpc_det.distributed.collectives import Distributed
@@ -233,3 +234,22 @@ class CheckpointContext:
                 delete(checkpoint.path, hidden=f".partial-{checkpoint.uuid}")
         if self._mirror:
             self._mirror.update([checkpoint for checkpoint in every if checkpoint.uuid not in gone], gone)
+
+
+class KnownCheckpoints:
+    def __init__(self, checkpoints: Path) -> None:
+        self._checkpoints = checkpoints
+        self._known: dict[str, Committed | None] = {}
+        """By folder; None: it is no checkpoint."""
+
+    def add(self, checkpoint: Committed) -> None:
+        """One that this process has committed."""
+        self._known[checkpoint.uuid] = checkpoint
+
+    def all(self) -> list[Committed]:
+        """The newest first, as they are there now: others may delete some."""
+        self._known = {path.name: self._at(path) for path in folders(self._checkpoints)}
+        return newest_first(checkpoint for checkpoint in self._known.values() if checkpoint)
+
+    def _at(self, path: Path) -> Committed | None:
+        return self._known[path.name] if path.name in self._known else committed_at(path)

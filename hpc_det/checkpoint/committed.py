@@ -9,40 +9,25 @@ Anything without that exact shape is not a checkpoint: a torn one is never chose
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hpc_det.checkpoint.crc import crc32
-from hpc_det.checkpoint.inspection import in_words, irregularities
-from hpc_det.checkpoint.passing_errors import tried_twice
-from hpc_det.checkpoint.reading import blocks_of, differences, open_regular, read_blocks
+from hpc_det.checkpoint.committed_folder import FolderFormat, OddManifest, delete, in_words, irregularities
+from hpc_det.checkpoint.reading import entry_of
+from hpc_det.checkpoint.seals import CRC, FileEntry
 from hpc_det.node import disk
 from hpc_det.node.files import make_folders, set_mode
 
 MANIFEST = "manifest.json"
+FORMAT = FolderFormat(MANIFEST, CRC)
 CODE, LOAD_DATA = "code", "load_data.json"
 """The folder of the trial's code in a checkpoint, and the file that says whether a checkpoint has one."""
-_CHUNK = 1 << 22
-_LARGEST_MANIFEST = 1 << 26
-"""Bytes: of half a million files."""
 _MOST = 1 << 62
 """Batches, or bytes of a file."""
-
-
-class OddManifest(Exception):
-    """What is wrong with a manifest."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileEntry:
-    size: int
-    crc32: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +63,17 @@ class Committed:
     def code(self) -> dict[str, FileEntry]:
         return {name: entry for name, entry in self.files.items() if self.is_code(name)}
 
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """The content of its manifest."""
+        return {
+            "uuid": self.uuid,
+            "steps_completed": self.steps,
+            "time": self.time,
+            "files": {name: asdict(entry) for name, entry in sorted(self.files.items())},
+            **({"removed": sorted(self.removed)} if self.removed else {}),
+        }
+
     def damage(self, *, folder: Path | None = None) -> list[str]:
         """What is wrong with its state, a sentence each; reads every byte (crc32 is free next to a disk).
 
@@ -99,8 +95,7 @@ class Committed:
     def _damage(self, folder: Path, files: dict[str, FileEntry], *, is_code: bool) -> list[str]:
         wrong = self.irregularities(folder, is_code=is_code)
         rest = {name: entry for name, entry in files.items() if name not in wrong}
-        blocks = blocks_of(rest)
-        return in_words(wrong | differences(rest, zip(blocks, read_blocks(folder, rest, blocks), strict=True)))
+        return in_words(wrong | FORMAT.damage(folder, rest))
 
 
 Damage = Callable[[Committed], list[str]]
@@ -124,7 +119,7 @@ def odd_ones(checkpoints: Path) -> Iterator[tuple[Path, str]]:
         except FileNotFoundError:
             continue
         except (OddManifest, OSError) as error:
-            yield folder, f"{MANIFEST}: {getattr(error, 'strerror', None) or error}"
+            yield folder, FORMAT.problem(error)
 
 
 def folders(checkpoints: Path) -> list[Path]:
@@ -172,43 +167,23 @@ def lacks_files(checkpoint: Committed) -> str:
 
 
 def checksum(path: Path) -> FileEntry:
-    crc, size = 0, 0
-    with open_regular(path) as file:
-        while chunk := file.read(_CHUNK):
-            crc = crc32(chunk, crc)
-            size += len(chunk)
-    return FileEntry(size=size, crc32=crc)
+    """What a manifest says about the file as it is now. Raises OSError."""
+    return entry_of(path, CRC)
 
 
-def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
-    """`manifest` with its own checksum."""
-    content = {name: value for name, value in manifest.items() if name != "crc32"}
-    return {**content, "crc32": crc32(json.dumps(content, sort_keys=True).encode())}
-
-
-def manifest_of(checkpoint: Committed) -> str:
-    manifest = {
-        "uuid": checkpoint.uuid,
-        "steps_completed": checkpoint.steps,
-        "time": checkpoint.time,
-        "files": {name: asdict(entry) for name, entry in sorted(checkpoint.files.items())},
-        **({"removed": sorted(checkpoint.removed)} if checkpoint.removed else {}),
-    }
-    return json.dumps(sealed(manifest), indent=1)
-
-
-def parsed(manifest_text: bytes, folder: Path) -> Committed:
+def parsed(manifest: bytes, folder: Path) -> Committed:
     """The checkpoint in `folder`, which may be a copy under another name. Raises OddManifest."""
+    return _from_manifest(FORMAT.parsed(manifest), folder)
+
+
+def _from_manifest(manifest: Mapping[str, Any], folder: Path) -> Committed:
     try:
-        manifest = json.loads(manifest_text)
-        if not isinstance(manifest, dict) or manifest != sealed(manifest):
-            raise OddManifest("torn: its checksum does not fit")
         files = {name: FileEntry(**entry) for name, entry in manifest["files"].items()}
         removed = tuple(manifest.get("removed", ()))
         found = Committed(
             path=folder, steps=manifest["steps_completed"], time=manifest["time"], files=files, removed=removed
         )
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (LookupError, TypeError, AttributeError):
         raise OddManifest("not of the shape that a manifest has") from None
     if problems := [*_odd_values(found)]:
         raise OddManifest("; ".join(problems))
@@ -228,15 +203,6 @@ def _odd_values(checkpoint: Committed) -> Iterator[str]:
         yield "removed is no list of names"
     else:
         yield from outside([*checkpoint.files, *checkpoint.removed])
-
-
-def delete(folder: Path, hidden: str) -> None:
-    """Renamed to `hidden` beside it first: a half-deleted folder is no checkpoint. What is gone already is no error."""
-    aside = folder.with_name(hidden)
-    disk.remove_tree(aside)
-    with suppress(FileNotFoundError):
-        disk.rename(folder, aside)
-    disk.remove_tree(aside)
 
 
 def copy_whole(checkpoint: Committed, get: Callable[[str, Path], object]) -> list[str]:
@@ -281,16 +247,8 @@ def _is_inside(name: str) -> bool:
 
 
 def read_manifest(folder: Path) -> Committed:
-    """Raises OddManifest, and OSError where there is none or it cannot be read."""
-    text = tried_twice(lambda: _manifest_text(folder))
-    if len(text) > _LARGEST_MANIFEST:
-        raise OddManifest(f"more than {_LARGEST_MANIFEST} bytes")
-    return parsed(text, folder)
-
-
-def _manifest_text(folder: Path) -> bytes:
-    with open_regular(folder / MANIFEST) as file:
-        return file.read(_LARGEST_MANIFEST + 1)
+    """The checkpoint in `folder`. Raises OddManifest, and OSError where there is no manifest or it cannot be read."""
+    return _from_manifest(FORMAT.read(folder), folder)
 
 
 def committed_at(folder: Path) -> Committed | None:

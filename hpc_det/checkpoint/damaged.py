@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from hpc_det.checkpoint.passing_errors import may_pass
+from hpc_det.checkpoint.committed import CODE, Committed, checksum
+from hpc_det.checkpoint.committed_folder import in_words
+from hpc_det.checkpoint.reading import may_pass
+from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.errors import HpcDetError
 from hpc_det.node import disk, full_disk
-from hpc_det.node.files import flush_folder
+from hpc_det.node.files import flush_folder, make_folders, write_atomic
 from hpc_det.node.json_files import read_json, write_json
 
 _PREFIX, _RECORD = ".damaged-", ".json"
@@ -92,3 +96,45 @@ def remove_damaged(checkpoints: Path, uuid: str) -> None:
     """For good, as its owner wants."""
     disk.remove_tree(checkpoints / f"{_PREFIX}{uuid}")
     disk.unlink(checkpoints / f"{_PREFIX}{uuid}{_RECORD}", missing_ok=True)
+
+
+def mend_code(checkpoint: Committed, own: Iterable[Path], others: Iterable[Path]) -> list[str]:
+    """Restore the code in `checkpoint`, and in the folders `own`, from where a file still is as the manifest says.
+
+    `others`: folders that are only read. Returns a sentence for all that was damaged.
+    """
+    owned, sources = [checkpoint.path / CODE, *own], [*others]
+    found = _planted(checkpoint)
+    for name, entry in checkpoint.code.items():
+        below = PurePosixPath(name).relative_to(CODE)
+        damaged = [folder / below for folder in owned if not _is_good(folder / below, entry)]
+        if not damaged:
+            continue
+        copies = (folder / below for folder in [*owned, *sources])
+        good = next((path for path in copies if path not in damaged and _is_good(path, entry)), None)
+        found += [_restored(path, good) for path in damaged]
+    return found
+
+
+def _planted(checkpoint: Committed) -> list[str]:
+    wrong = checkpoint.irregularities(checkpoint.path, is_code=True)
+    return in_words({name: problem for name, problem in wrong.items() if name not in checkpoint.code})
+
+
+def _is_good(path: Path, entry: FileEntry) -> bool:
+    try:
+        return path.lstat().st_size == entry.size and checksum(path) == entry
+    except OSError:
+        return False
+
+
+def _restored(path: Path, good: Path | None) -> str:
+    if good is None:
+        return f"{path} is damaged, and no good copy is left; what was trained is whole"
+    try:
+        make_folders(path.parent)
+        write_atomic(path, good.read_bytes())
+        os.chmod(path, good.stat().st_mode & 0o555)
+    except OSError as error:
+        return f"{path} is damaged, and cannot be restored from {good}: {error.strerror}; what was trained is whole"
+    return f"{path} was damaged; it is restored from {good}"

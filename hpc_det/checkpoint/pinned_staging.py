@@ -12,15 +12,14 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import torch
 from torch.cuda import cudart
-
-from hpc_det.checkpoint.storage_copies import copy_storages
 
 _ALIGNMENT = 512
 """Bytes; more than any type needs, and what copies from a GPU like."""
@@ -226,3 +225,51 @@ def _like(tensor: torch.Tensor, copies: Mapping[int, torch.UntypedStorage]) -> t
     if type(tensor) is torch.nn.Parameter:
         return torch.nn.Parameter(same, tensor.requires_grad)
     return same.requires_grad_(tensor.requires_grad)
+
+
+_PART = 1 << 20
+"""Bytes that a thread copies at a time. Smaller storages are left to the caller: threads would wait for the GIL."""
+_THREADS = 4
+"""At most: a few use all that memory can do."""
+_Part = tuple[int, int, int]
+"""Target, source, bytes: what memmove takes."""
+
+
+def copy_storages(pairs: Sequence[tuple[torch.UntypedStorage, torch.Tensor]]) -> None:
+    """Copy each storage into its uint8 tensor on the CPU, with as many threads as torch may use on this rank.
+
+    torch's own copy gives each core the same share, and waits for a core that others keep busy.
+    """
+    for storage, to in pairs:
+        if storage.device.type != "cpu":
+            to.copy_(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), non_blocking=True)
+    on_cpu = [(storage, to) for storage, to in pairs if storage.device.type == "cpu"]
+    large = [part for storage, to in on_cpu if storage.nbytes() >= _PART for part in _parts(storage, to)]
+    small = [part for storage, to in on_cpu if storage.nbytes() < _PART for part in _parts(storage, to)]
+    left = iter(large)
+    others = min(torch.get_num_threads(), _THREADS, len(large)) - 1
+    threads = [Thread(target=_copy, args=(left,), name="copy", daemon=True) for _ in range(others)]
+    try:
+        for thread in threads:
+            thread.start()
+        _copy(small)
+        _copy(left)
+    finally:  # the threads use memory that may be freed when this returns
+        deque(left, maxlen=0)
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+    if any(storage.device.type == "cuda" for storage, _ in pairs):
+        torch.cuda.synchronize()
+
+
+def _parts(storage: torch.UntypedStorage, to: torch.Tensor) -> Iterator[_Part]:
+    source, target, size = storage.data_ptr(), to.data_ptr(), storage.nbytes()
+    for offset in range(0, size, _PART):
+        yield target + offset, source + offset, min(_PART, size - offset)
+
+
+def _copy(parts: Iterable[_Part]) -> None:
+    """Copy each part that no other thread has taken from the same iterator."""
+    for part in parts:
+        ctypes.memmove(*part)

@@ -1,18 +1,15 @@
-"""Durable snapshots: a folder each, committed by one rename, every file sealed with the key of the run.
+"""Durable snapshots: committed folders whose files and manifest are sealed with the key of the run.
 
     snapshots/12/state.pt        what all ranks share; copied by a node agent out of its memory
                  own             what each rank keeps for itself, one after the other
                  snapshot.json   {"number", "epochs_done", "calls", "round", "size",
                                   "own": [BYTES OF RANK 0, ...], "files": {NAME: [SIZE, MAC]}, "mac"}
 
-Order, each step durable before the next: files, manifest, the partial folder, the rename, the parent folder. Nothing of
-a snapshot may be unpickled before `newest` has given it.
+Nothing of a snapshot may be unpickled before `newest` has given it.
 """
 
 from __future__ import annotations
 
-import hmac
-import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -22,13 +19,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hpc_det.checkpoint.committed import delete
+from hpc_det.checkpoint.committed_folder import FolderFormat, OddManifest, delete, in_words
+from hpc_det.checkpoint.sealed_files import GoOn, write_sealed
+from hpc_det.checkpoint.seals import HmacEntry, HmacSeal
 from hpc_det.node import disk
-from hpc_det.node.files import flush_folder, write_atomic
-from hpc_det.node.json_files import write_json
-from hpc_det.node.key import derived
 from hpc_det.store.run_folder import RunFolder
-from hpc_det.store.sealed_file import Sealed, seal, seal_of
 
 KEPT = 2
 ABANDONED_S = 3.0
@@ -68,23 +63,21 @@ class Partial:
     def path(self) -> Path:
         return self.run.snapshots / f".{self.number}.partial"
 
-    @property
-    def state(self) -> Path:
-        """Where the agent shall write it to (write_sealed)."""
-        return self.path / _STATE
+    def write(self, content: memoryview, go_on: GoOn = lambda: None) -> HmacEntry:
+        """What all ranks share; see `write_sealed`."""
+        return write_sealed(self.path / _STATE, content, HmacSeal(self.run.key()), go_on)
 
     def commit(
         self,
-        state: Sealed,
+        state: HmacEntry,
         own: Sequence[bytes],
         *,
         epochs_done: int,
         calls: int,
         round: Mapping[str, Any] = MappingProxyType({}),
     ) -> Durable:
-        """When the agent has answered with the seal of its copy. Older ones go, but for the one before."""
-        key, joined = self.run.key(), b"".join(own)
-        write_atomic(self.path / _OWN, joined)
+        """When the agent has written what all ranks share. Older ones go, but for the one before."""
+        seal, final = HmacSeal(self.run.key()), self.run.snapshots / str(self.number)
         content = {
             "number": self.number,
             "epochs_done": epochs_done,
@@ -92,12 +85,9 @@ class Partial:
             "round": dict(round),
             "size": len(own),
             "own": [len(part) for part in own],
-            "files": {_STATE: state, _OWN: seal(joined, key)},
+            "files": {_STATE: state, _OWN: write_sealed(self.path / _OWN, memoryview(b"".join(own)), seal)},
         }
-        write_json(self.path / _MANIFEST, {**content, "mac": _mac_of(content, key)})
-        final = self.run.snapshots / str(self.number)
-        disk.rename(self.path, final)
-        flush_folder(self.run.snapshots)
+        FolderFormat(_MANIFEST, seal).commit(self.path, final, content)
         for number in _numbers(self.run)[KEPT:]:
             delete(self.run.snapshots / str(number), f".{number}.old")
         return Durable(
@@ -109,10 +99,6 @@ class Partial:
             size=len(own),
             own=[*own],
         )
-
-
-class Damage(Exception):
-    """What is wrong with a snapshot."""
 
 
 def begin(run: RunFolder, number: int) -> Partial:
@@ -150,26 +136,31 @@ def _partial_sizes(run: RunFolder) -> dict[Path, int]:
     return sizes
 
 
+class Damage(Exception):
+    """What is wrong with a snapshot."""
+
+
 def newest(run: RunFolder) -> Durable | None:
     """The newest snapshot that is whole and of this run: every byte is read. What is skipped is named in a warning."""
-    key = run.key()
+    folder_format = FolderFormat(_MANIFEST, HmacSeal(run.key()))
     for number in _numbers(run):
         try:
-            return _checked(run.snapshots / str(number), key)
+            return _checked(run.snapshots / str(number), folder_format)
         except (Damage, OSError) as problem:
             _log.warning("snapshot %s cannot be used, an older one is looked for: %s", number, problem)
     return None
 
 
-def _checked(folder: Path, key: bytes) -> Durable:
-    manifest = _manifest(folder, key)
-    own = (folder / _OWN).read_bytes()
-    for name, found in (_OWN, seal(own, key)), (_STATE, seal_of(folder / _STATE, key)):
-        expected = Sealed(*manifest["files"][name])
-        if found.size != expected.size:
-            raise Damage(f"{folder / name}: {found.size} bytes, the manifest says {expected.size}")
-        if not hmac.compare_digest(found.mac, expected.mac):
-            raise Damage(f"{folder / name}: the content has changed, its seal does not fit")
+def _checked(folder: Path, folder_format: FolderFormat[HmacEntry]) -> Durable:
+    try:
+        manifest = folder_format.read(folder)
+    except (OddManifest, OSError) as error:
+        raise Damage(f"{folder}: {folder_format.problem(error)}") from None
+    if str(manifest["number"]) != folder.name:
+        raise Damage(f"{folder}: {_MANIFEST}: of snapshot {manifest['number']}")
+    files = {name: HmacEntry(*manifest["files"][name]) for name in (_STATE, _OWN)}
+    if wrong := folder_format.damage(folder, files):
+        raise Damage(f"{folder}: {'; '.join(in_words(wrong))}")
     return Durable(
         path=folder,
         number=manifest["number"],
@@ -177,27 +168,8 @@ def _checked(folder: Path, key: bytes) -> Durable:
         calls=manifest["calls"],
         round=manifest.get("round", {}),  # snapshots of earlier versions have none
         size=manifest["size"],
-        own=split(own, manifest["own"]),
+        own=split((folder / _OWN).read_bytes(), manifest["own"]),
     )
-
-
-def _manifest(folder: Path, key: bytes) -> dict[str, Any]:
-    path = folder / _MANIFEST
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_bytes())
-        mac = manifest.pop("mac")
-    except (ValueError, LookupError, AttributeError, TypeError):
-        raise Damage(f"{path}: torn") from None
-    if not hmac.compare_digest(str(mac).encode(), _mac_of(manifest, key).encode()):
-        raise Damage(f"{path}: its seal is not of the key of this run; it has changed, or the key has")
-    if str(manifest["number"]) != folder.name:
-        raise Damage(f"{path}: of snapshot {manifest['number']}")
-    return manifest
-
-
-def _mac_of(manifest: dict[str, Any], key: bytes) -> str:
-    """What the files of ranks say must not pass for one of these."""
-    return seal(json.dumps(manifest, sort_keys=True).encode(), derived(key, "manifests")).mac
 
 
 def split(joined: bytes | bytearray, lengths: Sequence[int]) -> list[bytes]:

@@ -1,8 +1,4 @@
-"""Writing a checkpoint: every rank puts its files into a hidden partial folder, rank 0 commits it by one rename.
-
-Order, each step durable before the next: files, manifest, the partial folder, the rename, the parent folder. A kill at
-any point leaves either the old state or the new one.
-"""
+"""Writing a checkpoint: every rank puts its files into a hidden partial folder, rank 0 commits it by one rename."""
 
 from __future__ import annotations
 
@@ -15,12 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_det.checkpoint.checksummed import ChecksummedFile, checksummed
-from hpc_det.checkpoint.committed import MANIFEST, Committed, FileEntry, checksum, manifest_of
+from hpc_det.checkpoint.committed import FORMAT, Committed, checksum
 from hpc_det.checkpoint.reading import open_regular
+from hpc_det.checkpoint.sealed_files import SealedFile, sealed_file
+from hpc_det.checkpoint.seals import CRC, FileEntry
 from hpc_det.errors import HpcDetError
 from hpc_det.node import disk
-from hpc_det.node.files import flush_folder, make_folder, make_folders, set_mode, write_atomic, write_flushed
+from hpc_det.node.disk import flush_folder
+from hpc_det.node.files import make_folder, make_folders, set_mode, write_atomic
 
 
 @dataclass(frozen=True)
@@ -44,13 +42,13 @@ class Staging:
     @contextmanager
     def file(
         self, name: str, entries: dict[str, FileEntry], go_on: Callable[[], object] = lambda: None
-    ) -> Iterator[ChecksummedFile]:
+    ) -> Iterator[SealedFile[FileEntry]]:
         """Write `name`, which may be below folders; flushed to disk, and its entry put into `entries`, when the block
         ends. `go_on` is asked before each block, and raises to end it.
         """
         path = self.partial / name
         make_folders(path.parent)
-        with checksummed(path, go_on) as file:
+        with sealed_file(path, CRC, go_on) as file:
             yield file
         entries[name] = file.entry
 
@@ -72,10 +70,7 @@ class Staging:
         """
         now = max(time.time(), math.nextafter(after, math.inf))
         checkpoint = Committed(path=self.checkpoints / self.uuid, steps=steps, time=now, files=entries)
-        write_flushed(self.partial / MANIFEST, manifest_of(checkpoint))
-        flush_folder(self.partial)
-        disk.rename(self.partial, checkpoint.path)
-        flush_folder(self.checkpoints)
+        FORMAT.commit(self.partial, checkpoint.path, checkpoint.manifest)
         return checkpoint
 
 

@@ -11,22 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpc_det.checkpoint.code import mend_code
 from hpc_det.checkpoint.committed import (
+    FORMAT,
     MANIFEST,
     Committed,
     committed,
     committed_at,
     copy_whole,
-    delete,
-    manifest_of,
     newest_first,
     outside,
 )
-from hpc_det.checkpoint.damaged import remove_damaged
-from hpc_det.checkpoint.inspection import in_words
+from hpc_det.checkpoint.committed_folder import delete, in_words
+from hpc_det.checkpoint.damaged import mend_code, remove_damaged
+from hpc_det.checkpoint.object_store import Remote, remote_of
 from hpc_det.checkpoint.reading import open_regular
-from hpc_det.checkpoint.remote import Remote, remote_of
 from hpc_det.errors import HpcDetError
 from hpc_det.node import disk
 from hpc_det.node.files import write_atomic
@@ -76,7 +74,7 @@ class TrialStorage:
             with answering(remote):
                 remote.remove_files(rest, names)
         if is_here(rest.path):
-            write_atomic(rest.path / MANIFEST, manifest_of(rest))
+            write_atomic(rest.path / MANIFEST, FORMAT.text(rest.manifest))
             for name in names:
                 disk.unlink(rest.path / name, missing_ok=True)
 

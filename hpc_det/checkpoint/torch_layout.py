@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hpc_det.checkpoint.storage_copies import copy_storages
+from hpc_det.checkpoint.pinned_staging import copy_storages
 from hpc_det.errors import HpcDetError
 
 

@@ -15,19 +15,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from hpc_det.checkpoint.committed import (
-    MANIFEST,
-    Committed,
-    FileEntry,
-    OddManifest,
-    committed_at,
-    newest_good,
-    read_manifest,
-)
+from hpc_det.checkpoint.committed import FORMAT, Committed, committed_at, newest_good, read_manifest
+from hpc_det.checkpoint.committed_folder import OddManifest, in_words, irregularities
 from hpc_det.checkpoint.damaged import set_aside
-from hpc_det.checkpoint.inspection import in_words, irregularities
-from hpc_det.checkpoint.mirror import Mirror
+from hpc_det.checkpoint.object_store import Mirror
 from hpc_det.checkpoint.reading import Block, blocks_of, differences, read_blocks
+from hpc_det.checkpoint.seals import CRC, FileEntry
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError
 
@@ -98,11 +91,11 @@ class Readers:
                 f"system that all nodes share: see checkpoint_storage"
             )
         shares = shared([rank["node"] for rank in ranks], [rank["reads"] for rank in ranks], files)
-        found = gang.gather_json(read_blocks(folder, files, shares[gang.rank]))
+        found = gang.gather_json(read_blocks(folder, files, shares[gang.rank], CRC))
         nodes: dict[int, list[Any]] = {}
         for rank, share, results in zip(ranks, shares, found, strict=True):
             nodes.setdefault(rank["node"], []).extend(zip(share, results, strict=True))
-        wrong = (in_words(differences(_those_of(files, read), read)) for read in nodes.values())
+        wrong = (in_words(differences(_those_of(files, read), read, CRC)) for read in nodes.values())
         return list(dict.fromkeys(chain(*wrong)))
 
 
@@ -113,7 +106,7 @@ def _look_at(folder: Path) -> tuple[bool, list[str]]:
     except FileNotFoundError:
         return False, in_words(irregularities(folder))
     except (OddManifest, OSError) as error:
-        return True, [f"{MANIFEST}: {getattr(error, 'strerror', None) or error}"]
+        return True, [FORMAT.problem(error)]
 
 
 def shared(nodes: Sequence[int], reads: Sequence[Sequence[str]], files: Mapping[str, FileEntry]) -> list[list[Block]]:
@@ -128,7 +121,7 @@ def shared(nodes: Sequence[int], reads: Sequence[Sequence[str]], files: Mapping[
     shares: list[list[Block]] = [[] for _ in nodes]
     for node in every:
         ranks = [rank for rank, its_node in enumerate(nodes) if its_node == node]
-        blocks = blocks_of({name: entry for name, entry in files.items() if name in names[node]})
+        blocks = blocks_of({name: entry for name, entry in files.items() if name in names[node]}, CRC)
         for place, rank in enumerate(ranks):
             shares[rank] = blocks[place :: len(ranks)]
     return shares

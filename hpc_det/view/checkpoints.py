@@ -10,7 +10,7 @@ from typing import Any
 
 from hpc_det.checkpoint.committed import MANIFEST, Committed
 from hpc_det.checkpoint.damaged import Damaged, damaged_ones
-from hpc_det.checkpoint.prune import badness
+from hpc_det.checkpoint.retention import badness
 from hpc_det.checkpoint.storage import TrialStorage, is_here
 from hpc_det.config.merge import Tree
 from hpc_det.errors import HpcDetError, UsageError

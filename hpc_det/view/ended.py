@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_det.checkpoint.sources import source_of
+from hpc_det.checkpoint.retention import source_of
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder

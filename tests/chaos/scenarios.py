@@ -25,7 +25,6 @@ from hpc_det.store.experiments import ExperimentStore
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.journal import Journal
 from hpc_det.store.run_folder import RunFolder
-from hpc_det.store.sealed_file import write_sealed
 from hpc_det.sweep.files import SweepFiles
 from tests.chaos.gangs import on_forked_ranks
 from tests.pytorch.trials import CONFIG, Tiny
@@ -145,7 +144,7 @@ def takes_snapshots(folder: Path, say: Say) -> None:
     first = snapshots.last_number(run) + 1
     for calls in range(first, first + 3):
         partial = snapshots.begin(run, calls)
-        sealed = write_sealed(memoryview(b"%9d" % calls * 500), partial.state, run.key())
+        sealed = partial.write(memoryview(b"%9d" % calls * 500))
         partial.commit(sealed, [b"%9d" % calls, b""], epochs_done=calls, calls=calls)
         say(calls)
 

@@ -12,13 +12,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hpc_det.checkpoint import committed_folder as committed_folder_module
 from hpc_det.checkpoint import staging as staging_module
 from hpc_det.checkpoint.committed import Committed, newest_good
 from hpc_det.checkpoint.staging import new_staging
 from hpc_det.node import disk as disk_module
 from hpc_det.node import files as files_module
 
-SAVING = {staging_module.__file__, files_module.__file__, disk_module.__file__}
+SAVING = {staging_module.__file__, committed_folder_module.__file__, files_module.__file__, disk_module.__file__}
 PARTS = {"state_dict.pth": b"weights" * 5000, "progress.pth": b"steps", "rank-0.pth": b""}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpc_det.checkpoint.committed import Committed, FileEntry
+from hpc_det.checkpoint.committed import Committed
+from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.checkpoint.staging import new_staging
 from hpc_det.store.save_times import Save
 

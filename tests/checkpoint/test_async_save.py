@@ -16,11 +16,11 @@ import torch
 
 from hpc_det.checkpoint import async_save as pending
 from hpc_det.checkpoint import checkpoints as checkpoint
-from hpc_det.checkpoint import checksummed
 from hpc_det.checkpoint.async_save import Behind
 from hpc_det.checkpoint.checkpoints import CheckpointContext
 from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.content import load
+from hpc_det.checkpoint.seals import CRC
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.gang_messages import RankGone
 from tests.distributed.ranks import OnRanks
@@ -76,7 +76,7 @@ def test_training_goes_on_before_the_disk_has_it(folder: Path, disk: SlowDisk) -
 
 def test_one_that_is_given_up_leaves_nothing_that_could_be_taken_for_a_checkpoint(folder: Path, disk: SlowDisk) -> None:
     context = CheckpointContext(folder, Distributed())
-    context.begin(40, {"state.pth": torch.zeros(9 * checksummed.BLOCK, dtype=torch.uint8)})
+    context.begin(40, {"state.pth": torch.zeros(9 * CRC.written_bytes, dtype=torch.uint8)})
     giving_up = threading.Thread(target=context.abandoned)
     giving_up.start()
     assert context._pending is not None
@@ -162,7 +162,7 @@ def test_a_rank_that_fails_waits_for_a_long_save_that_makes_progress(
 
     monkeypatch.setattr(os, "pwrite", slow)
     context, began = CheckpointContext(folder, Distributed()), DiskTime.now
-    context.begin(40, {"state.pth": torch.zeros(12 * checksummed.BLOCK, dtype=torch.uint8)})
+    context.begin(40, {"state.pth": torch.zeros(12 * CRC.written_bytes, dtype=torch.uint8)})
     context.part()
     assert [each.steps for each in committed(folder)] == [40]
     assert DiskTime.now - began > 3 * checkpoint.PART_S
@@ -299,7 +299,7 @@ def writes_for_long(distributed: Distributed, folder: Path) -> int:
     context = CheckpointContext(folder, distributed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pending, "REPORT_S", 0.0)
-        blocks = torch.zeros(3 * checksummed.BLOCK, dtype=torch.uint8)
+        blocks = torch.zeros(3 * CRC.written_bytes, dtype=torch.uint8)
         context.begin(40, {f"rank-{distributed.rank}.pth": blocks})
         context.settled(wait=True)
     if distributed.is_chief:

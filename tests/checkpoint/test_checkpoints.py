@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from hpc_det.checkpoint.checkpoints import CheckpointContext
-from hpc_det.checkpoint.committed import FileEntry, committed
+from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.content import load
 from hpc_det.checkpoint.damaged import damaged_ones
+from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError
 from hpc_det.store.journal import Journal

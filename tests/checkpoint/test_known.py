@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.checkpoint import known
+from hpc_det.checkpoint import checkpoints as module
+from hpc_det.checkpoint.checkpoints import KnownCheckpoints
 from hpc_det.checkpoint.committed import Committed, committed_at
-from hpc_det.checkpoint.known import KnownCheckpoints
 from tests.checkpoint.saved import saved
 
 
@@ -18,7 +18,7 @@ def test_each_manifest_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read.append(folder.name)
         return committed_at(folder)
 
-    monkeypatch.setattr(known, "committed_at", noted)
+    monkeypatch.setattr(module, "committed_at", noted)
     earlier, checkpoints = saved(tmp_path, 3), KnownCheckpoints(tmp_path)
     (tmp_path / "no checkpoint").mkdir()
     assert [each.steps for each in checkpoints.all()] == [3]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.checkpoint.committed import MANIFEST, Committed, committed
-from hpc_det.checkpoint.remote import Remote
+from hpc_det.checkpoint.object_store import Remote
 from hpc_det.checkpoint.storage import TrialStorage
 from hpc_det.errors import HpcDetError
 from hpc_det.node.json_files import write_json

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 import hpc_det.checkpoint.verified
-from hpc_det.checkpoint import reading
 from hpc_det.checkpoint.checkpoints import CheckpointContext
-from hpc_det.checkpoint.committed import MANIFEST, FileEntry, committed
-from hpc_det.checkpoint.mirror import Mirror
+from hpc_det.checkpoint.committed import MANIFEST, committed
+from hpc_det.checkpoint.object_store import Mirror, Remote
 from hpc_det.checkpoint.reading import Block, Found, blocks_of, read_blocks
-from hpc_det.checkpoint.remote import Remote
+from hpc_det.checkpoint.seals import CRC, CrcSeal, FileEntry
 from hpc_det.checkpoint.verified import shared
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError
@@ -27,7 +26,7 @@ READS = [("state_dict.pth", f"rank-{rank}.pth") for rank in range(4)]
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(CRC, "read_bytes", 100)
 
 
 def names(shares: Sequence[Sequence[Block]]) -> list[set[str]]:
@@ -36,7 +35,7 @@ def names(shares: Sequence[Sequence[Block]]) -> list[set[str]]:
 
 def test_ranks_of_a_node_share_the_blocks_and_read_each_once() -> None:
     shares = shared([0, 0, 0, 0], READS, FILES)
-    assert Counter(block for share in shares for block in share) == Counter(blocks_of(FILES))
+    assert Counter(block for share in shares for block in share) == Counter(blocks_of(FILES, CRC))
     assert [len(share) for share in shares] == [4, 4, 4, 3]
 
 
@@ -45,7 +44,7 @@ def test_each_node_reads_once_what_its_ranks_load_and_a_part_of_what_nobody_load
     for node, ranks in ((one, (0, 1)), (another, (2, 3))):
         counts = Counter(block for share in node for block in share)
         assert set(counts.values()) == {1}
-        assert {block for block in blocks_of(FILES) if block.name == "state_dict.pth"} <= set(counts)
+        assert {block for block in blocks_of(FILES, CRC) if block.name == "state_dict.pth"} <= set(counts)
         assert {f"rank-{rank}.pth" for rank in ranks} <= set.union(*names(node))
     assert sum("code/a.py" in each for each in names(shares)) == 1
 
@@ -64,9 +63,9 @@ def noted_reads(patch: pytest.MonkeyPatch) -> list[str]:
     """The blocks that are read from now on, as name@offset."""
     read: list[str] = []
 
-    def noted(folder: Path, files: dict[str, FileEntry], blocks: list[Block]) -> list[Found]:
+    def noted(folder: Path, files: dict[str, FileEntry], blocks: list[Block], seal: CrcSeal) -> list[Found]:
         read.extend(f"{block.name}@{block.offset}" for block in blocks)
-        return read_blocks(folder, files, blocks)
+        return read_blocks(folder, files, blocks, seal)
 
     patch.setattr(hpc_det.checkpoint.verified, "read_blocks", noted)
     return read
@@ -79,7 +78,7 @@ def read_by_this_rank(distributed: Distributed, folder: Path, apart: bool) -> li
     checkpoints.save(10, {own: gang.rank, **({"state_dict.pth": b"x" * 1000, "other.pth": 0} if gang.is_chief else {})})
     with pytest.MonkeyPatch.context() as patch:
         read = noted_reads(patch)
-        patch.setattr(reading, "BLOCK_BYTES", 100)
+        patch.setattr(CRC, "read_bytes", 100)
         assert checkpoints.newest(lambda name: name in ("state_dict.pth", own))
     return read
 
@@ -87,14 +86,18 @@ def read_by_this_rank(distributed: Distributed, folder: Path, apart: bool) -> li
 def test_no_byte_is_read_twice_on_a_node(on_ranks: OnRanks, tmp_path: Path) -> None:
     read = on_ranks(2, read_by_this_rank, tmp_path, False)
     (checkpoint,) = committed(tmp_path)
-    assert sorted(read[0] + read[1]) == sorted(f"{block.name}@{block.offset}" for block in blocks_of(checkpoint.files))
+    assert sorted(read[0] + read[1]) == sorted(
+        f"{block.name}@{block.offset}" for block in blocks_of(checkpoint.files, CRC)
+    )
     assert abs(len(read[0]) - len(read[1])) <= 1
 
 
 def test_each_node_reads_for_itself(on_ranks: OnRanks, tmp_path: Path) -> None:
     first, second = on_ranks(2, read_by_this_rank, tmp_path, True)
     (checkpoint,) = committed(tmp_path)
-    common = {f"{block.name}@{block.offset}" for block in blocks_of(checkpoint.files) if block.name == "state_dict.pth"}
+    common = {
+        f"{block.name}@{block.offset}" for block in blocks_of(checkpoint.files, CRC) if block.name == "state_dict.pth"
+    }
     assert set(first) & set(second) == common
     assert {"rank-0.pth@0", "other.pth@0"} <= set(first)
     assert len(first) == len(set(first))

@@ -7,13 +7,16 @@ import io
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_det.checkpoint import committed as module
 from hpc_det.checkpoint.committed import Committed, committed, newest_good
+from hpc_det.checkpoint.committed_folder import FolderFormat, delete
 from hpc_det.checkpoint.damaged import set_aside
-from hpc_det.checkpoint.remote import Remote
+from hpc_det.checkpoint.object_store import Remote
+from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.node.json_files import write_json
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life, random_search
@@ -190,13 +193,13 @@ def test_a_uuid_is_found_without_a_look_into_other_trials(
     hpc_det: Command, life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
-    checkpoint, parsed = at(life, 1, 100), module.parsed
+    checkpoint, real = at(life, 1, 100), FolderFormat.read
 
-    def parse(text: bytes, folder: Path) -> Committed | None:
+    def noted(kind: FolderFormat[FileEntry], folder: Path) -> dict[str, Any]:
         read.append(folder)
-        return parsed(text, folder)
+        return real(kind, folder)
 
-    monkeypatch.setattr(module, "parsed", parse)
+    monkeypatch.setattr(FolderFormat, "read", noted)
     assert hpc_det("c", "describe", checkpoint.uuid).code == 0
     assert {folder.parent for folder in read} == {checkpoint.path.parent}
 
@@ -328,7 +331,7 @@ def moved_to_a_bucket(life: Life, bucket: Path, but: Committed | None = None) ->
         for checkpoint in committed(trial.checkpoints):
             remote.upload(checkpoint)
             if checkpoint != but:
-                module.delete(checkpoint.path, hidden=".gone")
+                delete(checkpoint.path, hidden=".gone")
 
 
 # --- rm
@@ -438,5 +441,5 @@ def with_another_file(checkpoint: Committed) -> Committed:
     (checkpoint.path / "rank-0.pth").write_bytes(b"generators")
     files = {**checkpoint.files, "rank-0.pth": module.checksum(checkpoint.path / "rank-0.pth")}
     more = Committed(path=checkpoint.path, steps=checkpoint.steps, time=checkpoint.time, files=files)
-    (checkpoint.path / module.MANIFEST).write_text(module.manifest_of(more))
+    (checkpoint.path / module.MANIFEST).write_text(module.FORMAT.text(more.manifest))
     return more

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.checkpoint.remote import Remote
+from hpc_det.checkpoint.object_store import Remote
 from hpc_det.node.json_files import write_json
 from hpc_det.schedulers.scheduler import JobState
 from hpc_det.store.experiments import ExperimentStore

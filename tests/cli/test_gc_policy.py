@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.checkpoint.policy import policy_of
-from hpc_det.checkpoint.prune import Policy
+from hpc_det.checkpoint.retention import Policy, policy_of
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.schedulers.scheduler import JobState
 from tests.cli.conftest import Command

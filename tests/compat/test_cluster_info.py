@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.checkpoint.committed import MANIFEST, sealed
+from hpc_det.checkpoint.committed import MANIFEST
+from hpc_det.checkpoint.seals import CRC
 from hpc_det.compat.cluster_info import ClusterInfo, TrialInfo
 from hpc_det.node.json_files import write_json
 from hpc_det.store.attempt import Attempt
@@ -37,7 +38,7 @@ def inside(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
 def commit(attempt: Attempt, uuid: str, steps: int) -> None:
     (attempt.trial.checkpoints / uuid).mkdir()
-    manifest = sealed({"uuid": uuid, "steps_completed": steps, "time": steps, "files": {}})
+    manifest = CRC.sealed({"uuid": uuid, "steps_completed": steps, "time": steps, "files": {}})
     (attempt.trial.checkpoints / uuid / MANIFEST).write_text(json.dumps(manifest))
 
 

@@ -20,8 +20,8 @@ from torch.utils.data import TensorDataset
 from hpc_det.checkpoint.checkpoints import CheckpointContext
 from hpc_det.checkpoint.committed import LOAD_DATA, committed, newest_good
 from hpc_det.checkpoint.content import load
-from hpc_det.checkpoint.prune import Policy
-from hpc_det.checkpoint.save_pace import SavePace
+from hpc_det.checkpoint.retention import Policy
+from hpc_det.checkpoint.save_schedule import SavePace
 from hpc_det.config.merge import merge
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog

@@ -17,7 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_det.checkpoint.committed import Committed, FileEntry, OddManifest, manifest_of, parsed
+from hpc_det.checkpoint.committed import FORMAT, Committed, parsed
+from hpc_det.checkpoint.committed_folder import OddManifest
+from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.config.plain_yaml import load_yaml
 from hpc_det.errors import HpcDetError
 from hpc_det.node.json_files import NUMBER, Count, DamagedFile, Moment, append_line, fits, made, read_json, read_map
@@ -94,7 +96,7 @@ def test_a_dataclass_is_made_of_what_fits_its_fields_alone(value: Any) -> None:
 
 
 def test_a_manifest_that_is_damaged_is_no_checkpoint() -> None:
-    whole = manifest_of(CHECKPOINT).encode()
+    whole = FORMAT.text(CHECKPOINT.manifest).encode()
     assert parsed(whole, CHECKPOINT.path) == CHECKPOINT
     cut = [whole[:length] for length in range(len(whole))]
     flipped = [whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(len(whole))]

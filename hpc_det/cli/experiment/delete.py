@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from hpc_det.checkpoint.committed import committed
-from hpc_det.checkpoint.remote import Remote, options
+from hpc_det.checkpoint.object_store import Remote, options
 from hpc_det.checkpoint.storage import answering
 from hpc_det.cli.confirm import confirm, yes_option
 from hpc_det.cli.experiment.stop import withdraw_jobs_left

@@ -1,4 +1,4 @@
-"""How DeepSpeed engines write and read their shards: checksummed and flushed like all files of a checkpoint, and read
+"""How DeepSpeed engines write and read their shards: flushed like all files of a checkpoint, and read
 without unpickling anything but tensors, numbers, texts, plain containers and a few of DeepSpeed's own small classes.
 """
 
@@ -20,9 +20,9 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from torch.serialization import get_unsafe_globals_in_checkpoint, skip_data
 
 from hpc_det.checkpoint.checkpoints import Put
-from hpc_det.checkpoint.checksummed import checksummed
-from hpc_det.checkpoint.content import not_loadable, read
-from hpc_det.checkpoint.numpy_values import stand_ins
+from hpc_det.checkpoint.content import not_loadable, read, stand_ins
+from hpc_det.checkpoint.sealed_files import sealed_file
+from hpc_det.checkpoint.seals import CRC
 from hpc_det.errors import HpcDetError
 
 
@@ -77,7 +77,7 @@ class ShardFiles(CheckpointEngine):  # type: ignore[misc]  # deepspeed has no ty
             folder, put = self._checkpoint
             put(str(place.relative_to(folder)), state_dict)
             return
-        with checksummed(place) as file:
+        with sealed_file(place, CRC) as file:
             torch.save(state_dict, file)  # type: ignore[arg-type]  # anything that writes will do
 
     def load(self, path: str, map_location: Any = None) -> Any:

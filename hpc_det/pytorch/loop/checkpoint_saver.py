@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from hpc_det.checkpoint.checkpoints import CheckpointContext, Put
-from hpc_det.checkpoint.committed import FileEntry
-from hpc_det.checkpoint.prune import RESUME_DEPTH, Policy
-from hpc_det.checkpoint.save_pace import LastSave, SavePace
+from hpc_det.checkpoint.retention import RESUME_DEPTH, Policy
+from hpc_det.checkpoint.save_schedule import LastSave, SavePace
+from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog, MetricWindow
 from hpc_det.distributed.preempt import StopAgreement

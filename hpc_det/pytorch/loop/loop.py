@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.checkpoint.checkpoints import CheckpointContext
-from hpc_det.checkpoint.prune import Policy
-from hpc_det.checkpoint.save_pace import SavePace
+from hpc_det.checkpoint.retention import Policy
+from hpc_det.checkpoint.save_schedule import SavePace
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog
 from hpc_det.distributed.preempt import StopAgreement

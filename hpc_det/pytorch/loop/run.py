@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from hpc_det.checkpoint.checkpoints import CheckpointContext
-from hpc_det.checkpoint.mirror import Mirror
+from hpc_det.checkpoint.object_store import Mirror, remote_of
 from hpc_det.checkpoint.pinned_staging import WarmCopies
-from hpc_det.checkpoint.policy import policy_of
-from hpc_det.checkpoint.prune import Policy
-from hpc_det.checkpoint.remote import remote_of
-from hpc_det.checkpoint.save_pace import SavePace
+from hpc_det.checkpoint.retention import Policy, policy_of
+from hpc_det.checkpoint.save_schedule import SavePace
 from hpc_det.config.rank_variables import RESUME_CHECK, THROUGHPUT, TrainsOn, stops_of, trains_on
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.listener import Listener

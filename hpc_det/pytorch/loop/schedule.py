@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal, cast
 
-from hpc_det.checkpoint.prune import Policy
+from hpc_det.checkpoint.retention import Policy
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import Position
 

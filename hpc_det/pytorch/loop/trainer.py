@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args
 
 import torch
 
-from hpc_det.checkpoint.prune import Policy
+from hpc_det.checkpoint.retention import Policy
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.rank_process import join_gang, note_error
 from hpc_det.distributed.rng import seed_everything

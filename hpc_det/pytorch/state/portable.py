@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from hpc_det.checkpoint.code import mend_code
-from hpc_det.checkpoint.committed import CODE, LOAD_DATA, FileEntry, checksum, committed_at
+from hpc_det.checkpoint.committed import CODE, LOAD_DATA, checksum, committed_at
+from hpc_det.checkpoint.damaged import mend_code
+from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
 from hpc_det.node.disk import temporary_beside

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from hpc_det.checkpoint.content import load, read
-from hpc_det.checkpoint.page_cache import is_in_memory
+from hpc_det.checkpoint.reading import is_in_memory
 from hpc_det.distributed.metrics import MetricWindow
 from hpc_det.distributed.rng import rng_state
 from hpc_det.errors import HpcDetError, UsageError

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_det.checkpoint.committed import Committed, FileEntry, committed, delete, newest_good
+from hpc_det.checkpoint.committed import Committed, committed, newest_good
+from hpc_det.checkpoint.committed_folder import delete
 from hpc_det.checkpoint.damaged import set_aside
-from hpc_det.checkpoint.prune import superfluous
+from hpc_det.checkpoint.retention import superfluous
+from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.checkpoint.staging import Staging
 from hpc_det.errors import UsageError
 from hpc_det.node.files import make_private

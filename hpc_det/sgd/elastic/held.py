@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from hpc_det.checkpoint.sealed_files import SaveAbandoned
 from hpc_det.checkpoint.snapshots import begin, last_number, split
 from hpc_det.errors import HpcDetError
 from hpc_det.node.frames import Message
 from hpc_det.store.run_folder import RunFolder
-from hpc_det.store.sealed_file import Superseded, write_sealed
 
 BUFFERS = 3
 """The newest whole snapshot, one on its way to the disk, and one that is being written."""
@@ -81,16 +81,20 @@ class Keeper:
     def _keep(self, held: Held, former: threading.Thread | None) -> None:
         if former:
             former.join()
-        with suppress(Superseded):
+        with suppress(SaveAbandoned):
             self._tell(keep(held, self._run, lambda: self._newest is not held))
 
 
 def keep(held: Held, run: RunFolder, is_superseded: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-    """Make it durable; what the driver is to hear of it. Raises Superseded if it was given up."""
+    """Make it durable; returns what the driver is sent about it. Raises SaveAbandoned if it was superseded."""
+
+    def go_on() -> None:
+        if is_superseded():
+            raise SaveAbandoned
+
     try:
         partial = begin(run, held.number)
-        state = write_sealed(held.buffer.content(), partial.state, run.key(), is_superseded)
-        partial.commit(state, held.own, **held.progress)
+        partial.commit(partial.write(held.buffer.content(), go_on), held.own, **held.progress)
     except OSError as error:
         return {"kept": held.number, "error": f"{error.filename or run.snapshots}: {error.strerror}"}
     except HpcDetError as error:  # the key is gone, or no secret any more

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hpc_det.checkpoint.checksummed import checksummed
-from hpc_det.checkpoint.committed import FileEntry
+from hpc_det.checkpoint.sealed_files import sealed_file
+from hpc_det.checkpoint.seals import CRC, FileEntry
 from hpc_det.checkpoint.staging import Staging
 from hpc_det.errors import UsageError
 from hpc_det.node.files import flush_folder, make_private
@@ -153,7 +153,7 @@ class _Session:
                 with suppress(FileExistsError):
                     (target / name).mkdir(mode=0o700)
             else:
-                with open(path, "rb") as file, checksummed(target / name) as copy:
+                with open(path, "rb") as file, sealed_file(target / name, CRC) as copy:
                     shutil.copyfileobj(file, copy, 1 << 22)
                 entries[name] = copy.entry
         for folder in {(target / name).parent for name in entries}:

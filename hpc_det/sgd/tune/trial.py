@@ -18,9 +18,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hpc_det.checkpoint.committed import Committed, committed, delete, newest_good
+from hpc_det.checkpoint.committed import Committed, committed, newest_good
+from hpc_det.checkpoint.committed_folder import delete
 from hpc_det.checkpoint.damaged import set_aside
-from hpc_det.checkpoint.prune import RESUME_DEPTH, superfluous
+from hpc_det.checkpoint.retention import RESUME_DEPTH, superfluous
 from hpc_det.checkpoint.staging import new_staging
 from hpc_det.errors import InvalidHP
 from hpc_det.node.json_files import append_line, read_json, write_json

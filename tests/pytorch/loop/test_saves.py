@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from hpc_det.checkpoint import known
+from hpc_det.checkpoint import checkpoints as checkpoints_module
 from hpc_det.checkpoint.committed import Committed, committed, committed_at
-from hpc_det.checkpoint.prune import Policy
+from hpc_det.checkpoint.retention import Policy
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.pytorch import PyTorchCallback
 from hpc_det.pytorch.loop import checkpoint_saver
@@ -316,7 +316,7 @@ def test_no_save_reads_the_manifests_of_others_again(tmp_path: Path, monkeypatch
         read.append(folder)
         return committed_at(folder)
 
-    monkeypatch.setattr(known, "committed_at", noted)
+    monkeypatch.setattr(checkpoints_module, "committed_at", noted)
     life = Life.begin(tmp_path, **{**EVERY_7, "min_checkpoint_period": {"batches": 1}, "checkpoint_storage": KEEP_ALL})
     life.attempt(StopAt(12))
     assert not read, "what this process has committed it knows"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.checkpoint.prune import Policy
+from hpc_det.checkpoint.retention import Policy
 from hpc_det.config.merge import merge
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import Batch, Epoch, TrainUnit

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.checkpoint.save_pace import SavePace
+from hpc_det.checkpoint.save_schedule import SavePace
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog
 from hpc_det.distributed.preempt import ForcedStop

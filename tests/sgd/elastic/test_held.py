@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from hpc_det.checkpoint.snapshots import newest
-from hpc_det.sgd.elastic import held as module
+from hpc_det.checkpoint.seals import HmacEntry
+from hpc_det.checkpoint.snapshots import Partial, newest
 from hpc_det.sgd.elastic.held import Buffer, Held, Keeper, keep
 from hpc_det.store.run_folder import RunFolder
-from hpc_det.store.sealed_file import Sealed, write_sealed
 
 
 @pytest.fixture
@@ -66,12 +65,14 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_reached, self.goes_on = threading.Event(), threading.Event()
-        monkeypatch.setattr(module, "write_sealed", self._write)
+        real = Partial.write
 
-    def _write(self, *arguments: Any) -> Sealed:
-        self.is_reached.set()
-        assert self.goes_on.wait(60)
-        return write_sealed(*arguments)
+        def write(*arguments: Any) -> HmacEntry:
+            self.is_reached.set()
+            assert self.goes_on.wait(60)
+            return real(*arguments)
+
+        monkeypatch.setattr(Partial, "write", write)
 
 
 def test_a_snapshot_on_its_way_is_given_up_for_a_newer_one(

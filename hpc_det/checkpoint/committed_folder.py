@@ -1,29 +1,99 @@
-"""What a checkpoint's folder may hold: regular files that the manifest names, in folders, which nobody else can change.
+"""Folders that are committed by one rename, with a manifest that seals itself and every file.
 
-Files of a checkpoint are loaded and imported, so what somebody else has put there must not be read. Nothing is opened
-here: a FIFO would wait for its writer for ever.
+Order, each step durable before the next: files, manifest, the partial folder, the rename, the parent folder. A kill at
+any point leaves either the old state or the new one.
+
+Such a folder contains regular files that the manifest names, in folders, which nobody else can change. Its files are
+loaded and imported, so what somebody else has put there must not be read. It is looked into before anything is opened.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import stat
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic
 
-from hpc_det.checkpoint.passing_errors import tried_twice
-from hpc_det.node.files import is_shared, others_may_write
+from hpc_det.checkpoint.reading import blocks_of, differences, kind_of, open_regular, read_blocks, tried_twice
+from hpc_det.checkpoint.seals import E, Seal
+from hpc_det.node import disk
+from hpc_det.node.disk import flush_folder
+from hpc_det.node.files import is_shared, others_may_write, write_flushed
 
-_KINDS = {
-    stat.S_IFLNK: "a symbolic link",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFDIR: "a folder",
-    stat.S_IFREG: "a file",
-}
+_LARGEST_MANIFEST = 1 << 26
+"""Bytes: of half a million files."""
+
+
+class OddManifest(Exception):
+    """What is wrong with a manifest."""
+
+
+@dataclass(frozen=True)
+class FolderFormat(Generic[E]):
+    """How folders of one kind are sealed."""
+
+    manifest: str
+    """The name of the file."""
+    seal: Seal[E]
+
+    def commit(self, partial: Path, folder: Path, content: Mapping[str, Any]) -> None:
+        """Make `folder` of the partial one beside it, whose files are on disk. `content`: of its manifest."""
+        write_flushed(partial / self.manifest, self.text(content))
+        flush_folder(partial)
+        disk.rename(partial, folder)
+        flush_folder(folder.parent)
+
+    def text(self, content: Mapping[str, Any]) -> str:
+        """The manifest with this content, as it is written."""
+        return json.dumps(self.seal.sealed(content), indent=1)
+
+    def read(self, folder: Path) -> dict[str, Any]:
+        """The content of the manifest in `folder`. Raises OddManifest, and OSError where it cannot be read."""
+        text = tried_twice(lambda: self._text_in(folder))
+        if len(text) > _LARGEST_MANIFEST:
+            raise OddManifest(f"more than {_LARGEST_MANIFEST} bytes")
+        return self.parsed(text)
+
+    def _text_in(self, folder: Path) -> bytes:
+        with open_regular(folder / self.manifest) as file:
+            return file.read(_LARGEST_MANIFEST + 1)
+
+    def parsed(self, text: bytes) -> dict[str, Any]:
+        """The content of a manifest. Raises OddManifest."""
+        try:
+            manifest = json.loads(text)
+            is_whole = isinstance(manifest, dict) and self.seal.fits(manifest)
+        except (ValueError, RecursionError):
+            raise OddManifest("not of the shape that a manifest has") from None
+        if not is_whole:
+            raise OddManifest(self.seal.misfit)
+        del manifest[self.seal.manifest_key]
+        found: dict[str, Any] = manifest
+        return found
+
+    def problem(self, error: OddManifest | OSError) -> str:
+        """What is wrong with a manifest, in words."""
+        return f"{self.manifest}: {getattr(error, 'strerror', None) or error}"
+
+    def damage(self, folder: Path, files: Mapping[str, E]) -> dict[str, str]:
+        """What is wrong with `files` in `folder`, by name; reads every byte."""
+        blocks = blocks_of(files, self.seal)
+        found = read_blocks(folder, files, blocks, self.seal)
+        return differences(files, zip(blocks, found, strict=True), self.seal)
+
+
+def delete(folder: Path, hidden: str) -> None:
+    """Renamed to `hidden` beside it first: a half-deleted folder is no checkpoint. What is gone already is no error."""
+    aside = folder.with_name(hidden)
+    disk.remove_tree(aside)
+    with suppress(FileNotFoundError):
+        disk.rename(folder, aside)
+    disk.remove_tree(aside)
 
 
 def irregularities(folder: Path, sizes: Mapping[str, int] | None = None, known: Collection[str] = ()) -> dict[str, str]:
@@ -67,10 +137,6 @@ def _look_into(folder: Path) -> tuple[dict[str, str], dict[str, int] | None]:
 def in_words(wrong: Mapping[str, str]) -> list[str]:
     """A sentence each."""
     return [problem if name == "." else f"{name}: {problem}" for name, problem in sorted(wrong.items())]
-
-
-def kind_of(mode: int) -> str:
-    return _KINDS.get(stat.S_IFMT(mode), "no regular file")
 
 
 def _trusted(folder: Path) -> set[int]:

@@ -14,15 +14,14 @@ from hpc_det.checkpoint.committed import (
     LOAD_DATA,
     MANIFEST,
     Committed,
-    FileEntry,
-    OddManifest,
     committed,
     newest_good,
     newest_steps,
     parsed,
-    sealed,
 )
+from hpc_det.checkpoint.committed_folder import OddManifest
 from hpc_det.checkpoint.damaged import damaged_ones, set_aside
+from hpc_det.checkpoint.seals import CRC, FileEntry
 from hpc_det.checkpoint.staging import new_staging
 from hpc_det.errors import HpcDetError
 from hpc_det.node.files import SHARED_FOLDER
@@ -167,7 +166,7 @@ ODD: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_an_odd_manifest_is_named_and_the_next_checkpoint_is_taken(what: str, folder: Path, newer: Committed) -> None:
     told = json.loads((newer.path / MANIFEST).read_text())
     ODD[what](told)
-    (newer.path / MANIFEST).write_text(json.dumps(sealed(told)))
+    (newer.path / MANIFEST).write_text(json.dumps(CRC.sealed(told)))
     found, (skipped,) = newest_good(folder, set_aside=set_aside)
     assert found is not None
     assert found.steps == 10

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_det.checkpoint.committed import Committed, FileEntry
-from hpc_det.checkpoint.save_pace import LastSave, SavePace
+from hpc_det.checkpoint.committed import Committed
+from hpc_det.checkpoint.save_schedule import LastSave, SavePace
+from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.plan.checkpoint_interval import UNKNOWN_MEAN_TIME_S, UNMEASURED_STALL_S, best_interval_s
 from hpc_det.requeue import Action, AttemptEnd, Cause, Decision

@@ -1,0 +1,194 @@
+"""What proves that a file or a manifest is whole: a CRC-32, or an HMAC that only a holder of the key can make.
+
+A file is sealed block by block: each block has a digest, and the digests of all blocks make up the file's entry in a
+manifest. So threads, ranks and nodes can share the blocks of a file, in any order. A manifest contains its own seal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+
+from hpc_det.node.key import derived
+
+try:  # about five times as fast as zlib's, so that training keeps its cores; not every machine has a wheel
+    from isal.isal_zlib import crc32
+except ImportError:
+    from zlib import crc32
+
+Digest = Any
+"""Of a block: an int for a CRC-32, bytes for an HMAC."""
+
+
+class Entry(Protocol):
+    """What a manifest says about a file."""
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """What the manifest of a checkpoint says about a file."""
+
+    size: int
+    crc32: int
+
+
+class HmacEntry(NamedTuple):
+    """What the manifest of a snapshot says about a file."""
+
+    size: int
+    mac: str
+    """In hexadecimal digits."""
+
+
+E = TypeVar("E", bound=Entry)
+
+
+class Seal(ABC, Generic[E]):
+    """One way to seal files and manifests."""
+
+    manifest_key: ClassVar[str]
+    """Where a manifest contains its own seal."""
+    misfit: ClassVar[str]
+    """What is said about a manifest whose seal is not that of its content."""
+    read_bytes: int
+    """Bytes of a block that is read; only the last block of a file is shorter."""
+    written_bytes: int
+    """The same of a block that is written."""
+
+    @abstractmethod
+    def digest(self, pieces: Iterable[memoryview]) -> Digest:
+        """Of a block, which comes in pieces."""
+
+    @abstractmethod
+    def entry(self, blocks: Iterable[tuple[int, Digest]]) -> E:
+        """The entry of a file, from the size in bytes and the digest of each of its blocks, in order."""
+
+    @abstractmethod
+    def difference(self, expected: E, found: E) -> str | None:
+        """What is wrong with the content of a file that has the expected size."""
+
+    @abstractmethod
+    def _of_manifest(self, content: bytes) -> int | str:
+        pass
+
+    def sealed(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """`manifest` with the seal of its content."""
+        content = {name: value for name, value in manifest.items() if name != self.manifest_key}
+        return {**content, self.manifest_key: self._of_manifest(json.dumps(content, sort_keys=True).encode())}
+
+    def fits(self, manifest: Mapping[str, Any]) -> bool:
+        """Whether `manifest` contains the seal of its content."""
+        found, expected = manifest.get(self.manifest_key), self.sealed(manifest)[self.manifest_key]
+        return type(found) is type(expected) and hmac.compare_digest(str(found).encode(), str(expected).encode())
+
+
+class CrcSeal(Seal[FileEntry]):
+    """Detects what a disk or a crash has damaged."""
+
+    manifest_key = "crc32"
+    misfit = "torn: its checksum does not fit"
+    read_bytes = 1 << 24
+    written_bytes = 1 << 21
+
+    def digest(self, pieces: Iterable[memoryview]) -> int:
+        crc = 0
+        for piece in pieces:
+            crc = crc32(piece, crc)
+        return crc
+
+    def entry(self, blocks: Iterable[tuple[int, int]]) -> FileEntry:
+        size, crc = 0, 0
+        for block_bytes, digest in blocks:
+            size, crc = size + block_bytes, crc_of_both(crc, digest, block_bytes)
+        return FileEntry(size=size, crc32=crc)
+
+    def difference(self, expected: FileEntry, found: FileEntry) -> str | None:
+        if found == expected:
+            return None
+        return f"crc32 {found.crc32:08x}, the manifest says {expected.crc32:08x}"
+
+    def _of_manifest(self, content: bytes) -> int:
+        return crc32(content)
+
+
+CRC = CrcSeal()
+
+
+class HmacSeal(Seal[HmacEntry]):
+    """HMAC-SHA256 over the SHA-256 of each block: only a holder of the key can have written what it fits."""
+
+    manifest_key = "mac"
+    misfit = "its seal is not of the key of this run; it has changed, or the key has"
+    read_bytes = written_bytes = 1 << 22
+    """A part of every seal: none that was made with another number fits."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def digest(self, pieces: Iterable[memoryview]) -> bytes:
+        sha256 = hashlib.sha256()
+        for piece in pieces:
+            sha256.update(piece)
+        return sha256.digest()
+
+    def entry(self, blocks: Iterable[tuple[int, bytes]]) -> HmacEntry:
+        whole = [(size, digest) for size, digest in blocks if size]
+        # derived: no seal of another kind that is made with the same key can stand for one of a file
+        mac = hmac.new(derived(self._key, "files"), b"".join(digest for _, digest in whole), "sha256")
+        return HmacEntry(sum(size for size, _ in whole), mac.hexdigest())
+
+    def difference(self, expected: HmacEntry, found: HmacEntry) -> str | None:
+        is_same = hmac.compare_digest(found.mac.encode(), str(expected.mac).encode())
+        return None if is_same else "the content has changed, its seal does not fit"
+
+    def _of_manifest(self, content: bytes) -> str:
+        """Under a key of its own: what a file contains must not pass for a manifest."""
+        seal, size = HmacSeal(derived(self._key, "manifests")), self.read_bytes
+        blocks = [memoryview(content)[offset : offset + size] for offset in range(0, len(content), size)]
+        return seal.entry((len(block), seal.digest([block])) for block in blocks).mac
+
+
+# --- crc32 is the remainder of a polynomial over GF(2), whose highest bit stands for x to the power of 0
+
+_ONE = 1 << 31
+_POLYNOMIAL = 0xEDB88320
+
+
+def crc_of_both(first: int, second: int, second_bytes: int) -> int:
+    """The crc32 of bytes that have the crc32 `first` and, after them, `second_bytes` that have `second`.
+
+    Appended bytes shift the first ones: multiply them by x to the power of their bits.
+    """
+    return _product(first, _shift(second_bytes)) ^ second
+
+
+@lru_cache
+def _shift(count: int) -> int:
+    """x to the power of the bits of `count` bytes."""
+    power, square = _ONE, _ONE >> 8
+    while count:
+        if count & 1:
+            power = _product(power, square)
+        square = _product(square, square)
+        count >>= 1
+    return power
+
+
+def _product(one: int, other: int) -> int:
+    product = 0
+    while one:
+        if one & _ONE:
+            product ^= other
+        one = (one << 1) & 0xFFFFFFFF
+        other = (other >> 1) ^ (_POLYNOMIAL if other & 1 else 0)
+    return product
