@@ -1,4 +1,4 @@
-"""One checkpoint on its way to the disk: what a rank does for it, in the training thread or behind it."""
+"""One checkpoint on its way to the disk: what a rank does for it, in the training thread or in another one."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ LOOK_S = 1.0
 _FILES, _ENDED = "files of a checkpoint", "end of a save"
 
 
-class Pending:
-    """No collective is in it, so that training may go on meanwhile: ranks report to rank 0 by messages."""
+class AsyncSave:
+    """A rank's part in one save. It has no collective, so that training may continue: ranks send messages to rank 0."""
 
     def __init__(self, staging: Staging, distributed: Distributed) -> None:
         self.staging = staging
@@ -56,7 +56,7 @@ class Pending:
                 with self.staging.file(name, self._entries, self._go_on_writing) as file:
                     torch.save(content, file)  # type: ignore[arg-type]  # anything that writes will do
 
-    def everyones(self) -> dict[str, FileEntry]:
+    def gather_entries(self) -> dict[str, FileEntry]:
         """The entries of all ranks on rank 0, when all have written; nothing on others.
 
         Raises SaveAbandoned; RankGone, with its number, for a rank that has ended or reports nothing any more.
@@ -126,8 +126,8 @@ class Pending:
             self._messages.to_all(_ENDED, [self.staging.uuid, False])
 
 
-class Behind:
-    """Work that goes on behind the training."""
+class BackgroundTask:
+    """Work that a thread does while training continues."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._error: BaseException | None = None
@@ -145,7 +145,7 @@ class Behind:
     def join(self, timeout_s: float | None = None) -> None:
         self._thread.join(timeout_s)
 
-    def join_while_it_moves(self, progress: Callable[[], int], still_s: float, ends_at: Callable[[], float]) -> None:
+    def join_while_progressing(self, progress: Callable[[], int], still_s: float, ends_at: Callable[[], float]) -> None:
         """Return when it is done, when `progress()` was the same for `still_s` seconds, and at the time `ends_at()`."""
         clock, before = AwakeClock(LOOK_S), progress()
         while not self.is_done and time.time() < ends_at():

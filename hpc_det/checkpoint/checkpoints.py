@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_det.checkpoint.async_save import Behind, Pending
+from hpc_det.checkpoint.async_save import AsyncSave, BackgroundTask
 from hpc_det.checkpoint.committed import Committed, committed_at, folders, newest_first
 from hpc_det.checkpoint.committed_folder import delete
 from hpc_det.checkpoint.content import check_loadable
 from hpc_det.checkpoint.object_store import Mirror
-from hpc_det.checkpoint.pinned_staging import WarmCopies
+from hpc_det.checkpoint.pinned_staging import PinnedStaging
 from hpc_det.checkpoint.retention import superfluous
 from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.checkpoint.staging import Staging, clear_leftovers
@@ -30,11 +30,11 @@ Put = Callable[[str, Any], None]
 Write = Callable[[Path, Put], None]
 """Adds files to the partial folder of a checkpoint, by itself or by `Put`."""
 
-PART_S = 60.0
+STALLED_S = 60.0
 """A rank that has failed waits for the save in flight until that has made no progress for so many seconds."""
-LEAVE_S = 10.0
+EXIT_S = 10.0
 """Before the end of the job, for a rank that has failed to report why."""
-LONGEST_PART_S = 540.0
+LONGEST_WAIT_S = 540.0
 """For all of that wait: after ten minutes without a step of the other ranks the gang may be taken for hung."""
 
 
@@ -55,7 +55,7 @@ class CheckpointContext:
         distributed: Distributed,
         mirror: Mirror | None = None,
         may_commit: Callable[[], None] = lambda: None,
-        copies: WarmCopies | None = None,
+        copies: PinnedStaging | None = None,
     ) -> None:
         """`mirror`, on rank 0, where they are in an object store, too. `may_commit` raises where it is others'.
 
@@ -66,9 +66,9 @@ class CheckpointContext:
         self._may_commit = may_commit
         self._distributed = distributed
         self._mirror = mirror
-        self._copies = copies or WarmCopies()
-        self._pending: Pending | None = None
-        self._behind: Behind | None = None
+        self._copies = copies or PinnedStaging()
+        self._save: AsyncSave | None = None
+        self._task: BackgroundTask | None = None
         self.saved: Committed | None = None
         """On rank 0: the last one that was saved here."""
 
@@ -86,13 +86,13 @@ class CheckpointContext:
         `write` follows on every rank, and when all have written `finish` on rank 0, and `then` after the commit. Files
         without an entry are flushed by rank 0 and read for their checksums.
         """
-        pending = self._new(files, makes_folder=True)
-        pending.write(files)
+        save = self._new(files, makes_folder=True)
+        save.write(files)
         if write:
-            write(pending.staging.partial, lambda name, content: pending.write({name: content}))
-        self._commit(pending, steps, finish, then)
+            write(save.staging.partial, lambda name, content: save.write({name: content}))
+        self._commit(save, steps, finish, then)
         self._distributed.barrier()
-        return pending.staging.uuid
+        return save.staging.uuid
 
     def begin(
         self,
@@ -103,107 +103,107 @@ class CheckpointContext:
         write: Write | None = None,
         then: Callable[[], object] = lambda: None,
     ) -> str:
-        """The same, but all that lasts goes on behind the training: when it returns, `files` are copied.
+        """Like `save`, but returns when `files` are copied; the rest is done by a thread while training continues.
 
         `write` has been called then, and without one nothing has touched the disk; `finish` and `then` run in a
         thread. Only when the one before is settled.
         """
         assert not self.in_flight
-        pending = self._new(files, makes_folder=write is not None)
-        copied = dict(self._copies.of(files))
+        save = self._new(files, makes_folder=write is not None)
+        copied = dict(self._copies.copy(files))
 
         def put(name: str, content: Any) -> None:
-            copied[name] = self._copies.also(content)
+            copied[name] = self._copies.copy_more(content)
 
         if write:
-            write(pending.staging.partial, put)
+            write(save.staging.partial, put)
 
         def work() -> None:
             try:
-                make_folders(pending.staging.partial)
-                pending.write(copied)
-                self._commit(pending, steps, finish, then)
+                make_folders(save.staging.partial)
+                save.write(copied)
+                self._commit(save, steps, finish, then)
             finally:
                 if self._distributed.is_chief:
-                    pending.end()
+                    save.end()
 
-        self._pending, self._behind = pending, Behind(work)
-        return pending.staging.uuid
+        self._save, self._task = save, BackgroundTask(work)
+        return save.staging.uuid
 
-    def expect(self, *contents: Any) -> None:
-        """Not collective: what `begin` will be given, and each content that its `write` will put, so that the first
-        one takes no longer than the others.
+    def allocate(self, *contents: Any) -> None:
+        """Not collective. Allocate memory for what `begin` will be given, and for each content that its `write` will
+        put, so that the first save takes no longer than the others.
         """
         if not self.in_flight:
-            self._copies.expect(*contents)
+            self._copies.allocate(*contents)
 
     @property
     def in_flight(self) -> bool:
-        """Whether one was begun and is not settled: the same on all ranks."""
-        return self._behind is not None
+        """Whether a save was begun and is not settled: the same on all ranks."""
+        return self._task is not None
 
     def settled(self, *, wait: bool, timeout_s: float | None = None) -> bool:
-        """Whether the one that was begun is committed, and all that comes after it is done. Raises what went wrong.
+        """Whether the save that was begun is committed, and all that comes after it is done. Raises what went wrong.
 
         `wait`: until it is, or for `timeout_s` at most.
         """
-        if self._behind is None:
+        if self._task is None:
             return True
         if wait:
-            self._behind.join(timeout_s)
-        is_done = self._behind.is_done  # asked first: what goes wrong at the very end is seen then, too
-        self._behind.check()
+            self._task.join(timeout_s)
+        is_done = self._task.is_done  # asked first: what goes wrong at the very end is seen then, too
+        self._task.check()
         if not self._distributed.broadcast_json(is_done):
             return False
-        self._behind.join()
-        self._pending = self._behind = None
+        self._task.join()
+        self._save = self._task = None
         return True
 
-    def abandoned(self) -> bool:
-        """The one that was begun is not wanted any more. False where it was committed already."""
-        if self._pending is None or self._behind is None:
+    def abandon(self) -> bool:
+        """Give up the save that was begun. Returns False if it was committed already."""
+        if self._save is None or self._task is None:
             return True
-        self._pending.abandon()
-        self._behind.join()
-        is_committed = self.saved is not None and self.saved.uuid == self._pending.staging.uuid
-        self._pending = self._behind = None
+        self._save.abandon()
+        self._task.join()
+        is_committed = self.saved is not None and self.saved.uuid == self._save.staging.uuid
+        self._save = self._task = None
         return not self._distributed.broadcast_json(is_committed)
 
-    def part(self, ends_at: Callable[[], float | None] = lambda: None) -> None:
+    def wait_before_exit(self, ends_at: Callable[[], float | None] = lambda: None) -> None:
         """Not collective: a rank that has failed waits for the save in flight, since its end is the end of all ranks.
 
-        It waits as long as the save makes progress, `LONGEST_PART_S` at most, but not beyond `ends_at`: when the job
+        It waits as long as the save makes progress, `LONGEST_WAIT_S` at most, but not beyond `ends_at`: when the job
         will be gone (seconds since the epoch; None: not known). Whoever knows that may learn it meanwhile.
         """
-        latest = time.time() + LONGEST_PART_S
+        latest = time.time() + LONGEST_WAIT_S
 
         def last_moment() -> float:
             end = ends_at()
-            return latest if end is None else min(end - LEAVE_S, latest)
+            return latest if end is None else min(end - EXIT_S, latest)
 
-        pending, behind = self._pending, self._behind
-        if pending and behind:
-            behind.join_while_it_moves(lambda: pending.progress, PART_S, last_moment)
-            if not (self._distributed.is_chief or behind.has_failed):
-                pending.await_end(PART_S, last_moment)
+        save, task = self._save, self._task
+        if save and task:
+            task.join_while_progressing(lambda: save.progress, STALLED_S, last_moment)
+            if not (self._distributed.is_chief or task.has_failed):
+                save.await_end(STALLED_S, last_moment)
 
-    def _new(self, files: Mapping[str, Any], *, makes_folder: bool) -> Pending:
+    def _new(self, files: Mapping[str, Any], *, makes_folder: bool) -> AsyncSave:
         """`makes_folder`: all ranks find its folder afterwards."""
         check_loadable(files)
         staging = Staging(self._checkpoints, str(uuid.uuid4()))
         if makes_folder and self._distributed.is_chief:
             make_folder(staging.partial)
-        return Pending(Staging(self._checkpoints, self._distributed.broadcast_json(staging.uuid)), self._distributed)
+        return AsyncSave(Staging(self._checkpoints, self._distributed.broadcast_json(staging.uuid)), self._distributed)
 
-    def _commit(self, pending: Pending, steps: int, finish: Finish, then: Callable[[], object]) -> None:
-        everyones, staging = pending.everyones(), pending.staging
+    def _commit(self, save: AsyncSave, steps: int, finish: Finish, then: Callable[[], object]) -> None:
+        entries, staging = save.gather_entries(), save.staging
         if not self._distributed.is_chief:
             return
-        everyones.update(finish(staging.partial) or {})
-        staging.add_others(everyones)
+        entries.update(finish(staging.partial) or {})
+        staging.add_others(entries)
         self._may_commit()
         former = max((each.time for each in self._known.all() if each.steps == steps), default=0.0)
-        self.saved = staging.commit(steps, everyones, after=former)
+        self.saved = staging.commit(steps, entries, after=former)
         self._known.add(self.saved)
         clear_leftovers(self._checkpoints)
         then()

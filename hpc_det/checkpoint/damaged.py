@@ -98,7 +98,7 @@ def remove_damaged(checkpoints: Path, uuid: str) -> None:
     disk.unlink(checkpoints / f"{_PREFIX}{uuid}{_RECORD}", missing_ok=True)
 
 
-def mend_code(checkpoint: Committed, own: Iterable[Path], others: Iterable[Path]) -> list[str]:
+def repair_code(checkpoint: Committed, own: Iterable[Path], others: Iterable[Path]) -> list[str]:
     """Restore the code in `checkpoint`, and in the folders `own`, from where a file still is as the manifest says.
 
     `others`: folders that are only read. Returns a sentence for all that was damaged.

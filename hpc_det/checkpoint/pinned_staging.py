@@ -34,8 +34,8 @@ With MADV_DONTFORK a worker that frees its mmap unmaps whatever has taken that p
 _Storages = dict[int, torch.UntypedStorage]
 
 
-class WarmCopies:
-    """Of one rank; one copy at a time.
+class PinnedStaging:
+    """Memory of one rank for copies of what it saves; one copy at a time.
 
     The memory is in chunks: where a copy needs more than there is, a chunk is added for the rest.
     """
@@ -46,10 +46,10 @@ class WarmCopies:
         """
         self._folder = folder
         self._chunks: list[_Chunk] = []
-        self._warming: Thread | None = None
+        self._allocating: Thread | None = None
 
-    def expect(self, *contents: Any) -> None:
-        """Allocate memory for copies of `contents`, behind the training. Not while a copy is in use.
+    def allocate(self, *contents: Any) -> None:
+        """Allocate memory for copies of `contents`, in a thread. Not while a copy is in use.
 
         The contents are copied one by one: tensors that share memory share it in the copy of one content only.
         """
@@ -57,19 +57,19 @@ class WarmCopies:
         homeless = [storage for content in contents for storage in self._placed(_storages(content))[1].values()]
         if homeless:
             chunk = self._new_chunk(homeless)
-            self._warming = Thread(target=chunk.fault_in, name="warm", daemon=True)
-            self._warming.start()
+            self._allocating = Thread(target=chunk.fault_in, name="allocate", daemon=True)
+            self._allocating.start()
 
-    def of(self, content: Any) -> Any:
-        """The same with copies of all tensors, on the CPU. It is good until the next call.
+    def copy(self, content: Any) -> Any:
+        """Return `content` with copies of all tensors, on the CPU. It is good until the next call.
 
         Tensors that share memory go on to share it. `content` holds what a checkpoint may hold (check_loadable).
         """
         self._begin_anew()
-        return self.also(content)
+        return self.copy_more(content)
 
-    def also(self, content: Any) -> Any:
-        """`of` something more, which is good as long as the former. `content` may hold other objects, too."""
+    def copy_more(self, content: Any) -> Any:
+        """Copy something more, which is good as long as the last `copy`. `content` may hold other objects, too."""
         storages = _storages(content)
         places = self._places(storages)
         copy_storages([(storages[key], place) for key, place in places.items()])
@@ -79,9 +79,9 @@ class WarmCopies:
 
     def _begin_anew(self) -> None:
         """All memory is free again."""
-        if self._warming:
-            self._warming.join()
-            self._warming = None
+        if self._allocating:
+            self._allocating.join()
+            self._allocating = None
         if len(self._chunks) > _CHUNKS:
             for chunk in self._chunks:
                 chunk.unpin()
@@ -109,14 +109,14 @@ class WarmCopies:
         return places, homeless
 
     def _new_chunk(self, storages: Iterable[torch.UntypedStorage]) -> _Chunk:
-        """With room for these. Raises NoRoom where the folder has none."""
+        """With room for these. Raises StagingFull where the folder has none."""
         size = sum(_aligned(storage.nbytes()) for storage in storages)
         chunk = _Chunk(_new_memory(self._folder, max(size, mmap.PAGESIZE)))
         self._chunks.append(chunk)
         return chunk
 
 
-class NoRoom(RuntimeError):
+class StagingFull(RuntimeError):
     """In the staging folder of a node. It is no error of the user's, since elsewhere there may be room; and no full
     disk, whose space somebody may free: the job would wait for that for ever.
     """
@@ -153,7 +153,7 @@ class _Chunk:
 
 
 def _new_memory(folder: Path | None, size: int) -> mmap.mmap:
-    """Raises NoRoom: a full disk shows here, and kills nobody later."""
+    """Raises StagingFull: a full disk shows here, and kills nobody later."""
     if folder is None:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         try:
@@ -168,7 +168,7 @@ def _new_memory(folder: Path | None, size: int) -> mmap.mmap:
     except OSError as error:
         problem = error.strerror
     # Not in the handler: what comes from a full disk is not charged, and waits for space.
-    raise NoRoom(
+    raise StagingFull(
         f"{folder}: checkpoint_staging has no room on {socket.gethostname()} for a copy of {size} bytes of what is "
         f"saved: {problem}, {shutil.disk_usage(folder).free} are free; name another folder, or leave it out"
     )

@@ -39,7 +39,7 @@ class LastSave(Enum):
     """But the one in flight."""
 
 
-class SavePace:
+class SaveSchedule:
     """Of one attempt. All methods but `trained` are collective, or called by all ranks at the same batch."""
 
     def __init__(

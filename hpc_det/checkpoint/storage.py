@@ -22,7 +22,7 @@ from hpc_det.checkpoint.committed import (
     outside,
 )
 from hpc_det.checkpoint.committed_folder import delete, in_words
-from hpc_det.checkpoint.damaged import mend_code, remove_damaged
+from hpc_det.checkpoint.damaged import remove_damaged, repair_code
 from hpc_det.checkpoint.object_store import Remote, remote_of
 from hpc_det.checkpoint.reading import open_regular
 from hpc_det.errors import HpcDetError
@@ -95,7 +95,7 @@ class TrialStorage:
         if damage:
             raise HpcDetError([f"checkpoint {checkpoint.uuid}: damaged: {problem}" for problem in damage])
         experiment = self.trial.experiment()
-        return mend_code(copied, [], [experiment.code_kept, experiment.code])
+        return repair_code(copied, [], [experiment.code_kept, experiment.code])
 
     def _store_with(self, uuid: str) -> Remote | None:
         """The store, if it has this checkpoint."""

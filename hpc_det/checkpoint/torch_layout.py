@@ -20,8 +20,8 @@ from hpc_det.errors import HpcDetError
 
 
 @dataclass(frozen=True)
-class LaidOut:
-    """One file of `size` bytes."""
+class FileLayout:
+    """Where everything is in a file that torch.save would write."""
 
     size: int
     parts: list[tuple[int, bytes]]
@@ -29,15 +29,15 @@ class LaidOut:
     storages: list[tuple[int, torch.UntypedStorage]]
     """By offset; they are the content's own, and may still change."""
 
-    def put(self, memory: torch.Tensor) -> None:
-        """All of it into `memory`: uint8, on the CPU, at least `size`. Pinned memory makes copies from a GPU fast."""
+    def fill(self, memory: torch.Tensor) -> None:
+        """Write the file into `memory`: uint8, on the CPU, of at least `size` bytes, pinned for copies from a GPU."""
         view = memory.numpy().data
         for offset, part in self.parts:
             view[offset : offset + len(part)] = part
         copy_storages([(storage, memory[offset : offset + storage.nbytes()]) for offset, storage in self.storages])
 
 
-def lay_out(content: Any) -> LaidOut:
+def layout_of(content: Any) -> FileLayout:
     """What torch.save(content) would write; nothing of a tensor is read.
 
     Raises what torch.save raises, and RuntimeError for quantized and nested tensors, which it cannot lay out.
@@ -52,7 +52,7 @@ def lay_out(content: Any) -> LaidOut:
             f"an older torch"
         )
     places = (offset for offset, _ in file.gaps)
-    return LaidOut(file.offset, file.parts, list(zip(places, filled, strict=True)))
+    return FileLayout(file.offset, file.parts, list(zip(places, filled, strict=True)))
 
 
 class _File:

@@ -154,7 +154,7 @@ def torchs(state: State, stager: DefaultStager) -> dict[str, Way]:
 def ours(state: State, checkpoints: Path) -> dict[str, Way]:
     checkpoints.mkdir()
     context = CheckpointContext(checkpoints, Distributed())
-    context.expect({"state_dict.pth": state})  # as the loop does after the first batches
+    context.allocate({"state_dict.pth": state})  # as the loop does after the first batches
 
     def behind(folder: Path) -> Taken:
         began = time.perf_counter()

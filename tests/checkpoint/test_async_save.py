@@ -16,7 +16,7 @@ import torch
 
 from hpc_det.checkpoint import async_save as pending
 from hpc_det.checkpoint import checkpoints as checkpoint
-from hpc_det.checkpoint.async_save import Behind
+from hpc_det.checkpoint.async_save import BackgroundTask
 from hpc_det.checkpoint.checkpoints import CheckpointContext
 from hpc_det.checkpoint.committed import committed
 from hpc_det.checkpoint.content import load
@@ -77,10 +77,10 @@ def test_training_goes_on_before_the_disk_has_it(folder: Path, disk: SlowDisk) -
 def test_one_that_is_given_up_leaves_nothing_that_could_be_taken_for_a_checkpoint(folder: Path, disk: SlowDisk) -> None:
     context = CheckpointContext(folder, Distributed())
     context.begin(40, {"state.pth": torch.zeros(9 * CRC.written_bytes, dtype=torch.uint8)})
-    giving_up = threading.Thread(target=context.abandoned)
+    giving_up = threading.Thread(target=context.abandon)
     giving_up.start()
-    assert context._pending is not None
-    wait_for(context._pending._abandoned.is_set)
+    assert context._save is not None
+    wait_for(context._save._abandoned.is_set)
     disk.go.set()
     giving_up.join()
     assert not context.in_flight
@@ -93,10 +93,10 @@ def test_one_that_is_given_up_too_late_is_a_checkpoint(folder: Path) -> None:
     context = CheckpointContext(folder, Distributed())
     uuid = context.begin(40, {"state.pth": 1})
     wait_for(lambda: committed(folder))
-    assert not context.abandoned()
+    assert not context.abandon()
     assert not context.in_flight
     assert [path.name for path in folder.iterdir()] == [uuid]
-    assert context.abandoned(), "none was begun"
+    assert context.abandon(), "none was begun"
 
 
 def test_a_disk_that_is_full_is_an_error_of_the_training(folder: Path, disk: SlowDisk) -> None:
@@ -112,17 +112,17 @@ def test_a_disk_that_is_full_is_an_error_of_the_training(folder: Path, disk: Slo
 def test_an_error_at_the_moment_of_the_look_is_seen_at_the_next(
     folder: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, check = CheckpointContext(folder, Distributed()), Behind.check
+    context, check = CheckpointContext(folder, Distributed()), BackgroundTask.check
     disk.error = OSError(28, "No space left on device")
     context.begin(40, {"state.pth": torch.zeros(10)})
 
-    def fails_after_the_check(behind: Behind) -> None:
+    def fails_after_the_check(behind: BackgroundTask) -> None:
         check(behind)
         disk.go.set()
         behind.join()
 
     with monkeypatch.context() as patch:
-        patch.setattr(Behind, "check", fails_after_the_check)
+        patch.setattr(BackgroundTask, "check", fails_after_the_check)
         assert not context.settled(wait=False)
     with pytest.raises(OSError, match="No space left"):
         context.settled(wait=False)
@@ -132,7 +132,7 @@ def test_a_rank_that_fails_leaves_when_its_checkpoint_is_whole(folder: Path, dis
     context = CheckpointContext(folder, Distributed())
     context.begin(40, {"state.pth": torch.zeros(10)})
     threading.Timer(0.01, disk.go.set).start()
-    context.part()
+    context.wait_before_exit()
     assert [each.steps for each in committed(folder)] == [40]
 
 
@@ -151,39 +151,39 @@ class DiskTime:
 def test_a_rank_that_fails_waits_for_a_long_save_that_makes_progress(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "PART_S", 0.05)
+    monkeypatch.setattr(checkpoint, "STALLED_S", 0.05)
     monkeypatch.setattr(pending, "AwakeClock", DiskTime, raising=False)
     write = os.pwrite
 
     def slow(descriptor: int, data: memoryview, offset: int) -> int:
         time.sleep(0.02)
-        DiskTime.now += checkpoint.PART_S / 4
+        DiskTime.now += checkpoint.STALLED_S / 4
         return write(descriptor, data, offset)
 
     monkeypatch.setattr(os, "pwrite", slow)
     context, began = CheckpointContext(folder, Distributed()), DiskTime.now
     context.begin(40, {"state.pth": torch.zeros(12 * CRC.written_bytes, dtype=torch.uint8)})
-    context.part()
+    context.wait_before_exit()
     assert [each.steps for each in committed(folder)] == [40]
-    assert DiskTime.now - began > 3 * checkpoint.PART_S
+    assert DiskTime.now - began > 3 * checkpoint.STALLED_S
 
 
 def test_it_waits_for_none_that_stands_still(folder: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "PART_S", 0.01)
+    monkeypatch.setattr(checkpoint, "STALLED_S", 0.01)
     context = CheckpointContext(folder, Distributed())
     context.begin(40, {"state.pth": torch.zeros(10)})
-    context.part()
+    context.wait_before_exit()
     assert committed(folder) == []
 
 
 def test_it_waits_for_none_until_the_gang_is_taken_for_hung(
     folder: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "PART_S", math.inf)
-    monkeypatch.setattr(checkpoint, "LONGEST_PART_S", 0.01)
+    monkeypatch.setattr(checkpoint, "STALLED_S", math.inf)
+    monkeypatch.setattr(checkpoint, "LONGEST_WAIT_S", 0.01)
     context = CheckpointContext(folder, Distributed())
     context.begin(40, {"state.pth": torch.zeros(10)})
-    context.part()
+    context.wait_before_exit()
     assert committed(folder) == []
 
 
@@ -193,8 +193,8 @@ def test_it_leaves_in_time_before_the_job_ends_as_soon_as_it_learns_when(
     monkeypatch.setattr(pending, "LOOK_S", 0.01, raising=False)
     context = CheckpointContext(folder, Distributed())
     context.begin(40, {"state.pth": torch.zeros(10)})
-    deadlines = iter([None, None, time.time() + checkpoint.LEAVE_S])
-    context.part(lambda: next(deadlines))
+    deadlines = iter([None, None, time.time() + checkpoint.EXIT_S])
+    context.wait_before_exit(lambda: next(deadlines))
     assert committed(folder) == []
     assert not list(deadlines)
 
@@ -208,7 +208,7 @@ def part(distributed: Distributed, folder: Path) -> list[int]:
         else:
             disk.go.set()
         context.begin(40, {f"rank-{distributed.rank}.pth": torch.zeros(10)})
-        context.part()
+        context.wait_before_exit()
     return [each.steps for each in committed(folder)]
 
 
@@ -218,7 +218,7 @@ def test_no_rank_leaves_before_rank_0_has_committed_since_the_others_would_be_en
     assert on_ranks(2, part, folder) == [[40], [40]]
 
 
-def fail_and_part(distributed: Distributed, folder: Path) -> float:
+def fail_and_wait(distributed: Distributed, folder: Path) -> float:
     context, began = CheckpointContext(folder, distributed), time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
         disk = SlowDisk(patch)
@@ -226,14 +226,14 @@ def fail_and_part(distributed: Distributed, folder: Path) -> float:
         disk.go.set()
         context.begin(40, {f"rank-{distributed.rank}.pth": torch.zeros(10)})
         if not distributed.is_chief:
-            context.part()
+            context.wait_before_exit()
         distributed.barrier()
-        context.abandoned()
+        context.abandon()
     return time.monotonic() - began
 
 
 def test_a_rank_whose_own_disk_has_failed_waits_for_nobody(on_ranks: OnRanks, folder: Path) -> None:
-    assert max(on_ranks(2, fail_and_part, folder)) < checkpoint.PART_S
+    assert max(on_ranks(2, fail_and_wait, folder)) < checkpoint.STALLED_S
 
 
 def save_behind(distributed: Distributed, folder: Path) -> tuple[bool, list[int], dict[str, Any]]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hpc_det.checkpoint import pinned_staging
-from hpc_det.checkpoint.pinned_staging import NoRoom, WarmCopies, copy_storages
+from hpc_det.checkpoint.pinned_staging import PinnedStaging, StagingFull, copy_storages
 from hpc_det.node import full_disk
 
 
@@ -48,14 +48,14 @@ def everything() -> dict[str, Any]:
 def test_a_copy_is_saved_as_the_original_byte_for_byte() -> None:
     content = everything()
     conjugate = content.pop("conjugate")
-    copied = WarmCopies().of(content)
+    copied = PinnedStaging().copy(content)
     assert saved(copied) == saved(content)
-    assert torch.equal(WarmCopies().of(conjugate), conjugate)
+    assert torch.equal(PinnedStaging().copy(conjugate), conjugate)
 
 
 def test_what_training_changes_does_not_change_the_copy() -> None:
     content = everything()
-    copied = WarmCopies().of(content)
+    copied = PinnedStaging().copy(content)
     before = saved(copied)
     with torch.no_grad():
         content["tied"][0].zero_()
@@ -68,32 +68,32 @@ def test_what_training_changes_does_not_change_the_copy() -> None:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
 def test_nested_tensors_are_copied_too() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
-    copied = WarmCopies().of([nested])[0]
+    copied = PinnedStaging().copy([nested])[0]
     nested.zero_()
     assert [part.tolist() for part in copied.unbind()] == [[1, 1], [1, 1, 1]]
 
 
 @pytest.mark.parametrize("in_folder", [False, True])
 def test_the_next_copy_is_in_the_same_memory(tmp_path: Path, in_folder: bool) -> None:
-    copies = WarmCopies(tmp_path if in_folder else None)
-    places = [copies.of({"a": torch.full((1000,), number)})["a"].data_ptr() for number in range(3)]
+    copies = PinnedStaging(tmp_path if in_folder else None)
+    places = [copies.copy({"a": torch.full((1000,), number)})["a"].data_ptr() for number in range(3)]
     assert len(set(places)) == 1
-    larger = copies.of([torch.ones(5000), torch.ones(2000)])
+    larger = copies.copy([torch.ones(5000), torch.ones(2000)])
     assert all(torch.equal(tensor, torch.ones_like(tensor)) for tensor in larger)
     assert [*tmp_path.iterdir()] == [], "the file has no name"
 
 
 def test_what_was_expected_has_its_memory_when_it_comes() -> None:
     """And what is larger than that takes memory for the rest alone."""
-    copies, content = WarmCopies(), [torch.randn(7), torch.randn(3_000_000)]
-    copies.expect(content[1:])
-    copies.expect(content)
+    copies, content = PinnedStaging(), [torch.randn(7), torch.randn(3_000_000)]
+    copies.allocate(content[1:])
+    copies.allocate(content)
     faults = page_faults()
-    copied = copies.of(content)
+    copied = copies.copy(content)
     assert page_faults() - faults < 200, "12 MB are 2,930 pages"
     assert all(torch.equal(copy, tensor) for copy, tensor in zip(copied, content, strict=True))
     places = [copy.data_ptr() for copy in copied]
-    more = copies.of([*content, torch.ones(100_000)])
+    more = copies.copy([*content, torch.ones(100_000)])
     assert [copy.data_ptr() for copy in more[:2]] == places
     assert more[2].sum() == 100_000
 
@@ -109,15 +109,15 @@ def page_faults() -> int:
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_process_keeps_the_place_of_copies_free_and_costs_no_page() -> None:
     """Otherwise it would unmap what has taken that place when it frees the copies, and end with a SIGSEGV."""
-    copies, content = WarmCopies(), [torch.ones(3_000_000)]
-    place = copies.of(content)[0].data_ptr()
+    copies, content = PinnedStaging(), [torch.ones(3_000_000)]
+    place = copies.copy(content)[0].data_ptr()
     if not (child := os.fork()):
         try:
             os._exit(0 if is_mapped(place) else 1)
         finally:
             os._exit(2)
     faults = page_faults()
-    copies.of(content)
+    copies.copy(content)
     assert page_faults() - faults < 1500, "12 MB are 2,930 pages; some are Python's own"
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
@@ -129,24 +129,27 @@ def is_mapped(address: int) -> bool:
 
 
 def test_copies_that_differ_each_time_end_in_one_chunk() -> None:
-    copies = WarmCopies()
+    copies = PinnedStaging()
     for size in range(1, 12):
-        (copied,) = copies.of([torch.full((size * 1000,), size)])
+        (copied,) = copies.copy([torch.full((size * 1000,), size)])
         assert (copied == size).all()
         assert len(copies._chunks) <= 5
 
 
 def test_what_is_copied_also_does_not_take_the_place_of_what_is() -> None:
-    copies = WarmCopies()
-    copies.expect([torch.randn(10)])
-    parts = [copies.of(torch.full((10,), 0)), *(copies.also(torch.full((size,), size)) for size in (3, 5000, 7, 9))]
+    copies = PinnedStaging()
+    copies.allocate([torch.randn(10)])
+    parts = [
+        copies.copy(torch.full((10,), 0)),
+        *(copies.copy_more(torch.full((size,), size)) for size in (3, 5000, 7, 9)),
+    ]
     assert [part.unique().tolist() for part in parts] == [[0], [3], [5000], [7], [9]]
 
 
 def test_a_full_disk_shows_before_anything_is_copied(tmp_path: Path) -> None:
     more_than_any_disk_has = torch.empty(1 << 55, dtype=torch.uint8, device="meta").untyped_storage()
-    with pytest.raises(NoRoom, match=rf"{tmp_path}: checkpoint_staging .* {1 << 55} bytes .* are free") as error:
-        WarmCopies(tmp_path)._new_chunk([more_than_any_disk_has])
+    with pytest.raises(StagingFull, match=rf"{tmp_path}: checkpoint_staging .* {1 << 55} bytes .* are free") as error:
+        PinnedStaging(tmp_path)._new_chunk([more_than_any_disk_has])
     assert full_disk.cause_in(error.value) is None
 
 
@@ -157,8 +160,8 @@ def test_a_full_folder_of_a_node_is_no_full_disk_that_the_job_waits_for(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(NoRoom) as error:
-        WarmCopies(tmp_path).of([torch.zeros(10)])
+    with pytest.raises(StagingFull) as error:
+        PinnedStaging(tmp_path).copy([torch.zeros(10)])
     assert full_disk.cause_in(error.value) is None
     assert list(tmp_path.iterdir()) == []
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_det.checkpoint.committed import Committed
-from hpc_det.checkpoint.save_schedule import LastSave, SavePace
+from hpc_det.checkpoint.save_schedule import LastSave, SaveSchedule
 from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.plan.checkpoint_interval import UNKNOWN_MEAN_TIME_S, UNMEASURED_STALL_S, best_interval_s
@@ -32,7 +32,7 @@ class Training:
         self.now, self.steps, self.looks = 1e9, steps, 0
         self.saves: list[int] = []
         self.folder = TrialFolder(path)
-        self.pace = SavePace(self.folder, Distributed(), clock=lambda: self.now, **settings)
+        self.pace = SaveSchedule(self.folder, Distributed(), clock=lambda: self.now, **settings)
         self.pace.begin(steps)
 
     def train(self, batches: int, batch_s: float, save_s: float = 1.0) -> None:

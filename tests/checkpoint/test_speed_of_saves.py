@@ -69,7 +69,7 @@ def test_training_stands_still_for_little_more_than_a_copy(tmp_path: Path, one_t
 
 def test_the_first_save_takes_no_new_memory_while_training_stands_still(tmp_path: Path) -> None:
     content, context = state(), CheckpointContext(tmp_path, Distributed())
-    context.expect({"state_dict.pth": content})
+    context.allocate({"state_dict.pth": content})
     for thread in threading.enumerate():
         if thread.name == "warm":
             thread.join()

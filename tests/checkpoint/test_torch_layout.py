@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_det.checkpoint.torch_layout import lay_out
+from hpc_det.checkpoint.torch_layout import layout_of
 
 
 def written(content: Any) -> bytes:
-    file = lay_out(content)
+    file = layout_of(content)
     memory = torch.zeros(file.size, dtype=torch.uint8)
-    file.put(memory)
+    file.fill(memory)
     return memory.numpy().tobytes()
 
 
@@ -72,4 +72,4 @@ def test_hooks_of_one_loaded_tensor_are_not_anothers() -> None:
 
 def test_what_torch_refuses_is_refused() -> None:
     with pytest.raises((AttributeError, pickle.PicklingError)):
-        lay_out(lambda: None)
+        layout_of(lambda: None)

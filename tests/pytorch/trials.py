@@ -21,7 +21,7 @@ from hpc_det.checkpoint.checkpoints import CheckpointContext
 from hpc_det.checkpoint.committed import LOAD_DATA, committed, newest_good
 from hpc_det.checkpoint.content import load
 from hpc_det.checkpoint.retention import Policy
-from hpc_det.checkpoint.save_schedule import SavePace
+from hpc_det.checkpoint.save_schedule import SaveSchedule
 from hpc_det.config.merge import merge
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog
@@ -182,7 +182,7 @@ class Life:
     attempts: int = 0
     tensorboard: bool = False
     pace: Mapping[str, Any] = field(default_factory=dict)
-    """How the attempts' SavePace is made."""
+    """How the attempts' SaveSchedule is made."""
     weights: Path | None = None
     """The checkpoint whose weights it begins with."""
     policy: Callable[[], Policy] | None = None
@@ -219,7 +219,7 @@ class Life:
             Schedule.from_config(self.config, self.hparams.get("global_batch_size")),
             stop=stop,
             checkpoints=CheckpointContext(self.folder.checkpoints, context.distributed),
-            pace=SavePace(self.folder, context.distributed, **self.pace),
+            pace=SaveSchedule(self.folder, context.distributed, **self.pace),
             log=MetricsLog(self.folder, self.attempts),
             portable=Portable(spec, self.trial_class, self.code, is_trainer=False),
             weights=self.weights,

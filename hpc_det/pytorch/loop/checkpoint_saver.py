@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hpc_det.checkpoint.checkpoints import CheckpointContext, Put
 from hpc_det.checkpoint.retention import RESUME_DEPTH, Policy
-from hpc_det.checkpoint.save_schedule import LastSave, SavePace
+from hpc_det.checkpoint.save_schedule import LastSave, SaveSchedule
 from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog, MetricWindow
@@ -44,7 +44,7 @@ class Saving:
         search: Search,
         callbacks: Callbacks,
         window: MetricWindow,
-        pace: SavePace,
+        pace: SaveSchedule,
         log: MetricsLog,
         portable: Portable,
         policy: Callable[[], Policy],
@@ -102,7 +102,7 @@ class Saving:
         if steps >= self.next_expectation:
             self.next_expectation = 2 * steps - self._first
             with unchanged_generators():
-                self._checkpoints.expect(*self._strategy.expected(self._callbacks, self._window))
+                self._checkpoints.allocate(*self._strategy.expected(self._callbacks, self._window))
 
     def save(self, *, is_provisional: bool = False) -> None:
         """Training may go on when it returns; the checkpoint is committed when it is settled.
@@ -151,7 +151,7 @@ class Saving:
         last = LastSave.AFTER_THE_ONE_IN_FLIGHT
         if stop.stopped and not self.is_saved:
             last = self._pace.last_save(stop.deadline, in_flight=self._checkpoints.in_flight)
-        if last is LastSave.INSTEAD and not self._checkpoints.abandoned():
+        if last is LastSave.INSTEAD and not self._checkpoints.abandon():
             self._ends()
         self.settle()
         if not self.is_saved and last is not LastSave.NONE:
@@ -169,7 +169,7 @@ class Saving:
             if self._checkpoints.in_flight:  # whoever ends this process meanwhile would hide the error
                 failed = f"rank {self._distributed.rank} failed and waits for the save in flight"
                 print(f"hpc-det: {failed}: {type(error).__name__}: {error}", flush=True)
-            self._checkpoints.part(lambda: stop.deadline)
+            self._checkpoints.wait_before_exit(lambda: stop.deadline)
             raise
 
     def prune_all(self) -> None:

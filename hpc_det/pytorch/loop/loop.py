@@ -21,7 +21,7 @@ from typing import Any
 
 from hpc_det.checkpoint.checkpoints import CheckpointContext
 from hpc_det.checkpoint.retention import Policy
-from hpc_det.checkpoint.save_schedule import SavePace
+from hpc_det.checkpoint.save_schedule import SaveSchedule
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog
 from hpc_det.distributed.preempt import StopAgreement
@@ -53,7 +53,7 @@ class Loop:
         *,
         stop: StopAgreement,
         checkpoints: CheckpointContext,
-        pace: SavePace,
+        pace: SaveSchedule,
         log: MetricsLog,
         portable: Portable,
         searcher: SearcherContext | None = None,

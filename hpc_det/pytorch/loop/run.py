@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from hpc_det.checkpoint.checkpoints import CheckpointContext
 from hpc_det.checkpoint.object_store import Mirror, remote_of
-from hpc_det.checkpoint.pinned_staging import WarmCopies
+from hpc_det.checkpoint.pinned_staging import PinnedStaging
 from hpc_det.checkpoint.retention import Policy, policy_of
-from hpc_det.checkpoint.save_schedule import SavePace
+from hpc_det.checkpoint.save_schedule import SaveSchedule
 from hpc_det.config.rank_variables import RESUME_CHECK, THROUGHPUT, TrainsOn, stops_of, trains_on
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.listener import Listener
@@ -58,7 +58,7 @@ class Run:
     attempt: int
     distributed: Distributed
     stop: StopAgreement
-    pace: SavePace
+    pace: SaveSchedule
     log: MetricsLog
     code: Path | None
     """What checkpoints take along; None where nobody says what belongs to the trial."""
@@ -119,7 +119,7 @@ class Run:
                 attempt=1,
                 distributed=distributed,
                 stop=stop,
-                pace=SavePace(folder, distributed, auto=spec["config"].get("checkpoint_interval") == "auto"),
+                pace=SaveSchedule(folder, distributed, auto=spec["config"].get("checkpoint_interval") == "auto"),
                 log=ShownLog(folder, 1),
                 code=None,
                 test=test,
@@ -159,7 +159,7 @@ class Run:
                 self.distributed,
                 self.mirror,
                 may_commit=lambda: Journal(self.folder.journal).insist_on_last(self.attempt),
-                copies=WarmCopies(_staging(self.spec["config"])),
+                copies=PinnedStaging(_staging(self.spec["config"])),
             ),
             pace=self.pace,
             log=self.log,
@@ -239,10 +239,10 @@ def _check_group(distributed: Distributed) -> None:
         )
 
 
-def _pace(trial: TrialFolder, config: dict[str, Any], distributed: Distributed) -> SavePace:
+def _pace(trial: TrialFolder, config: dict[str, Any], distributed: Distributed) -> SaveSchedule:
     plan = read_json(trial.experiment().plan) if distributed.is_chief else None
     auto = config.get("checkpoint_interval") == "auto"
-    return SavePace(trial, distributed, auto=auto, grace_s=plan and plan.get("grace_time_s"))
+    return SaveSchedule(trial, distributed, auto=auto, grace_s=plan and plan.get("grace_time_s"))
 
 
 def _staging(config: dict[str, Any]) -> Path | None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from hpc_det.checkpoint.committed import CODE, LOAD_DATA, checksum, committed_at
-from hpc_det.checkpoint.damaged import mend_code
+from hpc_det.checkpoint.damaged import repair_code
 from hpc_det.checkpoint.seals import FileEntry
 from hpc_det.config.secrets import masked
 from hpc_det.errors import UsageError
@@ -66,14 +66,14 @@ class Portable:
     def mend(self, folder: Path) -> list[str]:
         """Compare the code in the checkpoint in `folder`, one of this experiment, and restore what is damaged.
 
-        Returns a sentence for all that was: see `mend_code`.
+        Returns a sentence for all that was: see `repair_code`.
         """
         checkpoint = committed_at(folder)
         if checkpoint is None:
             return []
         if self._code is None:
-            return mend_code(checkpoint, [], [])
-        found = mend_code(checkpoint, [self._kept], [self._code])
+            return repair_code(checkpoint, [], [])
+        found = repair_code(checkpoint, [self._kept], [self._code])
         self._recorded = {name.removeprefix(f"{CODE}/"): entry for name, entry in checkpoint.code.items()}
         return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hpc_det.checkpoint.torch_layout import lay_out
+from hpc_det.checkpoint.torch_layout import layout_of
 
 _ROOM = 2**20
 """Bytes by which a state may grow before its buffer is mapped anew."""
@@ -27,11 +27,11 @@ class Buffers:
     def write(self, number: int, content: Any) -> None:
         """As a file of torch.save's. Seals are the business of whoever makes it durable."""
         try:
-            file = lay_out(content)
+            file = layout_of(content)
         except RuntimeError:  # of tensors that cannot be laid out
             self._save(number, content)
         else:
-            file.put(self._memory(number, file.size))
+            file.fill(self._memory(number, file.size))
 
     def _save(self, number: int, content: Any) -> None:
         with open(self.path(number), "r+b") as file:

@@ -93,7 +93,7 @@ STARTS = Time(
 )
 TRAINS = Time(("model_def:StoryTrial.train_batch",), most=14)
 VALIDATES = Time(("model_def:StoryTrial.evaluate_batch",))
-SAVES = Time(("hpc_det.checkpoint.async_save:Pending.write",))
+SAVES = Time(("hpc_det.checkpoint.async_save:AsyncSave.write",))
 COMMITS = Time(
     (
         "hpc_det.checkpoint.checkpoints:CheckpointContext._commit",

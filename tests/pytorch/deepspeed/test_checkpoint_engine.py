@@ -14,7 +14,7 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 
 from hpc_det.checkpoint.checkpoints import CheckpointContext, Put
 from hpc_det.checkpoint.committed import committed
-from hpc_det.checkpoint.pinned_staging import WarmCopies
+from hpc_det.checkpoint.pinned_staging import PinnedStaging
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import HpcDetError
 from hpc_det.pytorch.deepspeed.checkpoint_engine import ShardFiles, refused_names
@@ -121,10 +121,10 @@ def memory_to_save(distributed: Distributed, folder: Path) -> list[tuple[int, in
         engine.backward(engine(torch.ones(2, 1024)))
         engine.step()
         engine.checkpoint_engine = files = ShardFiles()
-        copies, kept = WarmCopies(), dict[str, Any]()
+        copies, kept = PinnedStaging(), dict[str, Any]()
 
         def copy(name: str, content: Any, copies: Any = copies, kept: Any = kept) -> None:
-            kept[name] = copies.also(content)
+            kept[name] = copies.copy_more(content)
 
         written = memory_for(lambda engine=engine, to=str(folder / str(stage)): engine.save_checkpoint(to, tag=TAG))  # type: ignore[misc]
         with files.part_of(folder, copy):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from hpc_det.checkpoint.pinned_staging import WarmCopies
+from hpc_det.checkpoint.pinned_staging import PinnedStaging
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import read_json
@@ -114,13 +114,13 @@ def test_they_lie_in_a_folder_of_the_node_where_its_variable_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[Path | None] = []
-    new_chunk = WarmCopies._new_chunk
+    new_chunk = PinnedStaging._new_chunk
 
-    def noted(copies: WarmCopies, storages: Any) -> Any:
+    def noted(copies: PinnedStaging, storages: Any) -> Any:
         used.append(copies._folder)
         return new_chunk(copies, storages)
 
-    monkeypatch.setattr(WarmCopies, "_new_chunk", noted)
+    monkeypatch.setattr(PinnedStaging, "_new_chunk", noted)
     monkeypatch.setenv("NODES_DISK", str(tmp_path))
     assert trained(tmp_path, checkpoint_staging="$NODES_DISK")["saved"]
     assert {*used} == {tmp_path}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpc_det.checkpoint.save_schedule import SavePace
+from hpc_det.checkpoint.save_schedule import SaveSchedule
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog
 from hpc_det.distributed.preempt import ForcedStop
@@ -45,7 +45,7 @@ def train(distributed: Distributed, folder: TrialFolder, trial: str, stops: froz
         attempt=attempt,
         distributed=distributed,
         stop=stop,
-        pace=SavePace(folder, distributed),
+        pace=SaveSchedule(folder, distributed),
         log=MetricsLog(folder, attempt),
         code=None,
         test=False,
