@@ -8,8 +8,9 @@ from typing import Any
 
 from hpc_det.doctor.finding import Finding
 from hpc_det.schedulers.pbs.detect import NODES, QUEUES, SCHEDULER, SERVER, answer, parse_scheduler, priority_note
+from hpc_det.schedulers.pbs.hosts import STARTERS
 from hpc_det.schedulers.scheduler import CommandError, Run
-from hpc_det.schedulers.site import STARTERS, Site, Which, starters, why_not_mpiexec
+from hpc_det.schedulers.site import Site, Which, starters, why_not_mpiexec
 
 SUBJECT = "PBS"
 VERSION = ("qstat", "--version")

@@ -173,6 +173,19 @@ def outside_any_job(env: Mapping[str, str], python: str | None = None) -> dict[s
     return {**outside, **temporary_folder(outside)}
 
 
+def submit_from_job(
+    command: Sequence[str], parse: Callable[[str], str], env: Mapping[str, str], python: str | None = None
+) -> str:
+    """The id of the job that `command` submits, found by `parse` in its answer. `env`: of the job that this runs in, of
+    which the other one gets nothing. Raises CommandError.
+    """
+    answer = run_command(command, outside_any_job(env, python))
+    try:
+        return parse(answer)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+
+
 def temporary_folder(env: Mapping[str, str]) -> dict[str, str]:
     """The variables for a `qsub`, which first copies the script to a temporary folder, where those of `env` cannot be
     written: PBS removes a job's own, even before the job has ended where several nodes share the folder.

@@ -11,13 +11,12 @@ from importlib import import_module
 from pathlib import Path
 
 from hpc_det.errors import UsageError
+from hpc_det.schedulers.pbs.hosts import STARTERS
 from hpc_det.schedulers.scheduler import CommandError, Run
 
 Which = Callable[[str], str | None]
 """Where a command lies on PATH; None for nowhere."""
 
-STARTERS = ("pbsdsh", "pbs_tmrsh", "mpiexec")
-"""What can start a process on every node of a PBS job, the best first."""
 _COMMANDS = {"slurm": "sinfo", "pbs": "pbsnodes"}
 
 

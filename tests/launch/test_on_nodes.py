@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_det.launch.on_nodes import OnNodes, start_commands, start_script
-from hpc_det.launch.pbs_node import node_environment
+from hpc_det.launch.on_nodes import OnNodes
+from hpc_det.schedulers.pbs.hosts import HostFolder
 from hpc_det.store.attempt import first_failure
 from hpc_det.store.folders import ExperimentFolder
 from tests.launch.gang import children, is_there
@@ -193,23 +193,6 @@ def test_mpiexec_starts_all_agents_and_gives_them_their_ranks(tmp_path: Path, st
     assert gang.said() == ["0", "1", "2"]
 
 
-def test_mpiexec_is_told_of_the_hosts_where_others_share_the_job() -> None:
-    ((ranks, command),) = start_commands("mpiexec", LINES, ["n2", "n3"], "/start")
-    assert (ranks, command) == (range(2), ["mpiexec", "-n", "2", "-host", "n2,n3", "/bin/sh", "/start"])
-
-
-@pytest.mark.parametrize(("visible", "gpus"), [(None, "2,3"), ("GPU-a,GPU-b,GPU-c,GPU-d", "GPU-c,GPU-d")])
-def test_a_gang_that_shares_a_host_has_gpus_of_its_own(visible: str | None, gpus: str) -> None:
-    env = {"HPC_DET_SLOTS": "2,3"} | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
-    assert node_environment("0", env)["CUDA_VISIBLE_DEVICES"] == gpus
-
-
-def test_functions_of_the_shell_are_no_variables() -> None:
-    script = start_script(["true"], Path("/f"), {"BASH_FUNC_module%%": "() { :; }", "A": "1"}, None).decode()
-    assert script.splitlines()[0] == "export A=1"
-    assert "BASH_FUNC" not in script
-
-
 def test_hosts_may_still_begin_after_a_suspension_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suspension = Suspension(monkeypatch)
     look = OnNodes._look
@@ -220,7 +203,7 @@ def test_hosts_may_still_begin_after_a_suspension_of_the_job(tmp_path: Path, mon
 
     monkeypatch.setattr(OnNodes, "_look", after_an_hour)
     node = f"sleep 1; touch {tmp_path}/begun-0; echo 0 >{tmp_path}/exit-0"
-    gang = OnNodes(tmp_path, 1)
+    gang = OnNodes(HostFolder(tmp_path), 1)
     try:
         assert gang.run(iter([(range(1), ["sh", "-c", node])])) == 0
     finally:

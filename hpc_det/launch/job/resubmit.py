@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from hpc_det.errors import HpcDetError
@@ -22,10 +23,10 @@ from hpc_det.schedulers.scheduler import (
     JobState,
     NoAnswer,
     Submission,
-    outside_any_job,
     patiently,
     run_command,
     scheduler,
+    submit_from_job,
 )
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.log_lines import say
@@ -167,12 +168,9 @@ class WayBack:
         return queued
 
     def _queue(self, submission: Submission) -> str:
-        environment = outside_any_job(os.environ, self._plan.python)
-        answer = run_command(self._scheduler.submit_command(submission), environment)
-        try:
-            return self._scheduler.parse_submit(answer, self._index if self._array.count > 1 else None)
-        except ValueError as error:
-            raise CommandError(str(error)) from None
+        element = self._index if self._array.count > 1 else None
+        parse = partial(self._scheduler.parse_submit, element=element)
+        return submit_from_job(self._scheduler.submit_command(submission), parse, os.environ, self._plan.python)
 
     def _note(self, jobs: dict[str, Any]) -> None:
         """After a KILL in the submission the next command finds the job by it (hpc_det.view.interrupted)."""

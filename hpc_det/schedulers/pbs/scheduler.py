@@ -32,7 +32,7 @@ from hpc_det.schedulers.pbs.answers import (
     submitted_id,
     waiting,
 )
-from hpc_det.schedulers.pbs.hosts import TooFewHosts, down_hosts, hosts_in, named_hosts
+from hpc_det.schedulers.pbs.hosts import TooFewHosts, down_hosts, hosts_of, named_hosts
 from hpc_det.schedulers.scheduler import CommandError, JobState, JobStatus, Run, Submission, reading, run_command
 from hpc_det.store.folders import job_log
 
@@ -124,10 +124,7 @@ class Pbs:
         return int(env["HPC_DET_NODE_RANK"])
 
     def hosts(self, env: Mapping[str, str]) -> list[str]:
-        """Of a shared job those of this gang."""
-        hosts = hosts_in(env["PBS_NODEFILE"])
-        places = env.get("HPC_DET_HOSTS")
-        return [hosts[int(place)] for place in places.split(",")] if places else hosts
+        return hosts_of(env)
 
     def down_hosts(self, hosts: Sequence[str], run: Run) -> list[str]:
         return down_hosts(hosts, run)

@@ -13,9 +13,7 @@ from typing import Protocol
 
 from hpc_det.errors import UsageError
 from hpc_det.launch.mpi import OF_ANOTHER_MPI
-from hpc_det.launch.on_nodes import BEGUN, ORDERS, start_commands, start_script
-from hpc_det.node.files import write_atomic
-from hpc_det.schedulers.pbs.scheduler import Pbs
+from hpc_det.schedulers.pbs.hosts import STARTERS, HostFolder, hosts_of, lines_of, start_command, starter_on_path
 from hpc_det.schedulers.scheduler import CommandError, Run, run_command
 from hpc_det.schedulers.slurm.answers import host_names, shown
 from hpc_det.sgd.capacity.processes import Process
@@ -26,7 +24,6 @@ STEP_FLAGS = ("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none"
 """Of srun: no lost node or agent ends the others (without --wait, slurm.conf's WaitTime counts), and as it is not known
 yet how many ranks there will be, none is bound.
 """
-PBS_STARTERS = ("pbsdsh", "pbs_tmrsh", "mpiexec")
 HOST_FILES = (
     "HYDRA_HOST_FILE",  # MPICH, Intel MPI
     "I_MPI_HYDRA_HOST_FILE",
@@ -144,30 +141,32 @@ class Srun:
 
 
 class _ByScript:
-    """One starter for each host, which runs there what hpc_det.launch.on_nodes runs: a script with the environment.
+    """One starter of PBS' for each host, so that none that is lost ends the others, with a script (HostFolder).
 
-    The agents end when the folder that the script lies in is gone (hpc_det.launch.pbs_node).
+    Agents end when the folder that the script lies in is gone.
     """
 
-    name: str
-    hosts: list[str]
-
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, name: str, env: Mapping[str, str], starter: str, hosts: list[str], lines: list[str]) -> None:
+        """`lines`: those of PBS_NODEFILE."""
+        self.name = name
+        self.hosts = hosts
+        self.gpus = len(gpus_here(env))
         self._env = env
+        self._starter = starter
+        self._lines = lines
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def commands(self, run: Path, slots: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix=".nodes-", dir=run)
-            write_atomic(Path(self._folder.name, ORDERS), "")
-        folder = Path(self._folder.name)
+            HostFolder.made(Path(self._folder.name))
+        folder = HostFolder(Path(self._folder.name))
         for host, count in slots.items():
             rank = self.hosts.index(host)
-            (folder / f"{BEGUN}{rank}").unlink(missing_ok=True)
-            script = folder / f"start-{count}"
+            folder.forget(rank)
             command = agents.into_log(run, [sys.executable, *agents.arguments(run, count)])
-            write_atomic(script, start_script(command, folder, self.environment(), None))
-            yield (host,), self._start_on(host, rank, str(script))
+            script = folder.write_script(command, self.environment(), name=f"start-{count}")
+            yield (host,), start_command(self._starter, self._lines, host, rank, script)
 
     def environment(self) -> dict[str, str]:
         return dict(self._env)
@@ -180,54 +179,29 @@ class _ByScript:
             self._folder.cleanup()
             self._folder = None
 
-    def _start_on(self, host: str, rank: int, script: str) -> list[str]:
-        raise NotImplementedError
-
 
 class PbsStarter(_ByScript):
     def __init__(self, env: Mapping[str, str]) -> None:
-        super().__init__(env)
-        self.name = f"job {env.get('PBS_JOBID', '')}"
-        self.hosts = Pbs().hosts(env)
-        self.cpus = dict.fromkeys(self.hosts, int(env.get("NCPUS") or len(os.sched_getaffinity(0))))
-        self.gpus = len(gpus_here(env))
-        self._lines = Path(env["PBS_NODEFILE"]).read_text(encoding="utf-8").split()
-        found = next((name for name in PBS_STARTERS if shutil.which(name, path=env.get("PATH"))), None)
-        if found is None:
+        name, starter = f"job {env.get('PBS_JOBID', '')}", starter_on_path(env)
+        if starter is None:
             raise UsageError(
-                f"{self.name}: there is no {', '.join(PBS_STARTERS)} on PATH, and one of them must start the agents on "
-                "its hosts; put the folder of PBS' commands on the PATH of the job"
+                f"{name}: there is no {', '.join(STARTERS)} on PATH, and one of them must start the agents on its "
+                "hosts; put the folder of PBS' commands on the PATH of the job"
             )
-        self._starter = found
-
-    def _start_on(self, host: str, rank: int, script: str) -> list[str]:
-        if self._starter == "mpiexec":
-            return _mpiexec(host, rank, script)
-        ((_, command),) = start_commands(self._starter, self._lines, [host], script)
-        return [*command[:-1], str(rank)]
+        super().__init__(name, env, starter, hosts_of(env), lines_of(env))
+        self.cpus = dict.fromkeys(self.hosts, int(env.get("NCPUS") or len(os.sched_getaffinity(0))))
 
 
 class Mpiexec(_ByScript):
     def __init__(self, env: Mapping[str, str], host_file: Path) -> None:
-        super().__init__(env)
-        self.hosts = _hosts_in(host_file)
-        self.name = f"the hosts of {host_file}"
+        super().__init__(f"the hosts of {host_file}", env, "mpiexec", _hosts_in(host_file), [])
         self.cpus = dict.fromkeys(self.hosts, len(os.sched_getaffinity(0)))
-        self.gpus = len(gpus_here(env))
         if shutil.which("mpiexec", path=env.get("PATH")) is None:
             raise UsageError(f"{self.name}: there is no mpiexec on PATH to start the agents with")
 
     def environment(self) -> dict[str, str]:
         """The driver may be a rank of an MPI itself."""
         return {name: value for name, value in self._env.items() if not name.startswith(OF_ANOTHER_MPI)}
-
-    def _start_on(self, host: str, rank: int, script: str) -> list[str]:
-        return _mpiexec(host, rank, script)
-
-
-def _mpiexec(host: str, rank: int, script: str) -> list[str]:
-    """One for each host: where one is lost, an mpiexec ends all that it has started."""
-    return ["mpiexec", "-n", "1", "-host", host, "/bin/sh", script, str(rank)]
 
 
 def _hosts_in(host_file: Path) -> list[str]:

@@ -19,8 +19,9 @@ from typing import Any
 
 from submitit.core import core, utils
 
+from hpc_det.node.files import write_atomic
 from hpc_det.schedulers.pbs.answers import from_pbs, submitted_id
-from hpc_det.submit.submitit_pbs.environment import write_environment
+from hpc_det.schedulers.pbs.hosts import exports, of_no_machine
 from hpc_det.submit.submitit_pbs.job import PbsJob
 from hpc_det.submit.submitit_pbs.parameters import GENERIC, Parameters
 from hpc_det.submit.submitit_pbs.paths import PbsJobPaths
@@ -104,7 +105,7 @@ class PbsExecutor(core.PicklingExecutor):
         from hpc_det.submit.render import render_template  # this module is loaded by every program with submitit
 
         environment = self._new_file(f".submission_environment_{uid}.sh")
-        write_environment(environment, os.environ)
+        write_atomic(environment, exports(of_no_machine(os.environ)), private=True)
         return render_template(
             TEMPLATE, script_variables(self._asked, self.folder, command, environment, self._output(uid))
         )

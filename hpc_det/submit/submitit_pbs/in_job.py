@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 
 from submitit.core.job_environment import JobEnvironment
@@ -21,9 +23,17 @@ from submitit.core.logger import get_logger
 
 from hpc_det.node.files import write_atomic
 from hpc_det.schedulers.pbs.answers import SCHEDULER, ended_by, from_pbs, shown_or_nothing, submitted_id, to_pbs
-from hpc_det.schedulers.pbs.hosts import hosts_in
-from hpc_det.schedulers.scheduler import run_command, temporary_folder
-from hpc_det.submit.submitit_pbs.environment import write_environment
+from hpc_det.schedulers.pbs.hosts import (
+    STARTERS,
+    HostFolder,
+    hosts_in,
+    lines_of,
+    of_no_machine,
+    start,
+    start_command,
+    starter_on_path,
+)
+from hpc_det.schedulers.scheduler import CommandError, NoAnswer, patiently, run_command, submit_from_job
 from hpc_det.submit.submitit_pbs.on_node import first_failure, start_tasks
 from hpc_det.submit.submitit_pbs.paths import PbsJobPaths, Reason
 
@@ -32,6 +42,8 @@ Process = subprocess.Popen[bytes]
 POLL_S = 0.2
 SUSPENDED_S = 5.0
 """Between two looks at the clock; so long is no pause of ours."""
+SHOWN_S = 60.0
+"""So long after its end at most a file of another node is in sight: nfs(5), acdirmax."""
 END_S = 10.0
 """For task 0 to end once it has saved."""
 
@@ -48,6 +60,31 @@ class Clock:
         self.used_s += min(now - self._looked, SUSPENDED_S)
         self._looked = now
         return self.used_s
+
+
+class Node:
+    """The tasks of another node, in the shape of a process."""
+
+    def __init__(self, folder: HostFolder, rank: int, starter: Process) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._starter = starter
+        self._ended: float | None = None
+
+    def poll(self) -> int | None:
+        """The exit code of the first of its tasks that failed, or 0; of its starter where it left none."""
+        said = self._starter.poll()
+        code = self._folder.exit_code(self._rank)
+        if code is not None or said is None:
+            return code
+        self._ended = self._ended or time.monotonic()
+        return said or (1 if time.monotonic() > self._ended + SHOWN_S else None)
+
+    def kill(self) -> None:
+        self._starter.kill()
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self._starter.wait(timeout)
 
 
 class FirstProcess:
@@ -71,11 +108,16 @@ class FirstProcess:
         if self._own_id in self._paths.chain()[:-1]:
             get_logger().info(f"Job {self._paths.chain()[-1]} of PBS goes on for this one already.")
             return 0
+        starter = starter_on_path(os.environ)
+        if starter is None and len(nodes) > 1:
+            print(f"none of {', '.join(STARTERS)} is on PATH to start the tasks of other nodes", file=sys.stderr)
+            return 1
         signal.signal(signal.SIGTERM, self._on_term)
         self._clear()
-        processes = self._start_tasks() + self._start_nodes(nodes)
+        tasks = self._start_tasks()
+        processes: list[Process | Node] = [*tasks, *self._start_nodes(starter, nodes)]
         try:
-            while self._goes_on(processes):
+            while self._goes_on(tasks[0], processes):
                 time.sleep(POLL_S)
             return first_failure([process.poll() or 0 for process in processes])
         finally:
@@ -89,8 +131,9 @@ class FirstProcess:
 
     def _clear(self) -> None:
         """What a run leaves that is killed, too: half a file of submitit's keeps it from writing that file again."""
-        for path in (self._paths.ready, self._paths.stop, self._paths.requeue, self._paths.node_script):
+        for path in (self._paths.ready, self._paths.stop, self._paths.requeue):
             path.unlink(missing_ok=True)
+        shutil.rmtree(self._paths.nodes, ignore_errors=True)
         for whole in (self._paths.submitted_pickle, self._paths.result_pickle):
             whole.with_name(f"{whole.name}.save_tmp").unlink(missing_ok=True)
 
@@ -100,27 +143,19 @@ class FirstProcess:
         join = self._asked.stderr_to_stdout
         return start_tasks(self._asked.folder, self._asked.command, 0, stderr_to_stdout=join)
 
-    def _start_nodes(self, nodes: list[str]) -> list[Process]:
-        """pbs_tmrsh gives its processes hardly any environment, and dies of SIGTERM without a word to them."""
-        if len(nodes) == 1:
-            return []
+    def _start_nodes(self, starter: str | None, nodes: list[str]) -> Iterator[Node]:
+        if starter is None or len(nodes) == 1:
+            return
+        folder = HostFolder.made(self._paths.nodes)
         ours = {name: value for name, value in os.environ.items() if name.startswith("SUBMITIT_")}
-        write_environment(self._paths.node_script, os.environ, ours)
-        with self._paths.node_script.open("a") as script:
-            script.write('cd "$1" && shift && exec "$@"\n')
-        there = ["/bin/bash", str(self._paths.node_script), os.getcwd()]
-        return [
-            subprocess.Popen(unharmed("pbs_tmrsh", host, *there, *self._on_node(node)), stdin=subprocess.DEVNULL)
-            for node, host in enumerate(nodes)
-            if node
-        ]
-
-    def _on_node(self, node: int) -> list[str]:
         join = ["--stderr-to-stdout"] if self._asked.stderr_to_stdout else []
-        module = "hpc_det.submit.submitit_pbs.on_node"
-        return [sys.executable, "-m", module, *join, self._asked.folder, self._asked.command, str(node)]
+        tasks = [sys.executable, "-m", "hpc_det.submit.submitit_pbs.on_node", *join]
+        command = [*tasks, self._asked.folder, self._asked.command]
+        script = folder.write_script(command, {**of_no_machine(os.environ), **ours}, cwd=os.getcwd())
+        for rank, host in enumerate(nodes[1:], start=1):
+            yield Node(folder, rank, start(start_command(starter, lines_of(os.environ), host, rank, script)))
 
-    def _goes_on(self, processes: list[Process]) -> bool:
+    def _goes_on(self, first: Process, processes: list[Process | Node]) -> bool:
         """Whether there is still something to wait for."""
         if self._reason is None and (reason := self._why_stop()):
             write_atomic(self._paths.stop, reason.value)
@@ -129,9 +164,9 @@ class FirstProcess:
             return any(process.poll() is None for process in processes)
         if self._paths.cancelled.exists():
             return False
-        if not self._told and processes[0].poll() is not None:  # nobody else is told
+        if not self._told and first.poll() is not None:  # nobody else is told
             return any(process.poll() is None for process in processes)
-        return self._stops(processes[0], self._reason)
+        return self._stops(first, self._reason)
 
     def _why_stop(self) -> Reason | None:
         used_s = self._clock.look()
@@ -163,25 +198,27 @@ class FirstProcess:
         if reason is Reason.PREEMPTED and not _deleted_by_scheduler():
             get_logger().info("PBS runs this job again, or somebody has deleted it.")
             return
-        goes_on_for = f"SUBMITIT_PBS_JOB_ID={self._paths.job_id}"  # digits, which -v does not break
-        command = ["qsub", "-v", goes_on_for, "-o", self._asked.output, str(self._paths.submission_file)]
-        environment = {**os.environ, **temporary_folder(os.environ)}
-        done = subprocess.run(unharmed(*command), capture_output=True, text=True, env=environment)
-        if done.returncode:
-            print(
-                f"The work is saved, and PBS refused the job to go on with it: {done.stderr.strip()}", file=sys.stderr
-            )
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which may come at any moment; qsub ignores it then, too
+        try:
+            new = from_pbs(patiently(self._submit_next, get_logger().info))
+        except CommandError as refused:
+            print(f"The work is saved, and PBS refused the job to go on with it: {refused}", file=sys.stderr)
             return
-        new = from_pbs(submitted_id(done.stdout))
         write_atomic(self._paths.next, "".join(f"{job_id}\n" for job_id in [*self._paths.chain()[1:], new]))
         get_logger().info(f"Job {new} of PBS goes on for {self._paths.job_id}.")
         if self._paths.cancelled.exists():  # meanwhile
             subprocess.run(["qdel", to_pbs(new)], check=False)
 
-
-def unharmed(*command: str) -> list[str]:
-    """PBS' signal to end reaches every process of the first node, at any moment."""
-    return ["/bin/bash", "-c", "trap '' TERM; exec \"$@\"", "bash", *command]
+    def _submit_next(self) -> str:
+        """The id of the job that goes on. Raises NoAnswer where it can be tried again: PBS cannot have it yet."""
+        goes_on_for = f"SUBMITIT_PBS_JOB_ID={self._paths.job_id}"  # digits, which -v does not break
+        command = ["qsub", "-v", goes_on_for, "-o", self._asked.output, str(self._paths.submission_file)]
+        try:
+            return submit_from_job(command, submitted_id, os.environ)
+        except NoAnswer as error:
+            if error.may_have_acted:
+                raise CommandError(str(error)) from None
+            raise
 
 
 def _deleted_by_scheduler() -> bool:

@@ -1,4 +1,4 @@
-"""The tasks of one node. As a program: those of a node other than the first, started by pbs_tmrsh."""
+"""The tasks of one node. As a program: those of a node other than the first."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
     parser.add_argument("command")
-    parser.add_argument("node", type=int)
     parser.add_argument("--stderr-to-stdout", action="store_true")
     asked = parser.parse_args()
-    tasks = start_tasks(asked.folder, asked.command, asked.node, stderr_to_stdout=asked.stderr_to_stdout)
+    node = int(os.environ.pop("HPC_DET_NODE_RANK"))  # by hpc_det.schedulers.pbs.on_host; no news for a task
+    tasks = start_tasks(asked.folder, asked.command, node, stderr_to_stdout=asked.stderr_to_stdout)
     sys.exit(first_failure([task.wait() for task in tasks]))
 
 

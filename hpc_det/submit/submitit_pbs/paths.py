@@ -50,9 +50,9 @@ class PbsJobPaths(JobPaths):
         return self._of_job("requeue")
 
     @property
-    def node_script(self) -> Path:
-        """What starts the tasks on the other nodes."""
-        return self._of_job("node.sh")
+    def nodes(self) -> Path:
+        """The folder that is shared with the other nodes (hpc_det.schedulers.pbs.hosts), as long as the tasks run."""
+        return self._of_job("nodes")
 
     def _of_job(self, name: str) -> Path:
         return Path(self._format_id(self.folder / f"%j_{name}"))

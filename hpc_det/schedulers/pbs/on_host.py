@@ -1,6 +1,6 @@
-"""On each host of a PBS job: runs the agent, passes orders of `hpc_det.launch.on_nodes` on, and leaves its exit code.
+"""On each host of a PBS job: runs a command, passes orders on to it, and leaves its exit code (see HostFolder).
 
-python3 -m hpc_det.launch.pbs_node FOLDER RANK COMMAND...
+python3 -m hpc_det.schedulers.pbs.on_host FOLDER RANK COMMAND...
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from hpc_det.launch.on_nodes import BEGUN, EXIT, ORDERS, POLL_S
 from hpc_det.node.files import write_atomic
-from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants
+from hpc_det.node.process import STOP_SIGNALS, SignalPipe, adopt_orphans, end_descendants, exit_code
+from hpc_det.schedulers.pbs.hosts import BEGUN, EXIT, ORDERS, POLL_S
 
 GOODBYE_S = 3.0
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
 
-def node_environment(rank: str, env: Mapping[str, str]) -> dict[str, str]:
-    """The agent's: its rank, and of the GPUs that this host shows those of its gang, where several share the job."""
+def host_environment(rank: str, env: Mapping[str, str]) -> dict[str, str]:
+    """The command's: its rank, and of the GPUs that this host shows those of its gang, where several share the job."""
     found = {**env, "HPC_DET_NODE_RANK": rank}
     if slots := env.get("HPC_DET_SLOTS"):
         visible = env[_GPUS].split(",") if env.get(_GPUS) else None
@@ -32,27 +32,27 @@ def node_environment(rank: str, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def run(folder: Path, rank: str, command: list[str]) -> int:
-    """The agent's exit code; 1 where it was ended. PBS sends its TERM to the agent, too, so here it is no news."""
+    """The command's exit code; 1 where it was ended. PBS sends its TERM to the command, too, so here it is no news."""
     signals = SignalPipe((*STOP_SIGNALS, signal.SIGCHLD))
-    agent = subprocess.Popen(command, env=node_environment(rank, os.environ), stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env=host_environment(rank, os.environ), stdin=subprocess.DEVNULL)
     is_told = False
-    while agent.poll() is None:
+    while process.poll() is None:
         select.select([signals.fd], [], [], POLL_S)
         signals.received()
         orders = _orders(folder)
         if "end" in orders:
-            _await(agent)
+            _await(process)
             return 1
         if "TERM" in orders and not is_told:
-            agent.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)
             is_told = True
-    return 1 if agent.returncode else 0
+    return exit_code(process.returncode)
 
 
-def _await(agent: subprocess.Popen[bytes]) -> None:
+def _await(process: subprocess.Popen[bytes]) -> None:
     """Agents tell each other of an end, and say goodbye: one that is killed before would look like a lost node."""
     with suppress(subprocess.TimeoutExpired):
-        agent.wait(GOODBYE_S)
+        process.wait(GOODBYE_S)
 
 
 def _orders(folder: Path) -> list[str]:
@@ -64,7 +64,7 @@ def _orders(folder: Path) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0 always: mpiexec would kill the other agents after any other one."""
+    """Exit code 0 always: mpiexec would kill the other processes after any other one."""
     folder, rank, *command = argv
     adopt_orphans()
     with suppress(FileNotFoundError):
