@@ -96,7 +96,7 @@ PRUNED = "damage, then prune, then preempt"
 def life_in(folder: Path) -> trials.Life:
     """A trial that saves and prunes often, and at the same ticks in each run."""
     life = trials.Life.begin(folder, min_checkpoint_period={"batches": 2})
-    life.saves_behind = False
+    life.asynchronous = False
     return life
 
 

@@ -14,6 +14,7 @@ from hpc_det.config.rank_variables import TrainsOn
 from hpc_det.distributed.rng import restore_rng, rng_state
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import DataLoader, Epoch, Trainer, init
+from hpc_det.pytorch.loop.run import Purpose
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports, samples_per_second
 from tests.pytorch.trials import Tiny
@@ -67,7 +68,7 @@ def measured(
     monkeypatch.setattr(Watched, "seen", [], raising=False)
     monkeypatch.setattr(Watched, "loaded", [], raising=False)
     with init(hparams={"global_batch_size": batch_size, "workers": 0}, exp_conf=CONFIG) as context:
-        context.run = replace(context.run, trains_on=trains_on)
+        context.run = replace(context.run, purpose=Purpose(trains_on=trains_on))
         trial = Watched(context)
         Trainer(trial, context).fit(max_length=Epoch(50), validation_period=Epoch(1), checkpoint_period=Epoch(1))
     (folder,) = (root / "local").iterdir()

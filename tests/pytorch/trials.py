@@ -29,12 +29,13 @@ from hpc_det.distributed.rng import seed_everything
 from hpc_det.distributed.searcher import SearcherContext
 from hpc_det.node.heartbeat import Phase
 from hpc_det.pytorch import DataLoader, LRScheduler, PyTorchCallback, PyTorchTrial, PyTorchTrialContext
-from hpc_det.pytorch.loop.loop import Loop
+from hpc_det.pytorch.loop.checkpoint_saver import Checkpointing
+from hpc_det.pytorch.loop.loop import Loop, WarmStart
 from hpc_det.pytorch.loop.schedule import Schedule
 from hpc_det.pytorch.profiling.measurements import Measurements
 from hpc_det.pytorch.state.portable import METADATA, Portable
 from hpc_det.pytorch.strategies.strategy import Strategy
-from hpc_det.pytorch.trial.trial import Trial
+from hpc_det.pytorch.trial.trial import BuiltTrial, Trial
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.metrics import read_reports
 
@@ -185,9 +186,9 @@ class Life:
     """How the attempts' SaveSchedule is made."""
     weights: Path | None = None
     """The checkpoint whose weights it begins with."""
-    policy: Callable[[], Policy] | None = None
+    retention: Callable[[], Policy] | None = None
     """How many checkpoints the experiment keeps, as of now."""
-    saves_behind: bool = True
+    asynchronous: bool = True
     code: Path | None = None
     """What checkpoints take along."""
 
@@ -213,19 +214,19 @@ class Life:
         how = strategy(trial, context)
         how.check()
         loop = Loop(
-            trial,
-            context,
-            how,
+            BuiltTrial(trial, context, how),
             Schedule.from_config(self.config, self.hparams.get("global_batch_size")),
             stop=stop,
-            checkpoints=CheckpointContext(self.folder.checkpoints, context.distributed),
-            pace=SaveSchedule(self.folder, context.distributed, **self.pace),
             log=MetricsLog(self.folder, self.attempts),
-            portable=Portable(spec, self.trial_class, self.code, is_trainer=False),
-            weights=self.weights,
-            policy=self.policy,
+            checkpointing=Checkpointing(
+                checkpoints=CheckpointContext(self.folder.checkpoints, context.distributed),
+                save_schedule=SaveSchedule(self.folder, context.distributed, **self.pace),
+                portable=Portable(spec, self.trial_class, self.code, is_trainer=False),
+                retention=self.retention,
+                asynchronous=self.asynchronous,
+            ),
             searcher=SearcherContext(self.folder, worker, context.distributed) if worker is not None else None,
-            saves_behind=self.saves_behind,
+            warm_start=WarmStart(weights=self.weights),
             measurements=self._measurements(context.distributed),
         )
         loop.run()

@@ -15,7 +15,7 @@ from hpc_det.pytorch.deepspeed.context import DeepSpeedTrialContext
 from hpc_det.pytorch.deepspeed.runtime import explained
 from hpc_det.pytorch.deepspeed.state import load_engines, tag
 from hpc_det.pytorch.deepspeed.strategy import DeepSpeedStrategy
-from hpc_det.pytorch.loop.run import Run
+from hpc_det.pytorch.loop.run import TrialRun
 from hpc_det.pytorch.loop.trainer import context_of_script
 from hpc_det.pytorch.trial.trial import Trial
 
@@ -78,7 +78,7 @@ class DeepSpeedTrial(Trial):
 class TrainerContext(DeepSpeedTrialContext):
     """A context that knows where it runs, for the Trainer."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrialRun) -> None:
         super().__init__(run.spec, run.distributed, run.folder)
         self.run = run
 

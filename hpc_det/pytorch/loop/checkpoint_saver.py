@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,62 +17,72 @@ from hpc_det.checkpoint.checkpoints import CheckpointContext, Put
 from hpc_det.checkpoint.retention import RESUME_DEPTH, Policy
 from hpc_det.checkpoint.save_schedule import LastSave, SaveSchedule
 from hpc_det.checkpoint.seals import FileEntry
-from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog, MetricWindow
 from hpc_det.distributed.preempt import StopAgreement
 from hpc_det.distributed.rng import unchanged_generators
-from hpc_det.pytorch.loop.schedule import Progress
+from hpc_det.pytorch.loop.schedule import Progress, Schedule
 from hpc_det.pytorch.loop.search import Search
 from hpc_det.pytorch.state.portable import Portable
 from hpc_det.pytorch.state.state import PROGRESS, progress_state
-from hpc_det.pytorch.strategies.strategy import Strategy
 from hpc_det.pytorch.trial.callback import Callbacks
+from hpc_det.pytorch.trial.trial import BuiltTrial
 
 WAIT_S = 2.0
 """Most disks have committed a checkpoint by then, and it is of the batch at which it is due."""
 
 
-class Saving:
+@dataclass(frozen=True, kw_only=True)
+class Checkpointing:
+    """How the checkpoints of a trial are made, and how many are kept."""
+
+    checkpoints: CheckpointContext
+    """Where they are."""
+    save_schedule: SaveSchedule
+    """When to save, beside the schedule."""
+    portable: Portable
+    """What makes them usable away from the experiment."""
+    retention: Callable[[], Policy] | None = None
+    """How many checkpoints the experiment keeps, as of now; None: no experiment says it, and the schedule does."""
+    asynchronous: bool = True
+    """Whether training continues while a checkpoint is written, unless a callback of any rank overrides
+    `on_checkpoint_write_end`, which sees the files before the commit.
+    """
+
+
+class CheckpointSaver:
     """Made by all ranks together, which call all methods at the same batch."""
 
     def __init__(
         self,
-        strategy: Strategy,
-        distributed: Distributed,
-        checkpoints: CheckpointContext,
+        built: BuiltTrial,
+        checkpointing: Checkpointing,
+        schedule: Schedule,
         *,
         progress: Progress,
         search: Search,
         callbacks: Callbacks,
         window: MetricWindow,
-        pace: SaveSchedule,
         log: MetricsLog,
-        portable: Portable,
-        policy: Callable[[], Policy],
-        smaller_is_better: bool,
-        behind: bool,
-        never: bool = False,
     ) -> None:
-        """`progress` and `window`: the loop's own, which go on. `policy`: how many checkpoints are kept, as of now.
-
-        `behind`: training goes on while a checkpoint is written, but where a callback, of any rank, wants to see its
-        files before the commit. `never`: what was trained is not wanted.
+        """`progress` and `window` are the loop's own and change as it trains. Nothing is saved where the schedule
+        `only_trains`.
         """
-        self._strategy = strategy
-        self._distributed = distributed
-        self._checkpoints = checkpoints
+        self._strategy = built.strategy
+        self._distributed = built.context.distributed
+        self._checkpoints = checkpointing.checkpoints
         self._progress = progress
         self._search = search
         self._callbacks = callbacks
         self._window = window
-        self._pace = pace
+        self._save_schedule = checkpointing.save_schedule
+        self._portable = checkpointing.portable
+        self._retention = checkpointing.retention or (lambda: schedule.kept)
         self._log = log
-        self._portable = portable
-        self._policy = policy
-        self._smaller_is_better = smaller_is_better
+        self._smaller_is_better = schedule.smaller_is_better
         # Ranks may have callbacks of their own, and all must save in the same way.
-        self._behind = behind and not any(distributed.gather_json(callbacks.overrides("on_checkpoint_write_end")))
-        self._never = never
+        sees_files = self._distributed.gather_json(callbacks.overrides("on_checkpoint_write_end"))
+        self._asynchronous = checkpointing.asynchronous and not any(sees_files)
+        self._never = schedule.only_trains
         self._saved: tuple[int, int] | None = None
         """Batches, and batches at the last validation, in the last checkpoint; it may be on its way to the disk."""
         self.is_postponed = False
@@ -79,7 +90,7 @@ class Saving:
         self._is_provisional = False
         """The last one."""
         self._first = progress.steps
-        self.next_expectation: float = progress.steps + 1 if self._behind and not never else math.inf
+        self.next_expectation: float = progress.steps + 1 if self._asynchronous and not self._never else math.inf
         """So many batches: there `expect` looks what a save will have."""
         self._uuid = ""
         """Of the last one that this attempt has begun."""
@@ -111,22 +122,22 @@ class Saving:
         """
         self.settle()
         self.next_expectation = math.inf
-        self._pace.save_begins(postponed=self.is_postponed)
+        self._save_schedule.save_begins(postponed=self.is_postponed)
         self.is_postponed = False
-        save = self._checkpoints.begin if self._behind else self._checkpoints.save
+        save = self._checkpoints.begin if self._asynchronous else self._checkpoints.save
         with unchanged_generators():
             files = self._strategy.files(self._callbacks, self._window)
             if self._distributed.is_chief:
                 files[PROGRESS] = progress_state(self._progress, self._distributed.size)
             steps = self._progress.steps
             finish = partial(self._finish, steps=steps)
-            then = self._pace.save_committed if is_provisional else self._after_commit()
+            then = self._save_schedule.save_committed if is_provisional else self._after_commit()
             self._is_provisional = is_provisional
             write = self._write if self._strategy.saves_on_every_rank else None
             self._uuid = save(steps, files, finish, write=write, then=then)
         self._saved = self._reached()
-        self._pace.training_goes_on()
-        if not self._behind:
+        self._save_schedule.training_goes_on()
+        if not self._asynchronous:
             self._ends()
 
     def save_when_free(self) -> None:
@@ -150,7 +161,7 @@ class Saving:
         """Before all ranks leave."""
         last = LastSave.AFTER_THE_ONE_IN_FLIGHT
         if stop.stopped and not self.is_saved:
-            last = self._pace.last_save(stop.deadline, in_flight=self._checkpoints.in_flight)
+            last = self._save_schedule.last_save(stop.deadline, in_flight=self._checkpoints.in_flight)
         if last is LastSave.INSTEAD and not self._checkpoints.abandon():
             self._ends()
         self.settle()
@@ -199,7 +210,7 @@ class Saving:
         validations = dict(self._search.validations)
 
         def work() -> None:
-            self._pace.save_committed()
+            self._save_schedule.save_committed()
             self._prune(validations, RESUME_DEPTH)
 
         return work
@@ -207,10 +218,10 @@ class Saving:
     def _ends(self) -> None:
         with unchanged_generators():
             self._callbacks.call("on_checkpoint_upload_end", self._uuid)
-        self._pace.save_ends(self._progress.steps, self._checkpoints.saved)
+        self._save_schedule.save_ends(self._progress.steps, self._checkpoints.saved)
 
     def _prune(self, validations: Mapping[int, float], to_resume_from: int = 0) -> None:
-        kept = self._policy()
+        kept = self._retention()
         self._checkpoints.prune(
             validations,
             smaller_is_better=self._smaller_is_better,

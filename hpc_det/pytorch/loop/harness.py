@@ -22,7 +22,7 @@ from hpc_det.distributed.rank_process import RankProcess
 from hpc_det.distributed.rng import seed_everything
 from hpc_det.errors import HpcDetError, UsageError
 from hpc_det.node.process import STOP_SIGNALS, SignalPipe
-from hpc_det.pytorch.loop.run import Outcome, Run
+from hpc_det.pytorch.loop.run import Outcome, TrialRun
 from hpc_det.pytorch.loop.schedule import Schedule
 from hpc_det.pytorch.trial.trial import Trial, interface_problems
 from hpc_det.store.experiments import state_root
@@ -34,11 +34,11 @@ def run_trial(trial_name: str, process: RankProcess, env: Mapping[str, str]) -> 
 
     Raises UsageError for a class that cannot be a trial; whatever the trial raises goes through.
     """
-    with Run.of_attempt(process, env) as run:
+    with TrialRun.of_attempt(process, env) as run:
         train_by_name(trial_name, run)
 
 
-def train_by_name(trial_name: str, run: Run) -> Outcome:
+def train_by_name(trial_name: str, run: TrialRun) -> Outcome:
     trial_class = load_trial_class(trial_name)
     seed_everything(run.spec["trial_seed"])
     context = run.new_context(trial_class)
@@ -93,7 +93,7 @@ def run_locally(trial_name: str, spec: dict[str, Any], context_dir: Path, *, tes
     with _folder(test) as folder, _explained(debug), closing(SignalPipe(STOP_SIGNALS_BUT_INTERRUPT)) as signals:
         os.chdir(context_dir)
         sys.path.insert(0, str(context_dir))
-        with Run.unmanaged(spec, folder, Distributed(), signals, test=test) as run:
+        with TrialRun.unmanaged(spec, folder, Distributed(), signals, test=test) as run:
             return train_by_name(trial_name, run)
 
 

@@ -14,78 +14,67 @@ does after its resume exactly what it would have done without the stop.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_det.checkpoint.checkpoints import CheckpointContext
-from hpc_det.checkpoint.retention import Policy
-from hpc_det.checkpoint.save_schedule import SaveSchedule
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog
 from hpc_det.distributed.preempt import StopAgreement
 from hpc_det.distributed.rng import restore_rng, seed_everything
 from hpc_det.distributed.searcher import SearcherContext
-from hpc_det.pytorch.loop.checkpoint_saver import Saving
+from hpc_det.pytorch.loop.checkpoint_saver import Checkpointing, CheckpointSaver
 from hpc_det.pytorch.loop.schedule import Progress, Schedule
 from hpc_det.pytorch.loop.search import Search
 from hpc_det.pytorch.loop.training_report import TrainingReport
 from hpc_det.pytorch.loop.validation import Validation
 from hpc_det.pytorch.profiling.measurements import Measurements
 from hpc_det.pytorch.profiling.timer import untimed
-from hpc_det.pytorch.state.portable import Portable
 from hpc_det.pytorch.state.state import restored_progress
-from hpc_det.pytorch.strategies.strategy import Strategy, reporting_ranks
+from hpc_det.pytorch.strategies.strategy import reporting_ranks
 from hpc_det.pytorch.trial.callback import Callbacks
-from hpc_det.pytorch.trial.trial import Trial
-from hpc_det.pytorch.trial.trial_context import TrialContext
+from hpc_det.pytorch.trial.trial import BuiltTrial
 from hpc_det.pytorch.trial.trial_data import TrialData
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """What a trial that has no checkpoint of its own begins with, at batch 0."""
+
+    checkpoint: Path | None = None
+    """Models, optimizers and schedulers. The trial resumes from it where it was saved by this very trial."""
+    weights: Path | None = None
+    """The weights of the models alone, since its optimizers have hyperparameters of their own. Without `checkpoint`."""
 
 
 class Loop:
     def __init__(
         self,
-        trial: Trial,
-        context: TrialContext,
-        strategy: Strategy,
+        built: BuiltTrial,
         schedule: Schedule,
         *,
         stop: StopAgreement,
-        checkpoints: CheckpointContext,
-        pace: SaveSchedule,
         log: MetricsLog,
-        portable: Portable,
+        checkpointing: Checkpointing,
         searcher: SearcherContext | None = None,
-        warm_start: Path | None = None,
-        weights: Path | None = None,
-        policy: Callable[[], Policy] | None = None,
-        saves_behind: bool = True,
+        warm_start: WarmStart | None = None,
         measurements: Measurements | None = None,
     ) -> None:
-        """`warm_start`: a checkpoint that a trial without one of its own begins with, at batch 0. It is resumed where
-        it is of this very trial. `weights`: one of which such a trial takes the weights of the models alone, since its
-        optimizers have hyperparameters of their own; `warm_start` goes before it. `policy`: how many checkpoints the
-        experiment keeps, as of now; the schedule's where there is no experiment. `saves_behind`: training goes on
-        while a checkpoint is written, but where a callback wants to see its files before the commit. `measurements`:
-        where its config asks for them.
+        """`searcher`: where a search decides how long the trial trains. `measurements`: where the config asks for
+        them.
         """
-        self._trial = trial
-        self._context = context
-        self._strategy = strategy
+        self._built = built
+        self._trial, self._context, self._strategy = built.trial, built.context, built.strategy
         self._schedule = schedule
-        self._distributed: Distributed = context.distributed
+        self._distributed: Distributed = built.context.distributed
         self._stop = stop
-        self._checkpoints = checkpoints
-        self._pace = pace
         self._log = log
-        self._portable = portable
+        self._checkpointing = checkpointing
+        self._checkpoints, self._save_schedule = checkpointing.checkpoints, checkpointing.save_schedule
         self._search = Search(searcher, schedule)
-        self._policy = policy
-        self._saves_behind = saves_behind
+        self._warm_start = warm_start or WarmStart()
         self._measurements = measurements
-        self._warm_start = warm_start
-        self._weights = weights
         self._progress = Progress()
 
     def run(self) -> Progress:
@@ -95,17 +84,17 @@ class Loop:
         with ExitStack() as stack:
             stack.callback(self._callbacks.call, "on_trial_shutdown")
             batches = self._begin(stack)
-            with self._saving.finishing(self._stop):
+            with self._saver.finishing(self._stop):
                 self._train_to_the_end(batches)
-                self._saving.save_the_rest(self._stop)
+                self._saver.save_the_rest(self._stop)
         if self.end == "finished":
-            self._saving.prune_all()
+            self._saver.prune_all()
         return self._progress
 
     @property
     def is_saved(self) -> bool:
         """Whether the newest checkpoint has all that was trained."""
-        return self._saving.is_saved
+        return self._saver.is_saved
 
     @property
     def end(self) -> str:
@@ -123,15 +112,15 @@ class Loop:
                 return
             if not self._stop.should_stop() and settled:
                 self._train_to_boundary(batches)
-                self._saving.expect()
+                self._saver.expect()
 
     def _goes_on(self) -> bool:
         """Whether the search wants more of this trial, which is trained as long as was asked."""
         if not self._search.hears_reports:
             return False
         if not self.is_saved:
-            self._saving.save()
-        self._saving.settle()  # a report that stands, of a batch that is gone, would not be made again
+            self._saver.save()
+        self._saver.settle()  # a report that stands, of a batch that is gone, would not be made again
         until = self._search.next_length(self._progress)
         if until is None:
             return False
@@ -150,13 +139,13 @@ class Loop:
         generators = self._resume(folder, ranks) if folder else None
         if not folder:
             self._context.tensorboard.cut({})
-        if not folder and self._warm_start:
-            self._strategy.restore(self._warm_start, self._callbacks)
-        elif not folder and self._weights:
-            self._load_weights(self._weights)
+        if not folder and self._warm_start.checkpoint:
+            self._strategy.restore(self._warm_start.checkpoint, self._callbacks)
+        elif not folder and self._warm_start.weights:
+            self._load_weights(self._warm_start.weights)
         self._continue_log()
         self._strategy.check_savable(self._callbacks)  # better now than when the first checkpoint is due
-        self._pace.begin(self._progress.steps)
+        self._save_schedule.begin(self._progress.steps)
         self._callbacks.call("on_training_start")
         self._context.profiler.start()
         stack.callback(self._context.profiler.stop)
@@ -173,11 +162,11 @@ class Loop:
         if found := self._checkpoints.newest(self._strategy.reads):
             self._mend_code(found[0])
             return found[0]
-        told = self._warm_start
+        told = self._warm_start.checkpoint
         if told is None:
             return None
         self._checkpoints.verify(told, self._strategy.reads)
-        is_own: bool = self._distributed.broadcast_json(self._portable.is_of_this_trial(told))
+        is_own: bool = self._distributed.broadcast_json(self._checkpointing.portable.is_of_this_trial(told))
         if self._distributed.is_chief:
             how = "goes on from" if is_own else "begins with the weights, of another trial or seed, in"
             print(f"hpc-det: {how} {told}", flush=True)
@@ -185,7 +174,7 @@ class Loop:
 
     def _mend_code(self, folder: Path) -> None:
         if self._distributed.is_chief:
-            for problem in self._portable.mend(folder):
+            for problem in self._checkpointing.portable.mend(folder):
                 print(f"hpc-det: warning: {problem}", flush=True)
 
     def _read_progress(self, folder: Path) -> int:
@@ -201,7 +190,7 @@ class Loop:
         return ranks
 
     def _build_data(self, stack: ExitStack) -> Any:
-        strategy, data = self._strategy, TrialData(self._trial, self._context, self._strategy)
+        strategy, data = self._strategy, TrialData(self._built)
         for each in (data.training, data.validation):
             stack.callback(each.close)
         self._data = data.training
@@ -210,9 +199,7 @@ class Loop:
             self._schedule = self._schedule.until(until)
         reporting = reporting_ranks(self._distributed.gather_json(strategy.mpu.should_report_metrics))
         self._validation = Validation(
-            self._trial,
-            self._context,
-            strategy,
+            self._built,
             self._callbacks,
             data,
             self._stop,
@@ -220,39 +207,33 @@ class Loop:
             limit=self._schedule.validation_batches,
         )
         self._open_report = TrainingReport(self._context, strategy.mpu, reporting, self._callbacks)
-        self._saving = Saving(
-            strategy,
-            self._distributed,
-            self._checkpoints,
+        self._saver = CheckpointSaver(
+            self._built,
+            self._checkpointing,
+            self._schedule,
             progress=self._progress,
             search=self._search,
             callbacks=self._callbacks,
             window=self._open_report.window,
-            pace=self._pace,
             log=self._log,
-            portable=self._portable,
-            policy=self._policy or (lambda: self._schedule.kept),
-            smaller_is_better=self._schedule.smaller_is_better,
-            behind=self._saves_behind,
-            never=self._schedule.only_trains,
         )
         if self._measurements:
             self._measure(self._measurements, data, stack)
         return strategy.begin(self._data, data.training_batches(self._progress.position), self._progress)
 
     def _measure(self, measurements: Measurements, data: TrialData, stack: ExitStack) -> None:
-        measurements.measure(self._strategy, self._context, data, self._open_report, self._validation)
+        measurements.measure(self._built, data, self._open_report, self._validation)
         # Many calls of train_batch count at once, with the loop's own microseconds: each alone would cost as much.
         measurements.time(self, "_train", "train_batch")
         measurements.time(self, "_report_training", "reduce_metrics")
-        measurements.time(self._saving, "save", "checkpoint")
-        measurements.time(self._saving, "settle", "checkpoint")
+        measurements.time(self._saver, "save", "checkpoint")
+        measurements.time(self._saver, "settle", "checkpoint")
         stack.callback(measurements.end, self._progress)
 
     def _resume(self, folder: Path, ranks: int) -> dict[str, Any] | None:
         """Everything as it was, but for the generators, whose state is returned, if this rank was there."""
         self._strategy.restore(folder, self._callbacks)
-        self._saving.resumed()
+        self._saver.resumed()
         return self._strategy.restore_rank(folder, ranks, self._open_report.window)
 
     def _load_weights(self, folder: Path) -> None:
@@ -281,7 +262,7 @@ class Loop:
         What is the same for all of them is done once: at a batch it would cost microseconds.
         """
         progress, first, start = self._progress, self._progress.steps, self._progress.position
-        until = min(self._schedule.next_boundary(first), self._pace.next_look, self._saving.next_expectation)
+        until = min(self._schedule.next_boundary(first), self._save_schedule.next_look, self._saver.next_expectation)
         if self._measurements:
             until = min(until, self._measurements.at(progress))
         count = int(min(until - first, max(self._data.whole_batches(start), 1)))
@@ -297,7 +278,7 @@ class Loop:
         began = time.perf_counter()
         with self._stop.steps("training", first):
             trained = self._train(batches, first, count, start.epoch)
-        self._pace.trained(trained, time.perf_counter() - began)
+        self._save_schedule.trained(trained, time.perf_counter() - began)
         progress.advance(self._data.after(start, trained), trained)
         if progress.epoch_ended:
             self._callbacks.call("on_training_epoch_end", start.epoch)
@@ -330,10 +311,10 @@ class Loop:
 
     def _settle_boundary(self) -> bool:
         """Validate and save if that is due here; False when a stop is on its way and the validation was abandoned."""
-        self._saving.settle(wait=False)
+        self._saver.settle(wait=False)
         if self._schedule.validation_is_due(self._progress):
             if self._schedule.finished(self._progress) and not self.is_saved:
-                self._saving.save(is_provisional=True)  # what fails in the last validation shall not cost the training
+                self._saver.save(is_provisional=True)  # what fails in the last validation shall not cost the training
             if not self._validate():
                 return False
         self._save_what_is_due()
@@ -341,13 +322,13 @@ class Loop:
 
     def _save_what_is_due(self) -> None:
         progress = self._progress
-        is_due = self._pace.is_due(progress.steps) or self._schedule.checkpoint_is_due(progress)
+        is_due = self._save_schedule.is_due(progress.steps) or self._schedule.checkpoint_is_due(progress)
         if self.is_saved:
             return
         if self._schedule.validated_is_kept(progress, improved=self._search.improved):
-            self._saving.save()
-        elif is_due or self._saving.is_postponed:
-            self._saving.save_when_free()
+            self._saver.save()
+        elif is_due or self._saver.is_postponed:
+            self._saver.save_when_free()
 
     def _validate(self) -> bool:
         began = time.perf_counter()

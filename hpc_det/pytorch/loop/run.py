@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,13 +32,14 @@ from hpc_det.node.channel import Line
 from hpc_det.node.heartbeat import Progress
 from hpc_det.node.json_files import read_json, write_json
 from hpc_det.node.process import SignalPipe
-from hpc_det.pytorch.loop.loop import Loop
+from hpc_det.pytorch.loop.checkpoint_saver import Checkpointing
+from hpc_det.pytorch.loop.loop import Loop, WarmStart
 from hpc_det.pytorch.loop.schedule import Schedule
 from hpc_det.pytorch.profiling.measurements import Measurements
 from hpc_det.pytorch.state.portable import Portable, keep_code
-from hpc_det.pytorch.strategies.strategy import Strategy
-from hpc_det.pytorch.trial.trial import Trial
+from hpc_det.pytorch.trial.trial import BuiltTrial, Trial
 from hpc_det.pytorch.trial.trial_context import TrialContext
+from hpc_det.store.attempt import Attempt
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.journal import Journal
 
@@ -51,33 +52,67 @@ Outcome = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class JobServices:
+    """What the job of an experiment gives its ranks; a run outside any job has none of it."""
+
+    code: Path
+    """What checkpoints take along."""
+    searcher: SearcherContext
+    retention: Callable[[], Policy]
+    """How many checkpoints the experiment keeps, as of now."""
+    mirror: Mirror | None
+    """On rank 0, where checkpoints are in an object store, too."""
+    grace_s: float | None
+    """On rank 0: what a preemption gives, where it is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Purpose:
+    """What a run is for, where it is not the training that the configuration describes."""
+
+    test: bool = False
+    """One batch of everything."""
+    trains_on: TrainsOn | None = None
+    """A short run that measures the throughput; None: this is no such run."""
+    forced_stops: frozenset[int] | None = None
+    """Of `experiment verify-resume`: after so many batches; None: this is no such run."""
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Purpose:
+        """`--test` adds HPC_DET_TEST to the environment of an experiment (hpc_det.config.request.for_test)."""
+        return cls(
+            test=bool(env.get("HPC_DET_TEST")),
+            trains_on=trains_on(env.get(THROUGHPUT)),
+            forced_stops=stops_of(env.get(RESUME_CHECK)),
+        )
+
+    def adapted(self, schedule: Schedule, config: Mapping[str, Any]) -> Schedule:
+        """`schedule` as this run needs it. `config`: the experiment's."""
+        if self.trains_on:
+            return schedule.for_throughput(config)
+        if self.forced_stops is not None:
+            return schedule.as_configured(config)
+        return schedule.for_test() if self.test else schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRun:
+    """One attempt of a trial, as one rank takes part in it."""
+
     spec: dict[str, Any]
     """The content of trial.json."""
     folder: TrialFolder
     attempt: int
     distributed: Distributed
     stop: StopAgreement
-    pace: SaveSchedule
     log: MetricsLog
-    code: Path | None
-    """What checkpoints take along; None where nobody says what belongs to the trial."""
-    test: bool
-    """One batch of everything."""
-    trains_on: TrainsOn | None = None
-    """In a short run that measures the throughput; None: this is no such run."""
-    forced_stops: frozenset[int] | None = None
-    """Of `experiment verify-resume`: after so many batches; None: this is no such run."""
-    searcher: SearcherContext | None = None
+    job: JobServices | None = None
     """None outside any job."""
-    mirror: Mirror | None = None
-    """On rank 0 of a job, where checkpoints are in an object store, too."""
-    policy: Callable[[], Policy] | None = None
-    """How many checkpoints the experiment keeps, as of now; None outside any job."""
+    purpose: Purpose = field(default_factory=Purpose)
 
     @classmethod
     @contextmanager
-    def of_attempt(cls, process: RankProcess, env: Mapping[str, str]) -> Iterator[Run]:
+    def of_attempt(cls, process: RankProcess, env: Mapping[str, str]) -> Iterator[TrialRun]:
         """A rank that a node agent's launcher has started."""
         attempt, distributed, outside = process.attempt, Distributed.from_env(env), process.heartbeat.progress
         process.heartbeat.progress = lambda: Progress("meeting", 0)
@@ -94,15 +129,9 @@ class Run:
                 attempt=attempt.number,
                 distributed=distributed,
                 stop=stop,
-                pace=_pace(attempt.trial, spec["config"], distributed),
                 log=MetricsLog(attempt.trial, attempt.number),
-                code=attempt.trial.experiment().code,
-                test=is_test(env),
-                trains_on=trains_on(env.get(THROUGHPUT)),
-                forced_stops=stops_of(env.get(RESUME_CHECK)),
-                searcher=SearcherContext(attempt.trial, attempt.worker, distributed),
-                mirror=_mirror(attempt.trial, spec["config"]) if distributed.is_chief else None,
-                policy=partial(policy_of, attempt.trial),
+                job=_job_of(attempt, spec["config"], distributed),
+                purpose=Purpose.from_env(env),
             )
             process.heartbeat.progress = outside
 
@@ -110,7 +139,7 @@ class Run:
     @contextmanager
     def unmanaged(
         cls, spec: dict[str, Any], folder: TrialFolder, distributed: Distributed, signals: SignalPipe, *, test: bool
-    ) -> Iterator[Run]:
+    ) -> Iterator[TrialRun]:
         """Outside any job: under torchrun or another launcher, or in one process. Within `gang`."""
         with _stops(distributed, signals, None) as stop:
             yield cls(
@@ -119,10 +148,8 @@ class Run:
                 attempt=1,
                 distributed=distributed,
                 stop=stop,
-                pace=SaveSchedule(folder, distributed, auto=spec["config"].get("checkpoint_interval") == "auto"),
                 log=ShownLog(folder, 1),
-                code=None,
-                test=test,
+                purpose=Purpose(test=test),
             )
 
     def new_context(self, trial_class: type[Trial]) -> TrialContext:
@@ -142,33 +169,22 @@ class Run:
 
         Raises UsageError for a trial that wraps nothing; whatever the trial raises goes through.
         """
-        strategy = trial.strategy_class(trial, context)
-        strategy.check()
-        context.trains_on = self.trains_on
+        built = BuiltTrial(trial, context, trial.strategy_class(trial, context))
+        built.strategy.check()
+        context.trains_on = self.purpose.trains_on
+        trace = self._resume_trace(built)
+        save_schedule = self._new_save_schedule()
         if is_trainer and schedule.checkpoint_period:
-            self.pace.leave_to_period()
-        trace = self._resume_trace(trial, context, strategy)
+            save_schedule.leave_to_period()
+        weights = self.spec.get("warm_start")
         loop = Loop(
-            trial,
-            context,
-            strategy,
-            self._adapted(schedule),
+            built,
+            self.purpose.adapted(schedule, self.spec["config"]),
             stop=self.stop,
-            checkpoints=CheckpointContext(
-                self.folder.checkpoints,
-                self.distributed,
-                self.mirror,
-                may_commit=lambda: Journal(self.folder.journal).insist_on_last(self.attempt),
-                copies=PinnedStaging(_staging(self.spec["config"])),
-            ),
-            pace=self.pace,
             log=self.log,
-            portable=Portable(self.spec, type(trial), self.code, is_trainer=is_trainer),
-            searcher=self.searcher,
-            warm_start=warm_start,
-            weights=Path(weights) if (weights := self.spec.get("warm_start")) else None,
-            policy=self.policy,
-            saves_behind=self.spec["config"].get("asynchronous_checkpoints", True),
+            checkpointing=self._checkpointing(save_schedule, type(trial), is_trainer=is_trainer),
+            searcher=self.job.searcher if self.job else None,
+            warm_start=WarmStart(checkpoint=warm_start, weights=Path(weights) if weights else None),
             measurements=self._measurements(profiling_enabled),
         )
         steps = loop.run().steps
@@ -179,31 +195,54 @@ class Run:
             write_json(self.folder.outcome, outcome)
         return outcome
 
+    def _checkpointing(
+        self, save_schedule: SaveSchedule, trial_class: type[Trial], *, is_trainer: bool
+    ) -> Checkpointing:
+        config, job = self.spec["config"], self.job
+        return Checkpointing(
+            checkpoints=CheckpointContext(
+                self.folder.checkpoints,
+                self.distributed,
+                job.mirror if job else None,
+                may_commit=lambda: Journal(self.folder.journal).insist_on_last(self.attempt),
+                copies=PinnedStaging(_staging(config)),
+            ),
+            save_schedule=save_schedule,
+            portable=Portable(self.spec, trial_class, job.code if job else None, is_trainer=is_trainer),
+            retention=job.retention if job else None,
+            asynchronous=config.get("asynchronous_checkpoints", True),
+        )
+
+    def _new_save_schedule(self) -> SaveSchedule:
+        auto = self.spec["config"].get("checkpoint_interval") == "auto"
+        return SaveSchedule(self.folder, self.distributed, auto=auto, grace_s=self.job.grace_s if self.job else None)
+
     def _measurements(self, enabled: bool) -> Measurements | None:
         profiling = self.spec["config"].get("profiling", {})
         if not enabled and not profiling.get("enabled"):
             return None
         return Measurements(profiling, self.folder, self.attempt, self.distributed)
 
-    def _resume_trace(self, trial: Trial, context: TrialContext, strategy: Strategy) -> ResumeTrace | None:
-        if self.forced_stops is None:
+    def _resume_trace(self, built: BuiltTrial) -> ResumeTrace | None:
+        stops = self.purpose.forced_stops
+        if stops is None:
             return None
         from hpc_det.pytorch.state.resume_trace import ResumeTrace  # other trainings do without
 
         assert isinstance(self.stop, ForcedStop)
-        return ResumeTrace(trial, context, strategy, self.stop, self.forced_stops, self.folder, self.attempt)
-
-    def _adapted(self, schedule: Schedule) -> Schedule:
-        if self.trains_on:
-            return schedule.for_throughput(self.spec["config"])
-        if self.forced_stops is not None:
-            return schedule.as_configured(self.spec["config"])
-        return schedule.for_test() if self.test else schedule
+        return ResumeTrace(built, self.stop, stops, self.folder, self.attempt)
 
 
-def is_test(env: Mapping[str, str]) -> bool:
-    """What `--test` adds to the environment of an experiment (hpc_det.config.request.for_test)."""
-    return bool(env.get("HPC_DET_TEST"))
+def _job_of(attempt: Attempt, config: dict[str, Any], distributed: Distributed) -> JobServices:
+    trial = attempt.trial
+    plan = read_json(trial.experiment().plan) if distributed.is_chief else None
+    return JobServices(
+        code=trial.experiment().code,
+        searcher=SearcherContext(trial, attempt.worker, distributed),
+        retention=partial(policy_of, trial),
+        mirror=_mirror(trial, config) if distributed.is_chief else None,
+        grace_s=plan and plan.get("grace_time_s"),
+    )
 
 
 @contextmanager
@@ -237,12 +276,6 @@ def _check_group(distributed: Distributed) -> None:
             f"the process group that was made before is for {dist.get_backend_config()} alone, and CPU tensors are "
             f"exchanged, too; leave init_process_group out, or give it the backend cpu:gloo,cuda:nccl"
         )
-
-
-def _pace(trial: TrialFolder, config: dict[str, Any], distributed: Distributed) -> SaveSchedule:
-    plan = read_json(trial.experiment().plan) if distributed.is_chief else None
-    auto = config.get("checkpoint_interval") == "auto"
-    return SaveSchedule(trial, distributed, auto=auto, grace_s=plan and plan.get("grace_time_s"))
 
 
 def _staging(config: dict[str, Any]) -> Path | None:

@@ -20,7 +20,7 @@ from hpc_det.distributed.rng import seed_everything
 from hpc_det.errors import UsageError, nearest, shown
 from hpc_det.node.process import SignalPipe
 from hpc_det.pytorch.loop.harness import STOP_SIGNALS_BUT_INTERRUPT, announce, new_folder
-from hpc_det.pytorch.loop.run import Run, gang, is_test
+from hpc_det.pytorch.loop.run import Purpose, TrialRun, gang
 from hpc_det.pytorch.loop.schedule import Batch, CheckpointPolicy, Schedule, TrainUnit, unit_from_config, unit_of
 from hpc_det.pytorch.trial.context import PyTorchTrialContext
 from hpc_det.pytorch.trial.trial import Trial, interface_problems
@@ -35,7 +35,7 @@ Context = TypeVar("Context", bound=TrialContext)
 class TrainerContext(PyTorchTrialContext):
     """A context that knows where it runs, for the Trainer."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrialRun) -> None:
         super().__init__(run.spec, run.distributed, run.folder)
         self.run = run
 
@@ -64,7 +64,7 @@ def init(
     Raises UsageError for a process group that does not go with the variables.
     """
 
-    def new_context(run: Run) -> TrainerContext:
+    def new_context(run: TrialRun) -> TrainerContext:
         return TrainerContext(_aggregating(run, aggregation_frequency))
 
     with context_of_script(new_context, hparams, exp_conf, distributed, enable_tensorboard_logging) as context:
@@ -73,7 +73,7 @@ def init(
 
 @contextmanager
 def context_of_script(
-    new_context: Callable[[Run], Context],
+    new_context: Callable[[TrialRun], Context],
     hparams: dict[str, Any] | None,
     exp_conf: dict[str, Any] | None,
     distributed: Distributed | None,
@@ -101,7 +101,7 @@ class Trainer:
         if problems := interface_problems(type(trial)):
             raise UsageError([f"{type(trial).__name__} {problem}" for problem in problems])
         run = getattr(context, "run", None)
-        if not isinstance(run, Run):
+        if not isinstance(run, TrialRun):
             raise UsageError("Trainer: the context is not of hpc_det.pytorch.init(); make it with that")
         self._trial = trial
         self._context = context
@@ -147,7 +147,7 @@ class Trainer:
                 f"trains; leave it out, and say it in searcher.max_length"
             )
         schedule = Schedule(
-            max_length=max_length or self._length_of(searcher, test_mode or run.test),
+            max_length=max_length or self._length_of(searcher, test_mode or run.purpose.test),
             search_unit=None if max_length or not searcher.get("max_length") else unit_of(searcher["max_length"]),
             global_batch_size=self._context.get_hparams().get("global_batch_size"),
             reporting_period=reporting_period or Batch(config.get("scheduling_unit", 100)),
@@ -221,13 +221,13 @@ def _is_in_job() -> bool:
 
 
 @contextmanager
-def _in_job() -> Iterator[Run]:
+def _in_job() -> Iterator[TrialRun]:
     """What ends it early is the rank's failure, for the job to see, and goes on as usual."""
     if "RANK" not in os.environ:
         os.environ.update(_rank_without_launcher(Attempt.from_env(os.environ)))
     process = join_gang(os.environ)
     try:
-        with Run.of_attempt(process, os.environ) as run:
+        with TrialRun.of_attempt(process, os.environ) as run:
             seed_everything(run.spec["trial_seed"])
             yield run
     except BaseException as error:
@@ -256,7 +256,9 @@ def _rank_without_launcher(attempt: Attempt) -> dict[str, str]:
 
 
 @contextmanager
-def _unmanaged(hparams: dict[str, Any], exp_conf: dict[str, Any], distributed: Distributed | None) -> Iterator[Run]:
+def _unmanaged(
+    hparams: dict[str, Any], exp_conf: dict[str, Any], distributed: Distributed | None
+) -> Iterator[TrialRun]:
     distributed = distributed or Distributed.from_env(os.environ)
     with closing(SignalPipe(STOP_SIGNALS_BUT_INTERRUPT)) as signals, gang(distributed):
         spec = {
@@ -267,7 +269,8 @@ def _unmanaged(hparams: dict[str, Any], exp_conf: dict[str, Any], distributed: D
             "config": exp_conf,
         }
         seed_everything(spec["trial_seed"])
-        with Run.unmanaged(spec, _folder(distributed), distributed, signals, test=is_test(os.environ)) as run:
+        test = Purpose.from_env(os.environ).test
+        with TrialRun.unmanaged(spec, _folder(distributed), distributed, signals, test=test) as run:
             yield run
 
 
@@ -286,7 +289,7 @@ def _folder(distributed: Distributed) -> TrialFolder:
     return TrialFolder(Path(distributed.broadcast_json(path)))
 
 
-def _aggregating(run: Run, frequency: int | None) -> Run:
+def _aggregating(run: TrialRun, frequency: int | None) -> TrialRun:
     if frequency is None:
         return run
     config = run.spec["config"]

@@ -12,20 +12,16 @@ from hpc_det.distributed.metrics import MetricWindow, plain
 from hpc_det.distributed.preempt import StopAgreement
 from hpc_det.distributed.rng import unchanged_generators
 from hpc_det.errors import UsageError
-from hpc_det.pytorch.strategies.strategy import Strategy
 from hpc_det.pytorch.trial.callback import Callbacks
 from hpc_det.pytorch.trial.reducer import joined
-from hpc_det.pytorch.trial.trial import Trial, implements
-from hpc_det.pytorch.trial.trial_context import TrialContext
+from hpc_det.pytorch.trial.trial import BuiltTrial, implements
 from hpc_det.pytorch.trial.trial_data import TrialData
 
 
 class Validation:
     def __init__(
         self,
-        trial: Trial,
-        context: TrialContext,
-        strategy: Strategy,
+        built: BuiltTrial,
         callbacks: Callbacks,
         data: TrialData,
         stop: StopAgreement,
@@ -34,19 +30,17 @@ class Validation:
         limit: int | None,
     ) -> None:
         """`reporting`: the ranks whose metrics count. `limit`: rounds, at most."""
-        self._trial = trial
-        self._context = context
-        self._strategy = strategy
+        self._trial, self._context, self._strategy = built.trial, built.context, built.strategy
         self._callbacks = callbacks
         self._data = data
         self._stop = stop
         self._reporting = reporting
-        self._reports = context.distributed.rank in reporting
+        self._reports = self._context.distributed.rank in reporting
         self._limit = limit
-        self._common_rounds = min(context.distributed.gather_json(data.validation.length or 0))
+        self._common_rounds = min(self._context.distributed.gather_json(data.validation.length or 0))
         """That every rank makes, as far as anybody knows."""
         self._may_change = callbacks.overrides("on_validation_start", "on_validation_epoch_start")
-        self._in_full = implements(type(trial), "evaluate_full_dataset")
+        self._in_full = implements(type(built.trial), "evaluate_full_dataset")
         self._keeps_outputs = callbacks.overrides("on_validation_epoch_end")
 
     def run(self) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpc_det.pytorch.loop.training_report import TrainingReport
     from hpc_det.pytorch.loop.validation import Validation
     from hpc_det.pytorch.strategies.strategy import Strategy
-    from hpc_det.pytorch.trial.trial_context import TrialContext
+    from hpc_det.pytorch.trial.trial import BuiltTrial
     from hpc_det.pytorch.trial.trial_data import TrialData
 
 
@@ -49,10 +49,9 @@ class Measurements:
         self._system: SystemMetrics | None = None
         self.time, self.timed = self._timer.time, self._timer.timed
 
-    def measure(
-        self, strategy: Strategy, context: TrialContext, data: TrialData, report: TrainingReport, validation: Validation
-    ) -> None:
+    def measure(self, built: BuiltTrial, data: TrialData, report: TrainingReport, validation: Validation) -> None:
         """These objects have timed functions from now on. Before anybody asks for batches."""
+        context, strategy = built.context, built.strategy
         timer, load = self._timer, data.training.batches
         _replace(data.training, "batches", lambda position: timer.timed_batches("dataloader_next", load(position)))
         context.move = timer.timed("to_device", context.move)

@@ -25,9 +25,9 @@ from hpc_det.distributed.rng import rng_state
 from hpc_det.node.files import make_folder
 from hpc_det.node.json_files import append_line
 from hpc_det.pytorch.state.fingerprint import Texts, attributes, is_users, some_texts_of, tensor_text, texts_of
-from hpc_det.pytorch.strategies.strategy import Strategy, Trained
-from hpc_det.pytorch.trial.trial import Trial
-from hpc_det.pytorch.trial.trial_context import TrialContext, parameters_of
+from hpc_det.pytorch.strategies.strategy import Trained
+from hpc_det.pytorch.trial.trial import BuiltTrial
+from hpc_det.pytorch.trial.trial_context import parameters_of
 from hpc_det.store.attempt import request_stop
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.trace_names import ATTRIBUTE, GLOBAL, LOADER
@@ -36,29 +36,27 @@ from hpc_det.store.trace_names import ATTRIBUTE, GLOBAL, LOADER
 class ResumeTrace:
     def __init__(
         self,
-        trial: Trial,
-        context: TrialContext,
-        strategy: Strategy,
+        built: BuiltTrial,
         stop: ForcedStop,
         stops: frozenset[int],
         folder: TrialFolder,
         attempt: int,
     ) -> None:
         """Before the loop is made. `stops`: so many batches are trained when the training is stopped."""
-        self._state = RankState(trial, context, strategy, folder.experiment().code)
-        self._is_chief = context.distributed.is_chief
+        self._state = RankState(built, folder.experiment().code)
+        self._is_chief = built.context.distributed.is_chief
         self._stop, self._stops = stop, stops
         self._folder, self._attempt = folder, attempt
-        self._file = folder.resume_trace(context.distributed.rank)
+        self._file = folder.resume_trace(built.context.distributed.rank)
         self._is_first = True
         self._data: Texts = {}
         self._drawn = 0
         make_folder(self._file.parent)
-        self._replace(strategy, "begin", self._begin)
-        self._replace(strategy, "train_batch", self._train_batch)
-        self._replace(strategy, "end_batch", self._end_batch)
+        self._replace(built.strategy, "begin", self._begin)
+        self._replace(built.strategy, "train_batch", self._train_batch)
+        self._replace(built.strategy, "end_batch", self._end_batch)
         for what in ("callbacks", "training_data_loader", "validation_data_loader"):
-            self._replace(trial, f"build_{what}", self._noted(what))
+            self._replace(built.trial, f"build_{what}", self._noted(what))
 
     def end(self, kind: str, steps: int) -> None:
         """The loop has ended with `kind`, see `hpc_det.pytorch.loop.loop.Loop.end`."""
@@ -107,9 +105,9 @@ class ResumeTrace:
 
 
 class RankState:
-    def __init__(self, trial: Trial, context: TrialContext, strategy: Strategy, code: Path) -> None:
+    def __init__(self, built: BuiltTrial, code: Path) -> None:
         """`code`: the folder of the user's modules."""
-        self._trial, self._context, self._strategy = trial, context, strategy
+        self._trial, self._context, self._strategy = built.trial, built.context, built.strategy
         self._code = (f"{code}/", f"{code.resolve()}/")
         self.built: dict[str, Any] = {}
         """What the trial has built for the loop: `callbacks`, `training_data_loader`, `validation_data_loader`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from hpc_det.pytorch.strategies.pytorch_strategy import PlainStrategy
 from hpc_det.pytorch.strategies.strategy import Strategy
 from hpc_det.pytorch.trial.callback import PyTorchCallback
 from hpc_det.pytorch.trial.context import PyTorchTrialContext
+from hpc_det.pytorch.trial.trial_context import TrialContext
 
 
 class Trial:
@@ -92,6 +94,15 @@ class PyTorchTrial(Trial):
             return int(first.shape[0])
         kind = type(first).__name__
         raise UsageError(f"get_batch_length: {kind} has no length that says how many records; override it")
+
+
+@dataclass(frozen=True)
+class BuiltTrial:
+    """A trial that was built in this process: the user's object, its context, and how the loop trains this kind."""
+
+    trial: Trial
+    context: TrialContext
+    strategy: Strategy
 
 
 REQUIRED = ("train_batch", "build_training_data_loader", "build_validation_data_loader")

@@ -9,16 +9,15 @@ from hpc_det.config.rank_variables import NO_WHOLE_BATCH
 from hpc_det.errors import UsageError
 from hpc_det.pytorch.data import DataLoader, Evaluation, Position, training_data, validation_data
 from hpc_det.pytorch.strategies.device import mapped
-from hpc_det.pytorch.strategies.strategy import Strategy
-from hpc_det.pytorch.trial.trial import Trial
+from hpc_det.pytorch.trial.trial import BuiltTrial
 from hpc_det.pytorch.trial.trial_context import TrialContext
 
 
 class TrialData:
-    def __init__(self, trial: Trial, context: TrialContext, strategy: Strategy) -> None:
+    def __init__(self, built: BuiltTrial) -> None:
         """Collective. Raises UsageError for loaders that are not ours, too short, or not the same on all ranks."""
-        self._context = context
-        mpu, evaluation = strategy.mpu, strategy.evaluation
+        trial, strategy, self._context = built.trial, built.strategy, built.context
+        context, mpu, evaluation = self._context, strategy.mpu, strategy.evaluation
         loads = mpu.should_build_data_loader
         training = _checked(trial.build_training_data_loader(), "training", context) if loads else None
         validation = _checked(trial.build_validation_data_loader(), "validation", context) if loads else None

@@ -60,7 +60,7 @@ def test_saves_of_auto_change_no_bit_also_not_across_a_resume(
 ) -> None:
     """None begins before the one before is committed: behind the training there are fewer where the disk is slow."""
     undisturbed, auto = (begin(tmp_path / name) for name in ("undisturbed", "auto"))
-    auto.saves_behind = behind
+    auto.asynchronous = behind
     for count in on_ranks(ranks, live, undisturbed, auto):
         assert count >= at_least
     assert_same(auto, undisturbed)
@@ -81,7 +81,7 @@ def test_a_stop_saves_before_its_deadline(tmp_path: Path) -> None:
 def test_a_policy_that_changes_on_the_way_holds_from_the_next_save_on(tmp_path: Path) -> None:
     life = Life.begin(tmp_path, min_checkpoint_period={"batches": 7}, checkpoint_policy="none")
     latest = iter([1, 1, 3, 3])
-    life.policy = lambda: Policy(trial_best=0, trial_latest=next(latest))
+    life.retention = lambda: Policy(trial_best=0, trial_latest=next(latest))
     life.attempt()
     assert life.checkpoints == [7, 14, 18]
 
@@ -176,7 +176,7 @@ def test_what_a_trial_has_saved_is_not_lost_with_its_failure(tmp_path: Path, dis
 
 def test_switched_off_training_waits_for_each_checkpoint(tmp_path: Path) -> None:
     life = Life.begin(tmp_path, Seeing, **EVERY_7)
-    life.saves_behind = False
+    life.asynchronous = False
     life.attempt()
     assert Seeing.seen[7] == [7]
 
@@ -261,14 +261,14 @@ def test_nothing_is_flushed_or_made_on_the_disk_while_training_stands_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_save, seen = threading.Event(), list[str]()
-    save = checkpoint_saver.Saving.save
+    save = checkpoint_saver.CheckpointSaver.save
 
     def noted_save(*args: Any, **settings: Any) -> None:
         in_save.set()
         save(*args, **settings)
         in_save.clear()
 
-    monkeypatch.setattr(checkpoint_saver.Saving, "save", noted_save)
+    monkeypatch.setattr(checkpoint_saver.CheckpointSaver, "save", noted_save)
     for name in ("fsync", "mkdir"):
         call = getattr(os, name)
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from hpc_det.checkpoint.save_schedule import SaveSchedule
 from hpc_det.distributed.collectives import Distributed
 from hpc_det.distributed.metrics import MetricsLog
 from hpc_det.distributed.preempt import ForcedStop
 from hpc_det.distributed.rng import seed_everything
-from hpc_det.pytorch.loop.run import Run
+from hpc_det.pytorch.loop.run import Purpose, TrialRun
 from hpc_det.pytorch.loop.schedule import Schedule
 from hpc_det.store.folders import TrialFolder
 from hpc_det.view.resume_check.causes import causes
@@ -36,20 +35,17 @@ SETTINGS: dict[str, Any] = {
 
 
 def train(distributed: Distributed, folder: TrialFolder, trial: str, stops: frozenset[int], attempt: int) -> str:
-    """As `Run.of_attempt` and `train_by_name` do; how it ended."""
+    """As `TrialRun.of_attempt` and `train_by_name` do; how it ended."""
     seed_everything(5)
     stop = ForcedStop(distributed.messages)
-    run = Run(
+    run = TrialRun(
         spec={"experiment_id": 1, "trial_id": 1, "trial_seed": 5, "hparams": {}, "config": SETTINGS},
         folder=folder,
         attempt=attempt,
         distributed=distributed,
         stop=stop,
-        pace=SaveSchedule(folder, distributed),
         log=MetricsLog(folder, attempt),
-        code=None,
-        test=False,
-        forced_stops=stops,
+        purpose=Purpose(forced_stops=stops),
     )
     trial_class = getattr(leaky, trial)
     context = run.new_context(trial_class)
