@@ -21,7 +21,7 @@ from hpc_det.distributed.rng import restore_rng, rng_state, unchanged_generators
 from hpc_det.errors import UsageError
 from hpc_det.pytorch import PyTorchTrialContext, load_trial_from_checkpoint_path
 from hpc_det.pytorch.loop.loop import Loop
-from hpc_det.pytorch.loop.run import gang
+from hpc_det.pytorch.loop.run import process_group
 from hpc_det.pytorch.strategies.ddp import data_parallel, synchronized_batch_norm
 from hpc_det.pytorch.strategies.device import ToDevice, prefetched
 from tests.distributed.ranks import OnRanks
@@ -171,7 +171,7 @@ def test_ddp_over_nccl_trains_what_the_model_alone_does() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)).to(GPU)
     alone, inputs = copy.deepcopy(model), torch.randn(16, 6, device=GPU)
-    with gang(Distributed()):
+    with process_group(Distributed()):
         wrapped = data_parallel(model, GPU, {})
         for each in (wrapped, alone):
             optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
@@ -187,7 +187,7 @@ def test_ddp_over_nccl_trains_what_the_model_alone_does() -> None:
 def test_compressed_gradients_and_shared_batch_norms_train_over_nccl() -> None:
     model = synchronized_batch_norm(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8)).to(GPU), GPU)
     assert isinstance(model[1], nn.SyncBatchNorm)  # type: ignore[index]
-    with gang(Distributed()):
+    with process_group(Distributed()):
         wrapped = data_parallel(model, GPU, {})
         wrapped.compress_gradients()
         wrapped(torch.randn(16, 6, device=GPU)).square().mean().backward()

@@ -39,6 +39,7 @@ def run_trial(trial_name: str, process: RankProcess, env: Mapping[str, str]) -> 
 
 
 def train_by_name(trial_name: str, run: TrialRun) -> Outcome:
+    """Build the trial `module:Class` and train it as its experiment's configuration says."""
     trial_class = load_trial_class(trial_name)
     seed_everything(run.spec["trial_seed"])
     context = run.new_context(trial_class)

@@ -1,4 +1,4 @@
-"""Where a rank trains: its gang, the trial's folder, and how it hears of a stop."""
+"""One attempt of a trial on one rank: process group, folder, stop notices, and what the job gives it."""
 
 from __future__ import annotations
 
@@ -113,11 +113,11 @@ class TrialRun:
     @classmethod
     @contextmanager
     def of_attempt(cls, process: RankProcess, env: Mapping[str, str]) -> Iterator[TrialRun]:
-        """A rank that a node agent's launcher has started."""
+        """The run of a rank that a node agent's launcher has started."""
         attempt, distributed, outside = process.attempt, Distributed.from_env(env), process.heartbeat.progress
         process.heartbeat.progress = lambda: Progress("meeting", 0)
         stop_class = ForcedStop if RESUME_CHECK in env else StopAgreement
-        with gang(distributed), _stops(distributed, process.signals, process.line, stop_class) as stop:
+        with process_group(distributed), _stops(distributed, process.signals, process.line, stop_class) as stop:
             distributed.barrier()  # a network that joins ranks and carries nothing shows here
             process.heartbeat.progress = lambda: stop.progress
             if distributed.is_chief:
@@ -140,7 +140,7 @@ class TrialRun:
     def unmanaged(
         cls, spec: dict[str, Any], folder: TrialFolder, distributed: Distributed, signals: SignalPipe, *, test: bool
     ) -> Iterator[TrialRun]:
-        """Outside any job: under torchrun or another launcher, or in one process. Within `gang`."""
+        """Outside any job: under torchrun or another launcher, or in one process. Within `process_group`."""
         with _stops(distributed, signals, None) as stop:
             yield cls(
                 spec=spec,
@@ -165,7 +165,9 @@ class TrialRun:
         warm_start: Path | None = None,
         profiling_enabled: bool = False,
     ) -> Outcome:
-        """To its end or to an agreed stop; rank 0 writes the outcome. `profiling_enabled`: whatever the config says.
+        """Train until the end or an agreed stop; rank 0 writes the outcome.
+
+        `profiling_enabled`: whatever the config says.
 
         Raises UsageError for a trial that wraps nothing; whatever the trial raises goes through.
         """
@@ -246,11 +248,12 @@ def _job_of(attempt: Attempt, config: dict[str, Any], distributed: Distributed) 
 
 
 @contextmanager
-def gang(distributed: Distributed) -> Iterator[None]:
-    """The process group, unless the script has made it: then it stays the script's.
+def process_group(distributed: Distributed) -> Iterator[None]:
+    """Join the ranks of `distributed` in a process group for the length of the block, unless the script has made one.
 
-    After a failure it is left alone: with a dead peer its end may hang, and the process leaves at once anyway. Raises
-    UsageError where the script's is not the one that `distributed` describes.
+    A script's own group is used and stays. After a failure the group is not destroyed: with a dead peer that may hang,
+    and the process exits at once anyway. Raises UsageError where a script's group has another rank or size, or cannot
+    exchange CPU tensors.
     """
     is_ours = not dist.is_initialized()
     if not is_ours:
@@ -279,7 +282,7 @@ def _check_group(distributed: Distributed) -> None:
 
 
 def _staging(config: dict[str, Any]) -> Path | None:
-    """Raises UsageError where the node has no such folder."""
+    """The folder on the node's own disk for copies of what is saved. Raises UsageError where this job cannot write."""
     said = config.get("checkpoint_staging")
     if said is None:
         return None
@@ -301,7 +304,7 @@ def _mirror(trial: TrialFolder, config: dict[str, Any]) -> Mirror | None:
 def _stops(
     distributed: Distributed, signals: SignalPipe, line: Line | None, stop_class: type[StopAgreement] = StopAgreement
 ) -> Iterator[StopAgreement]:
-    """How the ranks agree on a stop, from a signal or the agent's bell on."""
+    """The agreement of the ranks to stop, which a signal or a message of the agent begins."""
     stop = stop_class(distributed.messages)
 
     def notice(deadline: float | None) -> None:

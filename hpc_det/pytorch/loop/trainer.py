@@ -20,7 +20,7 @@ from hpc_det.distributed.rng import seed_everything
 from hpc_det.errors import UsageError, nearest, shown
 from hpc_det.node.process import SignalPipe
 from hpc_det.pytorch.loop.harness import STOP_SIGNALS_BUT_INTERRUPT, announce, new_folder
-from hpc_det.pytorch.loop.run import Purpose, TrialRun, gang
+from hpc_det.pytorch.loop.run import Purpose, TrialRun, process_group
 from hpc_det.pytorch.loop.schedule import Batch, CheckpointPolicy, Schedule, TrainUnit, unit_from_config, unit_of
 from hpc_det.pytorch.trial.context import PyTorchTrialContext
 from hpc_det.pytorch.trial.trial import Trial, interface_problems
@@ -260,7 +260,7 @@ def _unmanaged(
     hparams: dict[str, Any], exp_conf: dict[str, Any], distributed: Distributed | None
 ) -> Iterator[TrialRun]:
     distributed = distributed or Distributed.from_env(os.environ)
-    with closing(SignalPipe(STOP_SIGNALS_BUT_INTERRUPT)) as signals, gang(distributed):
+    with closing(SignalPipe(STOP_SIGNALS_BUT_INTERRUPT)) as signals, process_group(distributed):
         spec = {
             "experiment_id": 0,
             "trial_id": 0,

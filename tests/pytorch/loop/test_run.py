@@ -16,7 +16,7 @@ from hpc_det.distributed.collectives import Distributed
 from hpc_det.errors import UsageError
 from hpc_det.node.json_files import read_json
 from hpc_det.pytorch import Batch, Trainer, init
-from hpc_det.pytorch.loop.run import gang
+from hpc_det.pytorch.loop.run import process_group
 from hpc_det.store.folders import TrialFolder
 from tests.distributed.ranks import OnRanks
 from tests.pytorch.trials import Tiny
@@ -78,7 +78,7 @@ def test_after_a_failure_nobody_listens_for_stops(on_ranks: OnRanks, tmp_path: P
 
 def refused(distributed: Distributed, backend: str, described: Distributed, folder: Path) -> str:
     dist.init_process_group(backend, init_method=f"file://{folder / 'group'}", rank=0, world_size=1)
-    with pytest.raises(UsageError) as error, gang(described):
+    with pytest.raises(UsageError) as error, process_group(described):
         raise AssertionError("it was taken")
     return str(error.value)
 
