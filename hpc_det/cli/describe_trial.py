@@ -13,7 +13,7 @@ from hpc_det.checkpoint.damaged import Damaged, damaged_ones
 from hpc_det.errors import printable
 from hpc_det.store.folders import TrialFolder
 from hpc_det.view.formatting import batches_of, iso, labelled, number, section, values_in_words
-from hpc_det.view.profile.record import profile
+from hpc_det.view.performance.profile import profile
 from hpc_det.view.state import ExperimentState, ExperimentView
 from hpc_det.view.summary import best_of_one
 from hpc_det.view.trial_history import SPEC, AttemptHistory, Metrics, attempt_in_words, is_complete, read_tolerantly

@@ -10,9 +10,8 @@ import click
 
 from hpc_det.cli.output import Column, Output, column
 from hpc_det.view.formatting import columns, number_if_known, percent, ratio
-from hpc_det.view.throughput.measurement import Aim, Measured, Measurement
-from hpc_det.view.throughput.variations import Variations
-from hpc_det.view.throughput.verdict import Finding, efficiency, findings, scaled
+from hpc_det.view.performance.findings import Finding, efficiency, findings, scaled
+from hpc_det.view.performance.short_trainings import Aim, Measured, Measurement, Variations
 
 Record = dict[str, Any]
 WIDTH = 40

@@ -8,8 +8,8 @@ from hpc_det.cli.output import Column, Record, rows
 from hpc_det.errors import printable
 from hpc_det.store.folders import TrialFolder
 from hpc_det.view.formatting import NONE, columns, count, duration, length_in_words, number, percent, section, size
-from hpc_det.view.profile.record import profile
-from hpc_det.view.profile.system import GPU_UNITS, UNITS
+from hpc_det.view.performance.profile import profile
+from hpc_det.view.performance.system import GPU_UNITS, UNITS
 from hpc_det.view.state import ExperimentView
 
 SHOWN_DIGITS = 12

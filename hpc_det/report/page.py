@@ -25,7 +25,7 @@ from hpc_det.report.pictures.stack import stack
 from hpc_det.report.pictures.time_line import time_line
 from hpc_det.report.spans import Phase
 from hpc_det.view.formatting import date_and_time, duration, number, percent
-from hpc_det.view.profile.timings import Part
+from hpc_det.view.performance.timings import Part
 from hpc_det.view.trials import flattened
 
 Record = Mapping[str, Any]

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hpc_det.store.folders import TrialFolder
-from hpc_det.view.profile.measured import measured
-from hpc_det.view.profile.record import profile
-from hpc_det.view.profile.system import over_batches
-from hpc_det.view.profile.timings import Stretch, total
-from hpc_det.view.profile.verdict import slowest
+from hpc_det.view.performance.limits import slowest
+from hpc_det.view.performance.measured import measured
+from hpc_det.view.performance.profile import profile
+from hpc_det.view.performance.system import over_batches
+from hpc_det.view.performance.timings import Stretch, total
 from hpc_det.view.state import ExperimentView
 
 Record = dict[str, Any]

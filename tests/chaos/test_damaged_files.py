@@ -24,7 +24,7 @@ from tests.cli.conftest import scheduler as scheduler
 from tests.cli.conftest import umask as umask
 from tests.cli.life import FakeScheduler, Life
 from tests.odd import damages
-from tests.view.profile.profiles import sample, stretch
+from tests.view.performance.profiles import sample, stretch
 
 UUID = "1f0c2d3e-0000-4000-8000-000000000007"
 LOOKS: list[tuple[str, ...]] = [

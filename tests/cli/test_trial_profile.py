@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Command
 from tests.cli.life import FakeScheduler, Life
-from tests.view.profile.profiles import gpus, sample, stretch
+from tests.view.performance.profiles import gpus, sample, stretch
 
 
 @pytest.fixture

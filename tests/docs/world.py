@@ -27,7 +27,7 @@ from hpc_det.sweep.files import SweepFiles, point_to
 from tests.cli.life import Life
 from tests.cli.slurm_on_paper import SlurmOnPaper
 from tests.schedulers.recorded_sites import HERE
-from tests.view.profile.profiles import profiled
+from tests.view.performance.profiles import profiled
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "digits"
 SEARCH = """

@@ -9,7 +9,7 @@ from hpc_det.report.page import page
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.labs.chromium import Chromium
 from tests.report.searches import BEGAN, lived
-from tests.view.profile.profiles import profiled
+from tests.view.performance.profiles import profiled
 
 TRIALS = 24
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -15,7 +15,7 @@ from hpc_det.report.profile import MOST_COLUMNS, course_of
 from hpc_det.view.state import ExperimentState, ExperimentView
 from tests.cli.life import Life, random_search
 from tests.report.test_page import Outline
-from tests.view.profile.profiles import BEGAN, gpus, profiled, sample, stretch
+from tests.view.performance.profiles import BEGAN, gpus, profiled, sample, stretch
 
 
 @pytest.fixture

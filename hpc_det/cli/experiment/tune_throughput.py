@@ -20,8 +20,7 @@ from hpc_det.plan.short_training import problems
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.metrics import samples_per_second
 from hpc_det.submit.submission import prepare, submit
-from hpc_det.view.throughput.measurement import Aim, Measured, Measurement
-from hpc_det.view.throughput.variations import Variations, larger_batch, variations
+from hpc_det.view.performance.short_trainings import Aim, Measured, Measurement, Variations, larger_batch, variations
 
 
 @click.command("tune-throughput")

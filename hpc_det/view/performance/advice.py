@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hpc_det.view.formatting import size
-from hpc_det.view.profile.conditions import Conditions
-from hpc_det.view.profile.measured import Measured, Pauses
-from hpc_det.view.profile.timings import Part, Spent
-from hpc_det.view.profile.verdict import NOTICEABLE, Kind, Verdict, slowest
+from hpc_det.view.performance.limits import NOTICEABLE, Kind, Verdict, slowest
+from hpc_det.view.performance.measured import Conditions, Measured, Pauses
+from hpc_det.view.performance.timings import Part, Spent
 
 GOAL = 0.05
 """The share of the time that a setting is chosen to leave for what training waits for."""

@@ -8,7 +8,7 @@ import pytest
 
 from hpc_det.node.files import write_atomic
 from hpc_det.node.json_files import write_json
-from hpc_det.view.profile.conditions import Conditions, conditions
+from hpc_det.view.performance.measured import Conditions, conditions
 from hpc_det.view.state import ExperimentView
 from tests.cli.life import Life
 from tests.plan.plans import job_plan

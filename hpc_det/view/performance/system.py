@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_det.node.json_files import NUMBER, Shape, insist_on, parse_line
-from hpc_det.view.profile.timings import Stretch, numbered
+from hpc_det.view.performance.timings import Stretch, numbered
 
 Sample = dict[str, Any]
 UNITS = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hpc_det.view.formatting import percent, ratio
-from hpc_det.view.throughput.measurement import Aim, Measured
+from hpc_det.view.performance.short_trainings import Aim, Measured
 
 NOTICEABLE = 0.1
 """A share of the time, or of the throughput, that is worth a word."""

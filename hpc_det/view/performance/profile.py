@@ -8,13 +8,11 @@ from statistics import fmean
 from typing import Any
 
 from hpc_det.store.folders import TrialFolder
-from hpc_det.view.profile.advice import advice
-from hpc_det.view.profile.conditions import Conditions, conditions
-from hpc_det.view.profile.measured import Measured, measured
-from hpc_det.view.profile.system import GPU_UNITS, UNITS, NodeUse, Usage, Usages
-from hpc_det.view.profile.timings import Spent
-from hpc_det.view.profile.verdict import Verdict, slowest, verdicts
-from hpc_det.view.profile.words import notes, why
+from hpc_det.view.performance.advice import advice
+from hpc_det.view.performance.limits import Verdict, notes, slowest, verdicts, why
+from hpc_det.view.performance.measured import Conditions, Measured, conditions, measured
+from hpc_det.view.performance.system import GPU_UNITS, UNITS, NodeUse, Usage, Usages
+from hpc_det.view.performance.timings import Spent
 from hpc_det.view.state import ExperimentView
 
 Record = dict[str, Any]

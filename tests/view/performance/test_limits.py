@@ -10,12 +10,11 @@ import pytest
 from hpc_det.node.json_files import append_line
 from hpc_det.store.folders import TrialFolder
 from hpc_det.store.save_times import write_save
-from hpc_det.view.profile.conditions import Conditions
-from hpc_det.view.profile.measured import measured
-from hpc_det.view.profile.record import recorded
-from hpc_det.view.profile.verdict import Kind, Verdict, verdicts
+from hpc_det.view.performance.limits import Kind, Verdict, verdicts
+from hpc_det.view.performance.measured import Conditions, measured
+from hpc_det.view.performance.profile import recorded
 from tests.checkpoint.saved import save
-from tests.view.profile.profiles import BEGAN, gpus, sample, stretch
+from tests.view.performance.profiles import BEGAN, gpus, sample, stretch
 
 CONDITIONS = Conditions(
     config={"profiling": {"enabled": True}},

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from hpc_det.config.rank_variables import NO_WHOLE_BATCH
-from hpc_det.view.throughput.measurement import Measured
-from hpc_det.view.throughput.verdict import Finding, efficiency, findings
-from tests.view.throughput.measurements import (
+from hpc_det.view.performance.findings import Finding, efficiency, findings
+from hpc_det.view.performance.short_trainings import Measured
+from tests.view.performance.measurements import (
     BASELINE,
     FIRST_BATCH,
     OUT_OF_MEMORY,

@@ -10,12 +10,11 @@ import pytest
 from hpc_det.config.schema import Experiment
 from hpc_det.config.section import keys_at
 from hpc_det.store.folders import TrialFolder
-from hpc_det.view.profile.advice import Advice, advice
-from hpc_det.view.profile.conditions import Conditions
-from hpc_det.view.profile.measured import measured
-from hpc_det.view.profile.verdict import Kind, Verdict
-from tests.view.profile.profiles import gpus, sample, stretch
-from tests.view.profile.test_verdict import CONDITIONS
+from hpc_det.view.performance.advice import Advice, advice
+from hpc_det.view.performance.limits import Kind, Verdict
+from hpc_det.view.performance.measured import Conditions, measured
+from tests.view.performance.profiles import gpus, sample, stretch
+from tests.view.performance.test_limits import CONDITIONS
 
 
 def advised(trial: TrialFolder, kind: Kind, **changes: Any) -> list[Advice]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hpc_det.view.throughput.measurement import Aim, Measured, Measurement
+from hpc_det.view.performance.short_trainings import Aim, Measured, Measurement
 
 BASELINE = Measurement(aim=Aim.BASELINE, slots=4, batch_size=64, aggregation_frequency=1)
 FIRST_BATCH = replace(BASELINE, aim=Aim.INPUT, trains_on="first batch")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hpc_det.store.folders import TrialFolder
-from hpc_det.view.profile.system import over_batches, read_system
-from hpc_det.view.profile.timings import read_timings
-from tests.view.profile.profiles import BEGAN, gpus, sample, stretch
+from hpc_det.view.performance.system import over_batches, read_system
+from hpc_det.view.performance.timings import read_timings
+from tests.view.performance.profiles import BEGAN, gpus, sample, stretch
 
 
 def test_a_metric_has_a_mean_a_least_and_a_greatest_value(trial: TrialFolder) -> None:

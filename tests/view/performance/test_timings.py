@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hpc_det.store.folders import TrialFolder
-from hpc_det.view.profile.timings import Part, read_timings, samples_per_second, total
-from tests.view.profile.profiles import BATCHES, SECONDS, WALL_S, stretch
+from hpc_det.view.performance.timings import Part, read_timings, samples_per_second, total
+from tests.view.performance.profiles import BATCHES, SECONDS, WALL_S, stretch
 
 
 def test_stretches_of_a_rank_add_up(trial: TrialFolder) -> None:
