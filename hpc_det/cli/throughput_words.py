@@ -11,7 +11,7 @@ import click
 from hpc_det.cli.output import Column, Output, column
 from hpc_det.view.formatting import columns, number_if_known, percent, ratio
 from hpc_det.view.performance.findings import Finding, efficiency, findings, scaled
-from hpc_det.view.performance.short_trainings import Aim, Measured, Measurement, Variations
+from hpc_det.view.performance.short_trainings import Aim, Measurement, Throughput, Variations
 
 Record = dict[str, Any]
 WIDTH = 40
@@ -39,10 +39,10 @@ def show_plan(wanted: Variations, output: Output) -> None:
         _show_left_out(wanted)
 
 
-def show_results(wanted: Variations, found: Sequence[Measured], output: Output) -> None:
-    records, told = _records(found), findings(found)
+def show_results(wanted: Variations, found: Sequence[Throughput], output: Output) -> None:
+    records, told = _records(found), findings(found, wanted.conditions)
     if output.as_json:
-        output.details([{"tests": records, "left_out": wanted.left_out, "findings": [asdict(each) for each in told]}])
+        output.details([{"tests": records, "left_out": wanted.left_out, "findings": [*map(_finding, told)]}])
         return
     output.table(records, MEASURED)
     if output.is_for_people:
@@ -66,7 +66,7 @@ def _planned(measurement: Measurement) -> Record:
     }
 
 
-def _records(found: Sequence[Measured]) -> list[Record]:
+def _records(found: Sequence[Throughput]) -> list[Record]:
     """Ratios are to the experiment as configured."""
     baseline = next(each.samples_per_s for each in found if each.measurement.aim is Aim.BASELINE)
     return [
@@ -83,7 +83,7 @@ def _records(found: Sequence[Measured]) -> list[Record]:
     ]
 
 
-def _scaling(found: Sequence[Measured]) -> Iterator[str]:
+def _scaling(found: Sequence[Throughput]) -> Iterator[str]:
     shares = [(each.measurement.slots, efficiency(each, found)) for each in scaled(found)]
     rows = [[str(slots), percent(share), "█" * round(share * WIDTH)] for slots, share in shares if share is not None]
     if rows:
@@ -93,4 +93,12 @@ def _scaling(found: Sequence[Measured]) -> Iterator[str]:
 def _in_words(told: Sequence[Finding]) -> Iterator[str]:
     for finding in told:
         yield f"{finding.about.capitalize()}: {finding.text}"
-        yield from (f"  try: {setting}" for setting in finding.settings)
+        for advice in finding.advice:
+            yield f"  try: {advice.text}"
+            yield from [f"       {advice.setting}"] if advice.setting else []
+
+
+def _finding(finding: Finding) -> Record:
+    """`settings` has the same as `advice`, each in one text."""
+    settings = [f"{each.text}: {each.setting}" if each.setting else each.text for each in finding.advice]
+    return {**asdict(finding), "settings": settings}

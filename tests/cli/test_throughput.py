@@ -119,7 +119,14 @@ def test_programs_get_every_number(hpc_det: Command, config: Path, cluster: Clus
         "failure": None,
         "experiment": 4,
     }
-    assert found["findings"][0] == {"about": "verdict", "text": "data loader bound: 90% of the time", "settings": []}
+    assert found["findings"][0] == {
+        "about": "verdict",
+        "text": "data loader bound: 90% of the time",
+        "advice": [],
+        "settings": [],
+    }
+    workers = found["findings"][1]["advice"][0]
+    assert found["findings"][1]["settings"][0] == f"{workers['text']}: {workers['setting']}"
     assert left(root) == [1, 2, 3, 4, 5]
     assert {tree["searcher"]["max_length"]["batches"] for tree in cluster.begun} == {50}
 

@@ -20,7 +20,7 @@ from hpc_det.plan.short_training import problems
 from hpc_det.store.folders import ExperimentFolder
 from hpc_det.store.metrics import samples_per_second
 from hpc_det.submit.submission import prepare, submit
-from hpc_det.view.performance.short_trainings import Aim, Measured, Measurement, Variations, larger_batch, variations
+from hpc_det.view.performance.short_trainings import Aim, Measurement, Throughput, Variations, larger_batch, variations
 
 
 @click.command("tune-throughput")
@@ -94,20 +94,22 @@ class Tuning:
         tuning._check()
         return tuning
 
-    def run(self, *, keep: bool) -> list[Measured]:
+    def run(self, *, keep: bool) -> list[Throughput]:
         """The experiment as it is comes first: where that fails, nothing else is tried, and HpcDetError says why."""
         with ShortRuns(self._submit, measured, keep=keep) as runs:
             (baseline,) = runs.run_all([once(self.variations.baseline)], side_by_side=1)
             if baseline.failure:
                 raise HpcDetError(f"the experiment as configured cannot be measured: {baseline.failure}")
-            series: list[Series[Measurement, Measured]] = [once(measurement) for measurement in self.variations.others]
+            series: list[Series[Measurement, Throughput]] = [
+                once(measurement) for measurement in self.variations.others
+            ]
             if self.variations.grows_batches:
                 series.append(self._larger_batches(baseline))
             side_by_side = SIDE_BY_SIDE if self.found.cluster.has_queue else 1
             others = runs.run_all(series, side_by_side=side_by_side)
         return sorted([baseline, *others], key=_place)
 
-    def _larger_batches(self, baseline: Measured) -> Series[Measurement, Measured]:
+    def _larger_batches(self, baseline: Throughput) -> Series[Measurement, Throughput]:
         found, is_memory_bound = [baseline], self.found.cluster.slot_type == "gpu"
         while measurement := larger_batch(found, is_memory_bound=is_memory_bound):
             found.append((yield measurement))
@@ -131,7 +133,7 @@ class Tuning:
                 yield from error.problems
 
 
-def measured(measurement: Measurement, ended: Ended) -> Measured:
+def measured(measurement: Measurement, ended: Ended) -> Throughput:
     """What came of it."""
     failure, reports = ended.failure, list[float]()
     if ended.experiment and not failure:
@@ -139,10 +141,10 @@ def measured(measurement: Measurement, ended: Ended) -> Measured:
         if len(reports) < 2:
             failure = "no throughput was reported; only trials and the Trainer of hpc_det.pytorch do that"
     if failure:
-        return Measured(measurement=measurement, samples_per_s=None, failure=failure, experiment=ended.id)
-    return Measured.of_reports(measurement, reports, ended.id)
+        return Throughput(measurement=measurement, samples_per_s=None, failure=failure, experiment=ended.id)
+    return Throughput.of_reports(measurement, reports, ended.id)
 
 
-def _place(measured: Measured) -> tuple[int, int, int]:
+def _place(measured: Throughput) -> tuple[int, int, int]:
     measurement = measured.measurement
     return list(Aim).index(measurement.aim), measurement.slots, measurement.batch_size or 0

@@ -1,4 +1,8 @@
-"""What to try against what training waits for, and the setting that does it. Only settings that there are."""
+"""The table of advice: what to try against each limit of a training, and the setting that does it.
+
+It is the same for `hpc-det trial profile`, which knows what was measured of a trial, and for `hpc-det experiment
+tune-throughput`, which knows only how it was configured.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,12 @@ class Advice:
     """A key of the experiment with its value, an argument, or a command."""
 
 
-def advice(verdict: Verdict, measured: Measured, conditions: Conditions) -> list[Advice]:
-    """The most promising first."""
+TUNE_THROUGHPUT = "hpc-det experiment tune-throughput CONFIG"
+_NOTHING_MEASURED = Measured()
+
+
+def advice(verdict: Verdict, conditions: Conditions, measured: Measured = _NOTHING_MEASURED) -> list[Advice]:
+    """Return what to try, the most promising first. `measured`: of the trial, where it was profiled."""
     return list(_ADVICE[verdict.kind](verdict, measured, conditions))
 
 
@@ -40,10 +48,14 @@ def _data_loader(verdict: Verdict, measured: Measured, conditions: Conditions) -
             text="have worker processes load the next batches while the rank computes",
             setting=f"DataLoader(..., num_workers={workers}, persistent_workers=True)",
         )
-    yield Advice(text="copy the training data to a local SSD of each node first, if it lies on a shared file system")
+    yield Advice(
+        text="copy the training data to a disk of each node first (the cluster profile's scratch, $TMPDIR), if it lies "
+        "on a shared file system"
+    )
+    yield Advice(text="keep records decoded and in large files: small files are what shared folders are slowest at")
     yield Advice(
         text="see how fast training would be without: synthetic data of the same shape in place of the real one",
-        setting="hpc-det experiment tune-throughput CONFIG",
+        setting=TUNE_THROUGHPUT,
     )
     if verdict.rank:
         whose = f"rank {verdict.rank.rank} on {verdict.rank.host}"
@@ -64,26 +76,29 @@ def _copy(verdict: Verdict, measured: Measured, conditions: Conditions) -> Itera
 
 
 def _communication(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
-    rank = slowest(measured.ranks)
-    if rank.seconds.get("reduce_metrics", 0.0) >= NOTICEABLE * sum(rank.parts().values()):
+    if measured.ranks and _reduces_metrics(slowest(measured.ranks)):
         if conditions.value("optimizations.average_training_metrics", True):
             setting = "optimizations.average_training_metrics: false"
             yield Advice(text="report the metrics of rank 0 instead of the mean of all ranks", setting=setting)
         yield _longer_unit(conditions)
     reason = "what is exchanged does not grow with the batch, and there are fewer exchanges"
     yield from _larger_batch(conditions, reason)
-    yield from _cheaper_exchange(rank, conditions)
+    yield from _cheaper_exchange(verdict, conditions)
     yield Advice(
         text="see what communication costs at most: throughput with aggregation_frequency 1 and 1000",
-        setting="hpc-det experiment tune-throughput CONFIG",
+        setting=TUNE_THROUGHPUT,
     )
 
 
-def _cheaper_exchange(rank: Spent, conditions: Conditions) -> Iterator[Advice]:
+def _reduces_metrics(rank: Spent) -> bool:
+    """Whether a noticeable share of its time goes into the exchange of metrics."""
+    return rank.seconds.get("reduce_metrics", 0.0) >= NOTICEABLE * sum(rank.parts().values())
+
+
+def _cheaper_exchange(verdict: Verdict, conditions: Conditions) -> Iterator[Advice]:
     """Of gradients."""
-    parts = rank.parts()
-    others_s = sum(parts.values()) - parts[Part.COMMUNICATING]
-    factor = math.ceil(parts[Part.COMMUNICATING] / GOAL / others_s) if others_s > 0 else MOST_AGGREGATED
+    share = verdict.share or 0.0
+    factor = math.ceil(share / GOAL / (1 - share)) if share < 1 else MOST_AGGREGATED
     frequency = min(max(factor, 2), MOST_AGGREGATED) * conditions.value("optimizations.aggregation_frequency", 1)
     yield Advice(
         text="exchange gradients less often, if no larger batch fits; the effective batch grows by the same factor",
@@ -94,6 +109,9 @@ def _cheaper_exchange(rank: Spent, conditions: Conditions) -> Iterator[Advice]:
     if not conditions.value("optimizations.auto_tune_tensor_fusion", False):
         setting = "optimizations.auto_tune_tensor_fusion: true"
         yield Advice(text="let the size of messages be found by trying", setting=setting)
+    if conditions.nodes > 1:
+        setting = "resources.is_single_node: true"
+        yield Advice(text="take fewer nodes, or one: links within a node are faster", setting=setting)
 
 
 def _checkpoint(verdict: Verdict, measured: Measured, conditions: Conditions) -> Iterator[Advice]:
@@ -151,9 +169,10 @@ def _well_used(verdict: Verdict, measured: Measured, conditions: Conditions) -> 
     if conditions.value("optimizations.mixed_precision", "O0") == "O0":
         setting = "optimizations.mixed_precision: O1"
         yield Advice(text="compute in half precision, if the trial does not do so by itself", setting=setting)
+    yield Advice(text="find in a trace what the model computes", setting="context.set_profiler(...)")
     yield Advice(
         text="take more slots, and the global batch in proportion (weak scaling): whether it pays says",
-        setting="hpc-det experiment tune-throughput CONFIG",
+        setting=TUNE_THROUGHPUT,
     )
 
 

@@ -1,15 +1,17 @@
-"""The rule: from what was measured to what training waits for.
+"""What limits a training: one rule for a trial that was profiled and for short trainings that are compared.
 
-Ranks train in step, so a gang is as fast as its slowest rank, and the time of that rank is what counts: a second less
-there is a second less for all. The others wait for it where gradients are exchanged, so it is the rank that waits
-least itself, and its own communication is what the network costs. What takes a noticeable share of its time is what
-training is bound by, the greatest first.
+Both give shares of the time that training waits for something. What takes a noticeable share limits the training, the
+greatest first.
+
+Of a profile, the shares are those of one rank. Ranks train in step, so a gang is as fast as its slowest rank: a second
+less there is a second less for all. The others wait for it where gradients are exchanged, so it is the rank that waits
+least itself, and its own communication is what the network costs.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
@@ -27,6 +29,8 @@ FEWEST_BATCHES = 20
 
 
 class Kind(str, enum.Enum):
+    """What a verdict says, in words."""
+
     DATA_LOADER = "data loader bound"
     COPY = "copy bound"
     COMMUNICATION = "communication bound"
@@ -60,13 +64,24 @@ class Verdict:
     """The only one of several ranks with which it is so; the others wait for it."""
 
 
+def limits(candidates: Iterable[Verdict], noise: float = 0.0) -> list[Verdict]:
+    """Return those whose share of the time is noticeable, the greatest first.
+
+    `noise`: the share by which the throughput varies by itself; what takes less is not known to be a limit.
+    """
+    found = [verdict for verdict in candidates if (verdict.share or 0) >= max(NOTICEABLE, noise)]
+    return sorted(found, key=lambda verdict: -(verdict.share or 0))
+
+
+# --- of a profile
+
+
 def verdicts(measured: Measured) -> list[Verdict]:
-    """The greatest first; at least one."""
+    """Return what limits a trial by what was measured of it, the greatest first; at least one."""
     ranks = measured.told
     if not ranks or ranks[0].count < FEWEST_BATCHES:
         return [Verdict(kind=Kind.UNKNOWN)]
-    found = [*_bounds(ranks), *_slow_rank(ranks), *_idle_gpus(measured)]
-    return sorted(found, key=lambda verdict: -(verdict.share or 0)) or [_no_bound(measured)]
+    return limits([*_bounds(ranks), *_slow_rank(ranks), *_idle_gpus(measured)]) or [_no_bound(measured)]
 
 
 def _no_bound(measured: Measured) -> Verdict:
@@ -87,14 +102,10 @@ def _waiting(ranks: Sequence[Spent]) -> Part:
 
 
 def _bounds(ranks: Sequence[Spent]) -> list[Verdict]:
-    """What takes a noticeable share of the slowest rank's time, in the order of parts."""
+    """What the slowest rank's time goes into, in the order of parts."""
     slow, alone = slowest(ranks), _alone(ranks)
     parts = ((part, kind) for part, kind in _BOUNDS.items() if len(ranks) > 1 or part is not Part.COMMUNICATING)
-    return [
-        Verdict(kind=kind, share=slow.share(part), rank=slow if part is alone else None)
-        for part, kind in parts
-        if slow.share(part) >= NOTICEABLE
-    ]
+    return [Verdict(kind=kind, share=slow.share(part), rank=slow if part is alone else None) for part, kind in parts]
 
 
 def waited(ranks: Sequence[Spent]) -> float:

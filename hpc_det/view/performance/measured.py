@@ -67,6 +67,7 @@ class Measured:
 
 
 def measured(trial: TrialFolder) -> Measured:
+    """Return what the files of a trial contain."""
     saves = read_each_save(trial.saves)
     history = MetricHistory(each(trial.metrics))
     attempts = history.attempts.values()
@@ -105,10 +106,13 @@ def _attempts_s(history: MetricHistory, saves: Sequence[Save]) -> Iterator[float
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
+    """What a trial trained with, as far as advice depends on it."""
+
     config: Tree
     """The effective one."""
     hparams: dict[str, Any]
     slots: int
+    nodes: int
     scheduler: str
     cpus_per_rank: int
     shares_nodes: bool
@@ -130,6 +134,7 @@ def conditions(view: ExperimentView, trial: TrialFolder) -> Conditions:
         config=view.config,
         hparams=(read_tolerantly(trial.trial, SPEC) or {"hparams": {}})["hparams"],
         slots=plan.world_size,
+        nodes=plan.nodes,
         scheduler=plan.scheduler,
         cpus_per_rank=plan.cpus_per_rank,
         shares_nodes=plan.ranks_per_node < max(per_node, plan.job_slots_per_node),

@@ -46,7 +46,7 @@ def _verdict(verdict: Verdict, found: Measured, under: Conditions) -> Record:
         "share": verdict.share,
         "why": why(verdict, found),
         "rank": {"rank": rank.rank, "host": rank.host} if rank else None,
-        "advice": [asdict(its) for its in advice(verdict, found, under)],
+        "advice": [asdict(its) for its in advice(verdict, under, found)],
     }
 
 

@@ -1,4 +1,7 @@
-"""One short training, what it does otherwise than the experiment, and what came of it."""
+"""The short trainings that show what limits an experiment: what each does otherwise, and what came of it.
+
+They are Determined's own tests ("Debug Performance Bottlenecks").
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from hpc_det.plan.planner import rank_layout
 from hpc_det.plan.short_training import short_training
 from hpc_det.search.sample import constant
 from hpc_det.view.formatting import count, number
+from hpc_det.view.performance.measured import Conditions
 
 if TYPE_CHECKING:
     from hpc_det.config.cluster import Cluster
@@ -77,7 +81,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class Throughput:
     measurement: Measurement
     samples_per_s: float | None
     """Of all slots together; None where the training has failed."""
@@ -89,7 +93,7 @@ class Measured:
     """Its id; None where there was none."""
 
     @classmethod
-    def of_reports(cls, measurement: Measurement, samples_per_s: Sequence[float], experiment: int | None) -> Measured:
+    def of_reports(cls, measurement: Measurement, samples_per_s: Sequence[float], experiment: int | None) -> Throughput:
         """The first report has what is slow only once, and does not count. So there must be two or more."""
         rates = samples_per_s[1:]
         median = statistics.median(rates)
@@ -133,6 +137,8 @@ WORTH = 1.05
 
 @dataclass(frozen=True, kw_only=True)
 class Variations:
+    conditions: Conditions
+    """Of the experiment as configured."""
     baseline: Measurement
     others: tuple[Measurement, ...]
     """All but the ever larger batches, of which each depends on what came of the one before."""
@@ -166,10 +172,23 @@ def variations(experiment: Tree, cluster: Cluster, most_slots: int | None = None
     if baseline.batch_size is None:
         left_out.append("batch sizes: hyperparameters.global_batch_size is not set; set it, and use it in the trial")
     return Variations(
+        conditions=_conditions(experiment, cluster, baseline),
         baseline=baseline,
         others=(*others, *scaled),
         grows_batches=baseline.batch_size is not None,
         left_out=tuple(left_out),
+    )
+
+
+def _conditions(experiment: Tree, cluster: Cluster, baseline: Measurement) -> Conditions:
+    return Conditions(
+        config=experiment,
+        hparams={"global_batch_size": baseline.batch_size},
+        slots=baseline.slots,
+        nodes=gang(baseline.slots, cluster).nodes,
+        scheduler=cluster.scheduler,
+        cpus_per_rank=cluster.cpus_per_slot,
+        shares_nodes=False,
     )
 
 
@@ -181,7 +200,7 @@ def slot_counts(most: int, per_node: int) -> list[int]:
     return sorted({*within, *over, most})
 
 
-def larger_batch(found: Sequence[Measured], *, is_memory_bound: bool) -> Measurement | None:
+def larger_batch(found: Sequence[Throughput], *, is_memory_bound: bool) -> Measurement | None:
     """What to measure after the batches so far, the configured one first; None: nothing more comes of it.
 
     `is_memory_bound`: slots have memory of their own, and the largest batch that fits is of interest by itself.
@@ -194,7 +213,7 @@ def larger_batch(found: Sequence[Measured], *, is_memory_bound: bool) -> Measure
     return replace(last.measurement, aim=Aim.BATCH_SIZE, batch_size=2 * last.measurement.batch_size)
 
 
-def _ratio(one: Measured, other: Measured) -> float:
+def _ratio(one: Throughput, other: Throughput) -> float:
     return (one.samples_per_s or 0) / (other.samples_per_s or 1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hpc_det.view.performance.short_trainings import Aim, Measured, Measurement
+from hpc_det.view.performance.short_trainings import Aim, Measurement, Throughput
 
 BASELINE = Measurement(aim=Aim.BASELINE, slots=4, batch_size=64, aggregation_frequency=1)
 FIRST_BATCH = replace(BASELINE, aim=Aim.INPUT, trains_on="first batch")
@@ -21,9 +21,9 @@ def batches_of(size: int) -> Measurement:
     return replace(BASELINE, aim=Aim.BATCH_SIZE, batch_size=size)
 
 
-def measured(measurement: Measurement, samples_per_s: float, **more: Any) -> Measured:
-    return Measured(measurement=measurement, samples_per_s=samples_per_s, **more)
+def measured(measurement: Measurement, samples_per_s: float, **more: Any) -> Throughput:
+    return Throughput(measurement=measurement, samples_per_s=samples_per_s, **more)
 
 
-def failed(measurement: Measurement, failure: str) -> Measured:
-    return Measured(measurement=measurement, samples_per_s=None, failure=failure)
+def failed(measurement: Measurement, failure: str) -> Throughput:
+    return Throughput(measurement=measurement, samples_per_s=None, failure=failure)

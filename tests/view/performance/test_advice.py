@@ -20,7 +20,7 @@ from tests.view.performance.test_limits import CONDITIONS
 def advised(trial: TrialFolder, kind: Kind, **changes: Any) -> list[Advice]:
     found = measured(trial)
     rank = found.ranks[0] if kind is Kind.SLOW_RANK else None
-    return advice(Verdict(kind=kind, share=0.5, rank=rank), found, Conditions(**{**vars(CONDITIONS), **changes}))
+    return advice(Verdict(kind=kind, share=0.41, rank=rank), Conditions(**{**vars(CONDITIONS), **changes}), found)
 
 
 def settings(found: list[Advice]) -> list[str]:
@@ -59,6 +59,12 @@ def test_a_setting_that_does_not_exist_is_caught(path: str) -> None:
 
 def test_gradients_are_exchanged_so_seldom_that_little_of_it_is_seen(profiled: TrialFolder) -> None:
     assert "optimizations.aggregation_frequency: 14" in settings(advised(profiled, Kind.COMMUNICATION))
+
+
+def test_fewer_nodes_are_advised_to_several(profiled: TrialFolder) -> None:
+    setting = "resources.is_single_node: true"
+    assert setting not in settings(advised(profiled, Kind.COMMUNICATION))
+    assert setting in settings(advised(profiled, Kind.COMMUNICATION, nodes=2))
 
 
 def test_what_is_set_already_is_not_advised_and_numbers_go_on_from_it(profiled: TrialFolder) -> None:

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from hpc_det.config.rank_variables import NO_WHOLE_BATCH
+from hpc_det.view.performance.advice import TUNE_THROUGHPUT
 from hpc_det.view.performance.findings import Finding, efficiency, findings
-from hpc_det.view.performance.short_trainings import Measured
+from hpc_det.view.performance.short_trainings import Throughput
 from tests.view.performance.measurements import (
     BASELINE,
     FIRST_BATCH,
@@ -15,27 +16,36 @@ from tests.view.performance.measurements import (
     measured,
     on,
 )
+from tests.view.performance.test_limits import CONDITIONS
 
 
-def told(*others: Measured, baseline: Measured | None = None) -> dict[str, Finding]:
+def told(*others: Throughput, baseline: Throughput | None = None) -> dict[str, Finding]:
     """By what they are about."""
-    return {finding.about: finding for finding in findings([baseline or measured(BASELINE, 100), *others])}
+    return {finding.about: finding for finding in findings([baseline or measured(BASELINE, 100), *others], CONDITIONS)}
+
+
+def settings(finding: Finding) -> list[str]:
+    return [each.setting for each in finding.advice if each.setting]
 
 
 def test_the_share_of_time_that_data_take_is_what_is_saved_without_loading_it() -> None:
     found = told(measured(FIRST_BATCH, 400), measured(RARE, 102))
     assert found["verdict"].text == "data loader bound: 75% of the time"
     assert found["input"].text == "training waits 75% of the time for data"
-    assert "num_workers" in found["input"].settings[0]
+    assert "num_workers=6" in str(found["input"].advice[0].setting)
+    assert TUNE_THROUGHPUT not in settings(found["input"])
     assert found["communication"].text.endswith("no bottleneck")
-    assert found["communication"].settings == ()
+    assert found["communication"].advice == ()
 
 
 def test_the_share_of_time_that_gradients_take_is_what_is_saved_without_exchanging_them() -> None:
     found = told(measured(FIRST_BATCH, 101), measured(RARE, 200))
     assert found["verdict"].text == "communication bound: 50% of the time"
-    for setting in ("gradient_compression=true", "auto_tune_tensor_fusion=true"):
-        assert any(f"optimizations.{setting}: " in its for its in found["communication"].settings)
+    assert {
+        "hyperparameters.global_batch_size: 64",
+        "optimizations.gradient_compression: true",
+        "optimizations.auto_tune_tensor_fusion: true",
+    } <= {*settings(found["communication"])}
 
 
 def test_slots_that_neither_data_nor_gradients_hold_up_are_well_used() -> None:
@@ -54,7 +64,7 @@ def test_the_largest_batch_that_fits_and_the_fastest_are_named() -> None:
     grown = [measured(batches_of(128), 180), measured(batches_of(256), 170), failed(batches_of(512), OUT_OF_MEMORY)]
     finding = told(*grown)["batch size"]
     assert finding.text == ("128 is the fastest, 1.80 times 64; 256 is the largest that fits into memory, 512 does not")
-    assert finding.settings[0].startswith("hyperparameters.global_batch_size=128,")
+    assert settings(finding) == ["hyperparameters.global_batch_size: 128"]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +76,7 @@ def test_the_largest_batch_that_fits_and_the_fastest_are_named() -> None:
         (failed(batches_of(128), "rank 0 on node1: ValueError"), "128 failed"),
     ],
 )
-def test_larger_batches_may_not_pay(last: Measured, end: str) -> None:
+def test_larger_batches_may_not_pay(last: Throughput, end: str) -> None:
     finding = told(last)["batch size"]
     assert finding == Finding("batch size", f"64 is about as fast as larger ones; {end}")
 
@@ -76,11 +86,11 @@ def test_efficiency_is_a_slots_throughput_beside_that_of_one_alone() -> None:
     assert [efficiency(one, found) for one in found] == [0.6, 1.0, 0.9, None]
     finding = told(*found[1:], baseline=found[0])["slots"]
     assert finding.text == "4 slots are 2.40 times as fast as one: 60% of what is possible"
-    assert finding.settings[0].startswith("resources.slots_per_trial=2:")
+    assert settings(finding)[0] == "resources.slots_per_trial: 2"
 
 
 def test_slots_that_scale_well_need_no_advice() -> None:
-    assert told(measured(on(1), 30), baseline=measured(BASELINE, 110))["slots"].settings == ()
+    assert told(measured(on(1), 30), baseline=measured(BASELINE, 110))["slots"].advice == ()
 
 
 def test_without_one_slot_alone_efficiency_is_not_known() -> None:

@@ -20,6 +20,7 @@ CONDITIONS = Conditions(
     config={"profiling": {"enabled": True}},
     hparams={"global_batch_size": 32},
     slots=1,
+    nodes=1,
     scheduler="slurm",
     cpus_per_rank=6,
     shares_nodes=False,

@@ -12,7 +12,7 @@ from hpc_det.errors import UsageError
 from hpc_det.view.performance.short_trainings import (
     MOST_DOUBLINGS,
     Aim,
-    Measured,
+    Throughput,
     larger_batch,
     slot_counts,
     variations,
@@ -96,10 +96,10 @@ def test_variables_may_be_listed_by_the_type_of_slots_and_not_for_every_one() ->
 
 
 def test_the_first_report_does_not_count() -> None:
-    found = Measured.of_reports(BASELINE, [1.0, 90.0, 100.0, 110.0, 100.0, 100.0], experiment=7)
+    found = Throughput.of_reports(BASELINE, [1.0, 90.0, 100.0, 110.0, 100.0, 100.0], experiment=7)
     assert (found.samples_per_s, found.spread, found.experiment) == (100.0, 0.0, 7)
-    assert Measured.of_reports(BASELINE, [1.0, 80.0, 100.0, 120.0], experiment=7).spread == pytest.approx(0.2)
-    assert Measured.of_reports(BASELINE, [1.0, 80.0], experiment=7).samples_per_s == 80.0
+    assert Throughput.of_reports(BASELINE, [1.0, 80.0, 100.0, 120.0], experiment=7).spread == pytest.approx(0.2)
+    assert Throughput.of_reports(BASELINE, [1.0, 80.0], experiment=7).samples_per_s == 80.0
 
 
 def test_too_large_a_batch_is_a_result_and_another_failure_is_none() -> None:
@@ -125,6 +125,7 @@ def experiment(slots: int = 4, aggregation_frequency: int = 1, **hyperparameters
 def test_an_experiment_is_compared_with_itself_without_loading_without_exchange_and_on_fewer_slots() -> None:
     found = variations(experiment(), CLUSTER)
     assert found.baseline == BASELINE
+    assert (found.conditions.nodes, found.conditions.value("optimizations.aggregation_frequency", 0)) == (2, 1)
     assert [(one.aim, one.slots, one.batch_size) for one in found.others] == [
         (Aim.INPUT, 4, 64),
         (Aim.COMMUNICATION, 4, 64),
